@@ -27,10 +27,10 @@ from importlib.abc import InspectLoader
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_type_hints
 
-from dllm_bench.core.declared import fits
+from dllm_bench.core import declared as declared_types
+from dllm_bench.core.declared import fits, refusal, shown
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PLUGINS
 
@@ -68,11 +68,8 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 """Kind, the first part of a registered name -> modules and packages whose import registers it."""
 
-CHEAP = ("dllm_bench.core.choices", "dllm_bench.core.errors", "typing")
-"""Modules that the checks of a class may import before torch is."""
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "None": None}
 """Annotation -> type, of values that yaml has a notation for."""
-SHOWN_CHARS = 200  # of a value in an error message
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
@@ -212,7 +209,7 @@ def instantiate(plain: Any, kind: str | None) -> Any:
     """
     if not isinstance(plain, Mapping) or TARGET not in plain:
         raise DllmBenchError(
-            f"A configuration of a {kind or 'registered class'} was needed, and {_shown(plain)} "
+            f"A configuration of a {kind or 'registered class'} was needed, and {shown(plain)} "
             f"was given; name a class with {TARGET}."
         )
     target = str(plain[TARGET])
@@ -255,19 +252,12 @@ def check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], t
     declared = _declared_types(factory)
     for name, value in arguments.items():
         if not fits(value, declared.get(name, Any), _is_a):
-            raise _wrong_type(title, name, signature.parameters[name].annotation, value)
-
-
-def _wrong_type(title: str, name: str, annotation: object, value: Any) -> DllmBenchError:
-    return DllmBenchError(
-        f"{title} takes {name} as {annotation}, and {_shown(value)} was given; give a value of "
-        "that kind."
-    )
+            raise refusal(factory.__name__, name, declared[name], value)
 
 
 def check_plain_types(plain: Any) -> None:
     """Raise DllmBenchError for numbers, switches and texts, at any depth, that do not fit what the
-    source of their class declares or checks.
+    source of their class declares.
 
     The class is not imported, which would import torch. All else is left to `instantiate`.
     """
@@ -277,80 +267,63 @@ def check_plain_types(plain: Any) -> None:
     if not isinstance(plain, Mapping):
         return
     target = str(plain.get(TARGET, ""))
-    declared = _plain_annotations(target)
-    for name, value in plain.items():
-        annotation = declared.get(str(name))
-        if annotation and not any(
-            fits(value, PLAIN_TYPES[word]) for word in annotation.split(" | ")
-        ):
-            raise _wrong_type(f"_target_ {target!r}", str(name), annotation, value)
+    home, _, owner = target.rpartition(".")
+    for name, declared in _plain_types(target).items() if _is_home(home) else ():
+        if name in plain and not fits(plain[name], declared):
+            raise refusal(owner, name, declared, plain[name])
+    for value in plain.values():
         check_plain_types(value)
-    _check_as_in_source(target, plain)
-
-
-def _check_as_in_source(target: str, plain: Mapping[str, Any]) -> None:
-    """Run the statements of a class's `__post_init__`, with which it refuses values, on plain ones.
-
-    From the first that needs more than plain values and `CHEAP` modules on, they are left to
-    `instantiate`; what is no number is left to the check that names its setting.
-    """
-    if any(value != value for value in plain.values()):
-        return
-    module_name, _, name = target.rpartition(".")
-    nodes = _nodes_of(module_name)
-    checks = [
-        statement
-        for node in _class_body(target)
-        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__"
-        for statement in node.body
-        if not ast.unparse(statement).startswith("super()")  # what it checks needs its module
-    ]
-    if not checks:
-        return
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module in CHEAP]
-    constants = [node for node in nodes if isinstance(node, ast.Assign)]
-    given = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
-    }
-    owner = type(name, (SimpleNamespace,), {})(**_plain_defaults(target) | given)
-    scope: dict[str, Any] = {"self": owner}
-    for node in (*imports, *constants):
-        with suppress(NameError, AttributeError, TypeError, RuntimeError, ValueError):
-            exec(compile(ast.Module([node], []), module_name, "exec"), scope)
-    with suppress(NameError, AttributeError, TypeError, RuntimeError, ValueError):
-        exec(compile(ast.Module([*checks], []), module_name, "exec"), scope)
-
-
-def _plain_defaults(target: str) -> dict[str, Any]:
-    """Field -> default, for the fields of a class of this package whose defaults are literals."""
-    defaults = {}
-    for node in _class_body(target):
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
-            with suppress(ValueError):
-                defaults[ast.unparse(node.target)] = ast.literal_eval(node.value)
-    return defaults
 
 
 @cache
-def _plain_annotations(target: str) -> dict[str, str]:
-    """Field -> type, for the fields of a class of this package whose types are all plain."""
-    declared = (node for node in _class_body(target) if isinstance(node, ast.AnnAssign))
-    types = {ast.unparse(node.target): ast.unparse(node.annotation) for node in declared}
-    return {key: text for key, text in types.items() if {*text.split(" | ")} <= {*PLAIN_TYPES}}
+def _plain_types(target: str) -> dict[str, Any]:
+    """Field -> type, for the fields of a class of this package, bases included, whose types are
+    plain.
+    """
+    module, _, name = target.rpartition(".")
+    types = dict[str, Any]()
+    for node in _nodes_of(module):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for base in reversed(node.bases):
+                types |= _plain_types(_path_in(module, ast.unparse(base)))
+            for part in node.body:
+                if isinstance(part, ast.AnnAssign):
+                    types.pop(ast.unparse(part.target), None)
+                    with suppress(LookupError):
+                        types[ast.unparse(part.target)] = _plain_type(part.annotation, module)
+    return types
 
 
-def _class_body(target: str) -> list[ast.stmt]:
-    """The statements of the class at a dotted path inside this package; none if it is not there."""
-    module_name, _, name = target.rpartition(".")
-    nodes = _nodes_of(module_name)
-    classes = (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name)
-    return [statement for found in classes for statement in found.body]
+def _plain_type(node: ast.expr, module: str) -> Any:
+    """The type that an annotation of a module stands for; LookupError if it is no plain one."""
+    name = ast.unparse(node)
+    if name in PLAIN_TYPES:
+        return PLAIN_TYPES[name]
+    if isinstance(node, ast.BinOp):
+        return Union[_plain_type(node.left, module), _plain_type(node.right, module)]  # noqa: UP007
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
+        return Literal[ast.literal_eval(node.slice)]
+    home, _, name = _path_in(module, name).rpartition(".")
+    if home == declared_types.__name__:
+        return getattr(declared_types, name)
+    for one in _nodes_of(home):
+        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == name:
+            return _plain_type(one.value, home)
+    raise LookupError(name)
+
+
+def _path_in(module: str, name: str) -> str:
+    """The dotted path of what a module calls `name`."""
+    for node in _nodes_of(module):
+        if isinstance(node, ast.ImportFrom) and any(one.name == name for one in node.names):
+            return f"{node.module}.{name}"
+    return f"{module}.{name}"
 
 
 @cache
 def _nodes_of(module_name: str) -> list[ast.stmt]:
-    """The statements of a module whose classes a configuration may build, without importing it."""
-    if not _is_home(module_name):
+    """The statements of a module of this package, without importing it."""
+    if not module_name.startswith(PACKAGE):
         return []
     try:
         spec = find_spec(module_name)
@@ -373,7 +346,7 @@ def _declared_types(factory: Callable[..., Any]) -> dict[str, Any]:
     is_class = inspect.isclass(factory)
     holder = factory.__init__ if is_class and not is_dataclass(factory) else factory
     try:
-        hints = get_type_hints(holder)
+        hints = get_type_hints(holder, include_extras=True)
     except NameError as error:
         raise DllmBenchError(
             f"{_path_of(factory)} declares a type that cannot be found ({error}); import that "
@@ -407,12 +380,6 @@ def _provides(made: type, wanted: type) -> bool:
     members = {name for name in names if not name.startswith("_")} | names & {"__call__"}
     own = {name for base in made.__mro__ for name in inspect.get_annotations(base)}
     return members <= {*dir(made), *own}
-
-
-def _shown(value: Any) -> str:
-    """A value for an error message, cut."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
 
 def describe(value: Any) -> Any:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import get_args
-
-from dllm_bench.core.errors import DllmBenchError
 
 SHOWN = 5  # of many known names, the nearest ones
 
@@ -39,23 +36,3 @@ def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
     """ "did you mean 'x'? " with the nearest known name after `prefix`; empty if none is near."""
     near = get_close_matches(name, known, n=1)
     return f"did you mean {prefix + near[0]!r}? " if near else ""
-
-
-def check_probabilities(owner: object, *names: str) -> None:
-    """Refuse settings of a piece, by name, that are no probabilities."""
-    for name in names:
-        value = getattr(owner, name)
-        if not 0 <= value <= 1:
-            raise DllmBenchError(
-                f"{type(owner).__name__} has {name} {value}, which no probability can equal; give "
-                "0 to 1."
-            )
-
-
-def check_choice(owner: object, name: str, value: str, choices: object) -> None:
-    """Refuse a value of the setting `name` that is not a word of the Literal `choices`."""
-    if value not in get_args(choices):
-        raise DllmBenchError(
-            f"{type(owner).__name__} has {name} {value!r}; choose among "
-            f"{', '.join(get_args(choices))}."
-        )

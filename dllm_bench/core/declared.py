@@ -1,13 +1,14 @@
 """Whether a value fits a declared type, for data that comes from outside: settings, stored files.
 
-Numbers, text, None, lists, mappings, unions and literals are checked at any depth. Of a literal
-only the type is: the class that declares it names the choices in its own error. A number's range is
-declared with its type: `Annotated[int, Range(0, 10)]`, or `Count`, `Amount`, `Seconds`, `Moment`.
+Numbers, text, None, lists, mappings, unions and literals are checked at any depth. A number's range
+is declared with its type: `Annotated[int, Range(0, 10)]`, or a name of it below.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -22,11 +23,18 @@ from typing import (
     get_type_hints,
 )
 
+from dllm_bench.core.errors import DllmBenchError
+
 Made = TypeVar("Made")
+SHOWN_CHARS = 200  # of a value in an error message
 IsA = Callable[[Any, type], bool]
 LISTS, MAPPINGS = (list, tuple, Sequence), (dict, Mapping)
 TYPES: dict[Any, set[type]] = {int: {int}, float: {int, float}, bool: {bool}, str: {str}}
 """Declared type -> the types of its values: a whole number is a float too, True is no number."""
+WORDS: dict[Any, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+    NoneType: "null", None: "null", Any: "anything",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,15 +43,29 @@ class Range:
 
     low: float
     high: float
+    above: bool = False  # whether `low` itself is too small
 
     def holds(self, values: Sequence[Any]) -> bool:
         """Whether all of these numbers are in the range."""
-        return all(self.low <= end <= self.high for end in (min(values), max(values)))
+        least = min(values)
+        within = all(self.low <= end <= self.high for end in (least, max(values)))
+        return within and not (self.above and least == self.low)
+
+    def __str__(self) -> str:
+        if self.high >= UNBOUNDED:
+            return f"above {self.low:g}" if self.above else f"of {self.low:g} or more"
+        return f"{'above' if self.above else 'from'} {self.low:g} to {self.high:g}"
 
 
+UNBOUNDED = 2**53  # a range up to here is shown as one without an end
 Count = Annotated[int, Range(0, 2**53)]
 Amount = Annotated[float, Range(0, 2**53)]
 Seconds = Annotated[float, Range(0, 1e9)]  # a duration
+Positive = Annotated[int, Range(1, math.inf)]
+PositiveAmount = Annotated[float, Range(0, math.inf, above=True)]
+Probability = Annotated[float, Range(0, 1)]
+Proportion = Annotated[float, Range(0, 1)]
+PositiveProportion = Annotated[float, Range(0, 1, above=True)]
 Moment = Annotated[float, Range(0, 253_402_300_799)]  # seconds since the epoch, to the year 9999
 
 
@@ -58,7 +80,7 @@ def fits(value: Any, declared: Any, is_a: IsA = isinstance) -> bool:
     if origin is Annotated:
         return fits(value, parts[0], is_a) and parts[1].holds([value])
     if origin is Literal:
-        return type(value) in {type(part) for part in parts}
+        return any(type(value) is type(part) and value == part for part in parts)
     if declared in TYPES:
         return type(value) in TYPES[declared]
     if declared in (None, NoneType):
@@ -86,13 +108,56 @@ def _all_fit(values: Sequence[Any], origin: Any, parts: tuple[Any, ...], is_a: I
 
 
 def in_words(declared: Any) -> str:
-    """The declared type as an error names it: "int from 0 to 10, or None"."""
+    """The declared type as an error names it: "a whole number from 0 to 10, or null"."""
     parts = get_args(declared)
     if get_origin(declared) is Annotated:
-        return f"{in_words(parts[0])} from {parts[1].low:g} to {parts[1].high:g}"
+        return f"{in_words(parts[0])} {parts[1]}"
+    if get_origin(declared) is Literal:
+        return " or ".join(map(repr, parts))
     if get_origin(declared) in (Union, UnionType):
-        return ", or ".join("None" if part is NoneType else in_words(part) for part in parts)
-    return declared.__name__ if isinstance(declared, type) and not parts else str(declared)
+        return ", or ".join(map(in_words, parts))
+    if declared in WORDS:
+        return WORDS[declared]
+    return f"a {declared.__name__ if isinstance(declared, type) and not parts else declared}"
+
+
+def refusal(owner: str, name: str, declared: Any, value: Any) -> DllmBenchError:
+    """The error for a setting of a class that is not of its declared type, range or choices."""
+    return DllmBenchError(f"{owner} has {name} {shown(value)}; give {in_words(declared)}.")
+
+
+def shown(value: Any) -> str:
+    """A value for an error message, cut."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
+
+
+class CheckedFields:
+    """Base of dataclasses that refuse values beyond the ranges and choices of their fields."""
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, declared in _narrowed(kind).items():
+            value = getattr(self, name)
+            if not fits(value, declared):
+                raise refusal(kind.__name__, name, declared, value)
+
+
+@cache
+def _narrowed(kind: Any) -> dict[str, Any]:
+    """Types by field, for those that declare a range or choices."""
+    hints = dict[str, Any]()
+    with suppress(NameError):  # a type that is imported for annotations only
+        hints = get_type_hints(kind, include_extras=True)
+    own = {field.name: hints[field.name] for field in fields(kind) if field.name in hints}
+    return {name: declared for name, declared in own.items() if _is_narrow(declared)}
+
+
+def _is_narrow(declared: Any) -> bool:
+    of = get_origin(declared)
+    return of in (Annotated, Literal) or (
+        of in (Union, UnionType) and any(map(_is_narrow, get_args(declared)))
+    )
 
 
 def made_from(kind: Callable[..., Made], plain: Any) -> Made:
@@ -108,7 +173,7 @@ def made_from(kind: Callable[..., Made], plain: Any) -> Made:
     values = {name: _part(hints[name], value) for name, value in plain.items()}
     wrong = [name for name, value in values.items() if not fits(value, hints[name])]
     if wrong:
-        raise ValueError(f"{wrong[0]} of a {kind.__name__} is no {in_words(hints[wrong[0]])}")
+        raise ValueError(f"{wrong[0]} of a {kind.__name__} is not {in_words(hints[wrong[0]])}")
     return kind(**values)
 
 

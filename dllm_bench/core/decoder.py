@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import ClassVar, Protocol
 
+from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.decoder_summary import BlockLength as BlockLength
 from dllm_bench.core.decoder_summary import Condition, Conditions, DecoderSummary, Need
 from dllm_bench.core.denoiser import Denoiser
@@ -28,7 +29,7 @@ ONE_OPEN_BLOCK = Need("schedule", Condition.ONE_OPEN_BLOCK)
 CAUSAL_MODEL = Need("model", Condition.CAUSAL)
 
 
-class Piece:
+class Piece(CheckedFields):
     """What all pieces have in common. The class variables may be properties of the instance."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()  # what others have to give
@@ -76,8 +77,12 @@ class BatchedDecoder(Decoder, Protocol):
         """
 
 
-class ComposedDecoder(ABC):
+class ComposedDecoder(CheckedFields, ABC):
     """What both decoders have in common: slots with pieces, checked when the decoder is made."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_pieces_fit()
 
     def slots(self) -> Mapping[str, Piece]:
         """The pieces by the name of their slot."""

@@ -126,7 +126,7 @@ class Trace:
             raise ValueError("forwards with other columns, or columns of unequal length")
         for name, column in columns.items():
             if not fits(column, Sequence[declared[name]]):  # type: ignore[valid-type]
-                raise ValueError(f"{name} of a forward is no {in_words(declared[name])}")
+                raise ValueError(f"{name} of a forward is not {in_words(declared[name])}")
         if not set(columns.get("kind", ())) <= set(ForwardKind):
             raise ValueError("a forward of an unknown kind")
         if any(len(one) not in (0, 2) for one in columns.get("inserted", ())):

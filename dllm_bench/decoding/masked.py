@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import (
     READS,
     Cache,
@@ -30,6 +29,7 @@ from dllm_bench.core.contracts import (
     Select,
     Stop,
 )
+from dllm_bench.core.declared import Amount
 from dllm_bench.core.decoder import FIXED_CANVAS, ComposedDecoder, Condition, Piece, parts_of
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
@@ -67,16 +67,11 @@ class MaskedDecoder(ComposedDecoder):
     revise: Revise = field(default_factory=NoRevision, metadata=DEFAULT_LEFT_OUT)
     forbid_mask: bool = True  # takes the mask token out of the model's distribution, so that no
     # position is "decoded" to a mask; published samplers leave it in
-    guidance: float = 0.0  # scale of classifier-free guidance, 0 for none
+    guidance: Amount = 0.0  # scale of classifier-free guidance, 0 for none
     forbid: EndTokens | None = None  # takes end tokens out too (LLaDA's `logits_eos_inf`: eos)
 
-    smoothing: float = field(default=0.0, metadata=DEFAULT_LEFT_OUT)  # largest weight of the mean
+    smoothing: Amount = field(default=0.0, metadata=DEFAULT_LEFT_OUT)  # largest weight of the mean
     # embeddings that are added at masks (dInfer's cont_weight: 0.3), 0 for none
-
-    def __post_init__(self) -> None:
-        if self.forbid is not None:
-            check_choice(self, "forbid", self.forbid, EndTokens)
-        self.check_pieces_fit()
 
     def slots(self) -> Mapping[str, Piece]:
         """The pieces by the name of their slot, those of the switches included."""

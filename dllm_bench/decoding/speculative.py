@@ -18,10 +18,10 @@ from itertools import islice, pairwise
 import torch
 from torch import Tensor
 
+from dllm_bench.core.declared import Amount
 from dllm_bench.core.decoder import CAUSAL_MODEL, ComposedDecoder, Condition
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
 from dllm_bench.core.speculative import (
     Context,
@@ -53,19 +53,11 @@ class SpeculativeDecoder(ComposedDecoder):
     """Decides which proposed tokens are accepted."""
     length: VerifyLength = field(default_factory=FixedLength)
     """Decides how many proposed tokens of each request are verified."""
-    temperature: float = 0.0
+    temperature: Amount = 0.0
     """Of the target and of the drafter; 0 takes the most probable token."""
     checks_first: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
     """Whether no round is made where the token after the prompt ends the text, as in DeepSpec;
     z-lab/dflash 44947fb makes one. The text is the same, the number of rounds is not."""
-
-    def __post_init__(self) -> None:
-        self.check_pieces_fit()
-        if self.temperature < 0:
-            raise DllmBenchError(
-                f"The decoder has temperature={self.temperature}; choose 0 (the most probable "
-                "token) or more."
-            )
 
     def prepare(self, model: Target, request: Request) -> Request:
         """The request with what the pieces have to know beforehand; loads the drafter's network.

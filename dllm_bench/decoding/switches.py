@@ -29,7 +29,6 @@ from torch.nn.functional import pad
 from dllm_bench.core.contracts import MaskedPiece, Reads
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.batching import Answer, Step, run_forward
@@ -40,10 +39,6 @@ class Guidance(MaskedPiece):
     """What the decoder's scale of guidance needs of its pieces; 0 is no guidance."""
 
     scale: float
-
-    def __post_init__(self) -> None:
-        if self.scale < 0:
-            raise DllmBenchError(f"guidance is {self.scale}; give a scale of 0 (none) or more.")
 
     def __str__(self) -> str:
         return str(self.scale)
@@ -111,10 +106,6 @@ class Smoothing(MaskedPiece):
             Need("guidance", Condition.UNGUIDED),
         }
     )
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.most < float("inf"):
-            raise DllmBenchError(f"smoothing is {self.most}; give a weight of 0 (none) or more.")
 
     def __str__(self) -> str:
         return str(self.most)

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from dllm_bench.core.blocks import BlockGrid
+from dllm_bench.core.declared import Positive, PositiveProportion, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -25,10 +26,10 @@ from dllm_bench.registry import register
 class AdaBlock(Blocks):
     """One open block at a time, as long as its first scores say."""
 
-    block: int  # positions of a block without a delimiter
+    block: Positive  # positions of a block without a delimiter
     delimiters: tuple[int, ...] = (198,)  # token ids; 198 is the line feed of LLaDA and Dream
-    tau: float = 0.3  # probability from which a delimiter ends a block
-    share: float = 0.25  # part of the generation that is searched
+    tau: Probability = 0.3  # probability from which a delimiter ends a block
+    share: PositiveProportion = 0.25  # part of the generation that is searched
     sees_future: bool = field(default=True, init=False)
     absolute: bool = field(default=False, init=False)
     whole: bool = field(default=False, init=False)
@@ -47,11 +48,8 @@ class AdaBlock(Blocks):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.delimiters or not 0 <= self.tau <= 1 or not 0 < self.share <= 1:
-            raise DllmBenchError(
-                f"AdaBlock has delimiters {self.delimiters}, tau {self.tau} and share {self.share};"
-                " give one token id or more, a probability, and a share above 0 and up to 1."
-            )
+        if not self.delimiters:
+            raise DllmBenchError("AdaBlock has no delimiters; give one token id or more.")
 
     def grid(self, prompt_len: int, length: int) -> BlockGrid:
         searched = self._searched(length - prompt_len)

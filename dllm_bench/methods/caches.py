@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache, Reuse
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import BlockLength, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
@@ -89,9 +89,6 @@ class CausalCache(Cache):
     gives: ClassVar[Conditions] = frozenset({Condition.FINAL_KV})
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", BlockLength(1))})
 
-    def __post_init__(self) -> None:
-        check_choice(self, "reuse", self.reuse, Reuse)
-
     def plan(self, round: Round) -> ForwardPlan:
         window, kv = round.window, round.kv
         fed = (kv.length, window.start)
@@ -123,17 +120,10 @@ class PrefixCache(Cache):
     full block, which are not made here, do not count).
     """
 
-    every: int | None = None  # ticks of `clock` between renewals; None: only at a block's start
+    every: Positive | None = None  # ticks of `clock` between renewals; None: at a block's start
     attention: Attention = "full"
     clock: Clock = "block"  # what a tick is: a forward of the block, or a round of the request
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.BLOCKS_IN_ORDER)})
-
-    def __post_init__(self) -> None:
-        if self.every is not None and self.every < 1:
-            raise DllmBenchError(
-                f"{type(self).__name__} every is {self.every}; renew after 1 or more forwards."
-            )
-        check_choice(self, "clock", self.clock, Clock)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -237,7 +227,7 @@ class BlockCache(Cache):
     commit."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "reuse", self.reuse, Reuse)
+        super().__post_init__()
         if self.reuse == "exact" and self.attention == "full":
             raise DllmBenchError(
                 "BlockCache has attention 'full' and reuse 'exact', but a prompt that saw other "

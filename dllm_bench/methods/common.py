@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import Reads, Schedule, Score, Scores, Select, Stop, StopFlags
+from dllm_bench.core.declared import Amount, Positive, Probability, Proportion
 from dllm_bench.core.decoder import (
     ONE_BRANCH,
     ONE_OPEN_BLOCK,
@@ -64,9 +64,6 @@ class Ranked(Score):
     gives: ClassVar[Conditions] = Score.gives | OF_LOGITS
     reads_rows: ClassVar[Reads] = "masked"
 
-    def __post_init__(self) -> None:
-        check_choice(self, "precision", self.precision, Precision)
-
     @abstractmethod
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         """Confidences (K, W), from the logits or from what one pass over them has yielded."""
@@ -104,11 +101,6 @@ class Confidence(Ranked):
     last: EndTokens | None = None  # end tokens that are committed last
     gives: ClassVar[Conditions] = Ranked.gives | {Condition.PROBABILITIES}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.last is not None:
-            check_choice(self, "last", self.last, EndTokens)
-
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         return candidates.probability_KW
 
@@ -136,12 +128,7 @@ class NegEntropy(Ranked):
 
     gives: ClassVar[Conditions] = Ranked.gives | {Condition.ENTROPY}
     reads_entropy: ClassVar[bool] = True
-    eps: float = 0.0  # of the published form p ln(p + eps), where it is 1e-10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.eps < 0:
-            raise DllmBenchError(f"NegEntropy has eps {self.eps}; give 0 or a tiny number.")
+    eps: Amount = 0.0  # of the published form p ln(p + eps), where it is 1e-10
 
     def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
         return read_logits(logits_KWV, self.precision, entropy, ids_KW, self.eps)
@@ -296,14 +283,10 @@ class Threshold(Select):
     (`iter_threshold` of dInfer's iteration smoothing, where it falls by 0.02).
     """
 
-    tau: float  # probability; 1 and `strict`: one token per forward
+    tau: Probability  # probability; 1 and `strict`: one token per forward
     strict: bool = False  # > instead of >=
     band: float | None = None  # lowers tau to this much below the largest probability
-    fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # see `falling`
-
-    def __post_init__(self) -> None:
-        check_probabilities(self, "tau")
-        check_fall(self, self.fall)
+    fall: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # see `falling`
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         probability_KW, tau = scores.probability_KW, falling(self.tau, self.fall, state)
@@ -317,14 +300,6 @@ class Threshold(Select):
 def falling(tau: float, fall: float | None, state: DecodeState) -> float:
     """The threshold of a request's forward i: max(1 - fall * i, tau); None: always tau."""
     return tau if fall is None else max(1 - fall * state.forwards, tau)
-
-
-def check_fall(select: Select, fall: float | None) -> None:
-    """Refuse a threshold that rises."""
-    if fall is not None and fall < 0:
-        raise DllmBenchError(
-            f"{type(select).__name__} has fall {fall}; give 0 or more, or null for a constant tau."
-        )
 
 
 BEYOND = MemoKey[Tensor]("topk.beyond")  # positions behind the open block, bool (K, W)
@@ -350,14 +325,9 @@ class TopK(Select):
     as published.
     """
 
-    steps: int | None = None  # S, forwards per block; None: as many as the block has positions
+    steps: Positive | None = None  # S, forwards per block; None: as many as the block has positions
     released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # as Learn2PD's code
     ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
-
-    def __post_init__(self) -> None:
-        check_choice(self, "ties", self.ties, Ties)
-        if self.steps is not None and self.steps < 1:
-            raise DllmBenchError(f"TopK steps is {self.steps}; give at least 1 step per block.")
 
     @property
     def _reaches_beyond(self) -> bool:
@@ -410,12 +380,8 @@ class Best(Select):
     Commit a fixed number of positions in every forward, the most confident ones.
     """
 
-    number: int
+    number: Positive
     refills: bool = False  # as many as the revision before masked again, if it masked any (ReMDM)
-
-    def __post_init__(self) -> None:
-        if self.number < 1:
-            raise DllmBenchError(f"Best number is {self.number}; give 1 or more positions.")
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -483,7 +449,7 @@ class Blocks(Schedule):
     generation shorter than a block is one short block.
     """
 
-    block: int | None  # positions of a block; None: the whole generation is one block
+    block: Positive | None  # positions of a block; None: the whole generation is one block
     sees_future: bool = True  # whether the model sees the masks behind the open block
     absolute: bool = False  # blocks at multiples of `block` instead of from the prompt's end
     whole: bool = False  # round the canvas up to whole blocks
@@ -494,8 +460,7 @@ class Blocks(Schedule):
     leaves it out of the text."""
 
     def __post_init__(self) -> None:
-        if self.block is not None and self.block < 1:
-            raise DllmBenchError(f"Blocks has a block of {self.block}; give 1 or more positions.")
+        super().__post_init__()
         if (self.absolute and self.block is None) or (self.whole and not self.absolute):
             raise DllmBenchError(
                 f"Blocks has block {self.block}, absolute {self.absolute}, whole {self.whole}; "
@@ -567,19 +532,12 @@ class Pipeline(Schedule):
     of 256 in blocks of 48).
     """
 
-    block: int  # positions of a block
-    tau_add: float  # committed share of the last open block at which the next one opens
-    tau_act: float  # committed share of the block before at which a block must progress
+    block: Positive  # positions of a block
+    tau_add: Proportion  # committed share of the last open block at which the next one opens
+    tau_act: Proportion  # committed share of the block before at which a block must progress
     floor: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Generate as many whole blocks as fit into the length asked for."""
     sees_future: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.tau_add <= 1 and 0 <= self.tau_act <= 1):
-            raise DllmBenchError(
-                f"Pipeline has tau_add {self.tau_add} and tau_act {self.tau_act}; "
-                "both are shares of a block, from 0 to 1."
-            )
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -639,7 +597,7 @@ class Eos(Stop):
     prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether its end tokens count
 
     def __post_init__(self) -> None:
-        check_choice(self, "scope", self.scope, Scope)
+        super().__post_init__()
         if self.prompt and self.scope == "token":
             raise DllmBenchError(
                 'Eos has prompt true and scope "token", under which an end token of the prompt '
@@ -698,11 +656,7 @@ class Budget(Stop):
     Positions that are left over stay masked and are not emitted.
     """
 
-    forwards: int  # per request
-
-    def __post_init__(self) -> None:
-        if self.forwards < 1:
-            raise DllmBenchError(f"Budget forwards is {self.forwards}; give 1 or more.")
+    forwards: Positive  # per request
 
     def ended(self, branches: DecodeState) -> StopFlags:
         spent = branches.forwards >= self.forwards
@@ -721,6 +675,7 @@ class AnyOf(Stop):
     rules: tuple[Stop, ...]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "rules", tuple(self.rules))
 
     def ended(self, branches: DecodeState) -> StopFlags:

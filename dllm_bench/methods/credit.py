@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.declared import Amount, Proportion
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need, parts_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
@@ -39,9 +39,9 @@ class Credit(Score):
     """Scores the logits after adding credits; alpha = 0 leaves `inner` unchanged."""
 
     inner: Score
-    alpha: float = 0.65  # weight of the credits
-    beta: float = 0.7  # what is kept of a credit from step to step
-    gamma: float = 0.2  # exponent of the probability that is credited
+    alpha: Amount = 0.65  # weight of the credits
+    beta: Proportion = 0.7  # what is kept of a credit from step to step
+    gamma: Amount = 0.2  # exponent of the probability that is credited
     adaptive: bool = False  # alpha, beta and gamma follow from the masked share instead
     scope: Scope = "block"  # where `adaptive` counts masks: the block or the whole generation
     full_distribution: bool = False  # credit every id instead of the top-1 token
@@ -49,12 +49,7 @@ class Credit(Score):
     needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
 
     def __post_init__(self) -> None:
-        check_choice(self, "scope", self.scope, Scope)
-        if self.alpha < 0 or not 0 <= self.beta <= 1 or self.gamma < 0:
-            raise DllmBenchError(
-                f"Credit has alpha {self.alpha}, beta {self.beta}, gamma {self.gamma}; alpha and "
-                "gamma must not be negative and beta lies in [0, 1]."
-            )
+        super().__post_init__()
         if any(isinstance(part, Credit) for part in parts_of(self)):
             raise DllmBenchError(
                 "Credit has another Credit as its inner score, both with the same memory; use one."

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Reads, Score, Scores
+from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -38,11 +38,8 @@ class Density(Score):
     """
 
     inner: Ranked = field(default_factory=Confidence)
-    sigma: float = 10.0  # standard deviation of the Gaussian, in positions
+    sigma: PositiveAmount = 10.0  # standard deviation of the Gaussian, in positions
     needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.PROBABILITIES)})
-
-    def __post_init__(self) -> None:
-        check_sigma(self, self.sigma)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -64,14 +61,6 @@ class Density(Score):
             probability_KW=scores.probability_KW * density_KW,
             confidence_KW=scores.confidence_KW * density_KW,
             raw_KW=scores.confidence_KW,
-        )
-
-
-def check_sigma(piece: object, sigma: float) -> None:
-    """Refuse a Gaussian without width."""
-    if sigma <= 0:
-        raise DllmBenchError(
-            f"{type(piece).__name__} has sigma {sigma}; give a number of positions above 0."
         )
 
 
@@ -141,10 +130,10 @@ class D2Cache(Cache):
     token, though it competes in (3) and may take another row's place there.
     """
 
-    current: int = 32  # masks
-    rollout: float = 0.1  # share of the rollout; above 1: everything
-    sigma: float = 10.0  # standard deviation of the density's Gaussian, in positions
-    inflate: int = 0  # positions of a gap that is fed too
+    current: Positive = 32  # masks
+    rollout: Amount = 0.1  # share of the rollout; above 1: everything
+    sigma: PositiveAmount = 10.0  # standard deviation of the density's Gaussian, in positions
+    inflate: Count = 0  # positions of a gap that is fed too
     released: bool = False  # confidences, blocks and rows as in the released code
     attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
@@ -157,14 +146,6 @@ class D2Cache(Cache):
             Need("score", Condition.ROW_BY_ROW),
         }
     )
-
-    def __post_init__(self) -> None:
-        if self.current < 1 or min(self.rollout, self.inflate) < 0:
-            raise DllmBenchError(
-                f"D2Cache has current {self.current}, rollout {self.rollout} and inflate "
-                f"{self.inflate}; feed 1 or more masks, and give no negative number."
-            )
-        check_sigma(self, self.sigma)
 
     def on_start(self, round: Round) -> None:
         known = round.state.memo.get(NEXT)

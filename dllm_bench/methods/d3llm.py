@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Revise, Scores, Select
+from dllm_bench.core.declared import Count, Positive
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -84,19 +84,12 @@ class DelayedCache(Cache):
     twice; here they do not.
     """
 
-    delay: int = 1  # rounds that a finished block waits
-    every: int | None = None  # rounds between renewals; None: only while a block waits
+    delay: Count = 1  # rounds that a finished block waits
+    every: Positive | None = None  # rounds between renewals; None: only while a block waits
     attention: Attention = "full"
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need("schedule", Condition.BLOCKS_IN_ORDER), Need("schedule", Condition.EQUAL_BLOCKS)}
     )
-
-    def __post_init__(self) -> None:
-        if self.delay < 0 or (self.every is not None and self.every < 1):
-            raise DllmBenchError(
-                f"DelayedCache has delay {self.delay} and every {self.every}; give 0 or more "
-                "rounds of delay, and renew after 1 or more."
-            )
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockProgress, Window
 from dllm_bench.core.contracts import Reads, Score, Scores
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import HOLD, Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
@@ -73,13 +73,13 @@ class Daedal(Blocks):
     end token, wherever they stand, divided by `eos_window` even if there are fewer (released code).
     """
 
-    block: int  # positions of a block; the last one may be short
-    initial: int = 64  # new positions of the first canvas
-    factor: int = 8  # masks that are appended, and that replace one
+    block: Positive  # positions of a block; the last one may be short
+    initial: Positive = 64  # new positions of the first canvas
+    factor: Positive = 8  # masks that are appended, and that replace one
     eos_enough: float = 0.5  # confidence in the end from which the first length is enough
     eos_expand: float = 0.9  # confidence in the end below which a mask may be replaced
     low: float = 0.1  # probability below which a candidate may be replaced
-    eos_window: int = 32  # candidates that the confidence in the end counts
+    eos_window: Positive = 32  # candidates that the confidence in the end counts
     sees_future: bool = field(default=True, init=False)
     absolute: bool = field(default=False, init=False)
     whole: bool = field(default=False, init=False)
@@ -94,14 +94,6 @@ class Daedal(Blocks):
             Need("cache", Condition.FULL_ATTENTION),
         }
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.initial, self.factor, self.eos_window) < 1:
-            raise DllmBenchError(
-                f"Daedal has initial {self.initial}, factor {self.factor} and eos_window "
-                f"{self.eos_window}; give 1 or more positions."
-            )
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]

@@ -46,6 +46,7 @@ class DFlash(Draft):
     """Slots per block, at most as many as in training; None: as many as in training."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         least = max(self.drafter.silent, 1)
         if self.slots is not None and not least <= self.slots <= self.drafter.slots:
             raise DllmBenchError(

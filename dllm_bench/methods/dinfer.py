@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.declared import Amount, Count, Probability
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.methods.caches import DualCache, NoCache
-from dllm_bench.methods.common import check_fall, falling
+from dllm_bench.methods.common import falling
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
@@ -33,13 +32,9 @@ class Hierarchy(Select):
     HierarchyDecoder).
     """
 
-    tau: float  # 1: off
-    low: float = 0.4  # 0: always
-    fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # of tau, see `falling`
-
-    def __post_init__(self) -> None:
-        check_probabilities(self, "tau", "low")
-        check_fall(self, self.fall)
+    tau: Probability  # 1: off
+    low: Probability = 0.4  # 0: always
+    fall: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # of tau, see `falling`
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         probability_KNP = window.blocks(scores.probability_KW)
@@ -65,19 +60,11 @@ class VicinityCache(DualCache):
     are not kept. The first `warmup` forwards of a request feed the whole canvas and keep nothing.
     """
 
-    before: int = 16  # positions fed before the block
-    after: int = 16  # positions fed behind the block
-    warmup: int = 4  # forwards before anything is cached
+    before: Count = 16  # positions fed before the block
+    after: Count = 16  # positions fed behind the block
+    warmup: Count = 4  # forwards before anything is cached
     renews_twice: bool = False  # as released: if the warm-up outlasts the first block, renew again
     # two forwards after the first renewal, in the same block
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.before, self.after, self.warmup) < 0:
-            raise DllmBenchError(
-                f"VicinityCache has before {self.before}, after {self.after}, warmup "
-                f"{self.warmup}; none of them may be negative."
-            )
 
     def plan(self, round: Round) -> ForwardPlan:
         branches = round.state

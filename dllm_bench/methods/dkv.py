@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Scores, Select
+from dllm_bench.core.declared import Count, Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -45,12 +45,8 @@ class Drawn(Select):
     waits.
     """
 
-    steps: int | None = None  # S, forwards per block; None: as many as the block has masks
+    steps: Positive | None = None  # S, forwards per block; None: as many as the block has masks
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {ONE_BRANCH}
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise DllmBenchError(f"Drawn steps is {self.steps}; give at least 1 step per block.")
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -104,8 +100,8 @@ class DKVCache(Cache):
     still needed.
     """
 
-    every: int = 8  # forwards of a block between those that feed everything
-    first: int = 2  # forwards at the start of a block that feed everything
+    every: Positive = 8  # forwards of a block between those that feed everything
+    first: Positive = 2  # forwards at the start of a block that feed everything
     keeps_prompt: bool = False  # whether the prompt is fed by the request's first forward only
     early: bool = False  # whether a row is kept as soon as it predicts no mask, itself still masked
     released_end: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether a row that
@@ -113,13 +109,6 @@ class DKVCache(Cache):
     attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
-
-    def __post_init__(self) -> None:
-        if min(self.every, self.first) < 1:
-            raise DllmBenchError(
-                f"DKVCache has every {self.every} and first {self.first}; feed everything in 1 or "
-                "more forwards of a block, and again after 1 or more."
-            )
 
     def on_start(self, round: Round) -> None:
         round.ask(BORN, round.state.born_KL[-1])
@@ -187,20 +176,13 @@ class DKVGreedyCache(Cache):
     last fed. Every `every`-th forward of a block, the first one included, feeds everything.
     """
 
-    every: int = 2  # forwards of a block between those that feed everything
-    window: int = 4  # masks fed around each position that is committed next
+    every: Positive = 2  # forwards of a block between those that feed everything
+    window: Count = 4  # masks fed around each position that is committed next
     attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(
         {ONE_BRANCH, Need("select", Condition.KNOWN_ORDER), Need("score", Condition.ROW_BY_ROW)}
     )
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or self.window < 0:
-            raise DllmBenchError(
-                f"DKVGreedyCache has every {self.every} and window {self.window}; feed everything "
-                "again after 1 or more forwards, and 0 or more masks around a position."
-            )
 
     def on_start(self, round: Round) -> None:
         round.ask(BORN, round.state.born_KL[-1])

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dllm_bench.core.contracts import Cache
+from dllm_bench.core.declared import Positive, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import stable_top
@@ -65,19 +65,12 @@ class MostChanged:
 class DLLMCache(Cache):
     """Caches K, V and the outputs of attention and MLP, in every layer and at every position."""
 
-    prompt_every: int = 100  # forwards of the request between those that compute the whole prompt
-    every: int = 7  # the same of the response
-    share: float = 0.25  # of the response's rows that a layer computes in the other forwards
+    prompt_every: Positive = 100  # forwards of the request between those that compute the prompt
+    every: Positive = 7  # the same of the response
+    share: Proportion = 0.25  # of the response's rows that a layer computes in the other forwards
     attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
-
-    def __post_init__(self) -> None:
-        if min(self.prompt_every, self.every) < 1 or not 0 <= self.share <= 1:
-            raise DllmBenchError(
-                f"DLLMCache has prompt_every {self.prompt_every}, every {self.every} and share "
-                f"{self.share}; give 1 or more forwards, and a share between 0 and 1."
-            )
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_bench.core.blocks import HELD, LEFT, Window
-from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import HOLD, Round
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.decoding.switches import with_added
@@ -38,11 +37,8 @@ class Leftmost(Select):
     The first mask of a block is always committed, so no mask is left before a committed token.
     """
 
-    tau: float  # probability
+    tau: Probability  # probability
     gives: ClassVar[Conditions] = frozenset({Condition.NEVER_STALLS})
-
-    def __post_init__(self) -> None:
-        check_probabilities(self, "tau")
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         masked_KNP = window.blocks(window.eligible_KW)
@@ -66,18 +62,10 @@ class SoftRevision(Budgeted):
     even with masks.
     """
 
-    sure: float  # probability; 1: until nothing changes
-    likeliest: int = 1  # tokens of a row in the mean
+    sure: Probability  # probability; 1: until nothing changes
+    likeliest: Positive = 1  # tokens of a row in the mean
     released: bool = False  # whether a block may be left with masks
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probabilities(self, "sure")
-        if self.likeliest < 1:
-            raise DllmBenchError(
-                f"SoftRevision has likeliest {self.likeliest}; give 1 or more tokens of a row."
-            )
 
     def on_plan(self, round: Round) -> None:
         """Feed softly, in the block of the last forward."""

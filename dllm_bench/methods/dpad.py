@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache
+from dllm_bench.core.declared import Count, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import true_indices
@@ -42,10 +41,10 @@ class DPadCache(Cache):
 
     inner: Cache = field(default_factory=NoCache)
     law: Law = "gaussian"
-    window: int = 128  # positions behind the block of which some stay
-    sigma: float = 4.0  # z at the end of the window, for "gaussian"
-    scale: float = 2.0  # factor of the density, for "gaussian"
-    number: int = 0  # positions that stay, for "uniform"
+    window: Positive = 128  # positions behind the block of which some stay
+    sigma: PositiveAmount = 4.0  # z at the end of the window, for "gaussian"
+    scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"
+    number: Count = 0  # positions that stay, for "uniform"
     attention: Attention = field(default="full", init=False)
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
@@ -55,15 +54,6 @@ class DPadCache(Cache):
             Need("inner", Condition.OWN_SPANS),
         }
     )
-
-    def __post_init__(self) -> None:
-        check_choice(self, "law", self.law, Law)
-        if self.window < 1 or self.number < 0 or min(self.sigma, self.scale) <= 0:
-            raise DllmBenchError(
-                f"DPadCache has window {self.window}, number {self.number}, sigma {self.sigma} and "
-                f"scale {self.scale}; give a window of 1 or more positions, a number of 0 or more, "
-                "and sigma and scale above 0."
-            )
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
@@ -111,17 +112,10 @@ class NGramDraft(Draft):
     worth.
     """
 
-    tokens: int
+    tokens: Positive
     """Most draft tokens per round."""
-    longest_match: int
+    longest_match: Positive
     """Longest n-gram that is looked up."""
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or self.longest_match < 1:
-            raise DllmBenchError(
-                f"NGramDraft has tokens={self.tokens} and longest_match={self.longest_match}; "
-                "choose 1 or more for both."
-            )
 
     @property
     def longest(self) -> int:
@@ -165,13 +159,9 @@ class NoDraft(Draft):
 class RandomDraft(Draft):
     """Tokens drawn uniformly from the vocabulary, at any temperature, by the request's seed."""
 
-    tokens: int
+    tokens: Positive
     """Draft tokens per round."""
     gives: ClassVar[Conditions] = frozenset({Condition.DRAWS})
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise DllmBenchError(f"RandomDraft has tokens={self.tokens}; choose 1 or more.")
 
     @property
     def longest(self) -> int:
@@ -192,12 +182,8 @@ class AdversarialDraft(Draft):
     It costs a forward of the target per token, and none of them is accepted.
     """
 
-    tokens: int
+    tokens: Positive
     """Draft tokens per round."""
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise DllmBenchError(f"AdversarialDraft has tokens={self.tokens}; choose 1 or more.")
 
     @property
     def longest(self) -> int:
@@ -382,19 +368,12 @@ class SurvivalThreshold(VerifyLength):
     distribution is kept.
     """
 
-    tau: float
+    tau: Probability
     """Threshold in [0, 1]; 0 verifies everything."""
     temperatures: Temperatures = field(default_factory=Temperatures)
     """Calibration of the confidence head."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need("draft", Condition.SURVIVAL_ESTIMATES)})
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise DllmBenchError(
-                f"SurvivalThreshold has tau={self.tau}, which is no probability; choose a number "
-                "from 0 to 1."
-            )
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
         return [

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.declared import Amount, Positive, PositiveAmount, PositiveProportion
 from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -33,14 +33,6 @@ from dllm_bench.methods.common import (
     ties_needs,
 )
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
-
-
-def check_temperature(score: Score, temperature: float) -> None:
-    """Refuse a temperature below 0."""
-    if temperature < 0:
-        raise DllmBenchError(
-            f"{score} has temperature {temperature}; give 0 (the most probable token) or more."
-        )
 
 
 def drawn(inner: Score, temperature: float) -> Conditions:
@@ -66,9 +58,9 @@ class Sampled(Score):
     """
 
     inner: Ranked = field(default_factory=Confidence)
-    temperature: float = 0.0  # T
-    top_p: float = 1.0  # 1 cuts nothing
-    top_k: int | None = None  # None cuts nothing
+    temperature: Amount = 0.0  # T
+    top_p: PositiveProportion = 1.0  # 1 cuts nothing
+    top_k: Positive | None = None  # None cuts nothing
     released_ties: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Whether equal tokens at the `top_p` cut follow the order of torch.sort."""
     reads_rows: ClassVar[Reads] = "masked"
@@ -79,14 +71,6 @@ class Sampled(Score):
         """What the inner score gives; sorting and noise cost more than gathering rows."""
         costly = {Condition.COSTLY_ROWS} if self.temperature > 0 or self.top_p < 1 else set()
         return drawn(self.inner, self.temperature) | costly
-
-    def __post_init__(self) -> None:
-        check_temperature(self, self.temperature)
-        if not 0 < self.top_p <= 1 or (self.top_k is not None and self.top_k < 1):
-            raise DllmBenchError(
-                f"Sampled has top_p {self.top_p} and top_k {self.top_k}; give a share above 0 and "
-                "at most 1, and a number of tokens of 1 or more (null: all)."
-            )
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         logits_KWV = self._cut(logits_KWV)
@@ -123,7 +107,7 @@ class Gumbel(Score):
     """
 
     inner: Ranked = field(default_factory=Confidence)
-    temperature: float = 0.0  # T
+    temperature: Amount = 0.0  # T
     precision: Noise = "float32"  # of the noise; the inner score has its own
     reads_rows: ClassVar[Reads] = "masked"
     needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.LOGITS_ALONE)})
@@ -132,10 +116,6 @@ class Gumbel(Score):
     def gives(self) -> Conditions:  # type: ignore[override]
         """What the inner score gives, and draws above temperature 0."""
         return drawn(self.inner, self.temperature)
-
-    def __post_init__(self) -> None:
-        check_temperature(self, self.temperature)
-        check_choice(self, "precision", self.precision, Noise)
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         if self.temperature == 0:
@@ -163,23 +143,17 @@ class Epsilon(Select):
     them the lower positions count, or, with `ties`, those that `torch.topk` takes, as published.
     """
 
-    steps: int | None = None  # S, forwards per block; None: as many as it has positions
+    steps: Positive | None = None  # S, forwards per block; None: as many as it has positions
     eps: float = 1e-3  # the last time
     idle: bool = False  # whether steps may commit nothing, as published
-    alg_temp: float | None = None  # temperature of the positions; None: the most confident ones
+    alg_temp: PositiveAmount | None = None  # of the positions; None: the most confident ones
     ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
 
     def __post_init__(self) -> None:
-        check_choice(self, "ties", self.ties, Ties)
-        if (self.steps is not None and self.steps < 1) or not 0 < self.eps < 1:
+        super().__post_init__()
+        if not 0 < self.eps < 1:
             raise DllmBenchError(
-                f"{type(self).__name__} has steps {self.steps} and eps {self.eps}; "
-                "give at least 1 step and an eps between 0 and 1."
-            )
-        if self.alg_temp is not None and self.alg_temp <= 0:
-            raise DllmBenchError(
-                f"{type(self).__name__} has alg_temp {self.alg_temp}; give a temperature above 0, "
-                "or null for the most confident positions."
+                f"{type(self).__name__} has eps {self.eps}; give more than 0, below 1."
             )
 
     @property

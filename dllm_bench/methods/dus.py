@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import to_device
 from dllm_bench.methods.common import COUNTS_STEPS, step_in_block
@@ -35,19 +34,11 @@ class Dilated(Select):
     """Commits the positions of one level after the other."""
 
     kind: Kind = "dilated"
-    base: int = 2  # what the stride is divided by; 1: one level
-    skip: int = 1  # the first stride is the block's length divided by base ** skip
+    base: Positive = 2  # what the stride is divided by; 1: one level
+    skip: Positive = 1  # the first stride is the block's length divided by base ** skip
     least: float | None = None  # probability below which a candidate has to wait; None: none does
-    block: int | None = None  # positions of the pattern, repeated; None: the open block
+    block: Positive | None = None  # positions of the pattern, repeated; None: the open block
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
-
-    def __post_init__(self) -> None:
-        check_choice(self, "kind", self.kind, Kind)
-        if self.base < 1 or self.skip < 1 or (self.block is not None and self.block < 1):
-            raise DllmBenchError(
-                f"Dilated has base {self.base}, skip {self.skip} and block {self.block}; give "
-                "numbers of 1 or more."
-            )
 
     @property
     def idle(self) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.denoiser import KVCache
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import first_end
 from dllm_bench.core.speculative import ChainDrafter, Context, Draft, Proposal, Sampler, Target
 from dllm_bench.core.transfer import to_host
@@ -27,12 +27,8 @@ class Eagle3(Draft):
     """A chain of draft tokens; an end token is the last one of a draft."""
 
     drafter: ChainDrafter
-    tokens: int | None = None
+    tokens: Positive | None = None
     """Draft tokens per round; None: as many as the drafter was unrolled for in training."""
-
-    def __post_init__(self) -> None:
-        if self.tokens is not None and self.tokens < 1:
-            raise DllmBenchError(f"Eagle3 has tokens={self.tokens}; choose 1 or more.")
 
     @property
     def longest(self) -> int:

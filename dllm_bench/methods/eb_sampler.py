@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -36,6 +36,7 @@ class WithEntropy(Score):
     reads_rows: ClassVar[Reads] = "masked"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.inner, Confidence) and self.inner.last:
             raise DllmBenchError(
                 f"WithEntropy reads the logits once, and its inner score has last "
@@ -71,14 +72,9 @@ class EntropyBound(Select):
     """
 
     gamma: float  # nats; below 0: one token per forward
-    least: int = 1  # positions that are committed whatever their entropy
+    least: Positive = 1  # positions that are committed whatever their entropy
     left_out: LeftOut = "largest"  # which entropy of a prefix the sum leaves out
     needs: ClassVar[frozenset[Need]] = frozenset({Need("score", Condition.ENTROPY)})
-
-    def __post_init__(self) -> None:
-        check_choice(self, "left_out", self.left_out, LeftOut)
-        if self.least < 1:
-            raise DllmBenchError(f"EntropyBound least is {self.least}; give 1 or more positions.")
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # by `needs`

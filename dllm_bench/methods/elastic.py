@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dllm_bench.core.contracts import Cache
+from dllm_bench.core.declared import Amount, Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -95,18 +95,11 @@ class DriftTest:
 class ElasticCache(Cache):
     """Computes a window of masks, and everything in the layers above one that drifted."""
 
-    window: int = 16  # masks
-    gamma: float = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
+    window: Positive = 16  # masks
+    gamma: Amount = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
     attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("score", Condition.ROW_BY_ROW)})
-
-    def __post_init__(self) -> None:
-        if self.window < 1 or self.gamma < 0:
-            raise DllmBenchError(
-                f"ElasticCache has window {self.window} and gamma {self.gamma}; compute 1 or more "
-                "masks, and give a cosine of 0 or more."
-            )
 
     def on_start(self, round: Round) -> None:
         branches = round.state

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Schedule, Scores, Select
+from dllm_bench.core.declared import Positive, PositiveAmount
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
@@ -35,12 +36,8 @@ class Factor(Select):
     that one is committed too: of the last two masks always both.
     """
 
-    factor: float  # f; larger commits more
+    factor: PositiveAmount  # f; larger commits more
     released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # <=, and never none
-
-    def __post_init__(self) -> None:
-        if self.factor <= 0:
-            raise DllmBenchError(f"Factor is {self.factor}; give a number above 0 (for example 1).")
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         open_KW = window.eligible_KW
@@ -74,12 +71,8 @@ class Ration(Select):
     """
 
     inner: Select
-    steps: int  # S
+    steps: Positive  # S
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise DllmBenchError(f"Ration steps is {self.steps}; give at least 1 step per block.")
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, total_K = step_in_block(state, window)
@@ -151,8 +144,8 @@ class SubBlocks(Schedule):
     it has begun, all parts of it. The model sees the masks of later parts.
     """
 
-    block: int  # positions of a block
-    small: int  # positions of its parts; the first part has one less
+    block: Positive  # positions of a block
+    small: Positive  # positions of its parts; the first part has one less
     whole: bool = True  # round the canvas up to whole blocks
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
         {Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS, Condition.FIXED_CANVAS}
@@ -160,10 +153,11 @@ class SubBlocks(Schedule):
     needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
 
     def __post_init__(self) -> None:
-        if self.small < 1 or self.block < 1 or self.block % self.small:
+        super().__post_init__()
+        if self.block % self.small:
             raise DllmBenchError(
-                f"SubBlocks has a block of {self.block} and small {self.small}; give 1 or more "
-                "positions, of which small divides the block."
+                f"SubBlocks has a block of {self.block} and small {self.small}; give a small that "
+                "divides the block."
             )
 
     def length(self, prompt_len: int, new: int) -> int:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.declared import Probability
 from dllm_bench.core.state import DecodeState
 from dllm_bench.registry import register
 
@@ -29,10 +29,7 @@ class FrechetBound(Select):
     commits its most confident position.
     """
 
-    delta: float  # the difference of the two bounds; 1: one token per forward
-
-    def __post_init__(self) -> None:
-        check_probabilities(self, "delta")
+    delta: Probability  # the difference of the two bounds; 1: one token per forward
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         open_KW = window.eligible_KW

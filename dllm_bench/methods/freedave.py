@@ -26,8 +26,8 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Explore, Scores
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Condition, Conditions
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import confidence_order, first_of
@@ -42,14 +42,8 @@ DRAFT = MemoKey[Tensor]("self_draft.draft")
 class SelfDraft(Explore):
     """Makes drafts next to the base and continues with the deepest one that is confirmed."""
 
-    draft_steps: int  # branches of a forward, the base included; 1: no drafts
+    draft_steps: Positive  # branches of a forward, the base included; 1: no drafts
     gives: ClassVar[Conditions] = frozenset({Condition.DRAFTS})
-
-    def __post_init__(self) -> None:
-        if self.draft_steps < 1:
-            raise DllmBenchError(
-                f"SelfDraft draft_steps is {self.draft_steps}; give 1 or more, the base included."
-            )
 
     @property
     def most_branches(self) -> int:

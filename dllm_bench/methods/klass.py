@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.declared import Amount, Positive, Probability
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, probabilities
 from dllm_bench.methods.common import (
@@ -45,7 +44,7 @@ class KLHistory(Score):
     """
 
     inner: Score = field(default_factory=Confidence)
-    length: int = 2  # H, forwards that are remembered
+    length: Positive = 2  # H, forwards that are remembered
     precision: Precision = "float32"  # of the distributions that are compared
     reads_rows: ClassVar[Reads] = "fed"
     needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
@@ -54,11 +53,6 @@ class KLHistory(Score):
     def gives(self) -> Conditions:  # type: ignore[override]
         """What the inner score gives, and the divergences."""
         return self.inner.gives - OF_LOGITS | {Condition.DIVERGENCES}
-
-    def __post_init__(self) -> None:
-        check_choice(self, "precision", self.precision, Precision)
-        if self.length < 1:
-            raise DllmBenchError(f"KLHistory length is {self.length}; give 1 or more forwards.")
 
     def __call__(self, logits_KRV: Tensor, state: DecodeState, window: Window) -> Scores:
         now_KRV = probabilities(logits_KRV, self.precision)
@@ -104,17 +98,11 @@ class Stable(Select):
     """
 
     fallback: Select  # chooses where no position is ready
-    tau: float  # probability; 1 and `strict`: `fallback` alone
-    eps: float  # nats; the divergences of a ready position are below it
+    tau: Probability  # probability; 1 and `strict`: `fallback` alone
+    eps: Amount  # nats; the divergences of a ready position are below it
     strict: bool = False  # > tau instead of >=
     commits: Commits = "all"  # of the ready positions; KLASS's unmask_strategy
     warm_up: bool = False  # whether a block's first H - 1 forwards are left to `fallback`
-
-    def __post_init__(self) -> None:
-        check_choice(self, "commits", self.commits, Commits)
-        check_probabilities(self, "tau")
-        if self.eps < 0:
-            raise DllmBenchError(f"Stable has eps {self.eps}; give a divergence of 0 or more nats.")
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]

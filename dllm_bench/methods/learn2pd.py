@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import FilterHead, Reads, Scores, Select, Stop
+from dllm_bench.core.declared import Probability
 from dllm_bench.core.decoder import (
     FIXED_CANVAS,
     BlockLength,
@@ -49,15 +49,10 @@ class Filter(Select):
     """
 
     head: FilterHead
-    tau: float = 0.96
+    tau: Probability = 0.96
     decoded: CommittedInput = "model"  # what the head reads at committed positions: the model's own
     # confidence there (the authors' code) or 1
     stall: StallOrder = "filter"  # what ranks the positions if the filter accepts none
-
-    def __post_init__(self) -> None:
-        check_probabilities(self, "tau")
-        check_choice(self, "decoded", self.decoded, CommittedInput)
-        check_choice(self, "stall", self.stall, StallOrder)
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
@@ -115,9 +110,6 @@ class Oracle(Select):
     stall: Stall = "token"  # what is written of the reference if no candidate is right: the most
     # confident position, or the whole "block" (the authors' code, which first spends a forward that
     # changes nothing)
-
-    def __post_init__(self) -> None:
-        check_choice(self, "stall", self.stall, Stall)
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]

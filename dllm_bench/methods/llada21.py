@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Score, Scores, Select
+from dllm_bench.core.declared import Amount, Count, Positive, Probability
 from dllm_bench.core.decoder import Conditions, Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import COUNTS_STEPS, OF_LOGITS, count_in_block, most_confident
 from dllm_bench.methods.revising import Budgeted, Revision, hold_while, post_rounds, stay
@@ -32,13 +31,7 @@ class RepeatPenalty(Score):
     """
 
     inner: Score
-    penalty: float = 0.0  # subtracted from a logit
-
-    def __post_init__(self) -> None:
-        if self.penalty < 0:
-            raise DllmBenchError(
-                f"RepeatPenalty has penalty {self.penalty}; give 0 (none) or a positive number."
-            )
+    penalty: Amount = 0.0  # subtracted from a logit
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -69,13 +62,9 @@ class Share(Select):
     more than P forwards were asked for and made, nothing is due (`idle`).
     """
 
-    steps: int  # S, forwards per block
+    steps: Positive  # S, forwards per block
     idle: bool = False  # whether a forward may commit nothing once nothing is due, as released
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise DllmBenchError(f"Share steps is {self.steps}; give at least 1 step per block.")
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         begun_K = count_in_block(SHARE_BEGUN, window.eligible_KW.any(1), window, state)
@@ -108,19 +97,12 @@ class Edit(Budgeted):
     position again.
     """
 
-    tau: float  # edits are made above this probability; 1: never, and no forward looks for them
-    rounds: int = 16  # forwards over a block without masks whose edits are made
+    tau: Probability  # edits are made above it; 1: never, and no forward looks for them
+    rounds: Count = 16  # forwards over a block without masks whose edits are made
     ignores_last: bool = False  # whether one more forward is made, without edits
-    steps: int | None = None  # forwards after which a block is left, masks or not; None: no limit
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probabilities(self, "tau")
-        if self.rounds < 0 or (self.steps is not None and self.steps < 1):
-            raise DllmBenchError(
-                f"Edit has rounds {self.rounds} and steps {self.steps}; give 0 or more rounds, and "
-                "1 or more steps or null."
-            )
+    steps: Positive | None = (
+        None  # forwards after which a block is left, masks or not; None: no limit
+    )
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         rounds_K, full_K = post_rounds(window, state), ~window.eligible_KW.any(1)

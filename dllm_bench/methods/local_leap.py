@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.declared import Count, Probability
 from dllm_bench.core.state import DecodeState
 from dllm_bench.registry import register
 
@@ -25,16 +24,9 @@ from dllm_bench.registry import register
 class LocalLeap(Select):
     """Commits by a threshold that is relaxed near anchors."""
 
-    tau: float  # probability of an anchor
-    relaxed: float  # probability that is enough near an anchor
-    radius: int  # positions on either side of an anchor; 0: none
-
-    def __post_init__(self) -> None:
-        check_probabilities(self, "tau", "relaxed")
-        if self.radius < 0:
-            raise DllmBenchError(
-                f"LocalLeap has radius {self.radius}; give 0 or more positions on either side."
-            )
+    tau: Probability  # probability of an anchor
+    relaxed: Probability  # probability that is enough near an anchor
+    radius: Count  # positions on either side of an anchor; 0: none
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         sure_KW = window.eligible_KW & (scores.probability_KW >= self.tau)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Explore, Scores
+from dllm_bench.core.declared import Count, Positive, PositiveProportion, Proportion
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -42,10 +42,10 @@ Reads = Literal["fused", "raw"]
 class Lookahead(Explore):
     """Makes lookahead branches next to the base and picks the most confident one."""
 
-    k: int  # number of lookahead branches
-    alpha: float = 0.0  # weight of the creation confidence
-    fraction: float = 1.0  # mean over this share of the lowest confidences
-    sliding: int | None = (
+    k: Count  # number of lookahead branches
+    alpha: Proportion = 0.0  # weight of the creation confidence
+    fraction: PositiveProportion = 1.0  # mean over this share of the lowest confidences
+    sliding: Positive | None = (
         None  # number of consecutive masked positions whose lowest mean counts instead
     )
     counts_base: bool = False  # k counts the base too (LoPA-Dist)
@@ -58,23 +58,16 @@ class Lookahead(Explore):
     forward out otherwise; here it is made, since the base says which blocks are finished."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "reads", self.reads, Reads)
-        if self.k < 0:
-            raise DllmBenchError(f"Lookahead k is {self.k}; give 0 or more branches.")
-        if not 0 <= self.alpha <= 1 or not 0 < self.fraction <= 1:
-            raise DllmBenchError(
-                f"Lookahead has alpha {self.alpha} and fraction {self.fraction}; "
-                "both are shares, alpha in [0, 1] and fraction in (0, 1]."
-            )
+        super().__post_init__()
         if self.base_wins and not self.base_competes:
             raise DllmBenchError(
                 "Lookahead has base_wins true and base_competes false; the base cannot always and "
                 "never continue: change one of the two."
             )
-        if self.sliding is not None and (self.sliding < 1 or self.fraction < 1):
+        if self.sliding is not None and self.fraction < 1:
             raise DllmBenchError(
-                f"Lookahead has sliding {self.sliding} and fraction {self.fraction}; give sliding "
-                "1 position or more, and only one of the two (fraction 1 with sliding)."
+                f"Lookahead has sliding {self.sliding} and fraction {self.fraction}; give only "
+                "one of the two (fraction 1 with sliding)."
             )
 
     @property

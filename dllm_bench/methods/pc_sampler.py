@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.declared import Amount, PositiveAmount
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import to_device
@@ -80,17 +80,14 @@ class Calibrated(Score):
     """Ranks by position and by the surprise of the candidate."""
 
     counts: TokenCounts
-    decay: float = 0.25  # lambda; 0: the position does not count
-    cap: float = 10.0  # alpha, the largest surprise; positions that reach it are equal
+    decay: Amount = 0.25  # lambda; 0: the position does not count
+    cap: PositiveAmount = 10.0  # alpha, the largest surprise; positions that reach it are equal
     position: Position = "exponential"
 
     def __post_init__(self) -> None:
-        check_choice(self, "position", self.position, Position)
-        if self.decay < 0 or self.cap <= 0 or (self.position == "linear" and self.decay > 1):
-            raise DllmBenchError(
-                f"Calibrated has decay {self.decay} and cap {self.cap}; give a decay of 0 or more "
-                "(linear: at most 1) and a cap above 0."
-            )
+        super().__post_init__()
+        if self.position == "linear" and self.decay > 1:
+            raise DllmBenchError(f"Calibrated has a linear decay {self.decay}; give at most 1.")
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         candidates = read_logits(logits_KWV)

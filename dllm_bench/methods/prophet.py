@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
+from dllm_bench.core.declared import Count, Positive
 from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.denoiser import Denoiser
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.methods.common import OF_LOGITS, Confidence, TopK
@@ -33,15 +33,8 @@ class AnswerGap(Score):
     """
 
     inner: Score = field(default_factory=Confidence)
-    answer: int | None = None  # first new position of the answer; None: all masked positions
-    width: int = 5  # positions of the answer
-
-    def __post_init__(self) -> None:
-        if (self.answer is not None and self.answer < 0) or self.width < 1:
-            raise DllmBenchError(
-                f"AnswerGap has answer {self.answer} and width {self.width}; give a position "
-                "behind the prompt, or null, and 1 or more positions."
-            )
+    answer: Count | None = None  # first new position of the answer; None: all masked positions
+    width: Positive = 5  # positions of the answer
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
@@ -84,7 +77,7 @@ class EarlyExit(Select):
     """
 
     inner: TopK = field(default_factory=TopK)  # its steps are those of a block
-    block: int = 32
+    block: Positive = 32
     early: float = 7.5  # of the answer's gap, a difference of logits
     mid: float = 5.0
     late: float = 2.5
@@ -93,10 +86,6 @@ class EarlyExit(Select):
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need("schedule", Condition.WHOLE_GENERATION), Need("score", Condition.ANSWER_GAP)}
     )
-
-    def __post_init__(self) -> None:
-        if self.block < 1:
-            raise DllmBenchError(f"EarlyExit block is {self.block}; give 1 or more positions.")
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         if not self.pinned:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
+from dllm_bench.core.declared import Count, Positive, PositiveProportion
 from dllm_bench.core.decoder import ONE_BRANCH, Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.common import step_in_block
@@ -45,18 +45,10 @@ class ReMDM(Budgeted):
     are left after 2 S forwards stay.
     """
 
-    number: int = 1  # positions masked again at a time
-    steps: int | None = None  # S; None: as many as the block has positions
-    start: float = 0.875  # share of the block's positions: the forward at which it begins
+    number: Positive = 1  # positions masked again at a time
+    steps: Positive | None = None  # S; None: as many as the block has positions
+    start: PositiveProportion = 0.875  # share of the block's positions before it begins
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.number < 1 or (self.steps or 1) < 1 or not 0 < self.start <= 1:
-            raise DllmBenchError(
-                f"ReMDM has number {self.number}, steps {self.steps}, start {self.start}; give 1 "
-                "or more positions and steps, and a share above 0 and up to 1."
-            )
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         step_K, _ = step_in_block(state, window)
@@ -94,19 +86,11 @@ class ReMDMLoop(ReadsStanding):
     commits. Then the rest is decoded. What is masked again competes with all other masks.
     """
 
-    number: int = 1  # positions committed in a forward, and masked again in one of the loop
-    loops: int = 32  # how often
-    start: float = 0.875  # share of the block that is decoded before
+    number: Positive = 1  # positions committed in a forward, and masked again in one of the loop
+    loops: Count = 32  # how often
+    start: PositiveProportion = 0.875  # share of the block that is decoded before
     precision: Precision = "model"  # of the standing token's probability
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.number < 1 or self.loops < 0 or not 0 < self.start <= 1:
-            raise DllmBenchError(
-                f"ReMDMLoop has number {self.number}, loops {self.loops}, start {self.start}; give "
-                "1 or more positions, 0 or more loops, and a share above 0 and up to 1."
-            )
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         step_K, masks_K = step_in_block(state, window)

@@ -16,8 +16,8 @@ import torch
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.methods.common import step_in_block
@@ -38,13 +38,8 @@ from dllm_bench.registry import register
 class KeepBest(Budgeted):
     """Keeps a growing number of positions, each time those with the largest logits."""
 
-    steps: int | None = None  # forwards per block; None: as many as the block has positions
+    steps: Positive | None = None  # forwards per block; None: as many as the block has positions
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps is not None and self.steps < 1:
-            raise DllmBenchError(f"KeepBest steps is {self.steps}; give at least 1 step per block.")
 
     def on_scores(self, round: Round) -> None:
         window, state = round.window, round.state

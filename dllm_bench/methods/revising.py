@@ -8,17 +8,16 @@ request, those at the lower positions are made.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LEFT, Window
-from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Reads, Revise, Scores
+from dllm_bench.core.declared import Count
 from dllm_bench.core.decoder import Condition, Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import HOLD, Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
@@ -47,19 +46,11 @@ class Revision(NamedTuple):
 class Budgeted(Revise):
     """Proposes changes, of which as many are made as the budgets allow."""
 
-    per_position: int | None = None  # changes of a position
-    per_block: int | None = None  # changes in the open block
-    per_request: int | None = None  # changes of a request
+    per_position: Count | None = None  # changes of a position
+    per_block: Count | None = None  # changes in the open block
+    per_request: Count | None = None  # changes of a request
     reads_rows: ClassVar[Reads] = "window"
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK
-
-    def __post_init__(self) -> None:
-        for name in (budget.name for budget in fields(Budgeted)):
-            if (getattr(self, name) or 0) < 0:
-                raise DllmBenchError(
-                    f"{type(self).__name__} {name} is {getattr(self, name)}; give 0 or more "
-                    "changes, or null for no budget."
-                )
 
     @abstractmethod
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
@@ -109,10 +100,6 @@ class ReadsStanding(Budgeted):
     """Judges by the probability of the token that stands at each position."""
 
     precision: Precision = "float32"  # of that probability
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "precision", self.precision, Precision)
 
     def on_scores(self, round: Round) -> None:
         logits_KWV, ids_KW = self.judging_KWV(round), round.window.of(round.state.tokens_KL)

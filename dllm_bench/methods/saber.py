@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident
 from dllm_bench.methods.revising import REVISES_CANVAS, Budgeted, Revision, largest, masking
@@ -32,13 +32,9 @@ class AcceptedMean(Select):
     before the first). If fewer than n are, the n most confident ones are committed instead.
     """
 
-    number: int = 2  # n
+    number: Positive = 2  # n
     gives: ClassVar[Conditions] = frozenset({Condition.NEVER_STALLS})
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {ONE_BRANCH}
-
-    def __post_init__(self) -> None:
-        if self.number < 1:
-            raise DllmBenchError(f"AcceptedMean number is {self.number}; give 1 or more positions.")
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         accepted_KL = state.memo.get(ACCEPTED)
@@ -81,16 +77,9 @@ class ConfidenceDrop(Budgeted):
     to the block's end is committed. Selector `accepted_mean` has the same n.
     """
 
-    number: int = 2  # n, the least that the selector commits
+    number: Positive = 2  # n, the least that the selector commits
     gives: ClassVar[Conditions] = frozenset({Condition.FROM_FIRST_BLOCK})
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {ONE_BRANCH}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.number < 1:
-            raise DllmBenchError(
-                f"ConfidenceDrop number is {self.number}; give 1 or more positions."
-            )
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         born_KW, now_KW = window.of(state.born_KL), scores.probability_KW

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.declared import Probability
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -41,15 +41,15 @@ VISIBLE = MemoKey[Tensor]("slow_fast.visible")  # end of what the next forward s
 class SlowFast(Select):
     """Commits by a threshold, over the rest of the block or up to the end of a cycle."""
 
-    tau: float  # probability
-    reach: float  # probability that an estimate of the cycle's end looks for
+    tau: Probability  # probability
+    reach: Probability  # probability that an estimate of the cycle's end looks for
     explores: int = 6  # forwards of a slow phase
     estimates: int = 2  # X, how many have to agree
     spread: float = 1.0  # standard deviation below which they do, in positions
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("cache", Condition.WHOLE_CANVAS)}
 
     def __post_init__(self) -> None:
-        check_probabilities(self, "tau", "reach")
+        super().__post_init__()
         if not 1 <= self.estimates <= self.explores:
             raise DllmBenchError(
                 f"SlowFast has explores {self.explores} and estimates {self.estimates}; give at "

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from dllm_bench.core.contracts import Cache
+from dllm_bench.core.declared import Positive, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
@@ -59,18 +60,18 @@ class MostAttended:
 class SparseCache(Cache):
     """Caches, in each layer, what the block attends to most."""
 
-    keep: float = 0.5  # share of the positions outside of the block
-    kernel: int = 3  # positions of which the highest rating counts, an odd number
+    keep: Proportion = 0.5  # share of the positions outside of the block
+    kernel: Positive = 3  # positions of which the highest rating counts, an odd number
     released_ties: bool = False  # equal ratings in the order of `torch.topk`, as released
     attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, ONE_OPEN_BLOCK})
 
     def __post_init__(self) -> None:
-        if not 0 <= self.keep <= 1 or self.kernel < 1 or self.kernel % 2 == 0:
+        super().__post_init__()
+        if self.kernel % 2 == 0:
             raise DllmBenchError(
-                f"SparseCache has keep {self.keep} and kernel {self.kernel}; give a share between "
-                "0 and 1, and an odd number of positions."
+                f"SparseCache has kernel {self.kernel}; give an odd number of positions."
             )
 
     def plan(self, round: Round) -> ForwardPlan:

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import Scores
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.declared import Count, Probability, Proportion
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.revising import (
     STANDING,
@@ -47,22 +46,12 @@ class Remask(ReadsStanding):
     """Masks doubtful tokens again."""
 
     judge: Judge  # what a token is judged by
-    tau: float  # masked again: a probability below it, a candidate or drop above it
-    ratio: float = 0.25  # masked again at most: this share of the block's committed positions
-    rounds: int = 16  # forwards over a block without masks
+    tau: Probability  # masked again: a probability below it, a candidate or drop above it
+    ratio: Proportion = 0.25  # masked again at most: this share of the block's committed positions
+    rounds: Count = 16  # forwards over a block without masks
     edits_end: bool = True  # whether a full block stays open although an end token is committed
     forgets: bool = False  # as released: `per_position` counts start again after a forward that
     # found no committed position in the block
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "judge", self.judge, Judge)
-        check_probabilities(self, "tau")
-        if self.rounds < 0 or not 0 <= self.ratio <= 1:
-            raise DllmBenchError(
-                f"Remask has rounds {self.rounds} and ratio {self.ratio}; give 0 or more forwards "
-                "and a share from 0 to 1."
-            )
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         rounds_K, full_K = post_rounds(window, state), ~window.eligible_KW.any(1)

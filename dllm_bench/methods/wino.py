@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.declared import Positive, PositiveProportion, Probability
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.errors import DllmBenchError
@@ -42,15 +42,15 @@ class Capped(Select):
     """
 
     inner: Select
-    share: float = 0.7  # of the masks
-    least: int = 5  # the cap is at least this
+    share: PositiveProportion = 0.7  # of the masks
+    least: Positive = 5  # the cap is at least this
     most: int = 20  # and at most this
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1 or not 1 <= self.least <= self.most:
+        super().__post_init__()
+        if self.least > self.most:
             raise DllmBenchError(
-                f"Capped has share {self.share}, least {self.least}, most {self.most}; give a "
-                "share above 0 and up to 1, and 1 <= least <= most."
+                f"Capped has least {self.least} and most {self.most}; give least up to most."
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -81,14 +81,10 @@ class Wino(ReadsStanding):
     `capped` is the other half.
     """
 
-    tau: float = 0.9  # masked again below this probability; 0: never
+    tau: Probability = 0.9  # masked again below this probability; 0: never
     first: int = 30  # fewer than this in a block's first forward
     precision: Precision = "float64"  # of the second row's probability
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("cache", Condition.FULL_ATTENTION)}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probabilities(self, "tau")
 
     def on_plan(self, round: Round) -> None:
         """Feed the window once more, as masks."""

@@ -411,7 +411,7 @@ def _check_columns(columns: Mapping[str, list]) -> None:
         if NoneType in get_args(kind):  # the rest is checked at once, since there are thousands
             kind, values = get_args(kind)[0], [value for value in values if value is not None]
         if not fits(values, Sequence[kind]):  # type: ignore[valid-type]
-            raise ValueError(f"{name} is no {in_words(kind)}")
+            raise ValueError(f"{name} is not {in_words(kind)}")
     _check_drafts(columns)
 
 
@@ -434,7 +434,7 @@ def _check_types(plain: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
     """Raise ValueError for an entry that is not of the type declared for it."""
     for name, value in plain.items():
         if name in declared and not fits(value, declared[name]):
-            raise ValueError(f"{name} is no {in_words(declared[name])}")
+            raise ValueError(f"{name} is not {in_words(declared[name])}")
 
 
 def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:

@@ -327,7 +327,7 @@ def _check_settings(run: RunSpec) -> None:
         stored = getattr(run, group)
         for name, kind in declared.items():
             if name in stored and not fits(stored[name], kind):
-                raise ValueError(f"{group}.{name} is no {in_words(kind)}")
+                raise ValueError(f"{group}.{name} is not {in_words(kind)}")
 
 
 def slug(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dllm_bench.core.choices import check_choice
+from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.models import drafters as drafter_files
@@ -69,7 +69,7 @@ COPIED_FROM_TARGET = (
 
 
 @dataclass(frozen=True)
-class DrafterJob:
+class DrafterJob(CheckedFields):
     """One drafter to train: its architecture, its texts and its optimisation."""
 
     chain: bool = False
@@ -103,7 +103,7 @@ class DrafterJob:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice(self, "texts", self.texts, Texts)
+        super().__post_init__()
         if self.prompts < 2:
             raise DllmBenchError(f"{self.prompts} prompts leave none to hold out; give 2 or more.")
         if self.chain and self.layers != 1:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dllm_bench.core.choices import check_choice
+from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import filters as filter_files
 from dllm_bench.models import load as loading
@@ -60,7 +60,7 @@ CARD_TITLES = (
 
 
 @dataclass(frozen=True)
-class FilterJob:
+class FilterJob(CheckedFields):
     """One filter to train: its size, its prompts and its optimisation."""
 
     block: int = 32
@@ -83,7 +83,7 @@ class FilterJob:
     """Whether blocks after the one in which the text ends are kept."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "labels", self.labels, Labels)
+        super().__post_init__()
         if self.gen_length % self.block:
             raise DllmBenchError(
                 f"A block of {self.block} does not divide the generation length "

@@ -442,9 +442,11 @@ def test_a_warm_up_renews_nothing_and_as_released_may_renew_twice() -> None:
 
 @pytest.mark.parametrize("kind", RENEWING)
 def test_numbers_that_mean_nothing_are_refused(kind) -> None:
-    with pytest.raises(DllmBenchError, match=f"{kind.__name__} every is 0"):
+    with pytest.raises(DllmBenchError, match=f"{kind.__name__} has every 0"):
         kind(every=0)
-    with pytest.raises(DllmBenchError, match=f"{kind.__name__} has clock 'day'.*block, request"):
+    with pytest.raises(
+        DllmBenchError, match=f"{kind.__name__} has clock 'day'.*'block' or 'request'"
+    ):
         kind(clock="day")
     with pytest.raises(DllmBenchError, match="before -1"):
         VicinityCache(before=-1)
@@ -522,9 +524,9 @@ def test_scores_that_compare_rows_are_refused_where_masks_are_left_out() -> None
         replace(GREEDY, score=Credit(Confidence()))
     with pytest.raises(DllmBenchError, match="DKVGreedyCache needs a select with an order that is"):
         replace(GREEDY, select=TopK())
-    with pytest.raises(DllmBenchError, match="every 0 and window 4"):
+    with pytest.raises(DllmBenchError, match="has every 0"):
         DKVGreedyCache(every=0)
-    with pytest.raises(DllmBenchError, match="Drawn steps is 0"):
+    with pytest.raises(DllmBenchError, match="Drawn has steps 0"):
         Drawn(0)
 
 
@@ -561,7 +563,7 @@ def test_a_density_of_1_everywhere_is_no_prior_and_nonsense_is_refused(model) ->
         replace(BASE, score=Density(NegEntropy()))
     with pytest.raises(DllmBenchError, match="D2Cache has sigma 0"):
         D2Cache(sigma=0.0)
-    with pytest.raises(DllmBenchError, match="current 0, rollout 0.1"):
+    with pytest.raises(DllmBenchError, match="D2Cache has current 0"):
         D2Cache(current=0)
     with pytest.raises(DllmBenchError, match="D2Cache needs a score with raw confidence"):
         replace(D2, score=Credit(Confidence()))

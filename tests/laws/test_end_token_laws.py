@@ -129,8 +129,8 @@ def test_eot_alone_may_come_last() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: replace(LLADA, forbid="mask"), "forbid 'mask'; choose among eos, eot, ends"),
-        (lambda: Confidence(last="all"), "last 'all'; choose among eos, eot, ends"),
+        (lambda: replace(LLADA, forbid="mask"), "forbid 'mask'; give 'eos' or 'eot' or 'ends'"),
+        (lambda: Confidence(last="all"), "last 'all'; give 'eos' or 'eot' or 'ends'"),
         (lambda: Epsilon(alg_temp=0.0), "Epsilon has alg_temp 0.0"),
         (lambda: Origin(alg_temp=1.0), "the same at every mask"),
     ],

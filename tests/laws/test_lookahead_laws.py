@@ -220,11 +220,11 @@ def test_ranking_and_vote_read_the_raw_confidence() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Lookahead(-1), "k is -1"),
+        (lambda: Lookahead(-1), "k -1; give a whole number of 0 or more"),
         (lambda: Lookahead(2, alpha=1.5), "alpha 1.5"),
         (lambda: Lookahead(2, sliding=0), "sliding 0"),
         (lambda: Lookahead(2, sliding=4, fraction=0.5), "sliding 4 and fraction 0.5"),
-        (lambda: Lookahead(2, reads="both"), "reads 'both'; choose among fused, raw"),
+        (lambda: Lookahead(2, reads="both"), "reads 'both'; give 'fused' or 'raw'"),
     ],
 )
 def test_impossible_numbers_are_refused(make, sentence) -> None:

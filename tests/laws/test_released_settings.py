@@ -130,7 +130,7 @@ def test_a_falling_threshold_begins_at_one_and_stops_at_tau(
     assert chosen(make(None), probability) == [0, 2, 3]
     falling = [chosen(make(0.1), probability, forwards) for forwards in (0, 1, 3, 5, 50)]
     assert falling == [[0], [0], [0, 3], [0, 2, 3], [0, 2, 3]]
-    with pytest.raises(DllmBenchError, match="has fall -1.0; give 0 or more"):
+    with pytest.raises(DllmBenchError, match="has fall -1.0; give a number of 0 or more"):
         make(-1.0)
 
 

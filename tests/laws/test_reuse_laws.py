@@ -71,7 +71,7 @@ def test_approximate_reuse_feeds_less_of_a_prompt_that_is_one_block() -> None:
 def test_full_attention_is_never_exact() -> None:
     with pytest.raises(DllmBenchError, match="choose reuse approximate or none"):
         BlockCache("full", reuse="exact")
-    with pytest.raises(DllmBenchError, match="reuse 'all'; choose among"):
+    with pytest.raises(DllmBenchError, match="reuse 'all'; give 'none' or"):
         BlockCache(reuse="all")  # type: ignore[arg-type]
 
 

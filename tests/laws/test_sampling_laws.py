@@ -246,8 +246,8 @@ def test_what_was_drawn_is_what_is_committed(explore) -> None:
         (lambda: Gumbel(temperature=-1.0), "Gumbel has temperature -1.0"),
         (lambda: Sampled(temperature=-0.1), "Sampled has temperature -0.1"),
         (lambda: Sampled(top_p=0.0), "Sampled has top_p 0.0"),
-        (lambda: Sampled(top_k=0), "and top_k 0"),
-        (lambda: Gumbel(precision="bfloat16"), "choose among float32, float64"),
+        (lambda: Sampled(top_k=0), "Sampled has top_k 0"),
+        (lambda: Gumbel(precision="bfloat16"), "give 'float32' or 'float64'"),
         (
             lambda: replace(DECODER, score=Gumbel(Credit(Confidence()))),
             "Gumbel needs a inner with scores of the logits alone.*Credit",

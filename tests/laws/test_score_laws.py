@@ -395,10 +395,10 @@ def test_credit_leaves_its_memory_as_it_is_whatever_reads_it(sampler) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Confidence("float16"), "Confidence has precision 'float16'; choose among"),
+        (lambda: Confidence("float16"), "Confidence has precision 'float16'; give 'float32' or"),
         (lambda: NegEntropy(eps=-1.0), "NegEntropy has eps -1.0"),
-        (lambda: Credit(Confidence(), beta=1.2), "Credit has alpha 0.65, beta 1.2"),
-        (lambda: Credit(Confidence(), scope="row"), "Credit has scope 'row'; choose among block"),
+        (lambda: Credit(Confidence(), beta=1.2), "Credit has beta 1.2"),
+        (lambda: Credit(Confidence(), scope="row"), "Credit has scope 'row'; give 'block' or"),
         (lambda: Credit(Credit(Confidence())), "Credit has another Credit"),
     ],
 )

@@ -203,9 +203,9 @@ def test_steps_are_counted_in_one_open_block(select) -> None:
     [
         (lambda: FrechetBound(-0.1), "FrechetBound has delta -0.1"),
         (lambda: Epsilon(0), "Epsilon has steps 0"),
-        (lambda: Origin(4, eps=2.0), "Origin has steps 4 and eps 2.0"),
+        (lambda: Origin(4, eps=2.0), "Origin has eps 2.0"),
         (lambda: Origin(4, ties="canvas"), "Origin has alg_temp None and ties canvas"),
-        (lambda: Ration(Threshold(0.9), 0), "Ration steps is 0"),
+        (lambda: Ration(Threshold(0.9), 0), "Ration has steps 0"),
         (lambda: Hierarchy(0.9, low=7), "Hierarchy has low 7"),
     ],
 )

@@ -284,5 +284,5 @@ def test_selectors_choose_in_each_branch_by_its_scores(name: str) -> None:
 
 
 def test_a_base_alone_is_needed() -> None:
-    with pytest.raises(DllmBenchError, match="draft_steps is 0; give 1 or more"):
+    with pytest.raises(DllmBenchError, match="draft_steps 0; give a whole number of 1 or more"):
         SelfDraft(0)

@@ -95,7 +95,7 @@ def test_it_is_dinfers_loop(model: Any, smooths: bool) -> None:
         NoCache(),
         PrefixCache(),
         DualCache(every=2),
-        VicinityCache(4, 4),
+        VicinityCache(before=4, after=4),
         DPadCache(window=6, number=3, law="uniform"),
         SparseCache(),
     ],
@@ -159,7 +159,7 @@ def test_the_default_is_none_and_leaves_the_hash_of_a_run_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"smoothing": -0.1}, "smoothing is -0.1; give a weight of 0"),
+        ({"smoothing": -0.1}, "smoothing -0.1; give a number of 0"),
         ({"guidance": 1.0}, "smoothing 0.3 needs a guidance with one prompt, which guidance 1.0"),
         ({"cache": CausalCache(), "schedule": Blocks(1)}, "smoothing 0.3 needs a cache with"),
     ],
