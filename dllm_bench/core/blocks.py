@@ -24,12 +24,17 @@ class BlockGrid:
     """Where the blocks of a canvas lie; the last one may be short."""
 
     origin: int  # position at which block 0 begins; what lies before it is one block
-    block: int  # P, positions of a block
+    size: int | None  # positions of a block; None: the whole generation is one
     prompt_len: int
     length: int  # L
     ends: tuple[int, ...] = ()  # where the first blocks end, if a schedule chose; those behind them
     # have `block` positions
     sees_future: bool = True  # whether the model sees the masks behind the open blocks
+
+    @property
+    def block(self) -> int:
+        """P, positions of a block."""
+        return self.size or max(self.length - self.prompt_len, 1)
 
     @property
     def blocks(self) -> int:

@@ -17,12 +17,9 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.decoder import Condition, Conditions, Piece
-from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.round import Round, Scores
 from dllm_bench.core.state import DecodeState
-
-Reuse = Literal["none", "exact", "approximate"]
-
 
 Reads = Literal["masked", "window", "fed"]
 """Whose logits a piece reads: of masked positions, of all of the window, of all that was fed from
@@ -114,11 +111,6 @@ class Revise(MaskedPiece, ABC):
 class Explore(MaskedPiece, ABC):
     """Which candidate states share a forward, and which of them continues."""
 
-    @property
-    def most_branches(self) -> int:
-        """The largest K of a forward."""
-        return 1
-
     @abstractmethod
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         """K branches of a state with K = 1; the last one is the base, the state as it was.
@@ -141,15 +133,13 @@ class Schedule(MaskedPiece, ABC):
     """Which blocks of the canvas are open: the first ones, up to a number that never falls."""
 
     block: int | None  # positions of a block; None: the whole generation is one block
-    gives: ClassVar[Conditions] = frozenset({Condition.FIXED_CANVAS})
-
-    def length(self, prompt_len: int, new: int) -> int:
-        """Canvas length for `new` tokens; raises DllmBenchError if blocks do not fit it."""
-        return prompt_len + new
 
     @abstractmethod
-    def grid(self, prompt_len: int, length: int) -> BlockGrid:
-        """Where the blocks lie on a canvas of `length` positions."""
+    def grid(self, prompt_len: int, new: int) -> BlockGrid:
+        """Where the blocks of the first canvas lie, whose length is that of the grid.
+
+        Raises DllmBenchError if they do not fit `new` tokens.
+        """
 
     @abstractmethod
     def opened(self, branch: BlockProgress) -> int:
@@ -180,23 +170,7 @@ class Stop(MaskedPiece, ABC):
 
 
 class Cache(MaskedPiece, ABC):
-    """What a forward feeds, and which keys and values of earlier forwards it reads.
-
-    reuse: whether the keys and values of a prompt's beginning (few-shot examples) are taken from an
-    earlier request: "exact" where they cannot depend on what follows, "approximate" where they saw
-    the rest of that request's prompt.
-    """
-
-    attention: Attention
-    reuse: Reuse = "none"
-
-    @property
-    def renewal_rounds(self) -> int | None:
-        """Rounds of a request between renewals, for counts of published loops; None: not by rounds.
-
-        A round is a forward between renewals, with the renewal before it if there is one.
-        """
-        return None
+    """What a forward feeds, and which keys and values of earlier forwards it reads."""
 
     @abstractmethod
     def plan(self, round: Round) -> ForwardPlan:

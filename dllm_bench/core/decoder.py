@@ -16,7 +16,13 @@ from typing import ClassVar, Protocol
 
 from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.decoder_summary import BlockLength as BlockLength
-from dllm_bench.core.decoder_summary import Condition, Conditions, DecoderSummary, Need
+from dllm_bench.core.decoder_summary import (
+    Condition,
+    Conditions,
+    DecoderSummary,
+    Need,
+    Number,
+)
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -104,6 +110,11 @@ class ComposedDecoder(CheckedFields, ABC):
     def any_gives(self, condition: Condition) -> bool:
         """Whether a piece gives the condition."""
         return any(condition in piece.gives for piece in self.pieces())
+
+    def number(self, kind: type[Number]) -> int | None:
+        """The number of this kind that the piece of a slot gives; None if none does."""
+        given = (one for piece in self.slots().values() for one in piece.gives)
+        return next((one.value for one in given if isinstance(one, kind)), None)
 
     @abstractmethod
     def summary(self) -> DecoderSummary:

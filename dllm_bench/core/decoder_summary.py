@@ -54,23 +54,41 @@ class Condition(StrEnum):
 
 
 @dataclass(frozen=True)
-class BlockLength:
-    """The condition that blocks have this many positions."""
+class Number:
+    """A number that a piece gives; see the subclasses."""
 
-    positions: int
+    value: int
+
+
+@dataclass(frozen=True)
+class BlockLength(Number):
+    """Blocks have this many positions."""
 
     def __str__(self) -> str:
-        return f"blocks of {self.positions}"
+        return f"blocks of {self.value}"
 
 
-Conditions = frozenset[Condition | BlockLength]
+@dataclass(frozen=True)
+class MostBranches(Number):
+    """A forward has at most this many branches; one if no piece says so."""
+
+
+@dataclass(frozen=True)
+class RenewalRounds(Number):
+    """Number of rounds of a request between renewals of the cache, for counts of published loops.
+
+    A round is a forward between renewals, with the renewal before it if there is one.
+    """
+
+
+Conditions = frozenset[Condition | Number]
 
 
 class Need(NamedTuple):
     """A condition that the piece in a slot has to give."""
 
     slot: str  # the piece's own field ("inner"), the decoder's ("schedule", "score", ...), "model"
-    condition: Condition | BlockLength
+    condition: Condition | Number
 
 
 @dataclass(frozen=True)

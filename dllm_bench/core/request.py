@@ -117,7 +117,7 @@ class Generation:
     cut: dict[str, int]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
     trace: Trace = field(default_factory=Trace)
     text: str = ""  # filled by the runner
-    renewal_rounds: int | None = None  # `Cache.renewal_rounds`, for counts of published loops
+    renewal_rounds: int | None = None  # `RenewalRounds`, for counts of published loops
     likelihoods: tuple[Likelihood, ...] = ()  # of the request's options; `ids` are the best one's
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.decoder import Need
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.request import Request
 from dllm_bench.core.state import CUT, DecodeState, MemoKey
 
 
@@ -63,12 +64,16 @@ LENGTH = "length"  # host: length of a canvas that was cut or inserted into
 class Round:
     """One request as its pieces see it; from the pick to the next `on_start` of one branch."""
 
+    request: Request
+    """Prompt, limits and randomness that the caller gave."""
     state: DecodeState
     """Tokens and memo of the branches; of several workers, this one's between plan and pick."""
     kv: KVCache
     """Keys and values of the request."""
     model: Denoiser
     """The model that makes the forwards."""
+    decoder: object
+    """The decoder; equal ones compute equal keys and values."""
     window: Window = field(init=False)
     """What is decoded: of the last round until blocks are opened; none in the first `on_start`."""
     plan: ForwardPlan = field(init=False)
@@ -129,6 +134,13 @@ class Round:
     def on_host(self, key: Hashable) -> Tensor:
         """What was asked for of every canvas position, on the host (L,)."""
         return torch.tensor(self.host[key])[: self.state.length]
+
+    def reuse_prefix(self, grid: int) -> None:
+        """Take K/V of the prompt's beginning from the request before, in spans of `grid` positions.
+
+        To be called before the first forward; see `Denoiser.reuse_prefix`.
+        """
+        self.model.reuse_prefix(self.kv, self.request.prompt_ids, grid, by=self.decoder)
 
     def revise(
         self, remask_KW: Tensor, write_KW: Tensor, ids_KW: Tensor, show_KW: Tensor | None = None

@@ -31,7 +31,7 @@ from dllm_bench.core.contracts import (
 )
 from dllm_bench.core.declared import Amount
 from dllm_bench.core.decoder import FIXED_CANVAS, ComposedDecoder, Condition, Piece, parts_of
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder_summary import DecoderSummary, MostBranches, RenewalRounds
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, SpecialTokens
@@ -81,11 +81,12 @@ class MaskedDecoder(ComposedDecoder):
         return {**super().slots(), **switches}
 
     def summary(self) -> DecoderSummary:
+        full = Condition.FULL_ATTENTION in self.cache.gives
         return DecoderSummary(
-            branches=self.explore.most_branches,
+            branches=self.number(MostBranches) or 1,
             block=self.schedule.block,
             one_token_per_forward=Condition.ONE_PER_FORWARD in self.select.gives,
-            attention=self.cache.attention,
+            attention="full" if full else "block_causal",
             caches=Condition.NO_CACHE not in self.cache.gives,
             explores=Condition.ONE_BRANCH not in self.explore.gives,
             stops_on_end_token=self.any_gives(Condition.STOPS_ON_END),
@@ -139,7 +140,7 @@ class MaskedDecoder(ComposedDecoder):
             round.state = self.explore.spawn(round.state, last)
             masked_KL = yield from self._learn(round, tracker.to_end)
             if not self._open_blocks(masked_KL, round, tracker, log):
-                return log.generation(request, round)
+                return log.generation(round)
             round.plan = self.cache.plan(round)
             self._act("on_plan", round)
             branches, window = round.state, round.window
@@ -159,7 +160,7 @@ class MaskedDecoder(ComposedDecoder):
                 round.ask(FORCED, forced)
             self._act("on_commit", round)
             round.state.forwards += 1
-            self._check_progress(request, round, log)
+            self._check_progress(round, log)
             last = (round.scores, round.window)
 
     @cached_property
@@ -192,18 +193,15 @@ class MaskedDecoder(ComposedDecoder):
         if request.pinned:
             asked[f"request {request.id!r} with pinned tokens"] = frozenset({FIXED_CANVAS})
         self.check_run_fits(model, asked)
-        length = self.schedule.length(len(request.prompt_ids), request.max_new_tokens)
-        state = DecodeState.start(request, model.special, model.device, length)
+        grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
+        state = DecodeState.start(request, model.special, model.device, grid.length)
         if self._revises:
             state.changes_KL = torch.zeros_like(state.born_KL)
         kv = model.new_cache(state.length)
-        if self.cache.reuse != "none":
-            grid = (self.schedule.block or 1) if self.cache.reuse == "exact" else 1
-            model.reuse_prefix(kv, request.prompt_ids, grid, by=self)
         whole, to_end = map(self.any_gives, (Condition.FROM_FIRST_BLOCK, Condition.TO_LAST_BLOCK))
-        tracker = WindowTracker(self.schedule, state.prompt_len, whole, to_end)
-        log = RoundLog(kv, self._drafts, self.cache.renewal_rounds)
-        return Round(state, kv, model), tracker, log
+        tracker = WindowTracker(self.schedule, grid, whole, to_end)
+        log = RoundLog(kv, self._drafts, self.number(RenewalRounds))
+        return Round(request, state, kv, model, decoder=self), tracker, log
 
     def _forbidden(self, special: SpecialTokens) -> list[int]:
         """Tokens that are taken out of the model's distribution."""
@@ -247,10 +245,9 @@ class MaskedDecoder(ComposedDecoder):
         length, base = host.get(LENGTH, [branches.length])[0], branches.branches - 1
         branches.truncate(length)
         log.learn(round, moves=Condition.FIXED_CANVAS not in self.schedule.gives)
-        tracker.ends += tuple(host.get(END, ()))
-        closed = host.get(CLOSED, [0] * branches.branches)
+        closed, stays = host.get(CLOSED, [0] * branches.branches), host.get(HOLD, ())
         progress = tracker.progress(
-            length, log.winner, host.get(MASKS, ()), closed, host.get(HOLD, ())
+            length, log.winner, host.get(MASKS, ()), closed, stays, host.get(END, ())
         )
         opened = list(map(self.schedule.opened, progress))
         masks = progress[-1].open_masks(opened[-1])
@@ -359,7 +356,7 @@ class MaskedDecoder(ComposedDecoder):
         )
         return without_unfed(scores, plan, branches.special.mask)
 
-    def _check_progress(self, request: Request, round: Round, log: RoundLog) -> None:
+    def _check_progress(self, round: Round, log: RoundLog) -> None:
         """Refuse to loop forever: a round commits nothing if all candidates are the mask token, and
         a reviser may take back what the selector commits.
         """
@@ -375,7 +372,8 @@ class MaskedDecoder(ComposedDecoder):
                 "decoder.forbid_mask=true."
             )
         raise DllmBenchError(
-            f"Request {request.id!r} is not decoded after {len(log.forwards)} forwards: {reason}"
+            f"Request {round.request.id!r} is not decoded after {len(log.forwards)} forwards: "
+            f"{reason}"
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.denoiser import Execution, ForwardPlan, KVCache, RowWork
-from dllm_bench.core.request import Generation, Request, cut_reasons
+from dllm_bench.core.request import Generation, cut_reasons
 from dllm_bench.core.round import INSERTED, Round
 from dllm_bench.core.state import CUT, MASKED, DecodeState
 from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
@@ -29,7 +29,7 @@ class RoundLog:
 
     kv: KVCache
     verifies: bool  # whether branches are drafts
-    renewal_rounds: int | None  # `Cache.renewal_rounds`
+    renewal_rounds: int | None  # `RenewalRounds`
     ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
     forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
     used: list[tuple[int, RowWork | None, Execution]] = field(default_factory=list)
@@ -105,9 +105,9 @@ class RoundLog:
             forwards[index] = replace(forwards[index], canvas=canvas, inserted=inserted)
         return Trace(forwards)
 
-    def generation(self, request: Request, round: Round) -> Generation:
+    def generation(self, round: Round) -> Generation:
         """All tokens of opened blocks, those after the first end token included."""
-        state = round.state
+        request, state = round.request, round.state
         span = slice(state.prompt_len, self.open_end)
         ids = tuple(state.tokens_KL[-1, span].tolist())
         born = tuple(state.born_KL[-1, span].tolist())

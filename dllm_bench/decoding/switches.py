@@ -87,7 +87,7 @@ def with_added(plan: ForwardPlan, added_KLH: Tensor) -> ForwardPlan:
     return replace(plan, added_KFH=added_KFH)
 
 
-FIRST, GROWTH = 0.15, 0.02  # dInfer's cont_weight_init and cont_weight_growth, which no script sets
+FIRST, RISE = 0.15, 0.02  # dInfer's cont_weight_init and cont_weight_growth, which no script sets
 
 EXPECTED = MemoKey[Tensor]("smoothing.expected")  # weighted mean embeddings, 0 at first, (K, L, H)
 
@@ -123,7 +123,7 @@ class Smoothing(MaskedPiece):
     def on_scores(self, round: Round) -> None:
         """Remember the weighted mean embeddings of the rows that were computed."""
         branches = round.state
-        weight = min(FIRST + GROWTH * branches.forwards, self.most)
+        weight = min(FIRST + RISE * branches.forwards, self.most)
         mean_KRH = weight * round.model.mean_embeddings(round.rows_KRV)
         known_KLH = branches.memo.get(EXPECTED)
         if known_KLH is None:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import BlockProgress, Window
+from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Schedule
 from dllm_bench.core.transfer import to_device
 
@@ -19,12 +19,11 @@ class WindowTracker:
     """Follows the blocks of one request from round to round."""
 
     schedule: Schedule
-    prompt_len: int
+    grid: BlockGrid
     whole: bool = False  # whether windows begin with the first block
     to_end: bool = False  # whether windows end with the last block, open or not
     opened: Sequence[int] = (0,)  # how many blocks each branch of the last round had open
     first: int = 0  # block with which that window begins
-    ends: tuple[int, ...] = ()  # where blocks end that a piece has ended
 
     def progress(
         self,
@@ -33,16 +32,15 @@ class WindowTracker:
         masks: Sequence[int],
         closed: Sequence[int],
         stays: Sequence[int] = (),
+        ends: Sequence[int] = (),
     ) -> list[BlockProgress]:
         """Every branch at the beginning of a round; `masks`: `masks_per_block` of the last window,
-        flattened."""
-        grid = self.schedule.grid(self.prompt_len, length)
-        if self.ends:
-            grid = replace(grid, ends=self.ends)
+        flattened; `ends`: where blocks end that a piece has ended in that round."""
+        self.grid = replace(self.grid, length=length, ends=(*self.grid.ends, *ends))
         blocks, opened = len(masks) // len(closed), self.opened[winner]
         return [
             BlockProgress(
-                grid,
+                self.grid,
                 self.first,
                 masks[k * blocks : (k + 1) * blocks],
                 opened,
@@ -58,7 +56,7 @@ class WindowTracker:
         """The next window: from the base's first unfinished block to the last open one of any
         branch; `opened` blocks are open in each.
         """
-        grid = branches[-1].grid
+        grid = self.grid
         ends = [grid.start(n) for n in opened]
         first = BlockProgress(grid).finished if self.whole else branches[-1].finished
         start, stop = grid.start(first), grid.length if self.to_end else max(ends)
@@ -80,7 +78,7 @@ class WindowTracker:
             must_KN=self._must(branches, range(first, blocks), masked_KL.device),
             visible_K=None if grid.sees_future else end_K,
             masks=sum(map(BlockProgress.open_masks, branches, opened)),
-            end_known=first < len(self.ends),
+            end_known=first < len(grid.ends),
         )
 
     def _must(

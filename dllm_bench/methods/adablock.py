@@ -51,9 +51,9 @@ class AdaBlock(Blocks):
         if not self.delimiters:
             raise DllmBenchError("AdaBlock has no delimiters; give one token id or more.")
 
-    def grid(self, prompt_len: int, length: int) -> BlockGrid:
-        searched = self._searched(length - prompt_len)
-        return BlockGrid(prompt_len, max(self.block, searched), prompt_len, length)
+    def grid(self, prompt_len: int, new: int) -> BlockGrid:
+        longest = max(self.block, self._searched(new))
+        return BlockGrid(prompt_len, longest, prompt_len, prompt_len + new)
 
     def on_scores(self, round: Round) -> None:
         """End a block by the scores of its first forward."""

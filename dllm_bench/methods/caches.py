@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache, Reuse
+from dllm_bench.core.contracts import Cache
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import BlockLength, Condition, Conditions, Need
+from dllm_bench.core.decoder_summary import RenewalRounds
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -39,6 +40,18 @@ def spans_given(attention: Attention, final: bool = True) -> Conditions:
     own = Condition.FULL_ATTENTION if full else Condition.FINAL_KV
     given = {Condition.FED_WINDOW, Condition.OWN_SPANS}
     return frozenset(given | ({own} if full or final else set()))
+
+
+Reuse = Literal["none", "exact", "approximate"]
+"""Whether the keys and values of a prompt's beginning (few-shot examples) are taken from an earlier
+request: "exact" where they cannot depend on what follows, "approximate" where they saw the rest of
+that request's prompt."""
+
+
+def reuse_prefix(reuse: Reuse, round: Round) -> None:
+    """Take them before the first forward: whole blocks where the reuse is exact."""
+    if reuse != "none" and not round.begun:
+        round.reuse_prefix(round.window.block if reuse == "exact" else 1)
 
 
 @register("cache.none")
@@ -84,12 +97,12 @@ class CausalCache(Cache):
     decoder.
     """
 
-    attention: Attention = field(default="block_causal", init=False)
     reuse: Reuse = "none"
     gives: ClassVar[Conditions] = frozenset({Condition.FINAL_KV})
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", BlockLength(1))})
 
     def plan(self, round: Round) -> ForwardPlan:
+        reuse_prefix(self.reuse, round)
         window, kv = round.window, round.kv
         fed = (kv.length, window.start)
         return ForwardPlan(
@@ -97,7 +110,7 @@ class CausalCache(Cache):
             feed=fed,
             rows=(window.start, window.stop),
             store=fed,
-            attention=self.attention,
+            attention="block_causal",
             block=1,
         )
 
@@ -127,13 +140,9 @@ class PrefixCache(Cache):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """By its attention."""
-        return spans_given(self.attention)
-
-    @property
-    def renewal_rounds(self) -> int | None:
-        """`every`, if it counts rounds of the request."""
-        return self.every if self.clock == "request" else None
+        """By its attention; `every`, if it counts rounds of the request."""
+        every = self.every if self.clock == "request" else None
+        return spans_given(self.attention) | ({RenewalRounds(every)} if every else set())
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv
@@ -249,6 +258,7 @@ class BlockCache(Cache):
         return frozenset(needs)
 
     def plan(self, round: Round) -> ForwardPlan:
+        reuse_prefix(self.reuse, round)
         window, kv = round.window, round.kv
         held = min(kv.length, window.start)
         return ForwardPlan(

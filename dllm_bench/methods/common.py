@@ -476,21 +476,17 @@ class Blocks(Schedule):
         gives |= {BlockLength(self.block) if self.block else Condition.WHOLE_GENERATION}
         return frozenset(gives | ({Condition.ABSOLUTE_BLOCKS} if self.absolute else set()))
 
-    def length(self, prompt_len: int, new: int) -> int:
+    def grid(self, prompt_len: int, new: int) -> BlockGrid:
         one_short = self.block and new < self.block <= LONGEST
         if self.block and not (self.absolute or self.short or one_short):
             check_divides(self.block, new, "schedule.short=true, which lets the last one be short")
         short = -(prompt_len + new) % self.block if self.whole and self.block else 0
-        return prompt_len + new + short
+        origin, length = 0 if self.absolute else prompt_len, prompt_len + new + short
+        return BlockGrid(origin, self.block, prompt_len, length, sees_future=self.sees_future)
 
     def on_plan(self, round: Round) -> None:
         if not self.sees_rest:
             round.plan = replace(round.plan, alone=round.state.wanted)
-
-    def grid(self, prompt_len: int, length: int) -> BlockGrid:
-        origin = 0 if self.absolute else prompt_len
-        block = self.block or max(length - prompt_len, 1)
-        return BlockGrid(origin, block, prompt_len, length, sees_future=self.sees_future)
 
     def opened(self, branch: BlockProgress) -> int:
         """A closed branch finishes a block that it has begun and opens no other.
@@ -546,16 +542,13 @@ class Pipeline(Schedule):
         always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
         return frozenset({*always, BlockLength(self.block), *single})
 
-    def length(self, prompt_len: int, new: int) -> int:
+    def grid(self, prompt_len: int, new: int) -> BlockGrid:
         if self.floor and new >= self.block:
             new -= new % self.block
         fits = "schedule.floor=true, which makes as many as fit" if new > self.block else ""
         check_divides(self.block, new, fits)
-        return super().length(prompt_len, new)
-
-    def grid(self, prompt_len: int, length: int) -> BlockGrid:
         seen = self.sees_future
-        return BlockGrid(prompt_len, self.block, prompt_len, length, sees_future=seen)
+        return BlockGrid(prompt_len, self.block, prompt_len, prompt_len + new, sees_future=seen)
 
     def opened(self, branch: BlockProgress) -> int:
         last = branch.opened - 1

@@ -13,7 +13,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Reads, Score, Scores
 from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
+from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -135,7 +135,6 @@ class D2Cache(Cache):
     sigma: PositiveAmount = 10.0  # standard deviation of the density's Gaussian, in positions
     inflate: Count = 0  # positions of a gap that is fed too
     released: bool = False  # confidences, blocks and rows as in the released code
-    attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(
         {

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import HELD, BlockProgress, Window
+from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Reads, Score, Scores
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
@@ -105,8 +105,8 @@ class Daedal(Blocks):
         lost = {Condition.HELD_BLOCKS, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
         return super().gives - lost | spans
 
-    def length(self, prompt_len: int, new: int) -> int:
-        return prompt_len + min(self.initial, new)
+    def grid(self, prompt_len: int, new: int) -> BlockGrid:
+        return super().grid(prompt_len, min(self.initial, new))
 
     def opened(self, branch: BlockProgress) -> int:
         """None while the length is sought."""

@@ -14,7 +14,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Scores, Select
 from dllm_bench.core.declared import Count, Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
+from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -106,7 +106,6 @@ class DKVCache(Cache):
     early: bool = False  # whether a row is kept as soon as it predicts no mask, itself still masked
     released_end: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether a row that
     # predicts nothing, the last one where logits are shifted, is kept with its left neighbour only
-    attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
 
@@ -178,7 +177,6 @@ class DKVGreedyCache(Cache):
 
     every: Positive = 2  # forwards of a block between those that feed everything
     window: Count = 4  # masks fed around each position that is committed next
-    attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(
         {ONE_BRANCH, Need("select", Condition.KNOWN_ORDER), Need("score", Condition.ROW_BY_ROW)}

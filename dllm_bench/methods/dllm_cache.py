@@ -11,7 +11,7 @@ it is. The first layer computes everything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.nn.functional import cosine_similarity
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.declared import Positive, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import stable_top
@@ -68,7 +68,6 @@ class DLLMCache(Cache):
     prompt_every: Positive = 100  # forwards of the request between those that compute the prompt
     every: Positive = 7  # the same of the response
     share: Proportion = 0.25  # of the response's rows that a layer computes in the other forwards
-    attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
 
@@ -76,8 +75,8 @@ class DLLMCache(Cache):
         branches, window, kv = round.state, round.window, round.kv
         plan, now = NoCache().plan(round), branches.forwards
         span = (0, window.visible)
-        grown = kv.length < window.visible  # positions that no forward has computed
-        renews = now % self.prompt_every == 0, now % self.every == 0 or grown
+        fresh = kv.length < window.visible  # positions that no forward has computed
+        renews = now % self.prompt_every == 0, now % self.every == 0 or fresh
         rule = MostChanged(branches.prompt_len, window.visible, *renews, self.share)
         kind = ForwardKind.REFRESH if any(renews) else ForwardKind.DENOISE
         return replace(plan, kind=kind if now else ForwardKind.PREFILL, store=span, recompute=rule)

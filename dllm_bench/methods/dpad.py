@@ -21,7 +21,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.declared import Count, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import true_indices
@@ -45,7 +45,6 @@ class DPadCache(Cache):
     sigma: PositiveAmount = 4.0  # z at the end of the window, for "gaussian"
     scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"
     number: Count = 0  # positions that stay, for "uniform"
-    attention: Attention = field(default="full", init=False)
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             ONE_BRANCH,

@@ -26,7 +26,7 @@ from torch.nn.functional import cosine_similarity
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.declared import Amount, Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -97,7 +97,6 @@ class ElasticCache(Cache):
 
     window: Positive = 16  # masks
     gamma: Amount = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
-    attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("score", Condition.ROW_BY_ROW)})
 

@@ -12,7 +12,7 @@ from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Schedule, Scores, Select
 from dllm_bench.core.declared import Positive, PositiveAmount
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState
@@ -160,11 +160,9 @@ class SubBlocks(Schedule):
                 "divides the block."
             )
 
-    def length(self, prompt_len: int, new: int) -> int:
-        wanted = prompt_len + new
-        return wanted + (-wanted % self.block if self.whole else 0)
-
-    def grid(self, prompt_len: int, length: int) -> SubBlockGrid:
+    def grid(self, prompt_len: int, new: int) -> SubBlockGrid:
+        length = prompt_len + new
+        length += -length % self.block if self.whole else 0
         return SubBlockGrid(0, self.block, prompt_len, length, small=self.small)
 
     def opened(self, branch: BlockProgress) -> int:
@@ -196,7 +194,6 @@ class HierarchicalCache(Cache):
     """
 
     inside: bool = False  # whether forwards may feed the open sub-block alone
-    attention: Attention = field(default="block_causal", init=False)
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.SUB_BLOCKS)})
 
     @property
@@ -217,7 +214,7 @@ class HierarchicalCache(Cache):
             feed=feed,
             rows=(window.start, window.stop),
             store=store,
-            attention=self.attention,
+            attention="block_causal",
             block=window.block,
             origin=window.origin,
         )

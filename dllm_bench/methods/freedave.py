@@ -19,7 +19,6 @@ is not lossless.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Condition, Conditions
+from dllm_bench.core.decoder_summary import MostBranches
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import confidence_order, first_of
@@ -43,11 +43,11 @@ class SelfDraft(Explore):
     """Makes drafts next to the base and continues with the deepest one that is confirmed."""
 
     draft_steps: Positive  # branches of a forward, the base included; 1: no drafts
-    gives: ClassVar[Conditions] = frozenset({Condition.DRAFTS})
 
     @property
-    def most_branches(self) -> int:
-        return self.draft_steps
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """The base and its drafts."""
+        return frozenset({Condition.DRAFTS, MostBranches(self.draft_steps)})
 
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         if last is None or self.draft_steps == 1:

@@ -24,7 +24,8 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.declared import Count, Positive, PositiveProportion, Proportion
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import Condition, Conditions, Need
+from dllm_bench.core.decoder_summary import MostBranches
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -77,8 +78,9 @@ class Lookahead(Explore):
         return frozenset({raw} if self.reads == "raw" else ())
 
     @property
-    def most_branches(self) -> int:
-        return 1 + self.lookaheads
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """The base and its lookaheads."""
+        return frozenset({MostBranches(1 + self.lookaheads)})
 
     @property
     def lookaheads(self) -> int:

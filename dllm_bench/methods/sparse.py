@@ -10,7 +10,7 @@ and read what its layers kept. The maximum makes equal ratings: the lower positi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.functional import max_pool1d
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.declared import Positive, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
@@ -63,7 +63,6 @@ class SparseCache(Cache):
     keep: Proportion = 0.5  # share of the positions outside of the block
     kernel: Positive = 3  # positions of which the highest rating counts, an odd number
     released_ties: bool = False  # equal ratings in the order of `torch.topk`, as released
-    attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, ONE_OPEN_BLOCK})
 

@@ -150,7 +150,7 @@ def _choose_rows(
     if rule.also_R is not None:
         chosen.append(rule.also_R)
     if not chosen or always[0] < always[1]:
-        chosen.insert(0, torch.arange(*always, device=normed_1XH.device))
+        chosen = [torch.arange(*always, device=normed_1XH.device), *chosen]
     store.rows_R = torch.cat(chosen) if len(chosen) > 1 else chosen[0]
 
 

@@ -24,7 +24,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 
 Span = tuple[int, int]
-GROWTH = 1.5  # by which buffers grow at least, so that a rising need moves few of them
+LENGTHENS = 1.5  # by which buffers get longer at least, so that a rising need moves few of them
 
 
 class LayerCache:
@@ -102,7 +102,7 @@ class LayerCache:
         if not self.appends:
             return None
         start = self.spans[0][1]
-        self._grow(start + count)
+        self._lengthen(start + count)
         assert self.keys is not None
         assert self.values is not None
         stop = start + count
@@ -125,14 +125,14 @@ class LayerCache:
         stop = self.spans[0][1] + count
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
-    def _grow(self, length: int) -> None:
+    def _lengthen(self, length: int) -> None:
         """Enlarge the buffers to at least `length` positions, if all branches need more than the
         canvas.
         """
         assert self.keys is not None
         assert self.values is not None
         if length > self.keys.shape[2]:
-            length = max(length, int(GROWTH * self.keys.shape[2]))
+            length = max(length, int(LENGTHENS * self.keys.shape[2]))
             self.keys, self.values = (buffer(s, length, s) for s in (self.keys, self.values))
             self.moved = True
 

@@ -172,7 +172,7 @@ def forward_share(records: Sequence[RunRecord]) -> float:
 
 
 def parts_of(made: Made, stages: Sequence[Stage], workers: int, forwards: float) -> list[Part]:
-    """Return the parts of the whole time in the order in which they pass, without those of no time."""
+    """Return the parts of the whole time as they pass, without those that take none."""
     parts = [("clone", "install", made.installed - made.began)]
     parts.append(("clone", "imports, planning", made.planned - made.installed))
     for index, stage in enumerate(stages):

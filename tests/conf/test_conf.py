@@ -134,12 +134,12 @@ def test_a_refused_length_names_settings_that_the_decoder_has(name: str) -> None
     if not schedule or not schedule.block:
         return
     try:
-        schedule.length(10, schedule.block + 1)
+        schedule.grid(10, schedule.block + 1)
     except DllmBenchError as refused:
         assert "decoder.schedule.block" in str(refused)
         (switch,) = OF_LENGTH.findall(str(refused))
         other = compose([f"decoder={name}", f"decoder.{switch}"])["decoder"]["schedule"]
-        instantiate(other, "schedule").length(10, schedule.block + 1)
+        instantiate(other, "schedule").grid(10, schedule.block + 1)
 
 
 OF_ENTROPY = {"entropy"}  # its threshold is in nats

@@ -51,7 +51,8 @@ def test_candidates_are_the_recorded_argmax(name: str) -> None:
             Request("x", tuple(prompt), run["gen_length"]),
         )
         state = DecodeState.start(request, model.special)
-        frontier = WindowTracker(schedule, state.prompt_len)
+        grid = schedule.grid(len(prompt), run["gen_length"])
+        frontier = WindowTracker(schedule, grid)
         branches = frontier.progress(state.length, winner=0, masks=[], closed=[False])
         window = frontier.move(branches, [schedule.opened(branches[0])], state.masked_KL)
         logits_KLV = forward(model, state.tokens_KL)

@@ -72,11 +72,8 @@ class Counts(Schedule):
     def block(self) -> int | None:  # type: ignore[override]
         return self.inner.block
 
-    def length(self, prompt_len: int, new: int) -> int:
-        return self.inner.length(prompt_len, new)
-
-    def grid(self, prompt_len: int, length: int) -> BlockGrid:
-        return self.inner.grid(prompt_len, length)
+    def grid(self, prompt_len: int, new: int) -> BlockGrid:
+        return self.inner.grid(prompt_len, new)
 
     def must_progress(self, branch: BlockProgress, n: int) -> bool:
         return self.inner.must_progress(branch, n)
@@ -168,7 +165,9 @@ def test_a_block_with_an_end_token_is_decoded_to_its_end() -> None:
         ids = decoder.generate(Table(seed), REQUEST).ids
         if end in ids:
             assert prompt + len(ids) == (prompt + ids.index(end)) // 8 * 8 + 8
-            ended += prompt + len(ids) < decoder.schedule.length(prompt, REQUEST.max_new_tokens)
+            ended += (
+                prompt + len(ids) < decoder.schedule.grid(prompt, REQUEST.max_new_tokens).length
+            )
     assert ended
 
 

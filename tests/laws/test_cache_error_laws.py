@@ -44,7 +44,7 @@ CACHED = {
     name: one
     for name, one in decoders().items()
     if Condition.NO_CACHE not in one.cache.gives
-    and one.cache.attention == "full"
+    and one.summary().attention == "full"
     and not one.smoothing
 }
 

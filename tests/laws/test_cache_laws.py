@@ -599,7 +599,7 @@ def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten
         scores = Scores(confidence_1W.long(), confidence_1W, confidence_1W, raw_KW=confidence_1W)
         window = Window(last + 1, length, length, last + 1, 8, last + 1, state.masked_KL[:, 4:])
         cache = D2Cache(current=2, rollout=0.35, released=True)
-        round = Round(state, kv, Table())
+        round = Round(REQUEST, state, kv, Table(), None)
         round.window, round.scores = window, scores
         round.logits_KXV = torch.zeros(1, length, 1)[:, : length - last - 1]
         round.plan = replace(kv.kept, rows=(last + 1, length))

@@ -260,7 +260,7 @@ def test_forty_tokens_in_blocks_of_sixteen_end_with_a_block_of_eight() -> None:
 
 def test_the_pipeline_makes_as_many_whole_blocks_as_fit() -> None:
     pipeline = Pipeline(12, 0.5, 0.9, floor=True)
-    assert Pipeline(48, 0.1, 0.95, floor=True).length(100, 256) == 340
+    assert Pipeline(48, 0.1, 0.95, floor=True).grid(100, 256).length == 340
     found, whole = (decode(replace(BASE, schedule=pipeline), new) for new in (32, 24))
     assert (found.ids, found.born) == (whole.ids, whole.born)
     assert len(found.ids) == 24

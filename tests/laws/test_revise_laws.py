@@ -54,7 +54,7 @@ def canvas(generation: Generation) -> tuple[list[tuple[int, int]], int, int]:
 def block_of(decoder: MaskedDecoder, place: int) -> int:
     """The block of the new position `place`; a reviser of the whole canvas has one."""
     prompt = len(REQUEST.prompt_ids)
-    grid = decoder.schedule.grid(prompt, prompt + REQUEST.max_new_tokens)
+    grid = decoder.schedule.grid(prompt, REQUEST.max_new_tokens)
     if Condition.FROM_FIRST_BLOCK in decoder.revise.gives:
         return 0
     return (prompt + place - grid.origin) // grid.block

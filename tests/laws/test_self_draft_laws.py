@@ -248,7 +248,7 @@ def test_the_deepest_draft_of_the_chain_continues(made: tuple[Tensor, Tensor, Te
     drafts = [dict(filled[:k]) for k in range(branches)]
     targets = [dict(enumerate(target_W.tolist())) for target_W in target_KW]
     assert int(order_K[explore.pick(rating_K)]) == chain(drafts, targets)
-    round = Round(state, PositionCache(0, 7), Table())
+    round = Round(REQUESTS[0], state, PositionCache(0, 7), Table(), None)
     explore.on_start(round)
     assert branches == 1 or round.question().tolist() == [branches - 1]
 

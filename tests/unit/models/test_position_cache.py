@@ -6,7 +6,7 @@ import torch
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models.kv import GROWTH, PositionCache
+from dllm_bench.models.kv import LENGTHENS, PositionCache
 
 LENGTH, BRANCHES = 16, 40
 
@@ -31,4 +31,4 @@ def test_buffers_of_a_rising_need_move_a_few_times_and_the_trace_counts_them() -
         cache.keep(plan, torch.tensor(count - 1))
     assert moved == [False, True, True] + [False] * (LENGTH - 3)
     kept = cache.positions[0].keys
-    assert kept is not None and kept.shape[2] < GROWTH * (LENGTH + BRANCHES)
+    assert kept is not None and kept.shape[2] < LENGTHENS * (LENGTH + BRANCHES)
