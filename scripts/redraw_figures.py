@@ -28,7 +28,7 @@ from dllm_bench.figures.spec import PaperFigure, load_figure
 from dllm_bench.figures.write import write
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
-from dllm_bench.tables.build import build
+from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.plan import SharedRuns, plan
 from dllm_bench.tables.spec import EMBEDDED

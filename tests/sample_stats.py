@@ -8,7 +8,7 @@ from typing import Any
 from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.tables.build import measure_run
+from dllm_bench.tables.derive import measure_run
 
 
 def sample(**changes: Any) -> SampleStats:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.definitions import measure_all
-from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.site.format import align, number, percent
 from dllm_bench.store.differences import flat_settings, setting_rows
 from dllm_bench.store.record import RunRecord
@@ -157,10 +156,5 @@ def shared_ids(records: Sequence[RunRecord]) -> set[str]:
 def shared_metrics(records: Sequence[RunRecord]) -> list[dict[str, float | None]]:
     """All metrics of each run, over the samples that all runs share."""
     shared = shared_ids(records)
-    return [measure_all(samples_of(record, shared)) for record in records]
-
-
-def samples_of(record: RunRecord, ids: set[str]) -> list[SampleStats]:
-    """The samples of the record that are called so, in its order."""
-    pairs = zip(record.columns["id"], record.sample_stats, strict=True)
-    return [sample for name, sample in pairs if name in ids]
+    chosen = ([name in shared for name in record.columns["id"]] for record in records)
+    return [measure_all(record.samples[mask]) for record, mask in zip(records, chosen, strict=True)]

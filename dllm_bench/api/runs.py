@@ -35,12 +35,11 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, leaves
 from dllm_bench.store.store import Store, read_record, read_samples
-from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.cost import measured_runs
+from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_profile, load_table
 from dllm_bench.tables.plan import plan
-from dllm_bench.tables.render import as_csv
-from dllm_bench.tables.render_html import html
+from dllm_bench.tables.render import as_csv, render
 from dllm_bench.tables.spec import EMBEDDED
 
 if TYPE_CHECKING:
@@ -360,10 +359,10 @@ def acceptance(*runs: RunRecord | str, results: str | Path | None = None) -> Dat
 
     rows = list[dict[str, Any]]()
     for record in sealed_records(runs, results):
-        turns = [turn for sample in record.sample_stats for turn in sample.rounds or ()]
+        turns = [turn for rounds in record.samples.rounds for turn in rounds or ()]
         for k in range(1, max((proposed for proposed, *_ in turns), default=0) + 1):
             values = {
-                name.partition("/")[2]: measure(f"{name}@{k}", record.sample_stats)
+                name.partition("/")[2]: measure(f"{name}@{k}", record.samples)
                 for name in BY_POSITION
             }
             rows.append({**_identity_row(record), "position": k, **values})
@@ -393,7 +392,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         """The table as its page shows it, in a frame, so that its style stays there."""
-        page = escape(html(self.built))
+        page = escape(render(self.built)["html"])
         return f'<iframe srcdoc="{page}" width="100%" height="{FRAME_HEIGHT}"></iframe>'
 
 

@@ -21,8 +21,7 @@ from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.accuracy import LEVEL
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import leaves
-from dllm_bench.tables.build import measure
-from dllm_bench.tables.derive import PERCENT, derived, leaves_of, resampled
+from dllm_bench.tables.derive import PERCENT, interval, leaves_of, measure, number_of
 from dllm_bench.tables.plan import PlannedCell, combined_run
 from dllm_bench.tables.spec import SCORE
 
@@ -183,9 +182,9 @@ def evidence_of(sides: Sides) -> Evidence:
     scores = [_paired_scores(*pair) for pair in pairs] if sides.claim.is_difference else []
     if scores and all(accuracy.is_binary(side) for pair in scores for side in pair):
         return _paired_shares(scores)
-    effect, interval = derived(sides.effect)
-    drawn = resampled(sides.effect)
-    if effect is None or interval is None or drawn is None:
+    effect, *resampled = number_of(sides.effect)
+    ends, drawn = interval(sides.effect, number_of(sides.effect)), np.array(resampled)
+    if ends is None:
         raise DllmBenchError(
             f"Claim {sides.claim.name} compares {sides.claim.metric}, which has no interval by "
             "items here (the sides share not all items, or it is no mean or ratio of sums); "
@@ -201,9 +200,9 @@ def evidence_of(sides: Sides) -> Evidence:
     items = sum(len(set(map(item_id_of, record.columns["id"]))) for record in records)
     place, spread = (np.log(effect), np.log(drawn)) if is_ratio else (effect, drawn)
     same = Evidence(
-        effect=effect,
-        low=interval[0],
-        high=interval[1],
+        effect=float(effect),
+        low=ends[0],
+        high=ends[1],
         items=items,
         error=float(spread.std(ddof=1)) if np.ptp(spread) > 1e-12 else 0.0,
         centre=float(place),

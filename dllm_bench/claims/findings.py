@@ -15,7 +15,7 @@ from typing import Any
 from dllm_bench.claims import view
 from dllm_bench.claims.verdict import TESTED, ClaimVerdict, Judgement
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.tables.build import BuiltCell, BuiltTable, hardware_text
+from dllm_bench.tables.frame import BuiltTable, Row, hardware_text
 from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import CellState, distinct_runs
 from dllm_bench.tables.view import interval_text, is_empty, measured_text
@@ -237,10 +237,12 @@ def _paragraph(
     return Paragraph(plain["title"], plain["text"], numbers, commands)
 
 
-def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> BuiltCell:
+def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:
     """The one cell that an entry of the prose names."""
-    of_metric = (c for c in tables[entry["table"]].cells if c.cell.metric.name == entry["metric"])
-    found = [cell for cell in of_metric if entry["at"].items() <= cell.cell.keys.items()]
+    cells = tables[entry["table"]].cells
+    for level, name in {**entry["at"], "metric": entry["metric"]}.items():
+        cells = cells[cells.index.get_level_values(level) == name]
+    found = list(cells.itertuples())
     if len(found) != 1:
         raise DllmBenchError(
             f"{PROSE.name} asks for {entry['metric']} at {entry['at']} of {entry['table']}, which "

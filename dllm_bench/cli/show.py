@@ -17,7 +17,7 @@ from dllm_bench.site.texts import TextSource
 from dllm_bench.store.differences import flat_settings
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import RunEntry, read_record, read_samples
-from dllm_bench.tables.build import is_loaded
+from dllm_bench.tables.frame import is_loaded
 
 WIDTH = 72  # of what a grading read, in characters
 

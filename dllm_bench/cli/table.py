@@ -28,14 +28,14 @@ from dllm_bench.store.provenance import machine
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store, remove
 from dllm_bench.tables import view
-from dllm_bench.tables.build import (
+from dllm_bench.tables.cost import cost_in_words, measured_runs
+from dllm_bench.tables.frame import (
     LOAD_PER_CORE,
     BuiltTable,
     build,
     disturbed_runs,
     is_loaded,
 )
-from dllm_bench.tables.cost import cost_in_words, measured_runs
 from dllm_bench.tables.load import (
     available_here,
     load_profile,
@@ -352,30 +352,32 @@ def table_lines(built: BuiltTable) -> Iterator[str]:
     yield view.profile_text(built)
     for block in view.blocks(built):
         yield ""
-        yield " · ".join(filter(None, (block.title, f"measured: {block.measured_on}")))
-        reported = ("reported",) if block.reported_labels else ()
-        titles = [title for name in block.metrics for title in (name, *reported)]
-        yield from align([(*block.heads, *titles), *(row_cells(row) for row in block.rows)])
+        yield " · ".join(filter(None, (block["title"], f"measured: {block['measured_on']}")))
+        reported = ("reported",) if block["is_reported"] else ()
+        titles = [title for name in block["metrics"] for title in (name, *reported)]
+        rows = (row_cells(row, bool(reported)) for row in block["rows"])
+        yield from align([(*block["heads"], *titles), *rows])
     yield ""
     yield view.progress(built)
     yield from (f"cannot run here: {reason}" for reason in built.unavailable)
     yield from missing_lines(built)
 
 
-def row_cells(row: view.TableRow) -> tuple[str, ...]:
+def row_cells(row: view.Plain, is_reported: bool) -> tuple[str, ...]:
     """The row's headings, then per metric the measured and, in some blocks, reported number."""
-    measured = map(view.measured_text, row.cells)
-    if not row.reported:
-        return (*row.heads, *measured)
-    reported = (cell.cell.reported.text if cell.cell.reported else "–" for cell in row.reported)
-    pairs = zip(measured, reported, strict=True)
-    return (*row.heads, *(text for pair in pairs for text in pair))
+    texts = list(row["heads"])
+    for cell in row["cells"]:
+        texts.append(view.measured_text(cell))
+        if is_reported:
+            reported = cell and cell.planned.cell.reported
+            texts.append(reported.text if reported else view.NO_CELL)
+    return tuple(texts)
 
 
 def missing_lines(built: BuiltTable) -> Iterator[str]:
     """The cost of the missing runs, the command for all of them, and commands for single ones."""
     yield from view.cost_lines(built)
-    if any(run.is_for_elsewhere for run in distinct_runs(built.planned())):
+    if any(run.is_for_elsewhere for run in built.runs):
         flags = f"{built.profile.flags} --commands"
         yield f"commands for a machine that can: dllm-bench table {built.table.name} {flags}"
     if not built.open:
@@ -421,7 +423,7 @@ def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
         for reason, cells in empty_cell_reasons(built).items():
             yield f"{built.table.name}: {cells} cells {reason}"
         yield from (f"{built.table.name}: {line}" for line in view.cost_lines(built))
-    distinct = {run.command: run.cost for built in tables for run in built.open}
+    distinct = {r.command: built.costs.estimate(r) for built in tables for r in built.open}
     if distinct:
         cost = cost_in_words(list(distinct.values()))
         yield f"in all: {len(distinct)} different runs to make, {cost}"
@@ -431,8 +433,8 @@ def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
 def empty_cell_reasons(built: BuiltTable) -> dict[str, int]:
     """Why cells are empty, and how many; cells that can still be run are left to `cost_lines`."""
     reasons = [
-        f"{cell.status}: {cell.why}"
-        for cell in built.cells
-        if view.is_empty(cell) and not cell.run.open
+        f"{cell.status}: {cell.reason}"
+        for cell in built.cells.itertuples()
+        if view.is_empty(cell) and not cell.planned.run.open
     ]
     return dict(Counter(reasons).most_common())

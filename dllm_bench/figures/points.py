@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from statistics import mode
 
 from dllm_bench.core.errors import DllmBenchError
@@ -22,8 +23,8 @@ from dllm_bench.runs import token_replay
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, file_of_run, read_samples
-from dllm_bench.tables.build import BuiltCell, BuiltTable, build, parse_number, setting_text
 from dllm_bench.tables.derive import leaves_of
+from dllm_bench.tables.frame import BuiltTable, Row, build, parse_number, setting_text
 from dllm_bench.tables.plan import PlannedCell, distinct_runs
 from dllm_bench.tables.spec import Profile, TableMetric
 
@@ -105,14 +106,14 @@ def build_figure(
     built = build(figure.table, profile, planned)
     builder = _PointBuilder(
         figure,
-        {(*c.cell.keys.values(), c.cell.metric.name): c for c in built.cells},
+        {row.Index: row for row in built.cells.itertuples()},
         {r.identity_hash: StoredRun(r, store.path(r.spec)) for r in _records(planned)},
         profile,
     )
     points = [
         point
-        for cell in built.cells
-        if cell.cell.metric.name != figure.draw.x.metric
+        for cell in built.cells.itertuples()
+        if cell.Index[-1] != figure.draw.x.metric
         for point in builder.points(cell)
     ]
     if figure.draw.front:
@@ -176,47 +177,51 @@ class _PointBuilder:
 
     figure: PaperFigure
     """The figure."""
-    cells: Mapping[tuple[str, ...], BuiltCell]
+    cells: Mapping[tuple[str, ...], Row]
     """(facet values …, metric) -> cell."""
     runs: Mapping[str, StoredRun]
     """Hash -> sealed run."""
     profile: Profile
     """What the runs were translated with."""
 
-    def points(self, cell: BuiltCell) -> Iterator[FigurePoint]:
+    def points(self, cell: Row) -> Iterator[FigurePoint]:
         """The point of a cell, or those of its run series."""
         blank, call = self._blank(cell), self.figure.calls.get(self._metric(cell))
-        if call and cell.run.record:
+        if call and cell.planned.run.record:
             yield from self._series_points(cell, call, blank)
             return
         x = self._x(cell)
-        if cell.measured is None or call or x is None:
-            yield replace(blank, x=x, reason=cell.cell.reported_only or cell.run.short or cell.why)
+        if isnan(cell.value) or call or x is None:
+            yield replace(
+                blank,
+                x=x,
+                reason=cell.planned.cell.reported_only or cell.planned.run.short or cell.reason,
+            )
             return
-        low, high = cell.interval or (None, None)
-        yield replace(blank, x=x, y=cell.measured, low=low, high=high, n=cell.n)
+        low, high = (None, None) if isnan(cell.low) else (cell.low, cell.high)
+        yield replace(blank, x=x, y=cell.value, low=low, high=high, n=cell.n)
 
-    def _metric(self, cell: BuiltCell) -> str:
+    def _metric(self, cell: Row) -> str:
         """The metric's name in the yaml, without a position."""
-        return cell.cell.metric.name.partition("@")[0]
+        return cell.Index[-1].partition("@")[0]
 
-    def _blank(self, cell: BuiltCell) -> FigurePoint:
+    def _blank(self, cell: Row) -> FigurePoint:
         """The cell's point without its numbers."""
-        figure, keys, metric = self.figure, cell.cell.keys, self._metric(cell)
+        figure, keys, metric = self.figure, cell.planned.cell.keys, self._metric(cell)
         names = {**keys, BY_METRIC: metric}
         series = names.get(figure.draw.series, "")
         return FigurePoint(
             panel=keys.get(figure.draw.panels, ""),
             series=figure.group.get(series, series),
             quantity=figure.row(metric),
-            state=str(cell.run.state),
+            state=cell.state,
             source=_source(cell),
             run=" ".join(run.spec.identity_hash for run in cell.runs if run.spec),
             switched=" ".join(self._switched(cell)),
             at=" ".join(figure.at[name] for name in keys.values() if name in figure.at),
         )
 
-    def _switched(self, cell: BuiltCell) -> Iterator[str]:
+    def _switched(self, cell: Row) -> Iterator[str]:
         """Settings in place of those asked, but for the x axis'; of a mean, in how many of its
         runs if not in all.
         """
@@ -228,11 +233,12 @@ class _PointBuilder:
         for override, count in counts.items():
             yield override if count == len(leaves) else f"{override} ({count}/{len(leaves)})"
 
-    def _x(self, cell: BuiltCell) -> float | str | None:
+    def _x(self, cell: Row) -> float | str | None:
         """Where the cell stands on the x axis."""
-        axis, keys = self.figure.draw.x, cell.cell.keys
+        axis, keys = self.figure.draw.x, cell.planned.cell.keys
         if axis.metric:
-            return self.cells[(*keys.values(), axis.metric)].measured
+            x = self.cells[(*keys.values(), axis.metric)].value
+            return None if isnan(x) else x
         if axis.setting:
             configs = [run.config for run in cell.planned.runs if run.config]
             setting = TableMetric("x", "x", setting=axis.setting)
@@ -241,20 +247,20 @@ class _PointBuilder:
             return number_or_text(most) if most is not None else None
         if axis.facet:
             return number_or_text(self.figure.at.get(keys[axis.facet], keys[axis.facet]))
-        return number_or_text(cell.cell.metric.name.partition("@")[2]) or None
+        return number_or_text(cell.Index[-1].partition("@")[2]) or None
 
     def _series_points(
-        self, cell: BuiltCell, call: SeriesCall, blank: FigurePoint
+        self, cell: Row, call: SeriesCall, blank: FigurePoint
     ) -> Iterator[FigurePoint]:
         """The points that a run series gives for a sealed run; it may name panel and series."""
-        assert cell.run.record
-        run = self.runs[cell.run.record.identity_hash]
-        settings = call.settings_for(list(cell.cell.keys.values()))
+        assert cell.planned.run.record
+        run = self.runs[cell.planned.run.record.identity_hash]
+        settings = call.settings_for(list(cell.planned.cell.keys.values()))
         try:
             points = list(run_series(call.name)(run, settings))
             why = NO_REPLAY if call.replay_samples and not run.replays else UNDEFINED
         except DllmBenchError as error:
-            points, why = [], str(error).replace(str(run.folder), cell.run.folder)
+            points, why = [], str(error).replace(str(run.folder), cell.planned.run.folder)
         if not points:
             yield replace(blank, reason=why)
         for p in points:
@@ -262,7 +268,7 @@ class _PointBuilder:
             yield replace(named, x=p.x, y=p.y, low=p.low, high=p.high, z=p.z, n=p.n)
 
 
-def _source(cell: BuiltCell) -> str:
+def _source(cell: Row) -> str:
     """What was measured, "models on benchmarks"; of a mean, those of all its parts."""
     chosen = [leaf.run.chosen for leaf in leaves_of(cell.planned)]
     names = (sorted({c[key] for c in chosen if key in c}) for key in ("model", "benchmark"))

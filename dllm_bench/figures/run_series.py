@@ -327,8 +327,8 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     `metrics/calibration`). Temperatures are fitted on the first half of the samples; both series
     are of the second half. Settings: `positions`, `bins`.
     """
-    stats = run.record.sample_stats
-    if any(sample.survival is None for sample in stats):
+    stats = run.record.samples
+    if stats.survival.isna().any():
         return
     series = {"before": calibration.outcomes_unscaled, "after": calibration.outcomes_scaled}
     for k in settings["positions"]:

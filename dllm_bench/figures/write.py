@@ -125,7 +125,7 @@ def lines(built: BuiltFigure) -> Iterator[str]:
     yield headline(built)
     yield from (f"cannot run here: {reason}" for reason in table.unavailable)
     if table.open:
-        cost = cost_in_words([run.cost for run in table.open])
+        cost = cost_in_words([table.costs.estimate(run) for run in table.open])
         command = f"dllm-bench figure {table.table.name} {table.profile.flags} --run"
         yield f"{len(table.open)} runs to fill ({cost}): {command}"
     lacking = {point.run for point in built.without_number() if point.reason == NO_REPLAY}

@@ -11,24 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile, zip_longest
-from statistics import fmean
-from typing import Any, NamedTuple
+from dataclasses import replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dllm_bench.core.request import Generation
 from dllm_bench.core.trace import ForwardKind, Trace
-from dllm_bench.metrics import accuracy
-from dllm_bench.metrics.metric import (
-    Interval,
-    IntervalFunction,
-    MetricDefinition,
-    MetricFamily,
-    PerSample,
-    TotalRatio,
-    total_ratio,
-)
-from dllm_bench.metrics.sample_stats import SampleStats
+from dllm_bench.metrics.metric import Column, MetricDefinition, MetricFamily, Ratio
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 
 class DraftRound(NamedTuple):
@@ -97,111 +89,37 @@ def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """Counts over the rounds of one sample; tuples have one entry per position of a draft."""
+def over_rounds(count: Callable[[DraftRound], float]) -> Column:
+    """Sum over the rounds of each sample."""
 
-    rounds: int
-    committed: int  # tokens
-    proposed: tuple[int, ...]  # rounds that proposed a token at the position
-    reached: tuple[int, ...]  # of these, rounds that accepted all tokens before it
-    accepted: tuple[int, ...]  # of these, rounds that accepted this token too
+    def summed(samples: DataFrame) -> Series:
+        return samples.rounds.map(lambda rounds: sum(count(DraftRound(*r)) for r in rounds or ()))
+
+    return summed
 
 
-def acceptance_of(rounds: Sequence[DraftRound]) -> Acceptance:
-    """The counts over one sample's rounds."""
-    longest = max((r.proposed for r in rounds), default=0)
-    return Acceptance(
-        rounds=len(rounds),
-        committed=sum(r.committed for r in rounds),
-        proposed=tuple(sum(r.proposed > k for r in rounds) for k in range(longest)),
-        reached=tuple(sum(r.proposed > k <= r.accepted for r in rounds) for k in range(longest)),
-        accepted=tuple(sum(r.accepted > k for r in rounds) for k in range(longest)),
-    )
-
-
-Counts = Sequence[Acceptance]
-
-
-def acceptance_by_sample(samples: Sequence[SampleStats]) -> list[Acceptance]:
-    """The counts of every sample."""
-    return [
-        acceptance_of([DraftRound(*values) for values in sample.rounds or ()]) for sample in samples
-    ]
-
-
-def ratio(top: float, bottom: float) -> float | None:
-    """top / bottom; None if bottom is 0."""
-    return top / bottom if bottom else None
-
-
-def sum_by_position(columns: Sequence[Sequence[int]]) -> list[int]:
-    """Sums over columns of different lengths, position by position."""
-    return [sum(values) for values in zip_longest(*columns, fillvalue=0)]
-
-
-def survival_rates(counts: Counts) -> list[float]:
-    """By position k: rounds that accepted more than k tokens ÷ rounds that proposed more than k.
-
-    DeepSpec prints this as accept_rate@k.
-    """
-    accepted, proposed = (
-        sum_by_position([c.accepted for c in counts]),
-        sum_by_position([c.proposed for c in counts]),
-    )
-    return [a / p for a, p in zip(accepted, proposed, strict=True)]
-
-
-def conditional_rates(counts: Counts) -> list[tuple[float | None, int]]:
-    """By position: (share, n), where n rounds accepted all tokens before the position and `share`
-    of them accepted its token too; None for n = 0.
-    """
-    accepted, reached = (
-        sum_by_position([c.accepted for c in counts]),
-        sum_by_position([c.reached for c in counts]),
-    )
-    return [(ratio(a, r), r) for a, r in zip(accepted, reached, strict=True)]
-
-
-def length_per_sample(samples: Sequence[SampleStats]) -> float | None:
-    """Mean over samples of tokens per round."""
-    means = [c.committed / c.rounds for c in acceptance_by_sample(samples) if c.rounds]
-    return fmean(means) if means else None
-
-
-def _round_count(sample: SampleStats) -> float:
-    return len(sample.rounds or ())
-
-
-def _proposed(sample: SampleStats) -> float:
-    return sum(proposed for proposed, _, _ in sample.rounds or ())
-
-
-def _accepted(sample: SampleStats) -> float:
-    return sum(accepted for _, accepted, _ in sample.rounds or ())
-
-
-def _committed(sample: SampleStats) -> float:
-    return sum(committed for _, _, committed in sample.rounds or ())
-
-
-def _verified(sample: SampleStats) -> float:
-    """Positions the target judged: the draft tokens, and one more per round."""
-    return _proposed(sample) + _round_count(sample)
+_round_count = over_rounds(lambda r: 1)
+_proposed = over_rounds(lambda r: r.proposed)
+_accepted = over_rounds(lambda r: r.accepted)
+_committed = over_rounds(lambda r: r.committed)
+_verified = over_rounds(lambda r: r.proposed + 1)
+"""Positions the target judged: the draft tokens, and one more per round."""
 
 
 def per_round(
-    name: str, unit: str, text: str, top: PerSample, bottom: PerSample = _round_count
+    name: str, unit: str, text: str, top: Column, bottom: Column = _round_count
 ) -> MetricDefinition:
     """A ratio of sums over samples, by default per round."""
-    return MetricDefinition(name, unit, text, total_ratio(top, bottom), "rounds")
+    return MetricDefinition(name, unit, text, Ratio(top, bottom), "rounds")
 
 
-def time_per_round(name: str, text: str, seconds: PerSample) -> MetricDefinition:
-    """Milliseconds per round."""
-    metric = per_round(
-        name, "ms", f"{text} ÷ verifications.", lambda sample: 1000 * seconds(sample)
-    )
+def time_per_round(name: str, text: str, *columns: str) -> MetricDefinition:
+    """Milliseconds per round: the seconds in these columns."""
+
+    def milliseconds(samples: DataFrame) -> Series:
+        return 1000 * samples[list(columns)].sum(axis=1)
+
+    metric = per_round(name, "ms", f"{text} ÷ verifications.", milliseconds)
     return replace(metric, timed=True)
 
 
@@ -217,7 +135,7 @@ ALL = (
         "acceptance/length_per_sample",
         "tokens/round",
         "the same per sample; mean over samples, as z-lab's benchmark counts.",
-        length_per_sample,
+        Ratio(_committed, _round_count, each=True),
         "rounds",
     ),
     per_round(
@@ -257,23 +175,25 @@ ALL = (
     time_per_round(
         "round_ms",
         "time of drafting and verifying, the prefill left out",
-        lambda sample: (sample.draft_s or 0) + (sample.head_s or 0) + (sample.verify_s or 0),
+        "draft_s",
+        "head_s",
+        "verify_s",
     ),
     time_per_round(
         "round_ms/draft",
         "time of the drafter's network; of a block drafter without its sequential head",
-        lambda sample: sample.draft_s or 0,
+        "draft_s",
     ),
     time_per_round(
         "round_ms/head",
         "time of a block drafter's sequential head, which draws token after token; 0 for a "
         "drafter without one",
-        lambda sample: sample.head_s or 0,
+        "head_s",
     ),
     time_per_round(
         "round_ms/verify",
         "time of the target's forward, acceptance, and of a draft that needs no network",
-        lambda sample: sample.verify_s or 0,
+        "verify_s",
     ),
 )
 
@@ -285,21 +205,13 @@ def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]
     The interval is Wilson's, corrected for the rounds of one sample being alike.
     """
 
-    def share(k: int) -> TotalRatio:
-        return total_ratio(
-            lambda sample: sum(min(one[:2]) >= k for one in sample.rounds or ()),
-            lambda sample: sum(counts(one[0], one[1], k) for one in sample.rounds or ()),
+    def share(k: int) -> Ratio:
+        return Ratio(
+            over_rounds(lambda r: min(r.proposed, r.accepted) >= k),
+            over_rounds(lambda r: counts(r.proposed, r.accepted, k)),
         )
 
-    def bounds(k: int) -> IntervalFunction:
-        def wilson(samples: Sequence[SampleStats]) -> Interval | None:
-            pairs = [share(k).amounts(sample) for sample in samples]
-            accepted, totals = ([int(pair[i]) for pair in pairs] for i in (0, 1))
-            return accuracy.wilson_of_clusters(accepted, totals) if any(totals) else None
-
-        return wilson
-
-    return MetricFamily(name, "share", text, share, "rounds", bounds)
+    return MetricFamily(name, "share", text, share, "rounds", is_share=True)
 
 
 FAMILIES = (

@@ -16,9 +16,12 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, zip_longest
 from operator import mul
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from dllm_bench.metrics.metric import MetricFamily, MetricFunction
-from dllm_bench.metrics.sample_stats import SampleStats
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 BINS = 20
 """Equal bins of the reliability diagram and of the ECE."""
@@ -191,20 +194,18 @@ def fit_temperatures(
     return tuple(fitted)
 
 
-def observed(samples: Sequence[SampleStats]) -> list[ObservedDraft]:
+def observed(samples: DataFrame) -> list[ObservedDraft]:
     """The verified drafts of samples whose drafter has a confidence head."""
     return [
         ObservedDraft(tuple(logits[:proposed]), accepted)
-        for sample in samples
-        if sample.survival is not None
-        for (proposed, accepted, _), logits in zip(
-            sample.rounds or (), sample.survival, strict=True
-        )
+        for rounds, survival in zip(samples.rounds, samples.survival, strict=True)
+        if survival is not None
+        for (proposed, accepted, _), logits in zip(rounds or (), survival, strict=True)
         if logits
     ]
 
 
-def halves(samples: Sequence[SampleStats]) -> tuple[list[ObservedDraft], list[ObservedDraft]]:
+def halves(samples: DataFrame) -> tuple[list[ObservedDraft], list[ObservedDraft]]:
     """The drafts of the first half of the samples, to fit on, and of the second, to measure on."""
     half = len(samples) // 2
     return observed(samples[:half]), observed(samples[half:])
@@ -219,7 +220,7 @@ def _fitted(rounds: tuple[ObservedDraft, ...]) -> tuple[float, ...]:
 class ObservedRun:
     """What the metrics of all positions read of one run's samples, worked out once."""
 
-    samples: Sequence[SampleStats]
+    samples: DataFrame
 
     @cached_property
     def all(self) -> list[Outcomes]:
@@ -246,28 +247,27 @@ class ObservedRun:
         return outcomes_by_position(self.halves[1], temperatures)[: len(temperatures)]
 
 
-_latest = [ObservedRun(())]  # the run that was asked for last: all its metrics follow each other
+_latest: list[ObservedRun] = []  # the run asked for last: all its metrics follow each other
 
 
-def observed_run(samples: Sequence[SampleStats]) -> ObservedRun:
-    """The observed run of these samples; the last one is kept as long as it is the same list."""
-    run = _latest[0]
-    if run.samples is not samples:
-        run = _latest[0] = ObservedRun(samples)
-    return run
+def observed_run(samples: DataFrame) -> ObservedRun:
+    """The observed run of these samples; the last one is kept as long as it is the same frame."""
+    if not _latest or _latest[0].samples is not samples:
+        _latest[:] = [ObservedRun(samples)]
+    return _latest[0]
 
 
-def outcomes_at(samples: Sequence[SampleStats], k: int) -> Outcomes:
+def outcomes_at(samples: DataFrame, k: int) -> Outcomes:
     """Predictions and outcomes at position k, from 1, over all samples."""
     return _at(observed_run(samples).all, k - 1)
 
 
-def outcomes_unscaled(samples: Sequence[SampleStats], k: int) -> Outcomes:
+def outcomes_unscaled(samples: DataFrame, k: int) -> Outcomes:
     """The same over the second half of the samples."""
     return _at(observed_run(samples).unscaled, k - 1)
 
 
-def outcomes_scaled(samples: Sequence[SampleStats], k: int) -> Outcomes:
+def outcomes_scaled(samples: DataFrame, k: int) -> Outcomes:
     """The same with temperatures fitted on the first half; empty if that has no draft up to k."""
     return _at(observed_run(samples).scaled, k - 1)
 
@@ -277,7 +277,7 @@ MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
     "auroc": ("chance that a prefix that survives has the higher predicted survival", auroc),
     "brier": ("mean squared distance of the predicted survival from what happened", brier),
 }
-COVERED: dict[str, tuple[str, Callable[[Sequence[SampleStats], int], Outcomes]]] = {
+COVERED: dict[str, tuple[str, Callable[[DataFrame, int], Outcomes]]] = {
     "": (
         "as the confidence head gives it, over the rounds that verified the position",
         outcomes_at,
@@ -300,7 +300,7 @@ def family(measured: str, covered: str) -> MetricFamily:
     how, find = COVERED[covered]
 
     def function(k: int) -> MetricFunction:
-        def at(samples: Sequence[SampleStats]) -> float | None:
+        def at(samples: DataFrame) -> float | None:
             outcomes = find(samples, k)
             return number(outcomes) if outcomes.predicted else None
 

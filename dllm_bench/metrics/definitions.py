@@ -8,13 +8,11 @@ are in `accuracy`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import acceptance, calibration, fidelity, served, speed
 from dllm_bench.metrics.metric import MetricDefinition, MetricFamily
-from dllm_bench.metrics.sample_stats import SampleStats
+from dllm_bench.metrics.sample_stats import Samples, frame_of
 
 DEFINITIONS: dict[str, MetricDefinition] = {
     entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL, *fidelity.ALL)
@@ -37,11 +35,12 @@ def definition(name: str) -> MetricDefinition:
     raise DllmBenchError(unknown_name("metric", name, known))
 
 
-def measure(name: str, samples: Sequence[SampleStats]) -> float | None:
+def measure(name: str, samples: Samples) -> float | None:
     """The value of the metric called `name`; None where the samples do not define it."""
     return definition(name)(samples)
 
 
-def measure_all(samples: Sequence[SampleStats]) -> dict[str, float | None]:
+def measure_all(samples: Samples) -> dict[str, float | None]:
     """The values of all metrics that are not of a position, by name."""
-    return {name: entry(samples) for name, entry in DEFINITIONS.items()}
+    table = frame_of(samples)
+    return {name: entry(table) for name, entry in DEFINITIONS.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dllm_bench.metrics.metric import MetricDefinition, total_ratio
+from dllm_bench.metrics.metric import MetricDefinition, Ratio
 
 ALL = (
     MetricDefinition(
@@ -11,7 +11,7 @@ ALL = (
         "KL divergence of the model's distribution with the cache from the one without, "
         "KL(uncached ‖ cached), at the masked positions that a forward predicts ÷ their number; "
         "ratio of sums over forwards and samples, along the decoder's own trajectory.",
-        total_ratio(lambda sample: sample.kl_nats or 0, lambda sample: sample.kl_rows or 0),
+        Ratio(lambda s: s.kl_nats, lambda s: s.kl_rows),
         requires="kl_rows",
     ),
 )

@@ -1,4 +1,4 @@
-"""Counts and times of one sample, `SampleStats`: the input of every metric in `definitions`.
+"""Counts and times of one sample, `SampleStats`, and the frame of many that every metric reads.
 
 They are counted from a sample's tokens and trace, or read from a record's columns. Values about
 drafts and about the run's baseline are None where the run has none, or where the record was written
@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from statistics import fmean
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from dllm_bench.core.declared import Amount, Count, Range, Seconds
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import GIVEN, ForwardKind
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 NO_TRACE = "a server does not report its forwards"
 NO_USAGE = "the server did not count tokens (usage), and model.tokenizer names no tokenizer"
@@ -94,6 +97,21 @@ class SampleStats:
         return tuple(field.name for field in fields(cls) if field.default is MISSING)
 
 
+Samples = Union["DataFrame", Sequence[SampleStats]]
+"""Samples as a frame with the columns of `SampleStats`, or one by one."""
+NESTED = ("rounds", "survival", "right")
+"""Columns that hold a list per sample; all others hold numbers."""
+
+
+def frame_of(samples: Samples) -> DataFrame:
+    """The samples' frame, a row per sample; a number that is missing is NaN, a list None."""
+    if hasattr(samples, "columns"):
+        return samples
+    return from_columns(
+        {name: [getattr(one, name) for one in samples] for name in SampleStats.columns()}
+    )
+
+
 def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: int = 1) -> int:
     """Forwards that published block loops spend on blocks without masks; this package makes none.
 
@@ -162,16 +180,25 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
     }
 
 
-def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[SampleStats]:
-    """The samples of a record, from its columns; unknown columns are ignored.
+def from_columns(columns: Mapping[str, Sequence[Any]]) -> DataFrame:
+    """The samples' frame of a record's columns; unknown columns are ignored.
 
     DllmBenchError if a required column is missing.
     """
-    names = [name for name in SampleStats.columns() if name in columns]
+    import numpy as np
+    import pandas as pd
+
     absent = [name for name in SampleStats.required() if name not in columns]
     if absent:
         raise DllmBenchError(
             f"The record has no column {', '.join(absent)}; it is damaged, run the cell again."
         )
-    rows = zip(*(columns[name] for name in names), strict=True)
-    return [SampleStats(**dict(zip(names, row, strict=True))) for row in rows]
+    without = [None] * len(columns[SampleStats.required()[0]])
+    return pd.DataFrame(
+        {
+            name: pd.Series(list(columns.get(name, without)), dtype=object)
+            if name in NESTED
+            else np.array(columns.get(name, without), float)
+            for name in SampleStats.columns()
+        }
+    )

@@ -8,77 +8,38 @@ includes failed tries, waits, and the end of a session, when fewer requests are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import groupby
-from statistics import median
+from typing import TYPE_CHECKING
 
 from dllm_bench.metrics.metric import (
+    Column,
     MetricDefinition,
     MetricFunction,
-    PerSample,
     mean_of,
     percentile_of,
-    share_bounds,
 )
-from dllm_bench.metrics.sample_stats import SampleStats
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 
-def _ttft_s(sample: SampleStats) -> float:
-    return sample.ttft_s or 0.0
+def ms_per_token(samples: DataFrame) -> Series:
+    """Milliseconds between the tokens of one request; missing for fewer than two tokens."""
+    later = samples.emitted.where(samples.emitted >= 2) - 1
+    return 1000 * (samples.seconds - samples.ttft_s.fillna(0)) / later
 
 
-def _retried(sample: SampleStats) -> float:
-    return (sample.tries or 1) > 1
-
-
-def _retokenised(sample: SampleStats) -> float:
-    return bool(sample.retokenised)
-
-
-def tokens_per_s(sample: SampleStats) -> float | None:
-    """Tokens per second of one request."""
-    return None if sample.emitted is None else sample.emitted / (sample.seconds or 0.0)
-
-
-def ms_per_token(sample: SampleStats) -> float | None:
-    """Milliseconds between the tokens of one request; None for fewer than two tokens."""
-    if sample.emitted is None or sample.emitted < 2:
-        return None
-    return 1000 * ((sample.seconds or 0.0) - _ttft_s(sample)) / (sample.emitted - 1)
-
-
-def median_of(amount: Callable[[SampleStats], float | None]) -> MetricFunction:
-    """Median over the samples that have the amount."""
-
-    def compute(samples: Sequence[SampleStats]) -> float | None:
-        values = [value for sample in samples if (value := amount(sample)) is not None]
-        return median(values) if values else None
-
-    return compute
-
-
-def span_s(samples: Sequence[SampleStats]) -> float:
+def span_s(samples: DataFrame) -> float:
     """Seconds from the first start to the last end, summed over sessions."""
-
-    def session(sample: SampleStats) -> int:
-        return sample.session or 0
-
-    total = 0.0
-    for _, group in groupby(sorted(samples, key=session), key=session):
-        times = [(sample.began_s or 0.0, sample.ended_s or 0.0) for sample in group]
-        total += max(end for _, end in times) - min(begin for begin, _ in times)
-    return total
+    sessions = samples.fillna({"session": 0}).groupby("session")
+    return float((sessions.ended_s.max() - sessions.began_s.min()).sum())
 
 
-def per_second(amount: Callable[[SampleStats], float | None]) -> MetricFunction:
+def per_second(amount: Column) -> MetricFunction:
     """Sum over samples ÷ the time from the first start to the last end."""
 
-    def compute(samples: Sequence[SampleStats]) -> float | None:
-        values = [amount(sample) for sample in samples]
-        took_s = span_s(samples)
-        if None in values or not took_s:
-            return None
-        return sum(value for value in values if value is not None) / took_s
+    def compute(samples: DataFrame) -> float | None:
+        amounts, took_s = amount(samples), span_s(samples)
+        return None if amounts.isna().any() or not took_s else float(amounts.sum() / took_s)
 
     return compute
 
@@ -90,23 +51,21 @@ def _of_ttft(name: str, word: str, function: MetricFunction) -> MetricDefinition
     )
 
 
-def _share(name: str, text: str, happened: PerSample, requires: str) -> MetricDefinition:
-    return MetricDefinition(
-        f"requests/{name}", "share", text, mean_of(happened), requires, share_bounds(happened)
-    )
+def _share(name: str, text: str, happened: Column, requires: str) -> MetricDefinition:
+    return MetricDefinition(f"requests/{name}", "share", text, mean_of(happened), requires, True)
 
 
 TOGETHER = "time from the first start to the last end, all requests in flight together"
 ALL = (
-    _of_ttft("mean", "mean", mean_of(_ttft_s)),
-    _of_ttft("p50", "median", percentile_of(_ttft_s, 50)),
-    _of_ttft("p95", "95th percentile", percentile_of(_ttft_s, 95)),
+    _of_ttft("mean", "mean", mean_of(lambda s: s.ttft_s)),
+    _of_ttft("p50", "median", percentile_of(lambda s: s.ttft_s, 50)),
+    _of_ttft("p95", "95th percentile", percentile_of(lambda s: s.ttft_s, 95)),
     MetricDefinition(
         "tpot/p50",
         "ms",
         "(time of a request − time to its first content) ÷ (tokens − 1); median over samples with "
         "two tokens or more.",
-        median_of(ms_per_token),
+        percentile_of(ms_per_token, 50),
         "ttft_s",
     ),
     MetricDefinition(
@@ -114,24 +73,28 @@ ALL = (
         "tokens/s",
         "tokens of a request ÷ its time, first token included; median over samples, which is no "
         "mean and no ratio of sums.",
-        median_of(tokens_per_s),
+        percentile_of(lambda s: s.emitted / s.seconds, 50),
         "ttft_s",
     ),
     MetricDefinition(
         "tps/throughput",
         "tokens/s",
         f"tokens of all requests ÷ {TOGETHER}; ratio of sums over samples.",
-        per_second(lambda sample: sample.emitted),
+        per_second(lambda s: s.emitted),
         "ended_s",
     ),
     MetricDefinition(
-        "requests/s", "requests/s", f"requests ÷ {TOGETHER}.", per_second(lambda _: 1), "ended_s"
+        "requests/s",
+        "requests/s",
+        f"requests ÷ {TOGETHER}.",
+        per_second(lambda s: s.ended_s.notna()),
+        "ended_s",
     ),
-    _share("retried", "requests that a first try did not answer.", _retried, "tries"),
+    _share("retried", "requests that a first try did not answer.", lambda s: s.tries > 1, "tries"),
     _share(
         "retokenised",
         "requests whose tokens the local tokenizer counted, for want of the server's count.",
-        _retokenised,
+        lambda s: s.retokenised,
         "retokenised",
     ),
 )

@@ -51,12 +51,12 @@ from dllm_bench.store.store import (
     read_samples,
     record_fingerprint,
 )
-from dllm_bench.tables.build import BuiltTable
-from dllm_bench.tables.build import build as build_table
 from dllm_bench.tables.cost import measured_runs
+from dllm_bench.tables.frame import BuiltTable
+from dllm_bench.tables.frame import build as build_table
 from dllm_bench.tables.load import load_profile, load_table, names_of
+from dllm_bench.tables.render import TEMPLATES as TABLE_TEMPLATES
 from dllm_bench.tables.render import render
-from dllm_bench.tables.render_html import STYLE
 from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
@@ -159,8 +159,8 @@ class SiteBuilder:
                 "empty or new directory with --out."
             )
         self._write(STAMP, json.dumps(stamp) + "\n")
-        own_style = (STATIC / "site.css").read_text(encoding="utf-8")
-        self._write("static/site.css", STYLE + own_style)
+        styles = (TABLE_TEMPLATES / "table.css", STATIC / "site.css")
+        self._write("static/site.css", "".join(s.read_text(encoding="utf-8") for s in styles))
         for name in ("site.js", "icon.svg"):
             self._copy(STATIC / name, f"static/{name}")
         return bool(previous != stamp)

@@ -19,7 +19,7 @@ from dllm_bench.site.tradeoff_plot import TradeoffPlot, tradeoff_plots
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RunEntry
-from dllm_bench.tables.build import MEASURED, UNDEFINED, BuiltTable
+from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.plan import CellState
 from dllm_bench.tables.spec import EMBEDDED
 
@@ -179,7 +179,7 @@ def index_page(contents: SiteContents) -> str:
 def index_view(contents: SiteContents) -> IndexView:
     """The content of the page as plain data."""
     run_states = Counter(str(entry.state) for entry in contents.entries)
-    cells = Counter(cell.status for _, built in contents.tables for cell in built.cells)
+    cells = Counter(status for _, built in contents.tables for status in built.cells.status)
     shown = [StateLabel(name, state_class(name)) for name in CELL_STATES if cells[name]]
     differing = differing_settings([entry.spec for entry in contents.entries])
     by_state = ", ".join(f"{count} {state}" for state, count in sorted(run_states.items()))

@@ -8,19 +8,18 @@ wrote stays text. `script_json` is data that is safe inside a page and in a scri
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from jinja2 import Environment
+from markupsafe import Markup
+
+from dllm_bench.tables.render import environment
 
 TEMPLATES = Path(__file__).parent / "templates"
 FIRST_PAGE = "index.html"
-CODE = re.compile("`([^`]+)`")
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
@@ -93,24 +92,9 @@ def state_class(state: str) -> str:
     return f"state-{state.replace(' ', '-')}"
 
 
-@cache
 def templates() -> Environment:
-    """The templates; a name that a template misspells is an error, not an empty text."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["prose"] = prose
-    return environment
-
-
-def prose(text: str) -> Markup:
-    """Return escaped text whose words between backticks are set as code."""
-    return Markup(CODE.sub(r"<code>\1</code>", str(escape(text))))
+    """The templates of the pages, and those of the tables."""
+    return environment(TEMPLATES)
 
 
 def script_json(value: Any) -> Markup:

@@ -24,7 +24,7 @@ from dllm_bench.site.sample_data import SAMPLES_PER_SCRIPT
 from dllm_bench.store.differences import setting_value
 from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves
-from dllm_bench.tables.build import measure_run
+from dllm_bench.tables.derive import measure_run
 
 TILES = ("tpf/emitted", "tps/e2e", "forwards/mean", "latency/mean", "ttft/p50", "tps/throughput")
 METRIC_GROUPS = {  # beginning of a metric's name -> title of its group, in the order of the page
@@ -254,9 +254,9 @@ def sample_page(record: RunRecord) -> str:
 
 def metric_texts(record: RunRecord) -> dict[str, str]:
     """Metric -> value as text, empty if it is undefined; one value per position for a family."""
-    samples = record.sample_stats
+    samples = record.samples
     texts = {name: significant(value) for name, value in measure_all(samples).items()}
-    longest = max((turn[0] for sample in samples for turn in sample.rounds or ()), default=0)
+    longest = max((turn[0] for rounds in samples.rounds for turn in rounds or ()), default=0)
     for name, family in FAMILIES.items():
         values = [family.at(k)(samples) for k in range(1, longest + 1)]
         defined = any(value is not None for value in values)

@@ -1,22 +1,19 @@
 """Pages of tables and figures. Nothing is computed here.
 
-A table is shown as `tables/render_html` renders it, with its numbers leading to the pages of runs.
+A table is shown as in its own file (`tables/templates`), with its numbers leading to pages of runs.
 A figure is shown as it was drawn, with the points of its csv.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from markupsafe import Markup
 
 from dllm_bench.site.pages import Page, RunLink, RunPages
 from dllm_bench.store.files import csv_rows
 from dllm_bench.store.spec import SHOWN
-from dllm_bench.tables import render_html
-from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.plan import PlannedRun
 
 DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
@@ -30,11 +27,13 @@ SHOWN_POINTS = 1000  # a heat map has many more
 class TableView:
     """What `templates/table.html` lays out.
 
-    body: the table as `tables/render_html` renders it.
+    built: the table.
+    address: of the page of a run; "" if it has none.
     files: (address, form) of its other forms.
     """
 
-    body: Markup
+    built: BuiltTable
+    address: Callable[[PlannedRun], str]
     files: list[tuple[str, str]]
 
 
@@ -81,9 +80,8 @@ def table_page(built: BuiltTable, run_pages: RunPages) -> str:
     def address(run: PlannedRun) -> str:
         return run_pages.link(run.spec.short, page.up).address if run.spec else ""
 
-    body = Markup("\n".join(render_html.body(built, address)))  # escaped by `render_html`
     files = file_links(Path(stem).name, DOWNLOADS)
-    return page.render("table.html", TableView(body, files))
+    return page.render("table_page.html", TableView(built, address, files))
 
 
 def file_links(name: str, forms: Sequence[str]) -> list[tuple[str, str]]:

@@ -14,11 +14,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from html import escape
 from statistics import fmean
 from types import NoneType
-from typing import Annotated, Any, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_type_hints
 
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
@@ -37,6 +37,9 @@ from dllm_bench.metrics.sample_stats import (
 from dllm_bench.store.checked import checked_line, parse, read_checked
 from dllm_bench.store.hardware import uses_cuda
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SHOWN_METRICS = ("tpf/emitted", "tps/e2e")  # in a record's short form
 SCORE = "score/"  # begins the column of a further score
@@ -234,9 +237,9 @@ class RunRecord:
         spread = uses_cuda(self.spec.hardware) and self.spec.hardware.get("branch_parallel", 1) > 1
         return " and ".join(dict.fromkeys(devices)) + (ONE_PER_BRANCH if spread else "")
 
-    @property
-    def sample_stats(self) -> list[SampleStats]:
-        """One entry per sample, in column order."""
+    @cached_property
+    def samples(self) -> DataFrame:
+        """The frame that metrics read: a row per sample, in column order."""
         return from_columns(self.columns)
 
     @property

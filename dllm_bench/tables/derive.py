@@ -1,11 +1,11 @@
-"""Derived numbers: ratios, differences, averages and areas of measured ones, with their intervals.
+"""The numbers of cells, value and resamples in one array, so that a formula is written once.
 
-A planned cell with parts is computed from these, at any depth. Its interval is a percentile
-bootstrap of the whole formula: runs of one benchmark draw the same items (paired), different
-benchmarks draw independently. An item that was decoded several times is drawn with all its samples.
-That needs numbers that are means or ratios of sums over samples, and runs that share all items;
-other numbers (extremes, percentiles) have no interval. Which points of a curve count, and in which
-order, is decided once, by the measured values, for all resamples.
+Entry 0 of an array is the data, the others are resamples of its items. Runs of one benchmark draw
+the same items (paired), different benchmarks draw independently; an item that was decoded several
+times is drawn with all its samples. That needs numbers that are ratios of sums over samples, and
+runs that share all items; other numbers (extremes, percentiles) have entry 0 alone and no interval.
+A planned cell with parts is computed from these, at any depth. Which points of a curve count, and
+in which order, is decided once, by the measured values, for all resamples.
 
 A number made of times also differs from pass to pass over the same items. With several passes its
 interval is that of a second measurement of as many passes: each resample is multiplied by
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, TypeVar
 
@@ -28,74 +28,83 @@ from dllm_bench.benchmarks.items import item_id_of, repetition_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
-from dllm_bench.metrics.metric import MetricDefinition, TotalRatio
-from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord
-from dllm_bench.tables.plan import PlannedCell
-from dllm_bench.tables.spec import CUT, Query, TableMetric
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
+from dllm_bench.tables.spec import CUT, Cell, Query, TableMetric
 
 PERCENT = 100
 DIGITS = 9  # of resampled numbers; further digits of float sums differ between processors
+ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 Key = TypeVar("Key", bound=Hashable)
-N = TypeVar("N", float, Any)  # a number, or an array of numbers, one per resample
 Interval = tuple[float, float]  # low, high
-Amount = tuple[float, float]  # what is added to the two sums of a ratio
+Number = Any
+"""A numpy array: the value, then the number in each resample if it has any; NaN if undefined."""
+Items = tuple[str, tuple[str, ...]]  # name of the benchmark, ids
 
 
-@dataclass(frozen=True)
-class ItemSums:
-    """A number as sum of `tops` ÷ sum of `bottoms` over the items of a benchmark."""
-
-    benchmark: str
-    """Name of the benchmark."""
-    seed: int
-    """Seed of the run."""
-    run: str
-    """Hash of the run."""
-    ids: tuple[str, ...]
-    """Ids of the items."""
-    tops: tuple[float, ...]
-    """What each item adds to the numerator; 0 for an item without the number."""
-    bottoms: tuple[float, ...]
-    """What each item adds to the denominator; 0 for an item without the number."""
-    passes: tuple[Amount, ...] = ()
-    """The same two sums for each pass over the items, of a number that is made of times."""
+def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
+    """The number of a cell whose runs are sealed, and its interval if it has one."""
+    number = number_of(planned)
+    return (None, None) if math.isnan(number[0]) else (float(number[0]), interval(planned, number))
 
 
-def combine(planned: PlannedCell, leaf: Callable[[PlannedCell], N]) -> N:
-    """The formula of a cell, in the metric's unit; `leaf` gives the values of its leaves, the cells
-    without parts.
+def measure_run(name: str, record: RunRecord) -> tuple[float | None, Interval | None]:
+    """The metric called `name` of one run, and its interval if it has one."""
+    run = PlannedRun((), CellState.SEALED, spec=record.spec, record=record)
+    return measure(PlannedCell(Cell({}, TableMetric(name, name, name), (), None, ()), run))
+
+
+def interval(planned: PlannedCell, number: Number) -> Interval | None:
+    """The interval of a cell's number: of a score or share by its counts, which is better than by
+    its resamples; None if it has none (see above).
+    """
+    import numpy as np
+
+    record, metric = planned.run.record, planned.cell.metric
+    if record and metric.is_score and record.score:
+        return PERCENT * record.score.low, PERCENT * record.score.high
+    definition = definitions.definition(metric.definition) if record else None
+    if record and definition and definition.is_share:
+        once = [repetition_of(key) == 0 for key in record.columns["id"]]
+        return definition.bounds(record.samples[once])  # repetitions of an item hardly differ
+    if len(number) == 1:
+        return None
+    low, high = np.quantile(np.round(number[1:], DIGITS), ENDS)  # equal bytes on every processor
+    return float(low), float(high)
+
+
+def number_of(planned: PlannedCell) -> Number:
+    """The number of a cell whose runs are sealed, plain or derived."""
+    import numpy as np
+
+    known = {id(leaf): _plain(leaf) for leaf in leaves_of(planned)}
+    items = {one for _, one in known.values()}
+    paired = len(items) == len({benchmark for benchmark, _ in items})
+    compared = planned.cell.metric.is_compared and planned.parts
+    if not paired or (compared and planned.parts[0].runs == planned.parts[1].runs):
+        known = {key: (number[:1], one) for key, (number, one) in known.items()}
+    length = min(len(number) for number, _ in known.values())
+    with np.errstate(all="ignore"):
+        number = _combined(planned, {key: one[:length] for key, (one, _) in known.items()})
+    if not np.isfinite(number[0]):
+        return np.array([np.nan])
+    return number if np.isfinite(number).all() else number[:1]
+
+
+def _combined(planned: PlannedCell, known: Mapping[int, Number]) -> Number:
+    """The formula of a cell, in the metric's unit; `known`: the numbers of the cells without parts
+    by their identity.
     """
     if not planned.parts:
-        return leaf(planned)
-    numbers = [combine(part, leaf) for part in planned.parts]
+        return known[id(planned)]
+    numbers = [_combined(part, known) for part in planned.parts]
     metric = planned.cell.metric
     if metric.over:
         ratio = numbers[0] / numbers[1]
         return PERCENT * (ratio - 1) if metric.gain else ratio
     if metric.minus:
         return numbers[0] - numbers[1]
-    if has_curve(planned):
-        return _area(planned, numbers)
-    return sum(numbers) / len(numbers)
-
-
-def derived(planned: PlannedCell) -> tuple[float | None, Interval | None]:
-    """A derived number and its interval; None if a part has no number, a divisor is zero or a curve
-    has no area.
-    """
-    values = {id(leaf): plain_value(leaf) for leaf in leaves_of(planned)}
-    numbers = {key: value for key, value in values.items() if value is not None}
-    if len(numbers) < len(values):
-        return None, None
-    try:
-        value = float(combine(planned, lambda part: numbers[id(part)]))
-    except (ZeroDivisionError, DllmBenchError):
-        return None, None
-    metric = planned.cell.metric
-    if metric.is_compared and planned.parts[0].runs == planned.parts[1].runs:
-        return value, None  # a run compared with itself
-    return value, bootstrap(planned)
+    return _area(planned, numbers) if has_curve(planned) else sum(numbers) / len(numbers)
 
 
 def plain_value(planned: PlannedCell) -> float | None:
@@ -105,7 +114,68 @@ def plain_value(planned: PlannedCell) -> float | None:
         return None
     if metric.is_score:
         return PERCENT * record.score.mean if record.score else None
-    return definitions.definition(metric.definition)(record.sample_stats)
+    return definitions.definition(metric.definition)(record.samples)
+
+
+def _plain(planned: PlannedCell) -> tuple[Number, Items]:
+    """The number of one run, with the items that its resamples draw."""
+    import numpy as np
+
+    record, metric, value = planned.run.record, planned.cell.metric, plain_value(planned)
+    alone = np.array([np.nan if value is None else value]), ("", ())
+    if record is None or value is None:
+        return alone
+    if metric.is_score:
+        graded = record.values
+        ids, sums = (
+            tuple(graded),
+            np.array([[PERCENT * v for v in graded.values()], [1] * len(graded)]),
+        )
+    elif ratio := definitions.definition(metric.definition).ratio:
+        amounts = ratio.amounts(record.samples)
+        ids, sums = _sums_by(map(item_id_of, record.columns["id"]), amounts)
+    else:
+        return alone
+    if len(ids) < 2:
+        return alone
+    benchmark, seed = str(record.spec.benchmark["name"]), record.spec.seed
+    counts = _draws(benchmark, len(ids), seed)
+    with np.errstate(all="ignore"):
+        drawn = (counts @ sums[0]) / (counts @ sums[1])
+        if metric.is_of_times:
+            _, passes = _sums_by(map(repetition_of, record.columns["id"]), amounts)
+            drawn = drawn * _second_measurement(passes[0] / passes[1], seed, record.identity_hash)
+    return np.concatenate([[value], drawn]), (benchmark, ids)
+
+
+def _sums_by(keys: Iterable[Key], amounts: Any) -> tuple[tuple[Key, ...], Any]:
+    """The distinct keys, and the amounts (2, samples) summed by key as (2, keys)."""
+    import numpy as np
+
+    places: dict[Key, int] = {}
+    index = [places.setdefault(key, len(places)) for key in keys]
+    return tuple(places), np.array([np.bincount(index, weights=row) for row in amounts])
+
+
+def _second_measurement(of_passes: Any, seed: int, run: str) -> Any:
+    """What a number of times is multiplied by in each resample, as an array; see above.
+
+    of_passes: the number in each pass over the items.
+    """
+    import numpy as np
+
+    n = len(of_passes)
+    if n == 1:
+        return 1.0
+    spread = of_passes.std(ddof=1) / of_passes.mean()
+    rng = np.random.default_rng([seed, zlib.crc32(run.encode())])
+    # two passes tell next to nothing: an end may be infinite then
+    return np.exp(rng.standard_t(n - 1, RESAMPLES) * spread * math.sqrt(2 / n))
+
+
+def leaves_of(planned: PlannedCell) -> list[PlannedCell]:
+    """The cells without parts that a cell is computed from; the cell itself if it has none."""
+    return [leaf for part in planned.parts for leaf in leaves_of(part)] or [planned]
 
 
 @dataclass(frozen=True)
@@ -152,112 +222,20 @@ def curve_of(planned: PlannedCell) -> Curve:
     )
 
 
-def _area(planned: PlannedCell, numbers: Sequence[N]) -> N:
+def _area(planned: PlannedCell, numbers: Sequence[Number]) -> Number:
     """The area under the points that count by their measured values."""
     import numpy as np
 
     names = planned.cell.curve
-    indices = [names.index(name) for name in curve_of(planned).points]
+    try:
+        indices = [names.index(name) for name in curve_of(planned).points]
+    except DllmBenchError:
+        return np.array([np.nan])
     points = [(numbers[i], numbers[len(names) + i]) for i in indices]
     return tradeoff.area(points, reduce(np.maximum, numbers[len(names) :]))
 
 
-def item_sums(metric: TableMetric, record: RunRecord) -> ItemSums | None:
-    """A metric's number as sums over items; None if it is no mean or ratio of sums."""
-    spec = record.spec
-    head = (str(spec.benchmark["name"]), spec.seed, record.identity_hash)
-    if metric.is_score:
-        graded = record.values
-        tops = tuple(PERCENT * value for value in graded.values())
-        return ItemSums(*head, tuple(graded), tops, (1.0,) * len(tops))
-    definition, stats = definitions.definition(metric.definition), record.sample_stats
-    amounts = _amounts(definition, stats)
-    items = _sums_by(map(item_id_of, record.columns["id"]), amounts)
-    passes = _sums_by(map(repetition_of, record.columns["id"]), amounts)
-    sums = ItemSums(*head, tuple(items), *zip(*items.values(), strict=True))
-    value, divisor = definition(stats), sum(sums.bottoms)
-    if value is None or not divisor or not math.isclose(value, sum(sums.tops) / divisor):
-        return None
-    return replace(sums, passes=tuple(passes.values())) if metric.is_of_times else sums
-
-
-def _amounts(definition: MetricDefinition, stats: Sequence[SampleStats]) -> list[Amount]:
-    """What every sample adds to the sums of a ratio, or of a mean."""
-    if isinstance(definition.function, TotalRatio):
-        return [definition.function.amounts(sample) for sample in stats]
-    values = [definition([sample]) for sample in stats]
-    return [(0.0, 0.0) if value is None else (value, 1.0) for value in values]
-
-
-def _sums_by(keys: Iterable[Key], amounts: Iterable[Amount]) -> dict[Key, Amount]:
-    """The amounts of each key's samples, summed."""
-    sums: dict[Key, Amount] = {}
-    for key, (top, bottom) in zip(keys, amounts, strict=True):
-        tops, bottoms = sums.get(key, (0.0, 0.0))
-        sums[key] = (tops + top, bottoms + bottom)
-    return sums
-
-
-def bootstrap(planned: PlannedCell) -> Interval | None:
-    """Interval of a number, plain or derived, by resampling the items of its runs; None if it has
-    none (see above).
-    """
-    import numpy as np
-
-    drawn = resampled(planned)
-    if drawn is None:
-        return None
-    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    low, high = np.quantile(np.round(drawn, DIGITS), ends)  # the same bytes on every processor
-    return float(low), float(high)
-
-
-def resampled(planned: PlannedCell) -> Any:
-    """The number of a cell in every resample of its runs' items, as an array; None if resampling
-    is not defined for it (see above).
-    """
-    import numpy as np
-
-    leaves = leaves_of(planned)
-    sums: dict[int, ItemSums] = {}
-    for leaf in leaves:
-        of_leaf = item_sums(leaf.cell.metric, leaf.run.record) if leaf.run.record else None
-        if of_leaf:
-            sums[id(leaf)] = of_leaf
-    items = {(one.benchmark, one.ids) for one in sums.values()}
-    paired = len(items) == len({benchmark for benchmark, _ in items})
-    if len(sums) < len(leaves) or not paired or any(len(ids) < 2 for _, ids in items):
-        return None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = combine(planned, lambda leaf: _draw(sums[id(leaf)]))
-    return drawn if np.isfinite(drawn).all() else None
-
-
-def leaves_of(planned: PlannedCell) -> list[PlannedCell]:
-    """The cells without parts that a cell is computed from; the cell itself if it has none."""
-    return [leaf for part in planned.parts for leaf in leaves_of(part)] or [planned]
-
-
-def _draw(sums: ItemSums) -> Any:
-    """The number in every resample, as an array."""
-    counts = _draws(sums.benchmark, len(sums.ids), sums.seed)
-    drawn = (counts @ list(sums.tops)) / (counts @ list(sums.bottoms))
-    return drawn * _second_measurement(sums) if len(sums.passes) > 1 else drawn
-
-
-def _second_measurement(sums: ItemSums) -> Any:
-    """What the number of times is multiplied by in each resample, as an array; see above."""
-    import numpy as np
-
-    tops, bottoms = np.array(sums.passes).T
-    numbers, n = tops / bottoms, len(tops)
-    spread = numbers.std(ddof=1) / numbers.mean()
-    rng = np.random.default_rng([sums.seed, zlib.crc32(sums.run.encode())])
-    with np.errstate(over="ignore"):  # two passes tell next to nothing: an end is infinite then
-        return np.exp(rng.standard_t(n - 1, RESAMPLES) * spread * math.sqrt(2 / n))
-
-
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _draws(benchmark: str, n: int, seed: int) -> Any:
     """How often each of `n` items is in each resample, as an array of resamples × items; equal for
     all runs of a benchmark.

@@ -1,8 +1,9 @@
-"""A built table as files: md, tex, html, csv and json, the same bytes for the same records.
+"""A table's frame as files: md, tex, html, csv and json, the same bytes for the same records.
 
 Rendering reads nothing but the built table (no torch, no store, no clock). json holds every cell
-with its keys, state, measured and reported value, csv the same in one line per cell; both are made
-here. The formats for readers have a module each: `render_md`, `render_tex`, `render_html`.
+with its keys, state, measured and reported value, csv the same in one line per cell. The formats
+for readers are templates in `templates/`; what they show is made in `view`. LaTeX is escaped and
+ASCII, so every engine and encoding works; it needs the packages booktabs and graphicx.
 """
 
 from __future__ import annotations
@@ -10,21 +11,60 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+import re
+import unicodedata
 from dataclasses import asdict
+from functools import cache
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.store.files import write_atomic
-from dllm_bench.tables.build import BuiltCell, BuiltTable
-from dllm_bench.tables.derive import Curve
-from dllm_bench.tables.plan import PlannedRun, distinct_runs
-from dllm_bench.tables.render_html import html
-from dllm_bench.tables.render_md import markdown
-from dllm_bench.tables.render_tex import latex
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
+from dllm_bench.store.files import write_atomic
+from dllm_bench.tables import view
+from dllm_bench.tables.derive import Curve
+from dllm_bench.tables.frame import BuiltTable, Row, definition_text
+from dllm_bench.tables.plan import PlannedRun
+
+TEMPLATES = Path(__file__).parent / "templates"
 SCHEMA = 2  # of the json file; raised with every change of it
 DIGITS = 4  # behind the point; more would be noise
+FORMS = ("md", "html", "tex", "csv", "json")
+MARKDOWN = re.compile(r"[\\`*_\[\]|]")
+CODE = re.compile("`([^`]*)`")
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    '"': "''",
+    "τ": r"$\tau$",
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "γ": r"$\gamma$",
+    "–": "--",
+    "—": "---",
+    "−": r"$-$",
+    "×": r"$\times$",
+    "÷": r"$\div$",
+    "±": r"$\pm$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "·": r"$\cdot$",
+    "…": r"\ldots{}",
+    "\N{NO-BREAK SPACE}": "~",
+}
 
 
 def write(built: BuiltTable, folder: Path) -> list[Path]:
@@ -44,37 +84,94 @@ def write(built: BuiltTable, folder: Path) -> list[Path]:
 
 def render(built: BuiltTable) -> dict[str, str]:
     """File extension -> content."""
-    return {extension: renderer(built) for extension, renderer in RENDERERS.items()}
+
+    def address(run: PlannedRun) -> str:
+        return f"{view.link(built, run)}/record.json"
+
+    pages = {form: environment().get_template(f"table.{form}") for form in ("md", "html", "tex")}
+    texts = {form: page.render(built=built, address=address) for form, page in pages.items()}
+    return {**texts, "csv": as_csv(built), "json": as_json(built)}
 
 
-def rounded(value: float | None) -> float | None:
-    """A number as it is written to json and csv."""
-    return None if value is None else round(value, DIGITS)
+@cache
+def environment(*more: Path) -> Environment:
+    """The templates in `templates/` and in further folders; html is escaped (autoescape), and a
+    name that a template misspells is an error, not an empty text.
+    """
+    found = Environment(
+        loader=FileSystemLoader([*more, TEMPLATES]),
+        autoescape=lambda name: name is None or name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters.update(md=markdown, prose=prose, tex=latex, tex_prose=latex_prose)
+    found.filters.update(short_hash=view.short_hash, call=lambda one, function: function(one))
+    found.globals["show"] = view
+    return found
 
 
-def cell_plain(built: BuiltCell) -> dict[str, Any]:
-    """A cell as plain data."""
-    cell, run = built.cell, built.run
+def markdown(plain: str) -> str:
+    """The text with Markdown's special characters escaped, also for use in a table."""
+    return MARKDOWN.sub(r"\\\g<0>", plain.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def prose(text: str) -> Markup:
+    """Return escaped text whose words between backticks are set as code."""
+    return Markup(CODE.sub(r"<code>\1</code>", str(escape(text))))
+
+
+def latex(text: str) -> str:
+    """The text with LaTeX's special characters escaped; other non-ASCII characters lose their
+    accents, or become a question mark.
+    """
+    return "".join(LATEX.get(character) or _plain(character) for character in text)
+
+
+def _plain(character: str) -> str:
+    if character.isascii():
+        return character
+    return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
+
+
+def latex_prose(text: str) -> str:
+    """The text escaped, with `code` in typewriter."""
+    pieces = CODE.split(text)
+    return "".join(
+        rf"\texttt{{{latex(piece)}}}" if index % 2 else latex(piece)
+        for index, piece in enumerate(pieces)
+    )
+
+
+def rounded(value: float) -> float | None:
+    """A number as it is written to json and csv; None if there is none."""
+    return None if isnan(value) else round(value, DIGITS)
+
+
+def cell_plain(row: Row) -> dict[str, Any]:
+    """A row of the frame as plain data."""
+    cell, chosen = row.planned.cell, row.planned.run.chosen
     return {
         "keys": cell.keys,
         "metric": cell.metric.name,
-        "definition": cell.metric.formula,
-        "unit": built.unit,
-        "state": str(run.state),
-        "measured": built.setting or None if built.measured is None else rounded(built.measured),
-        "interval": [rounded(end) for end in built.interval] if built.interval else None,
-        "n": built.n,
-        "measured_with": {k: run.chosen[k] for k in ("model", "benchmark") if k in run.chosen},
+        "definition": row.definition,
+        "unit": row.unit,
+        "state": row.state,
+        "measured": row.text or None if isnan(row.value) else rounded(row.value),
+        "interval": None if isnan(row.low) else [rounded(row.low), rounded(row.high)],
+        "n": row.n,
+        "measured_with": {k: chosen[k] for k in ("model", "benchmark") if k in chosen},
         "reported": cell.reported.value if cell.reported else None,
         "reported_text": cell.reported.text if cell.reported else None,
         "source": cell.reported.source if cell.reported else None,
-        "delta": rounded(built.delta),
-        "verdict": str(built.verdict),
-        "reason": built.why,
+        "delta": rounded(row.delta),
+        "verdict": str(row.verdict),
+        "reason": row.reason,
         "notes": list(cell.notes),
-        **({"disturbed": True} if built.measured is not None and built.is_disturbed else {}),
-        "runs": [run.spec.identity_hash for run in built.runs if run.spec],
-        **({"curve": curve_plain(built.curve)} if built.curve else {}),
+        **({"disturbed": True} if row.disturbed else {}),
+        "runs": [run.spec.identity_hash for run in row.runs if run.spec],
+        **({"curve": curve_plain(row.curve)} if row.curve else {}),
     }
 
 
@@ -99,11 +196,12 @@ def as_json(built: BuiltTable) -> str:
         "source": table.source,
         "profile": built.profile.name,
         "definitions": {
-            d.name: {"label": d.label, "unit": d.unit, "text": d.text} for d in built.definitions
+            m.formula: {"label": m.label, "unit": m.unit, "text": definition_text(m)}
+            for m in table.metrics
         },
-        "hardware": list(built.hardware),
-        "code": list(built.code),
-        "inputs": list(built.inputs),
+        "hardware": built.hardware,
+        "code": built.code,
+        "inputs": built.inputs,
         "notes": [
             {
                 "id": note.name,
@@ -112,12 +210,8 @@ def as_json(built: BuiltTable) -> str:
             }
             for note in table.notes
         ],
-        "runs": {
-            run.spec.identity_hash: run_plain(run)
-            for run in distinct_runs(built.planned())
-            if run.spec
-        },
-        "cells": [cell_plain(cell) for cell in built.cells],
+        "runs": {run.spec.identity_hash: run_plain(run) for run in built.runs if run.spec},
+        "cells": [cell_plain(row) for row in built.cells.itertuples()],
     }
     return json.dumps(plain, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
@@ -131,8 +225,7 @@ def as_csv(built: BuiltTable) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for cell in built.cells:
-        entry = cell_plain(cell)
+    for entry in map(cell_plain, built.cells.itertuples()):
         low, high = entry["interval"] or (None, None)
         measured_with = {f"measured_{key}": value for key, value in entry["measured_with"].items()}
         row = {**entry, **entry["keys"], **measured_with, "low": low, "high": high}
@@ -140,12 +233,3 @@ def as_csv(built: BuiltTable) -> str:
         row |= {key: " ".join(entry[key]) for key in ("notes", "runs")}
         writer.writerow(row)
     return text.getvalue()
-
-
-RENDERERS: dict[str, Callable[[BuiltTable], str]] = {
-    "md": markdown,
-    "html": html,
-    "tex": latex,
-    "csv": as_csv,
-    "json": as_json,
-}

@@ -1,27 +1,34 @@
-"""What every format of a built table shares: blocks of rows, numbers as text, remarks.
+"""What every format of a built table shows: blocks of rows, numbers as text, remarks; plain data.
 
 A block is one combination of section and column facets (LoPA Table 4: a model and a benchmark). A
 row in it is one run, or several if some metrics have runs of their own. The measured numbers come
 first, then the reported ones if the block has any; each of the two groups of columns names its own
-model and benchmark. Markup is added by the renderers (`render_*`).
+model and benchmark. Markup is added by the templates (`templates/`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, product
+from math import isnan
+from typing import Any
 
-from dllm_bench.tables.build import (
+from dllm_bench.tables.cost import cost_in_words
+from dllm_bench.tables.frame import (
     LOAD_PER_CORE,
     UNDEFINED,
-    BuiltCell,
     BuiltTable,
     CellVerdict,
+    Row,
+    definition_text,
 )
-from dllm_bench.tables.cost import cost_in_words
-from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
-from dllm_bench.tables.spec import Cell, FacetValue, Query, TableMetric
+from dllm_bench.tables.plan import (
+    CellState,
+    PlannedRun,
+    distinct_runs,
+    missing_trained_files,
+)
+from dllm_bench.tables.spec import FacetValue, Query
 
 DECIMALS = 1  # of measured numbers; more would be noise
 OWN_DECIMALS = {  # of units whose numbers are small, or never broken
@@ -39,6 +46,8 @@ SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # of a row; the json file has all of them
 DISTURBED = "†"  # behind a number of times from a busy machine
 NO_CELL = "–"  # shown where the table has no number at all
+NO_SUCH_CELL = "the table has no such cell"
+Plain = dict[str, Any]
 MARKS = {
     CellVerdict.EQUAL: "eq",
     CellVerdict.INSIDE_CI: "ci",
@@ -47,117 +56,32 @@ MARKS = {
     CellVerdict.NOT_COMPARABLE: "nc",
     CellVerdict.NONE: "",
 }
+CLASSES = {  # of CSS
+    CellVerdict.EQUAL: "ok",
+    CellVerdict.INSIDE_CI: "ok",
+    CellVerdict.INSIDE_TOLERANCE: "near",
+    CellVerdict.OUTSIDE: "off",
+    CellVerdict.NOT_COMPARABLE: "soft",
+    CellVerdict.NONE: "soft",
+}
 LEGEND = (
     "ci: the reported value lies inside our 95 % interval; tol: inside the table's tolerance; "
     "eq: the setting is the reported one; out: none of these; nc: not comparable"
 )
 
 
-@dataclass(frozen=True)
-class TableRow:
-    """One combination of values of the row facets."""
+def blocks(built: BuiltTable) -> list[Plain]:
+    """All blocks that have a cell, section by section.
 
-    key: Query
-    """Names of the facet values."""
-    heads: Query
-    """The texts in the first columns."""
-    notes: Query
-    """Notes on the whole row."""
-    cells: tuple[BuiltCell, ...]
-    """A cell per metric."""
-    reported: tuple[BuiltCell, ...]
-    """The same cells for the reported columns; empty in a block without reported values."""
-
-    @property
-    def runs(self) -> list[PlannedRun]:
-        """The runs of the row's own numbers, without the runs that they are compared with."""
-        own = [c.planned for c in self.cells if not c.cell.metric.is_compared]
-        return distinct_runs(own or [cell.planned for cell in self.cells])
-
-
-@dataclass(frozen=True)
-class TableBlock:
-    """Rows under one pair of column groups, measured and reported."""
-
-    section: str
-    """Label of the section."""
-    paper: str
-    """Labels of the column facets' values: the group of columns in the paper."""
-    here: Query
-    """Model and benchmark that all measured numbers have in common."""
-    heads: Query
-    """Labels of the first columns."""
-    metrics: Query
-    """Labels of the metrics."""
-    rows: tuple[TableRow, ...]
-    """The rows; at least one."""
-
-    @property
-    def measured_on(self) -> str:
-        """Model and benchmark of the measured columns."""
-        runs = any(run.query for row in self.rows for run in row.runs)
-        return " on ".join(self.here) or ("several models" if runs else "not run here")
-
-    @property
-    def title(self) -> str:
-        """Section and column group of the paper."""
-        return ", ".join(filter(None, (self.section, self.paper)))
-
-    @property
-    def groups(self) -> tuple[tuple[str, str], ...]:
-        """The column groups: (measured or reported, model and benchmark)."""
-        measured = ("Measured", self.measured_on)
-        reported = ("Reported", self.title)
-        return (measured, reported) if self.rows[0].reported else (measured,)
-
-    @property
-    def labels(self) -> Query:
-        """Column labels, with "(%)" for percentages."""
-        cells = self.rows[0].cells
-        return tuple(
-            f"{label} (%)" if cell.unit == "%" else label
-            for label, cell in zip(self.metrics, cells, strict=True)
-        )
-
-    @property
-    def reported_labels(self) -> Query:
-        """Labels of the reported columns; none if nothing is reported."""
-        return self.labels if self.rows[0].reported else ()
-
-    @property
-    def cells(self) -> list[BuiltCell]:
-        """All cells, row by row."""
-        return [cell for row in self.rows for cell in row.cells]
-
-    @property
-    def _verdicts(self) -> set[tuple[CellVerdict, str]]:
-        """The distinct (verdict, reason) of the cells that have one."""
-        return {
-            (cell.verdict, cell.why) for cell in self.cells if cell.verdict is not CellVerdict.NONE
-        }
-
-    def verdict(self) -> str:
-        """The verdict that all compared cells share, in words; empty if they differ."""
-        if len(self._verdicts) != 1:
-            return ""
-        [(verdict, why)] = self._verdicts
-        return f"{verdict} ({why})" if why else str(verdict)
-
-    def verdict_remark(self) -> str:
-        """The remark on the verdicts: the common one, or what the marks mean; empty if nothing was
-        compared.
-        """
-        if not self._verdicts:
-            return ""
-        common = self.verdict()
-        return f"Verdict: {common}." if common else f"Marks: {LEGEND}."
-
-
-def blocks(built: BuiltTable) -> list[TableBlock]:
-    """All blocks that have a cell, section by section."""
+    A block is: section and paper (the group of columns in the paper), title of both; here (model
+    and benchmark that all measured numbers have in common), measured_on (the same in words); heads
+    and labels of columns; is_reported; verdict (remark on the verdicts) and marked (whether cells
+    have marks); rows. A row is: key, heads, notes, cells, runs (of its own numbers, without those
+    that they are compared with). A cell is a row of the frame; None where there is none.
+    """
     table = built.table
-    by_key = {(*cell.cell.keys.values(), cell.cell.metric.name): cell for cell in built.cells}
-    shown = {name: _shown(values, built.cells, name) for name, values in table.facets.items()}
+    by_key = {row.Index: row for row in built.cells.itertuples()}
+    shown = {name: _shown(values, built, name) for name, values in table.facets.items()}
     outer_facets = (*table.sections, *table.columns)
     found = []
     for outer in product(*(shown[facet] for facet in outer_facets)):
@@ -168,66 +92,94 @@ def blocks(built: BuiltTable) -> list[TableBlock]:
             names = tuple(values[facet].name for facet in table.facets)
             cells = [by_key.get((*names, metric.name)) for metric in table.metrics]
             if any(cells):
-                pairs = zip(cells, table.metrics, strict=True)
-                rows.append(_row(inner, [cell or _blank(metric) for cell, metric in pairs]))
-        if not any(cell.cell.reported for row in rows for cell in row.cells):
-            rows = [replace(row, reported=()) for row in rows]
+                rows.append(_row(built, inner, cells))
         if rows:
-            found.append(_block(built, outer, _with_measured_on(rows)))
+            found.append(_block(built, outer, rows))
     return found
 
 
-def _shown(
-    values: Iterable[FacetValue], cells: Iterable[BuiltCell], facet: str
-) -> list[FacetValue]:
+def sections(built: BuiltTable) -> Iterator[Plain]:
+    """The blocks of each section, and the lines that run through all of them: heads, notes that all
+    have in common, and (block, row or None) of each block.
+    """
+    for section, found in groupby(blocks(built), key=lambda block: block["section"]):
+        of_section = list(found)
+        keyed = [{row["key"]: row for row in block["rows"]} for block in of_section]
+        lines = []
+        for key in dict.fromkeys(key for rows in keyed for key in rows):
+            known = [rows[key] for rows in keyed if key in rows]
+            notes = [n for n in known[0]["notes"] if all(n in row["notes"] for row in known)]
+            rows = [(block, rows.get(key)) for block, rows in zip(of_section, keyed, strict=True)]
+            lines.append({"heads": known[0]["heads"], "notes": notes, "rows": rows})
+        yield {"section": section, "blocks": of_section, "lines": lines}
+
+
+def _shown(values: Iterable[FacetValue], built: BuiltTable, facet: str) -> list[FacetValue]:
     """The values of a facet that any cell shown has."""
-    names = {cell.cell.keys[facet] for cell in cells}
+    names = set(built.cells.index.get_level_values(facet))
     return [value for value in values if value.name in names]
 
 
-def _row(values: Sequence[FacetValue], cells: Sequence[BuiltCell]) -> TableRow:
-    heads = (*(v.label for v in values), *(text for v in values for text in v.shown.values()))
-    key = tuple(value.name for value in values)
-    return TableRow(key, heads, common_notes(cells), tuple(cells), reported=tuple(cells))
+def _row(built: BuiltTable, values: Sequence[FacetValue], cells: Sequence[Row | None]) -> Plain:
+    pairs = zip(cells, built.table.metrics, strict=True)
+    own = [cell for cell, metric in pairs if not metric.is_compared] or cells
+    return {
+        "key": tuple(value.name for value in values),
+        "heads": (*(v.label for v in values), *(t for v in values for t in v.shown.values())),
+        "notes": common_notes(cells),
+        "cells": cells,
+        "runs": distinct_runs(cell.planned for cell in own if cell),
+    }
 
 
-def _blank(metric: TableMetric) -> BuiltCell:
-    """The place of a number that a row does not have."""
-    run = PlannedRun((), CellState.REPORTED_ONLY, NO_CELL, "the table has no such cell")
-    return BuiltCell(PlannedCell(Cell({}, metric, (), None, ()), run), "", why=run.reason)
+def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]) -> Plain:
+    table, split = built.table, len(built.table.sections)
+    section, paper = (", ".join(v.label for v in part) for part in (outer[:split], outer[split:]))
+    titles = [title for facet in table.rows for title in _shown_titles(table.facets[facet])]
+    heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *titles)
+    own = [measured_on(row["cells"]) for row in rows]
+    here = measured_on(cell for row in rows for cell in row["cells"])
+    if any(names != here for names in own if names):  # the header cannot name them
+        heads = (*heads, "Measured with")
+        for row, names in zip(rows, own, strict=True):
+            row["heads"] += (" on ".join(n for n in names if n not in here) or NO_CELL,)
+    cells = [cell for row in rows for cell in row["cells"] if cell]
+    has_runs = any(run.query for row in rows for run in row["runs"])
+    metrics = [metric.label for metric in table.metrics]
+    verdicts = {(cell.verdict, cell.reason) for cell in cells if cell.verdict}
+    is_reported = any(cell.planned.cell.reported for cell in cells)
+    title, where = ", ".join(filter(None, (section, paper))), " on ".join(here)
+    where = where or ("several models" if has_runs else "not run here")
+    groups = (("here", "Measured", where), ("paper", "Reported", title))
+    remark = verdict_remark(verdicts)
+    below = "Nothing measured yet." if all(map(is_empty, cells)) else remark
+    return {
+        "section": section,
+        "paper": paper,
+        "title": title,
+        "here": here,
+        "measured_on": where,
+        "heads": heads,
+        "metrics": metrics,
+        "labels": [
+            f"{label} (%)" if cell and cell.unit == "%" else label
+            for label, cell in zip(metrics, rows[0]["cells"], strict=True)
+        ],
+        "is_reported": is_reported,
+        "marked": len(verdicts) != 1,
+        "verdict": remark,
+        "rows": rows,
+        "groups": groups if is_reported else groups[:1],
+        "caption": " ".join(filter(None, (f"{table.title}.", title and f"{title}.", below))),
+    }
 
 
-def _with_measured_on(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
-    """The rows; if they were measured with different models or benchmarks, each has one more column
-    that says with which, because the header cannot.
+def verdict_remark(verdicts: Iterable[tuple[str, str]]) -> str:
+    """The remark on the (verdict, reason) of cells: the common one, or what the marks mean; empty
+    if nothing was compared.
     """
-    common = measured_on(run for row in rows for run in _runs_of(row))
-    own = [measured_on(_runs_of(row)) for row in rows]
-    if all(names == common for names in own if names):
-        return tuple(rows)
-    texts = [" on ".join(n for n in names if n not in common) or NO_CELL for names in own]
-    return tuple(replace(row, heads=(*row.heads, t)) for row, t in zip(rows, texts, strict=True))
-
-
-def _runs_of(row: TableRow) -> list[PlannedRun]:
-    return [cell.run for cell in row.cells]
-
-
-def _block(
-    built: BuiltTable, outer: Sequence[FacetValue], rows: tuple[TableRow, ...]
-) -> TableBlock:
-    table = built.table
-    split = len(table.sections)
-    shown = [title for facet in table.rows for title in _shown_titles(table.facets[facet])]
-    heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *shown)
-    return TableBlock(
-        section=", ".join(value.label for value in outer[:split]),
-        paper=", ".join(value.label for value in outer[split:]),
-        here=measured_on(run for row in rows for run in _runs_of(row)),
-        heads=(*heads, *("Measured with",) * (len(rows[0].heads) - len(heads))),
-        metrics=tuple(metric.label for metric in table.metrics),
-        rows=rows,
-    )
+    texts = [f"{verdict} ({why})" if why else verdict for verdict, why in verdicts]
+    return f"Verdict: {texts[0]}." if len(texts) == 1 else f"Marks: {LEGEND}." if texts else ""
 
 
 def _shown_titles(values: Iterable[FacetValue]) -> Query:
@@ -235,23 +187,23 @@ def _shown_titles(values: Iterable[FacetValue]) -> Query:
     return next((tuple(value.shown) for value in values if value.shown), ())
 
 
-def measured_on(runs: Iterable[PlannedRun]) -> Query:
-    """Model and benchmark that the runs have in common; empty if none of them can run."""
-    chosen = [run.chosen for run in runs if run.query]
+def measured_on(cells: Iterable[Row | None]) -> Query:
+    """Model and benchmark that the cells' runs have in common; empty if none of them can run."""
+    chosen = [cell.planned.run.chosen for cell in cells if cell and cell.planned.run.query]
     names = [{choice.get(key, "") for choice in chosen} for key in ("model", "benchmark")]
     return tuple(name for one in names if len(one) == 1 for name in one if name)
 
 
-def common_notes(cells: Sequence[BuiltCell]) -> Query:
+def common_notes(cells: Sequence[Row | None]) -> Query:
     """Notes that all of the cells have, in the order of the first cell."""
-    return tuple(
-        dict.fromkeys(n for n in cells[0].cell.notes if all(n in c.cell.notes for c in cells))
-    )
+    notes = [cell.planned.cell.notes if cell else () for cell in cells]
+    return tuple(dict.fromkeys(name for name in notes[0] if all(name in own for own in notes)))
 
 
-def own_notes(cell: BuiltCell, shown: Query) -> Query:
+def own_notes(cell: Row | None, shown: Query) -> Query:
     """Notes of the cell that are not shown for its whole row."""
-    return tuple(dict.fromkeys(name for name in cell.cell.notes if name not in shown))
+    notes = cell.planned.cell.notes if cell else ()
+    return tuple(dict.fromkeys(name for name in notes if name not in shown))
 
 
 def number(value: float, unit: str) -> str:
@@ -259,32 +211,33 @@ def number(value: float, unit: str) -> str:
     return f"{value:z.{OWN_DECIMALS.get(unit, DECIMALS)}f}"
 
 
-def measured_text(cell: BuiltCell) -> str:
+def measured_text(cell: Row | None) -> str:
     """The measured number, or what an empty cell shows."""
-    if cell.setting or cell.measured is None:
-        return cell.setting or cell.run.short or "undefined"
-    text = number(cell.measured, cell.unit)
-    change = cell.cell.metric.minus or cell.cell.metric.gain
-    sign, mark = "+" if change and cell.measured > 0 else "", DISTURBED if cell.is_disturbed else ""
-    return f"{sign}{text}{mark}"
+    if cell is None:
+        return NO_CELL
+    if is_empty(cell) or cell.text:
+        return cell.text or cell.planned.run.short or UNDEFINED
+    metric = cell.planned.cell.metric
+    sign = "+" if (metric.minus or metric.gain) and cell.value > 0 else ""
+    return f"{sign}{number(cell.value, cell.unit)}{DISTURBED if cell.disturbed else ''}"
 
 
-def is_empty(cell: BuiltCell) -> bool:
+def is_empty(cell: Row | None) -> bool:
     """True for a cell that shows why it has no number."""
-    return cell.measured is None and not cell.setting
+    return cell is None or (isnan(cell.value) and not cell.text)
 
 
-def interval_text(cell: BuiltCell) -> str:
+def interval_text(cell: Row) -> str:
     """The interval in brackets; empty if there is none."""
-    ends = ", ".join(number(end, cell.unit) for end in cell.interval or ())
+    ends = ", ".join(number(end, cell.unit) for end in (cell.low, cell.high) if not isnan(end))
     return f"[{ends}]" if ends else ""
 
 
-def reported_text(cell: BuiltCell) -> str:
+def reported_text(cell: Row | None) -> str:
     """The printed value."""
-    if cell.run.short == NO_CELL:
+    if cell is None:
         return NO_CELL
-    return cell.cell.reported.text if cell.cell.reported else "not reported"
+    return cell.planned.cell.reported.text if cell.planned.cell.reported else "not reported"
 
 
 def link(built: BuiltTable, run: PlannedRun) -> str:
@@ -298,9 +251,9 @@ def short_hash(run: PlannedRun) -> str:
     return run.spec.identity_hash[:SHOWN_HASH] if run.spec else ""
 
 
-def hashes(row: TableRow) -> str:
+def hashes(row: Plain) -> str:
     """The hashes of the row's runs, as shown."""
-    shown = [short_hash(run) for run in row.runs if run.spec]
+    shown = [short_hash(run) for run in row["runs"] if run.spec]
     more = f" … ({len(shown)} runs)" if len(shown) > SHOWN_RUNS else ""
     return " ".join(shown[:SHOWN_RUNS]) + more or NO_CELL
 
@@ -317,21 +270,18 @@ def cost_lines(built: BuiltTable) -> list[str]:
     """The cost of open and of unavailable runs, how far such estimates are off, and what has to be
     trained before.
     """
-    lines = []
-    if built.open:
-        lines.append(
-            f"{len(built.open)} runs to make, {cost_in_words([run.cost for run in built.open])}"
-        )
-    costs = built.unavailable_costs
-    if costs:
-        where = f"{len(costs)} runs are unavailable here"
-        lines.append(f"{where}; elsewhere: {cost_in_words(costs)}")
-    if lines and built.check:
-        check, ratio = built.check, "measured ÷ estimated seconds of"
+    lines, estimate = [], built.costs.estimate
+    elsewhere = [r for r in built.runs if r.state is CellState.UNAVAILABLE and r.config]
+    for runs, what in ((built.open, "to make,"), (elsewhere, "are unavailable here; elsewhere:")):
+        if runs:
+            lines.append(f"{len(runs)} runs {what} {cost_in_words(list(map(estimate, runs)))}")
+    if lines and (check := built.costs.measured.check):
+        ratio = "measured ÷ estimated seconds of"
         spread = f"{check.low:.1f} to {check.high:.1f} in 8 of 10"
         median = f"{check.median:.2f} in the middle"
         lines.append(f"{ratio} {check.runs} sealed runs: {median}, {spread}")
-    lines += [f"train first: {source} (`dllm-bench train`)" for source in built.train_first]
+    trained = missing_trained_files(built.runs)
+    lines += [f"train first: {source} (`dllm-bench train`)" for source in trained]
     return lines
 
 
@@ -354,16 +304,19 @@ def profile_text(built: BuiltTable) -> str:
 
 def _disturbed_lines(built: BuiltTable) -> list[str]:
     """What the mark of disturbed times means, if a cell has it."""
-    count = sum(cell.is_disturbed for cell in built.cells if cell.measured is not None)
+    count = built.cells.disturbed.sum()
     meaning = f"began at a load average above {LOAD_PER_CORE:g} per core, which disturbs times"
     return [f"{DISTURBED} a run {meaning} ({count} cells)"] if count else []
 
 
 def _passes_lines(built: BuiltTable) -> list[str]:
     """What the interval of a number of times is, if a run has several passes over its items."""
-    cells = [cell for cell in built.cells if cell.interval and cell.cell.metric.is_of_times]
-    specs = [run.spec for cell in cells for run in cell.planned.runs if run.spec]
-    passes = sorted({spec.repeats for spec in specs} - {1})
+    timed = [
+        cell
+        for cell in built.cells.planned[built.cells.low.notna()]
+        if cell.cell.metric.is_of_times
+    ]
+    passes = sorted({run.spec.repeats for cell in timed for run in cell.runs if run.spec} - {1})
     if not passes:
         return []
     counts = " or ".join(map(str, passes))
@@ -377,8 +330,8 @@ def _passes_lines(built: BuiltTable) -> list[str]:
 def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
     """The remarks below a table: (heading, lines). `commands`: list the commands of open runs."""
     definitions = [
-        f"{d.label} = `{d.name}`{f', {d.unit}' if d.unit else ''}: {d.text}"
-        for d in built.definitions
+        f"{m.label} = `{m.formula}`{f', {m.unit}' if m.unit else ''}: {definition_text(m)}"
+        for m in built.table.metrics
     ]
     tail = (
         "Brackets: 95 % interval (Wilson for shares, else percentile bootstrap over samples; "
@@ -389,16 +342,16 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
         ("Definitions", [*definitions, f"{tail} {bare}", *_passes_lines(built)]),
         ("Measured on", [*built.hardware, *_disturbed_lines(built)]),
         ("Code", [f"commit {code}" for code in built.code]),
-        ("Inputs", list(built.inputs)),
+        ("Inputs", built.inputs),
         (
             "Reported" if built.table.reported else "Source",
             [built.table.source, *_reported_on(built)],
         ),
         ("Notes", [f"{note.name}: {note.text}" for note in built.table.notes]),
         ("Not graded", _ungraded_lines(built)),
-        ("Undefined", _undefined_lines(built)),
-        ("Reported only", list(built.reported_only)),
-        ("Cannot run here", list(built.unavailable)),
+        ("Undefined", list(_undefined_lines(built))),
+        ("Reported only", _reported_only_lines(built)),
+        ("Cannot run here", built.unavailable),
         ("Still to run", _open_lines(built)[: None if commands else 1]),
     ]
     return [(title, lines) for title, lines in parts if lines]
@@ -407,37 +360,43 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
 def run_lines(built: BuiltTable) -> list[str]:
     """The hashes of each block's runs, row by row, for formats without a column for them."""
     return [
-        f"{block.title}: " + ", ".join(f"{row.heads[0]} {hashes(row)}" for row in block.rows)
+        f"{block['title']}: "
+        + ", ".join(f"{row['heads'][0]} {hashes(row)}" for row in block["rows"])
         for block in blocks(built)
     ]
 
 
 def _reported_on(built: BuiltTable) -> list[str]:
-    names = dict.fromkeys(cell.cell.reported_on for cell in built.cells)
+    names = dict.fromkeys(planned.cell.reported_on for planned in built.cells.planned)
     return [f"on {hardware}" for hardware in names if hardware]
 
 
 def _ungraded_lines(built: BuiltTable) -> list[str]:
     """The runs behind scores that leave out samples whose grading failed, and how many."""
-    runs = (run for cell in built.cells if cell.cell.metric.is_score for run in cell.runs)
-    records = {run.record.spec.short: run.record for run in runs if run.record}
+    scores = [planned for planned in built.cells.planned if planned.cell.metric.is_score]
+    records = {r.record.spec.short: r.record for r in distinct_runs(scores) if r.record}
     return [f"{short}: {one.ungraded}" for short, one in records.items() if one.ungraded]
 
 
-def _undefined_lines(built: BuiltTable) -> list[str]:
+def _undefined_lines(built: BuiltTable) -> Iterator[str]:
     """Why sealed runs give no number, and for which cells."""
-    cells_by_reason: dict[str, list[str]] = {}
-    for cell in built.cells:
-        if cell.status == UNDEFINED:
-            where = ", ".join(value.label for value in cell.cell.values.values())
-            cells_by_reason.setdefault(cell.why, []).append(f"{where}, {cell.cell.metric.label}")
-    return [f"{'; '.join(cells)}: {why}" for why, cells in cells_by_reason.items()]
+    undefined = built.cells[built.cells.status == UNDEFINED]
+    for why, planned in undefined.groupby("reason", sort=False).planned:
+        labels = (
+            [v.label for v in p.cell.values.values()] + [p.cell.metric.label] for p in planned
+        )
+        yield f"{'; '.join(map(', '.join, labels))}: {why}"
+
+
+def _reported_only_lines(built: BuiltTable) -> list[str]:
+    """Why some cells have no run; derived ones have the reasons of their parts."""
+    without = built.cells.planned[built.cells.state == CellState.REPORTED_ONLY]
+    own = [p for p in without if p.cell.reported_only or not p.parts]
+    return list(dict.fromkeys(p.cell.reported_only or p.run.reason for p in own))
 
 
 def _open_lines(built: BuiltTable) -> list[str]:
     """The whole cost, then a line per open run."""
-    lines = [
-        f"`{run.command}` ({run.state}: {run.reason}; {cost_in_words([run.cost])})"
-        for run in built.open
-    ]
+    costs = {id(run): cost_in_words([built.costs.estimate(run)]) for run in built.open}
+    lines = [f"`{r.command}` ({r.state}: {r.reason}; {costs[id(r)]})" for r in built.open]
     return [*cost_lines(built), *lines]

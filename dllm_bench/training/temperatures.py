@@ -91,7 +91,7 @@ def observed_halves(entry: RunEntry) -> Halves:
             f"Run {entry.spec.short} is sampled, and its confidences decided how many tokens were "
             "verified; run it with decoder/length=fixed to fit temperatures."
         )
-    return calibration.halves(record.sample_stats)
+    return calibration.halves(record.samples)
 
 
 def calibration_by_position(

@@ -102,7 +102,7 @@ def _without_revision(record: RunRecord) -> tuple[str, str]:
 
 
 def _row(record: RunRecord) -> tuple[str, ...]:
-    spec, score, tpf = record.spec, record.score, measure("tpf/emitted", record.sample_stats)
+    spec, score, tpf = record.spec, record.score, measure("tpf/emitted", record.samples)
     if score is None or tpf is None:
         raise ValueError(f"run {spec.short} has no score")
     interval = f"{100 * score.mean:.1f} [{100 * score.low:.1f}, {100 * score.high:.1f}]"

@@ -26,7 +26,8 @@ from dllm_bench.site.format import align
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
-from dllm_bench.tables.build import is_loaded, measure_run
+from dllm_bench.tables.derive import measure_run
+from dllm_bench.tables.frame import is_loaded
 
 TASKS = ("minigsm", "minicode")
 MODELS = ("tiny-llada", "tiny-llada-moe")

@@ -237,7 +237,7 @@ def test_settings_and_pieces_of_a_decoder_can_be_replaced() -> None:
     [
         ({"select.thau": 1}, "thau"),
         ({"select": "nope"}, "no decoder/select 'nope'"),
-        ({"select.tau": "x"}, "tau as float"),
+        ({"select.tau": "x"}, "tau .x.; give a number"),
         ({"draft": Every()}, "no slot 'draft'"),
     ],
 )

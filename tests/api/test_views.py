@@ -137,7 +137,7 @@ def test_acceptance_has_a_row_per_position(runs: tuple[Path, list[RunRecord]]) -
     assert db.acceptance(record).empty
     rounds = [[[3, 2, 3], [2, 0, 1]], [[0, 0, 1]]]
     stats = from_columns({**record.columns, "rounds": rounds})
-    assert [len(one.rounds or ()) for one in stats] == [2, 1]
+    assert [len(one) for one in stats.rounds] == [2, 1]
     drafted = replace(record, columns={**record.columns, "rounds": rounds})
     found = db.acceptance(drafted)
     assert list(found.position) == [1, 2, 3] and list(found.survival) == [0.5, 0.5, 0.0]

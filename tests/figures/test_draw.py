@@ -112,6 +112,6 @@ def test_without_a_token_replay_a_run_series_says_so(tmp_path, monkeypatch) -> N
     assert {p.reason for p in found.without_number()} == set()
     for path in tmp_path.rglob(token_replay.FILE):
         path.unlink()
-    again = build_figure(figure, profile, found.built.planned(), Store(tmp_path))
+    again = build_figure(figure, profile, list(found.built.cells.planned), Store(tmp_path))
     assert {p.reason for p in again.without_number()} == {"missing: token replay"}
     assert replays_of([]) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ WHY = "3 of 20 samples"
 
 
 def with_hardware(found: BuiltFigure) -> BuiltFigure:
-    return replace(found, built=replace(found.built, hardware=HARDWARE))
+    return replace(found, built=SimpleNamespace(hardware=HARDWARE))  # type: ignore[arg-type]
 
 
 def figure_of(tmp_path: Any, monkeypatch: Any, *points: FigurePoint, **changes: Any) -> BuiltFigure:

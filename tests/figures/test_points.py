@@ -45,7 +45,7 @@ def test_a_point_is_its_runs_number(tmp_path, monkeypatch) -> None:
     [point] = [
         p for p in found.points if (p.panel, p.series, p.x) == ("quiz", "alpha", 0.5) and p.run
     ]
-    spec = next(r.run.spec for r in found.built.cells if r.cell.keys["number"] == "alpha-0.5")
+    spec = found.built.cells.xs("alpha-0.5", level="number").planned.iloc[0].run.spec
     assert spec
     record = record_of(spec, samples_of(spec))
     forwards = sum(record.columns["forwards"])
@@ -99,11 +99,7 @@ def test_x_may_be_a_setting_or_another_metric(tmp_path, monkeypatch) -> None:
     metric = replace(figure.draw, x=XAxis("TPF", metric="tpf"))
     found = built(tmp_path, monkeypatch, replace(figure, draw=metric, calls={}))
     assert all(point.quantity == "steps" for point in found.drawn(measured=True))
-    by_hand = {
-        c.cell.keys["number"]: c.measured
-        for c in found.built.cells
-        if (c.cell.keys["task"], c.cell.metric.name) == ("quiz", "tpf")
-    }
+    by_hand = found.built.cells.xs(("quiz", "tpf"), level=["task", "metric"]).value
     assert {p.x for p in found.drawn(measured=True)} == {
         by_hand[n] for n in ("alpha-0.5", "alpha-1")
     }

@@ -22,7 +22,7 @@ from dllm_bench.figures.panels import REPORTED_BAR, Panel
 from dllm_bench.figures.points import BuiltFigure, FigurePoint, reported_points
 from dllm_bench.figures.spec import REPORTED_FIGURES, StatedNumber, XAxis, load_figure
 from dllm_bench.figures.write import as_csv
-from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_profile, names_of
 from scripts.redraw_figures import measured_points
 from tests.figures.test_points import built

@@ -18,7 +18,7 @@ from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.figures import run_series
 from dllm_bench.figures.run_series import SeriesPoint
 from dllm_bench.metrics import calibration
-from dllm_bench.metrics.sample_stats import SampleStats
+from dllm_bench.metrics.sample_stats import SampleStats, frame_of
 from dllm_bench.runs.token_replay import TokenReplay
 from dllm_bench.store.record import SampleRecord
 from tests.figures.builders import drafted_sample, sample
@@ -147,14 +147,14 @@ def test_reliability_is_of_the_second_half() -> None:
         for r, s in zip(rounds, logits, strict=True)
     ]
 
-    record = Namespace(sample_stats=facts)
+    record = Namespace(samples=frame_of(facts))
     reads = list(run_series.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
     before = [r for r in reads if r.series == "before"]
-    bars = calibration.reliability_bins(calibration.outcomes_unscaled(facts, 2), 5)
+    bars = calibration.reliability_bins(calibration.outcomes_unscaled(record.samples, 2), 5)
     assert xy(before) == [(bar.predicted, bar.happened) for bar in bars]
     assert sum(read.n for read in before) == 20
     assert {read.panel for read in reads} == {"2"}
-    record.sample_stats = [replace(facts[0], survival=None)]
+    record.samples = frame_of([replace(facts[0], survival=None)])
     assert list(run_series.reliability(FakeRun(record=record), {"positions": [1]})) == []
 
 

@@ -87,7 +87,7 @@ def test_no_request_has_a_time_of_its_own(tmp_path: Path) -> None:
         assert record.columns[name] == [None] * 7
     for name in TIMED:
         assert record.summary[name] is None
-        assert definition(name).why_undefined(record.sample_stats) == NO_TIME
+        assert definition(name).why_undefined(record.samples) == NO_TIME
     assert record.summary["requests/s"] == 1.0
     tokens = sum(record.columns["emitted"])
     assert record.summary["tps/throughput"] == pytest.approx(tokens / 7)

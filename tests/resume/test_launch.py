@@ -24,6 +24,7 @@ from dllm_bench.runs.runner import run, run_in_turns
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.resume import fakes
+from tests.sample_stats import sample
 
 SPECS = [fakes.spec(n) for n in (3, 4, 5, 6)]
 
@@ -218,15 +219,13 @@ def test_the_progress_line_of_a_run(tmp_path: Path) -> None:
     assert drawn.count("done, 12 samples") == 1
 
 
-def test_a_resumed_run_says_so_and_estimates_by_its_own_pace(tmp_path: Path) -> None:
+def test_a_resumed_run_says_so_and_estimates_by_its_own_pace() -> None:
     running = RunningMetrics(total=100)
-    sample = fakes.spec(1)
-    record = run(sample, store=Store(tmp_path), deps=fakes.deps())
     for _ in range(50):
-        running.add(record.sample_stats[0], None)
+        running.add(sample(), None)
     assert running.eta_s is None
-    running.add(record.sample_stats[0], None, session_s=2.0)
-    running.add(record.sample_stats[0], None, session_s=4.0)
+    running.add(sample(), None, session_s=2.0)
+    running.add(sample(), None, session_s=4.0)
     assert running.eta_s == 2.0 * 48
     assert running.score() is None
     assert [duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]

@@ -29,7 +29,7 @@ from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
-from dllm_bench.tables.build import build
+from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import read_table
 from dllm_bench.tables.plan import CellState, plan
 from dllm_bench.tables.render import render
@@ -249,7 +249,7 @@ def test_a_server_that_does_not_count(tokenizer: str, causal: Causal, tmp_path: 
     assert record.summary["requests/retokenised"] == here
     assert (record.summary["latency/mean"] or 0) > 0
     if not here:
-        why = definitions.definition("tps/e2e").why_undefined(record.sample_stats)
+        why = definitions.definition("tps/e2e").why_undefined(record.samples)
         assert why == NO_USAGE
 
 
@@ -290,18 +290,17 @@ def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
     table = read_table("small/served", tmp_path / "table.yaml", tmp_path)
     profile = Profile("paper", embedded=False, replace={}, set=("seed=0", "hardware=h200"))
     store = Store(swept / "runs")
-    cells = {
-        c.cell.metric.name: c for c in build(table, profile, plan_of(table, profile, store)).cells
-    }
-    assert {cell.run.state for cell in cells.values()} == {CellState.SEALED}  # no GPU is needed
+    rows = build(table, profile, plan_of(table, profile, store)).cells
+    assert set(rows.state) == {CellState.SEALED}  # no GPU is needed
+    cells = {row.Index[-1]: row for row in rows.itertuples()}
     record = store.record(spec_of("model.concurrency=2"))
     assert record is not None and record.score is not None
-    assert cells["score"].measured == 100 * record.score.mean
-    assert cells["ttft"].measured == record.summary["ttft/p50"]
-    assert (cells["tps"].measured or 0) > 0
-    assert (cells["tpf"].measured, cells["tpf"].why) == (None, NO_TRACE)
+    assert cells["score"].value == 100 * record.score.mean
+    assert cells["ttft"].value == record.summary["ttft/p50"]
+    assert cells["tps"].value > 0
+    assert (cells["tpf"].status, cells["tpf"].reason) == ("undefined", NO_TRACE)
     built = build(table, profile, plan_of(table, profile, store), list(store.records()))
-    assert built.hardware == ("here, 2 request(s) in flight",)
+    assert built.hardware == ["here, 2 request(s) in flight"]
     assert NO_TRACE in "".join(render(built).values())
     missing = plan_of(table, profile, Store(tmp_path))
     assert {cell.run.state for cell in missing} == {CellState.MISSING}

@@ -246,7 +246,7 @@ def test_templates_escape_all_but_markup() -> None:
 def test_no_template_turns_escaping_off_or_names_what_is_not_there() -> None:
     templates = site_pages.templates()
     for name in templates.list_templates():
-        source = (site_pages.TEMPLATES / name).read_text(encoding="utf-8")
+        source = templates.loader.get_source(templates, name)[0]
         assert "autoescape" not in source and "safe" not in re.findall(r"\| *(\w+)", source), name
     with pytest.raises(UndefinedError):
         templates.from_string("{{ view.titel }}").render(view=site_pages.Page("a", "title"))

@@ -16,7 +16,7 @@ import pytest
 
 from dllm_bench.cli.main import main
 from dllm_bench.site import build as site_module
-from dllm_bench.site.pages import prose, run_address
+from dllm_bench.site.pages import run_address
 from dllm_bench.site.tradeoff_plot import (
     WIDTH,
     PlotPoint,
@@ -30,9 +30,10 @@ from dllm_bench.store.cache import PACKED
 from dllm_bench.store.checked import checked
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, SPEC, Store
-from dllm_bench.tables import build as tables
-from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables import frame as tables
 from dllm_bench.tables.cost import measured_runs
+from dllm_bench.tables.frame import BuiltTable
+from dllm_bench.tables.render import prose
 from scripts.update_reference import pack
 from tests.site import builders
 

@@ -27,7 +27,7 @@ from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.runs.runner import run
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RunState, Store, read_samples
-from dllm_bench.tables.build import build
+from dllm_bench.tables.frame import build
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.submit import send
 from dllm_bench.tables.view import is_empty
@@ -192,11 +192,12 @@ def test_a_table_survives_what_befalls_its_jobs(
     assert len(failed) == 1 and sent["dead"].log in failed[0]
     planned = planned_small(store, TINY, monkeypatch)
     built = build(small_table(), TINY, planned)
-    scores = [cell for cell in built.cells if cell.cell.metric.is_score]  # clocks here are fakes
+    cells = list(built.cells.itertuples())
+    scores = [cell for cell in cells if cell.definition == "score"]  # clocks here are fakes
     empty = [cell for cell in scores if is_empty(cell)]
     assert {cell.planned.run.spec for cell in empty} == {specs["dead"]}
-    dead = [cell for cell in built.cells if cell.planned.run.spec == specs["dead"]]
-    assert all(is_empty(cell) and sent["dead"].log in cell.why for cell in dead)
+    dead = [cell for cell in cells if cell.planned.run.spec == specs["dead"]]
+    assert all(is_empty(cell) and sent["dead"].log in cell.reason for cell in dead)
     assert Path(sent["dead"].log).exists()
     assert [r.state for r in distinct_runs(planned)].count("failed") == 1
     told = {fate: Path(ticket.log).read_text() for fate, ticket in sent.items()}

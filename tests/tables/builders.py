@@ -13,7 +13,7 @@ from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
-from dllm_bench.tables.build import BuiltTable, build
+from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import read_table
 from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
 from dllm_bench.tables.spec import Cell, PaperTable, Profile

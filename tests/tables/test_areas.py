@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import replace
+from math import isnan
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from dllm_bench.figures.spec import load_figure
 from dllm_bench.metrics.tradeoff import aup
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
-from dllm_bench.tables.build import BuiltCell, BuiltTable, build
+from dllm_bench.tables.frame import BuiltTable, Row, build
 from dllm_bench.tables.load import load_table, parse_table
 from dllm_bench.tables.plan import distinct_runs
-from dllm_bench.tables.render import as_json, markdown
+from dllm_bench.tables.render import as_json, render
 from dllm_bench.tables.spec import PaperTable
 from tests.tables.builders import FULL, HERE, planned_small, record_of, run_cells, seal
 
@@ -99,9 +100,8 @@ def built(root: Any, monkeypatch: pytest.MonkeyPatch, without: str = "") -> Buil
     return build(table(), FULL, planned_small(store, FULL, monkeypatch, table()))
 
 
-def cell(built: BuiltTable, benchmark: str, decoder: str, metric: str) -> BuiltCell:
-    wanted = (benchmark, decoder, metric)
-    return next(c for c in built.cells if (*c.cell.keys.values(), c.cell.metric.name) == wanted)
+def cell(built: BuiltTable, benchmark: str, decoder: str, metric: str) -> Row:
+    return built.cells.loc[benchmark, decoder, metric]
 
 
 def test_a_sweep_from_a_value_is_a_curve_and_its_points_are_hidden() -> None:
@@ -117,12 +117,11 @@ def test_an_area_is_the_published_formula_over_the_runs(tmp_path, monkeypatch) -
     found = built(tmp_path, monkeypatch)
     steady = cell(found, "quiz", "steady", "aup")
     points = [(1.0, 90.0), (2.0, 90.0), (4.0, 75.0), (8.0, 87.5)]
-    assert steady.measured == pytest.approx(aup(points, y_max=100.0))
-    assert steady.measured != pytest.approx(aup(points, y_max=90.0))
+    assert steady.value == pytest.approx(aup(points, y_max=100.0))
+    assert steady.value != pytest.approx(aup(points, y_max=90.0))
     assert steady.unit == "% × tokens/forward"
-    assert cell(found, "quiz", "alone", "aup").measured == pytest.approx(90.0)
-    low, high = steady.interval or (0, 0)
-    assert low < steady.measured < high
+    assert cell(found, "quiz", "alone", "aup").value == pytest.approx(90.0)
+    assert steady.low < steady.value < steady.high
     assert len(steady.runs) == len(RUNS)
 
 
@@ -141,27 +140,28 @@ def test_a_curve_that_ends_in_a_loss_has_no_area_and_says_so(tmp_path, monkeypat
     found = built(tmp_path, monkeypatch)
     for benchmark in ("quiz", "average"):
         losing = cell(found, benchmark, "losing", "aup")
-        assert (losing.measured, losing.status) == (None, "undefined")
-        assert "scores 50.0 at 4.00 and the slowest 90.0 at 1.00" in losing.why
-    assert "Losing" not in markdown(found)
-    assert "quiz, losing, AUP" in markdown(found).partition("**Undefined**")[2]
+        assert isnan(losing.value) and losing.status == "undefined"
+        assert "scores 50.0 at 4.00 and the slowest 90.0 at 1.00" in losing.reason
+    text = render(found)["md"]
+    assert "Losing" not in text
+    assert "quiz, losing, AUP" in text.partition("**Undefined**")[2]
     cut = cell(found, "quiz", "losing", "cut")
-    assert cut.measured == pytest.approx(aup([(1.0, 90.0), (2.0, 90.0)], y_max=100.0))
+    assert cut.value == pytest.approx(aup([(1.0, 90.0), (2.0, 90.0)], y_max=100.0))
 
 
 def test_averages_and_gains_are_of_areas(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    parts = [cell(found, name, "steady", "cut").measured for name in ("quiz", "code")]
-    assert cell(found, "average", "steady", "cut").measured == pytest.approx(sum(parts) / 2)
+    parts = [cell(found, name, "steady", "cut").value for name in ("quiz", "code")]
+    assert cell(found, "average", "steady", "cut").value == pytest.approx(sum(parts) / 2)
     assert cell(found, "average", "steady", "cut").curve is None
-    assert cell(found, "quiz", "steady", "gain").measured == pytest.approx(parts[0] / 90)
-    assert cell(found, "quiz", "alone", "gain").measured == pytest.approx(1.0)
+    assert cell(found, "quiz", "steady", "gain").value == pytest.approx(parts[0] / 90)
+    assert cell(found, "quiz", "alone", "gain").value == pytest.approx(1.0)
 
 
 def test_every_run_of_the_table_has_to_be_there(tmp_path, monkeypatch) -> None:
     """The best score is not known before, of whichever row it is."""
     found = built(tmp_path, monkeypatch, without="losing")
-    assert {c.status for c in found.cells} == {"missing"}
+    assert set(found.cells.status) == {"missing"}
 
 
 def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 from statistics import fmean
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.store.store import Store
-from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict, build
+from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
 from dllm_bench.tables.plan import CellState
 from dllm_bench.tables.view import footer, measured_text
 from tests.tables.builders import (
@@ -27,10 +28,9 @@ from tests.tables.builders import (
 )
 
 
-def cell(built: BuiltTable, setting: str, benchmark: str, metric: str) -> BuiltCell:
-    """The cell with these keys."""
-    wanted = ("alpha_7b", setting, benchmark, metric)
-    return next(c for c in built.cells if (*c.cell.keys.values(), c.cell.metric.name) == wanted)
+def cell(built: BuiltTable, setting: str, benchmark: str, metric: str) -> Row:
+    """The row with these keys."""
+    return built.cells.loc["alpha_7b", setting, benchmark, metric]
 
 
 def sealed(tmp_path, profile, monkeypatch, **record) -> BuiltTable:
@@ -46,22 +46,22 @@ def sealed(tmp_path, profile, monkeypatch, **record) -> BuiltTable:
 def test_a_score_is_a_percentage_with_its_wilson_interval(tmp_path, monkeypatch) -> None:
     found = cell(sealed(tmp_path, FULL, monkeypatch), "S1", "quiz", "score")
     low, high = wilson(11, 20)
-    assert found.measured == pytest.approx(55.0)
-    assert found.interval == pytest.approx((100 * low, 100 * high))
+    assert found.value == pytest.approx(55.0)
+    assert (found.low, found.high) == pytest.approx((100 * low, 100 * high))
     assert (found.unit, found.n) == ("%", 20)
 
 
 def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, monkeypatch) -> None:
     built = sealed(tmp_path, FULL, monkeypatch)
     average, largest = (cell(built, "S1", "quiz", m) for m in ("tps_avg", "tps_max"))
-    facts = average.run.record.sample_stats
-    each = [64 / (fact.seconds - fact.first_step_s) for fact in facts]
-    assert average.measured == pytest.approx(fmean(each))
-    assert average.measured == definitions.measure("tps/no_first_step", facts)
-    low, high = average.interval
-    assert min(each) < low < average.measured < high < max(each)
-    assert largest.measured == pytest.approx(max(each))
-    assert largest.interval is None
+    facts = average.planned.run.record.samples
+    each = list(64 / (facts.seconds - facts.first_step_s))
+    assert average.value == pytest.approx(fmean(each))
+    assert average.value == definitions.measure("tps/no_first_step", facts)
+    low, high = average.low, average.high
+    assert min(each) < low < average.value < high < max(each)
+    assert largest.value == pytest.approx(max(each))
+    assert isnan(largest.low)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, mon
 def test_a_score_is_judged_by_its_interval(tmp_path, monkeypatch, right, verdict) -> None:
     built = sealed(tmp_path, FULL, monkeypatch, right=right)
     found = cell(built, "S1", "quiz", "score")
-    assert found.verdict is verdict
+    assert found.verdict == verdict
     assert found.delta == pytest.approx(5 * right - 55)
 
 
@@ -84,38 +84,38 @@ def test_a_score_outside_of_a_narrow_interval_may_be_inside_the_tolerance(
     tmp_path, monkeypatch
 ) -> None:
     found = cell(sealed(tmp_path, FULL, monkeypatch, right=5680, n=10000), "S1", "quiz", "score")
-    assert found.interval[0] > 55.0
-    assert found.verdict is CellVerdict.INSIDE_TOLERANCE
+    assert found.low > 55.0
+    assert found.verdict == CellVerdict.INSIDE_TOLERANCE
 
 
 def test_a_speed_is_compared_on_the_reported_hardware_only(tmp_path, monkeypatch) -> None:
     built = sealed(tmp_path, FULL, monkeypatch)
     found = cell(built, "S1", "quiz", "tps_max")
-    assert found.verdict is CellVerdict.OUTSIDE
-    assert found.delta is not None
-    record = found.run.record
+    assert found.verdict == CellVerdict.OUTSIDE
+    assert not isnan(found.delta)
+    record = found.planned.run.record
     record.environment["device"] = "Another CPU"
-    planned = built.planned()
+    planned = list(built.cells.planned)
     again = build(small_table(), FULL, planned)
     speed_cell, score_cell = (cell(again, "S1", "quiz", m) for m in ("tps_max", "score"))
-    assert speed_cell.verdict is CellVerdict.NOT_COMPARABLE
-    assert speed_cell.delta is None
-    assert speed_cell.why == "measured on Another CPU, reported on Test CPU"
-    assert score_cell.verdict is CellVerdict.INSIDE_CI
+    assert speed_cell.verdict == CellVerdict.NOT_COMPARABLE
+    assert isnan(speed_cell.delta)
+    assert speed_cell.reason == "measured on Another CPU, reported on Test CPU"
+    assert score_cell.verdict == CellVerdict.INSIDE_CI
 
 
 def test_a_run_that_went_on_elsewhere_names_every_machine(tmp_path, monkeypatch) -> None:
     """But not one that finished nothing."""
     built = sealed(tmp_path, FULL, monkeypatch)
-    record = cell(built, "S1", "quiz", "tps_max").run.record
+    record = cell(built, "S1", "quiz", "tps_max").planned.run.record
     [first] = record.sessions
     names = ("Test CPU", "Idle CPU", "Another CPU")
     record.sessions[:] = [
         replace(first, samples=n, environment={**first.environment, "device": name, "commit": name})
         for name, n in zip(names, (5, 0, 15), strict=True)
     ]
-    again = build(small_table(), FULL, built.planned())
-    why = cell(again, "S1", "quiz", "tps_max").why
+    again = build(small_table(), FULL, list(built.cells.planned))
+    why = cell(again, "S1", "quiz", "tps_max").reason
     assert why == "measured on Test CPU and Another CPU, reported on Test CPU"
     assert any(text.startswith("Test CPU and Another CPU, ") for text in again.hardware)
     commits = [name for name in names if any(text.startswith(name) for text in again.code)]
@@ -124,18 +124,19 @@ def test_a_run_that_went_on_elsewhere_names_every_machine(tmp_path, monkeypatch)
 
 def test_an_embedded_number_is_never_compared(tmp_path, monkeypatch) -> None:
     built = every_state(tmp_path, TINY, monkeypatch)
-    measured = [c for c in built.cells if c.measured is not None]
+    measured = built.cells[built.cells.value.notna()]
     assert len(measured) == 9
-    assert {c.verdict for c in measured} == {CellVerdict.NOT_COMPARABLE}
-    assert all(c.delta is None for c in measured)
-    assert measured[0].why == "embedded model tiny-alpha on miniquiz"
+    assert set(measured.verdict) == {CellVerdict.NOT_COMPARABLE}
+    assert measured.delta.isna().all()
+    assert measured.reason.iloc[0] == "embedded model tiny-alpha on miniquiz"
 
 
 def test_an_empty_cell_carries_its_reason(tmp_path, monkeypatch) -> None:
     built = every_state(tmp_path, FULL, monkeypatch)
-    empty = [c for c in built.cells if c.measured is None]
+    empty = built.cells[built.cells.value.isna()]
     assert len(empty) == 15
-    assert all(c.why and c.run.short and c.verdict is CellVerdict.NONE for c in empty)
+    assert all(empty.reason) and all(planned.run.short for planned in empty.planned)
+    assert set(empty.verdict) == {CellVerdict.NONE}
     assert built.states() == {
         CellState.SEALED: 1,
         CellState.PARTIAL: 1,
@@ -143,15 +144,16 @@ def test_an_empty_cell_carries_its_reason(tmp_path, monkeypatch) -> None:
         CellState.FAILED: 1,
         CellState.UNAVAILABLE: 2,
     }
-    assert built.unavailable == ("needs NPU × 8. This machine cannot stand in for it.",)
+    assert built.unavailable == ["needs NPU × 8. This machine cannot stand in for it."]
 
 
 @pytest.mark.parametrize("profile", [TINY, FULL], ids=lambda profile: profile.name)
 def test_a_table_that_reports_nothing_gives_numbers_alone(tmp_path, monkeypatch, profile) -> None:
     built = nothing_reported(tmp_path, profile, monkeypatch)
-    measured = [c for c in built.cells if c.measured is not None]
-    assert [c.measured for c in measured] == pytest.approx([55.0, 20 * 64 / 219])
-    assert {(c.verdict, c.delta, c.why) for c in measured} == {(CellVerdict.NONE, None, "")}
+    measured = built.cells[built.cells.value.notna()]
+    assert list(measured.value) == pytest.approx([55.0, 20 * 64 / 219])
+    assert {*measured.verdict, *measured.reason} == {CellVerdict.NONE, ""}
+    assert measured.delta.isna().all()
 
 
 def test_nothing_reported_gives_no_verdict(tmp_path, monkeypatch) -> None:
@@ -160,8 +162,8 @@ def test_nothing_reported_gives_no_verdict(tmp_path, monkeypatch) -> None:
     seal(store, record_of(spec_at(planned, "S2", "code")))
     built = build(small_table(), FULL, planned_small(store, FULL, monkeypatch))
     found = cell(built, "S2", "code", "tps_max")
-    assert found.measured is not None
-    assert (found.verdict, found.delta, found.cell.reported) == (CellVerdict.NONE, None, None)
+    assert not isnan(found.value) and isnan(found.delta)
+    assert (found.verdict, found.planned.cell.reported) == (CellVerdict.NONE, None)
 
 
 def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monkeypatch) -> None:

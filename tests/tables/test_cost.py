@@ -25,6 +25,7 @@ from dllm_bench.tables.cost import (
 )
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Cell, ReportedValue, TableMetric
+from dllm_bench.tables.view import cost_lines
 from tests.tables.builders import FULL, every_state, record_of, spec_of
 
 LOOKAHEAD = {"_target_": "explore.lookahead"}
@@ -193,8 +194,8 @@ def test_the_check_estimates_each_run_from_the_others() -> None:
 
 def test_a_table_says_what_its_open_runs_cost(tmp_path: Path, monkeypatch) -> None:
     built = every_state(tmp_path, FULL, monkeypatch)
-    assert [run.cost for run in built.open] == [None] * 3  # of a made-up model
-    assert built.unavailable_costs == ()  # made-up hardware cannot be had anywhere
+    assert list(map(built.costs.estimate, built.open)) == [None] * 3  # of a made-up model
+    assert cost_lines(built) == ["3 runs to make, unknown"]  # made-up hardware is nowhere
 
 
 def test_a_decoder_that_cannot_be_made_here_is_estimated_by_its_settings() -> None:

@@ -23,7 +23,7 @@ from dllm_bench.methods.dream import Epsilon
 from dllm_bench.methods.learn2pd import EndOfTextPrediction
 from dllm_bench.registry import instantiate
 from dllm_bench.store.store import Store
-from dllm_bench.tables.build import build
+from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, load_table
 from dllm_bench.tables.plan import CellState, plan
 from dllm_bench.tables.spec import Cell
@@ -215,13 +215,14 @@ def test_averages_are_over_the_named_benchmarks() -> None:
 def test_no_cell_is_silently_empty(name: str, profile: str, tmp_path) -> None:
     table, chosen = load_table(name), load_profile(profile)
     built = build(table, chosen, plan(table, chosen, compose, Store(tmp_path)))
-    assert built.cells
-    for cell in built.cells:
-        assert cell.cell.reported
-        assert cell.setting or (cell.run.short and cell.why)
-        assert cell.run.state in (CellState.MISSING, CellState.UNAVAILABLE, CellState.SETTING)
-        if cell.run.state is CellState.UNAVAILABLE:
-            assert cell.run.short.startswith("unavailable: needs ")
+    assert len(built.cells)
+    for cell in built.cells.itertuples():
+        run = cell.planned.run
+        assert cell.planned.cell.reported
+        assert cell.text or (run.short and cell.reason)
+        assert run.state in (CellState.MISSING, CellState.UNAVAILABLE, CellState.SETTING)
+        if run.state is CellState.UNAVAILABLE:
+            assert run.short.startswith("unavailable: needs ")
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if "learn2pd" in name])

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
-from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict, build_cell
-from dllm_bench.tables.derive import bootstrap, combine, item_sums
+from dllm_bench.tables.derive import measure, number_of
+from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
 from dllm_bench.tables.load import parse_table, read_csv, read_yaml
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, combined_run
 from dllm_bench.tables.render import cell_plain
 from dllm_bench.tables.spec import Cell, TableMetric
+from dllm_bench.tables.view import footer
 from tests.tables.builders import (
     FULL,
     HERE,
@@ -42,10 +42,14 @@ def built(tmp_path, monkeypatch) -> BuiltTable:
     return derived(tmp_path, FULL, monkeypatch)
 
 
-def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> BuiltCell:
-    """The cell of Alpha with these keys."""
-    wanted = ("alpha", decoder, benchmark, metric)
-    return next(c for c in built.cells if (*c.cell.keys.values(), c.cell.metric.name) == wanted)
+def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> Row:
+    """The row of Alpha with these keys."""
+    return built.cells.loc["alpha", decoder, benchmark, metric]
+
+
+def row(planned: PlannedCell) -> Row:
+    """The row of one cell."""
+    return next(build(replace(derived_table(), facets={}), FULL, [planned]).cells.itertuples())
 
 
 def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> PlannedCell:
@@ -69,46 +73,46 @@ def record(benchmark: str, right: int, n: int = 40) -> RunRecord:
 
 
 def test_hidden_values_are_measured_and_not_shown(built) -> None:
-    shown = {c.cell.keys["decoder"] for c in built.cells}
+    shown = set(built.cells.index.get_level_values("decoder"))
     assert shown == {"quick", "quicker", "lost"}
-    assert any(run.chosen["decoder"] == "plain" for c in built.cells for run in c.runs)
+    assert any(run.chosen["decoder"] == "plain" for runs in built.cells.runs for run in runs)
 
 
 def test_a_difference_of_scores_is_in_points_with_a_paired_interval(built) -> None:
     found = cell(built, "quick", "quiz", "delta")
-    assert (found.unit, found.measured) == ("points", pytest.approx(10.0))
+    assert (found.unit, found.value) == ("points", pytest.approx(10.0))
     assert len(found.runs) == 2
     assert found.n == 40
-    low, high = found.interval
+    low, high = found.low, found.high
     assert 0 <= low < 10 < high  # two items gained, none lost: never below 0 when paired
     assert (found.delta, found.verdict) == (pytest.approx(5.0), CellVerdict.INSIDE_CI)
 
 
 def test_a_ratio_of_speeds_and_a_gain_in_percent(built) -> None:
     speedup = cell(built, "quick", "quiz", "speedup")
-    assert (speedup.unit, speedup.measured) == ("×", pytest.approx(2.0))
-    assert speedup.interval == pytest.approx((2.0, 2.0))  # each item is twice as fast
-    assert speedup.verdict is CellVerdict.INSIDE_CI
+    assert (speedup.unit, speedup.value) == ("×", pytest.approx(2.0))
+    assert (speedup.low, speedup.high) == pytest.approx((2.0, 2.0))  # each item is twice as fast
+    assert speedup.verdict == CellVerdict.INSIDE_CI
     gain = cell(built, "quick", "quiz", "gain")
-    assert (gain.unit, gain.measured) == ("%", pytest.approx(0.0))
+    assert (gain.unit, gain.value) == ("%", pytest.approx(0.0))
 
 
 def test_an_average_counts_benchmarks_alike(built) -> None:
     parts = [cell(built, "quick", b, "score") for b in ("quiz", "code")]
     found = cell(built, "quick", "average", "score")
-    assert found.measured == pytest.approx(fmean(p.measured for p in parts)) == 65.0
-    assert found.interval[0] < 65 < found.interval[1]
-    assert {run.spec.short for run in found.runs} == {p.run.spec.short for p in parts}
+    assert found.value == pytest.approx(fmean(p.value for p in parts)) == 65.0
+    assert found.low < 65 < found.high
+    assert {run.spec.short for run in found.runs} == {p.planned.run.spec.short for p in parts}
     assert len(cell_plain(found)["runs"]) == 2
 
 
 def test_what_is_derived_from_an_average_is_derived_from_averages(built) -> None:
     values = {
-        (decoder, benchmark): cell(built, decoder, benchmark, "speedup").measured
+        (decoder, benchmark): cell(built, decoder, benchmark, "speedup").value
         for decoder in ("quick",)
         for benchmark in ("quiz", "code", "average")
     }
-    own, base = ([p.run.record.sample_stats for p in side.parts]
+    own, base = ([p.run.record.samples for p in side.parts]
                  for side in cell(built, "quick", "average", "speedup").planned.parts)  # fmt: skip
     means = [fmean(definitions.measure("tps/no_first_step", f) for f in side)
              for side in (own, base)]  # fmt: skip
@@ -116,46 +120,42 @@ def test_what_is_derived_from_an_average_is_derived_from_averages(built) -> None
 
 
 def test_rules_add_to_the_run_and_the_later_wins(built) -> None:
-    assert cell(built, "quicker", "code", "k").setting == "7"
-    assert cell(built, "quicker", "quiz", "k").setting == "3"
+    assert cell(built, "quicker", "code", "k").text == "7"
+    assert cell(built, "quicker", "quiz", "k").text == "3"
 
 
 def test_a_setting_is_compared_and_needs_no_run(built) -> None:
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
-    assert (equal.verdict, equal.run.state, equal.runs) == (
-        CellVerdict.EQUAL,
-        CellState.SETTING,
-        [],
-    )
-    assert differs.verdict is CellVerdict.OUTSIDE
-    assert differs.why == ""
+    assert (equal.verdict, equal.state, equal.runs) == (CellVerdict.EQUAL, CellState.SETTING, ())
+    assert differs.verdict == CellVerdict.OUTSIDE
+    assert differs.reason == ""
 
 
 def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path, monkeypatch) -> None:
     built = derived(tmp_path, TINY, monkeypatch)
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
-    assert equal.verdict is CellVerdict.EQUAL
-    assert (differs.verdict, differs.why) == (
+    assert equal.verdict == CellVerdict.EQUAL
+    assert (differs.verdict, differs.reason) == (
         CellVerdict.NOT_COMPARABLE,
         "embedded model tiny-alpha on minicode",
     )
 
 
 def test_a_cell_without_a_run_says_why(built) -> None:
-    served = [c for c in built.cells if c.cell.keys["model"] == "served"]
-    assert {c.why for c in served} == {"A served engine, not run here."}
-    assert {(c.run.state, c.status, c.measured) for c in served} == {
-        (CellState.REPORTED_ONLY, "reported only", None)
-    }
-    assert {c.cell.keys["decoder"] for c in served} == {"quick", "quicker"}
-    assert built.reported_only == ("Quick has no k.", "A served engine, not run here.")
+    served = built.cells.loc["served"]
+    assert set(served.reason) == {"A served engine, not run here."}
+    assert {*served.state, *served.status} == {CellState.REPORTED_ONLY}
+    assert served.value.isna().all()
+    assert set(served.index.get_level_values("decoder")) == {"quick", "quicker"}
+    lines = dict(footer(built))["Reported only"]
+    assert lines == ["Quick has no k.", "A served engine, not run here."]
 
 
 def test_a_derived_cell_stands_where_its_worst_part_stands(built) -> None:
     found = cell(built, "lost", "average", "delta")
-    assert (found.measured, found.status) == (None, "missing")
-    assert found.run.short == "missing"
-    assert found.why == "decoder=lost decoder.k=9: benchmark=quiz: not run yet"
+    assert isnan(found.value) and found.status == "missing"
+    assert found.planned.run.short == "missing"
+    assert found.reason == "decoder=lost decoder.k=9: benchmark=quiz: not run yet"
     assert {run.state for run in found.runs} == {CellState.SEALED, CellState.MISSING}
 
 
@@ -165,8 +165,8 @@ def test_every_cell_stands_somewhere(built) -> None:
 
 
 def test_skipped_cells_are_none(built) -> None:
-    assert not [c for c in built.cells if (c.cell.metric.name, c.cell.keys["benchmark"]) ==
-                ("k", "average")]  # fmt: skip
+    shown = built.cells.reset_index()
+    assert not ((shown.metric == "k") & (shown.benchmark == "average")).any()
 
 
 def test_a_part_that_is_no_cell_is_a_sentence() -> None:
@@ -193,19 +193,20 @@ def test_every_reported_value_is_reached() -> None:
 
 @pytest.mark.parametrize("metric", ["score", "tpf/committed", "tps/no_first_step", "step_ms"])
 def test_samples_give_the_number_back(metric: str) -> None:
+    """Entry 0 of an array is the data, and the others are resamples of it."""
     one = record("quiz", 11)
-    found = item_sums(TableMetric("m", "M", metric), one)
-    measured = definitions.measure(metric, one.sample_stats) if metric != "score" else None
-    value = 100 * one.score.mean if measured is None else measured
-    assert sum(found.tops) / sum(found.bottoms) == pytest.approx(value, rel=1e-9)
+    measured = definitions.measure(metric, one.samples) if metric != "score" else None
+    value, *drawn = number_of(planned_with(one, TableMetric("m", "M", metric)))
+    assert value == (100 * one.score.mean if measured is None else measured)
+    assert np.mean(drawn) == pytest.approx(value, rel=0.01)
 
 
 @pytest.mark.parametrize("metric", ["tps/max", "latency/p95"])
 def test_extremes_have_no_interval(metric: str) -> None:
     planned = planned_with(record("quiz", 11), TableMetric("m", "M", metric))
-    assert item_sums(planned.cell.metric, planned.run.record) is None
-    assert bootstrap(planned) is None
-    assert build_cell(planned, FULL).measured is not None
+    assert len(number_of(planned)) == 1
+    assert measure(planned)[1] is None
+    assert not isnan(row(planned).value)
 
 
 def test_pairing_narrows_the_interval_of_a_difference() -> None:
@@ -215,7 +216,7 @@ def test_pairing_narrows_the_interval_of_a_difference() -> None:
     for other in ("quiz", "code"):  # the same items, other items
         parts = [planned_with(record(b, r), SCORE, f"{b}{r}") for b, r in
                  (("quiz", 20), (other, 22))]  # fmt: skip
-        low, high = bootstrap(with_parts(delta, *parts))
+        low, high = measure(with_parts(delta, *parts))[1]
         widths.append(high - low)
     assert widths[0] < widths[1] / 2
 
@@ -223,21 +224,21 @@ def test_pairing_narrows_the_interval_of_a_difference() -> None:
 def test_runs_of_one_benchmark_on_other_items_have_no_interval() -> None:
     delta = replace(SCORE, minus={"decoder": "x"})
     parts = [planned_with(record("quiz", 10, n), SCORE, str(n)) for n in (30, 40)]
-    found = build_cell(with_parts(delta, *parts), FULL)
-    assert found.measured == pytest.approx(100 * (10 / 30 - 10 / 40))
-    assert found.interval is None
+    found = row(with_parts(delta, *parts))
+    assert found.value == pytest.approx(100 * (10 / 30 - 10 / 40))
+    assert isnan(found.low)
 
 
 def test_a_number_against_itself_has_no_interval() -> None:
     one = planned_with(record("quiz", 10), TPF)
-    found = build_cell(with_parts(replace(TPF, over={"decoder": "x"}), one, one), FULL)
-    assert (found.measured, found.interval) == (1.0, None)
+    found = row(with_parts(replace(TPF, over={"decoder": "x"}), one, one))
+    assert found.value == 1.0 and isnan(found.low)
 
 
 def test_a_ratio_to_zero_is_undefined() -> None:
     parts = [planned_with(record("quiz", right), SCORE, str(right)) for right in (10, 0)]
-    found = build_cell(with_parts(replace(SCORE, over={"decoder": "x"}), *parts), FULL)
-    assert (found.measured, found.status) == (None, "undefined")
+    found = row(with_parts(replace(SCORE, over={"decoder": "x"}), *parts))
+    assert isnan(found.value) and found.status == "undefined"
 
 
 def test_the_interval_of_an_average_covers_as_it_says() -> None:
@@ -251,22 +252,17 @@ def test_the_interval_of_an_average_covers_as_it_says() -> None:
             one.columns["value"] = list((rng.random(n) < chance).astype(float))
             one = replace(one, score=mean_score(one.columns["value"]))
             parts.append(planned_with(one, SCORE, benchmark))
-        low, high = bootstrap(with_parts(SCORE, *parts))
+        low, high = measure(with_parts(SCORE, *parts))[1]
         held += low <= 100 * fmean(chances) <= high
     assert 180 <= held <= 199
 
 
-@given(st.lists(st.floats(0.1, 100), min_size=4, max_size=4))
-def test_formulas_nest(values: list[float]) -> None:
-    one = record("quiz", 10)
-    leaves = [planned_with(one, TPF, str(i)) for i in range(4)]
-    number = dict(zip(map(id, leaves), values, strict=True))
-    averages = [with_parts(TPF, *leaves[:2]), with_parts(TPF, *leaves[2:])]
-    gain = with_parts(replace(TPF, over={"d": "x"}, gain=True), *averages)
-    found = combine(gain, lambda leaf: number[id(leaf)])
-    assert found == pytest.approx(
-        100 * (fmean(values[:2]) / fmean(values[2:]) - 1), rel=1e-9, abs=1e-9
-    )
+def test_formulas_nest() -> None:
+    parts = [planned_with(record("quiz", right), SCORE, str(right)) for right in (9, 12, 20, 33)]
+    values = [measure(part)[0] for part in parts]
+    averages = [with_parts(SCORE, *parts[:2]), with_parts(SCORE, *parts[2:])]
+    gain = with_parts(replace(SCORE, over={"d": "x"}, gain=True), *averages)
+    assert measure(gain)[0] == pytest.approx(100 * (fmean(values[:2]) / fmean(values[2:]) - 1))
 
 
 def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path, monkeypatch) -> None:

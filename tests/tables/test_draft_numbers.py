@@ -24,7 +24,7 @@ from dllm_bench.runs.runner import run
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
-from dllm_bench.tables import build
+from dllm_bench.tables.derive import measure as measured_cell
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Cell, TableMetric
 from tests.resume import fakes
@@ -84,7 +84,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, list[Samp
 def cell_of(record: RunRecord, name: str) -> tuple[float | None, Any]:
     """What a table's cell shows of the number called `name`, with its interval."""
     cell = Cell({}, TableMetric("m", "M", name), run=(), reported=None, notes=())
-    return build.measure(PlannedCell(cell, PlannedRun((), CellState.SEALED, record=record)))
+    return measured_cell(PlannedCell(cell, PlannedRun((), CellState.SEALED, record=record)))
 
 
 def to_the_microsecond(facts: SampleStats) -> SampleStats:

@@ -16,7 +16,7 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from dllm_bench.tables import view
-from dllm_bench.tables.build import BuiltCell, BuiltTable, build
+from dllm_bench.tables.frame import BuiltTable, Row, build
 from dllm_bench.tables.load import parse_table, read_yaml
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import as_json
@@ -61,9 +61,9 @@ def built(store: Store, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> Bu
     return build(table(), profile, planned_small(store, profile, monkeypatch, table()))
 
 
-def cell(found: BuiltTable, metric: str, decoder: str = "quick") -> BuiltCell:
-    named = {(c.cell.keys["decoder"], c.cell.metric.name): c for c in found.cells}
-    return named[decoder, metric]
+def cell(found: BuiltTable, metric: str, decoder: str = "quick") -> Row:
+    [row] = found.cells.xs((decoder, metric), level=["decoder", "metric"]).itertuples()
+    return row
 
 
 @pytest.mark.parametrize(("profile", "scores"), [(EMBEDDED, "20"), (FULL, None)])
@@ -86,18 +86,18 @@ def test_speeds_have_runs_of_their_own(profile, scores, tmp_path, monkeypatch) -
 def test_each_number_comes_from_its_run(tmp_path, monkeypatch) -> None:
     found = built(Store(tmp_path), EMBEDDED, monkeypatch)
     assert [cell(found, name).n for name in ("score", "tpf", "tps")] == [20, 20, 60]
-    assert cell(found, "score").measured == 25.0
+    assert cell(found, "score").value == 25.0
     tps = cell(found, "tps")
-    assert tps.interval and tps.interval[0] < 0.9 * (tps.measured or 0)
+    assert tps.low < 0.9 * tps.value
     faster = cell(found, "faster")
-    assert faster.interval and faster.interval[0] < 1 < faster.interval[1]
+    assert faster.low < 1 < faster.high
 
 
 def test_a_row_names_both_runs_and_the_notes_say_what_a_bracket_is(tmp_path, monkeypatch) -> None:
     found = built(Store(tmp_path), EMBEDDED, monkeypatch)
     [block] = view.blocks(found)
-    assert [len(view.hashes(row).split()) for row in block.rows] == [2, 2]
-    assert block.here == ("tiny-alpha", "miniquiz")
+    assert [len(view.hashes(row).split()) for row in block["rows"]] == [2, 2]
+    assert block["here"] == ("tiny-alpha", "miniquiz")
     notes = dict(view.footer(found))["Definitions"]
     assert any("5 passes over the items" in line for line in notes)
     cells = json.loads(as_json(found))["cells"]
@@ -115,7 +115,7 @@ def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatc
     monkeypatch.setitem(ENVIRONMENT, "cores", 2)
     monkeypatch.setitem(ENVIRONMENT, "load", 2.7)
     store = Store(tmp_path)
-    planned = [cell.planned for cell in built(store, EMBEDDED, monkeypatch).cells]
+    planned = list(built(store, EMBEDDED, monkeypatch).cells.planned)
     speeds = [run for run in distinct_runs(planned) if run.spec and run.spec.repeats > 1]
     folders = {tmp_path / run.folder: run in speeds for run in distinct_runs(planned)}
     monkeypatch.setattr(command, "machine", lambda device: {"load": 2.61, "cores": 2})
@@ -135,7 +135,7 @@ def test_a_claim_takes_the_runs_of_the_tables_metric(monkeypatch) -> None:
     monkeypatch.setattr("dllm_bench.claims.spec.source_table", lambda name: table())
     at = {"model": "alpha", "benchmark": "quiz"}
     for metric, own in (("tps/e2e", True), ("score", False)):
-        claim = Claim("p/c", "A.", "T", table="x", metric=metric, at=at, smallest=0.1, **sides)
+        claim = Claim("p/c", "A.", "T", table="x", metric=metric, at=at, **sides)
         assert all((c.run[-2:] == tuple(OWN)) is own for c in claim.cells().cells())
 
 

@@ -16,7 +16,7 @@ from dllm_bench.cli.main import main
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.store.hardware import missing_device
 from dllm_bench.store.spec import digest
-from dllm_bench.tables.build import why_incomparable
+from dllm_bench.tables.frame import why_incomparable
 from dllm_bench.tables.load import load_profile, load_table
 from dllm_bench.tables.plan import DO_NOT_FIT, CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Query

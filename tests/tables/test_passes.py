@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dllm_bench.store.record import RunRecord
-from dllm_bench.tables.build import measure_run
-from dllm_bench.tables.derive import bootstrap, item_sums
+from dllm_bench.tables.derive import measure, measure_run
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Cell, TableMetric
 from tests.sample_stats import record_of, sample
@@ -89,11 +88,10 @@ def test_what_differs_between_passes_widens_times_and_no_counts() -> None:
 
 
 def test_samples_of_an_item_are_drawn_as_one() -> None:
-    sums = item_sums(TableMetric("m", "M", "tpf/emitted"), measured(np.ones((PASSES, ITEMS))))
-    assert sums is not None
-    assert sums.ids == tuple(f"item-{i}" for i in range(ITEMS))
-    assert (sums.tops, sums.bottoms) == ((5.0 * TOKENS,) * ITEMS, (5.0 * 4,) * ITEMS)
-    assert sums.passes == (), "a count"
+    """A count of equal passes varies as that of one of them."""
+    steps = np.tile(np.arange(1, ITEMS + 1), (PASSES, 1))
+    once, often = (measured(np.ones(one.shape), one) for one in (steps[:1], steps))
+    assert measure_run("tpf/emitted", often) == measure_run("tpf/emitted", once)
 
 
 def test_repetitions_of_an_equal_text_prove_no_more_than_one() -> None:
@@ -118,8 +116,8 @@ def test_a_ratio_pairs_items_and_draws_the_passes_of_each_run() -> None:
     items = np.tile([1.0, 2.0], ITEMS // 2)
     shaken = items * np.array([[1, 1.1, 0.9, 1.05, 0.95]]).T
     theirs = replace(measured(shaken / 1.7), identity_hash="1" * 64)
-    low, high = bootstrap(ratio(measured(np.tile(items, (PASSES, 1))), theirs)) or (0, 0)
+    low, high = measure(ratio(measured(np.tile(items, (PASSES, 1))), theirs))[1] or (0, 0)
     alone = high / low
-    low, high = bootstrap(ratio(measured(shaken), theirs)) or (0, 0)
+    low, high = measure(ratio(measured(shaken), theirs))[1] or (0, 0)
     assert low < 1 / 1.7 < high
     assert alone**1.2 < high / low < alone**1.8, "about √2 times as wide"

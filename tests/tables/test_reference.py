@@ -23,10 +23,10 @@ from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, Store, read_record
-from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.derive import has_curve
+from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import CellState, PlannedCell, distinct_runs, plan
+from dllm_bench.tables.plan import CellState, PlannedCell, plan
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import TableMetric
 from dllm_bench.tables.view import number
@@ -111,16 +111,14 @@ def recomputed(planned: PlannedCell) -> float:
 def test_every_committed_number_follows_from_its_record(name: str) -> None:
     """Cell -> record -> samples -> number, to the last printed digit."""
     found = committed(name)["cells"]
-    for cell, plain in zip(built(name).cells, found, strict=True):
-        assert plain["keys"] == cell.cell.keys
-        assert plain["metric"] == cell.cell.metric.name
+    for cell, plain in zip(built(name).cells.itertuples(), found, strict=True):
+        assert (*plain["keys"].values(), plain["metric"]) == cell.Index
         if plain["state"] != "sealed" or plain["measured"] is None:
             continue
         value = recomputed(cell.planned)
         assert round(value, DIGITS) == pytest.approx(plain["measured"], abs=10**-DIGITS)
-        assert cell.measured is not None
-        printed = number(cell.measured, plain["unit"])  # as in the committed bytes, see below
-        assert number(value, plain["unit"]) == printed, cell.cell.keys
+        printed = number(cell.value, plain["unit"])  # as in the committed bytes, see below
+        assert number(value, plain["unit"]) == printed, cell.Index
         assert plain["runs"] == [run.spec.identity_hash for run in cell.runs if run.spec]
 
 
@@ -145,7 +143,7 @@ def test_a_committed_record_is_what_its_hash_says(folder: Path) -> None:
     assert record.spec.identity_hash == record.identity_hash
     assert folder.name.endswith(record.spec.short)
     assert STORE.path(record.spec) == folder
-    samples = record.sample_stats
+    samples = record.samples
     for name, value in record.summary.items():
         again_measured = definitions.measure(name, samples)
         assert again_measured == (value if value is None else pytest.approx(value, rel=1e-12)), name
@@ -167,28 +165,23 @@ def test_every_committed_record_is_shown_somewhere() -> None:
 def test_a_record_alone_gives_the_table(tmp_path, monkeypatch) -> None:
     """No samples, no spec.json, no log: the forms are the same byte for byte."""
     whole = every_state(tmp_path / "whole", TINY, monkeypatch)
-    for run in distinct_runs(whole.planned()):
+    for run in whole.runs:
         if run.record:
             seal(Store(tmp_path / "bare"), run.record)
     files = {path.name for path in (tmp_path / "bare").rglob("*") if path.is_file()}
     assert files == {RECORD}
     planned = planned_small(Store(tmp_path / "bare"), TINY, monkeypatch)
     bare = build(whole.table, TINY, planned)
-    for one, other in zip(whole.cells, bare.cells, strict=True):
-        if one.run.state is CellState.SEALED:
-            assert (one.measured, one.interval, one.why) == (
-                other.measured,
-                other.interval,
-                other.why,
-            )
+    sealed, shown = whole.cells.state == CellState.SEALED, ["value", "low", "high", "reason"]
+    assert whole.cells[sealed][shown].equals(bare.cells[sealed][shown])
 
 
 def test_a_changed_sample_changes_the_number(tmp_path, monkeypatch) -> None:
     """The check above can fail: a column that was tampered with gives another number."""
     whole = every_state(tmp_path, TINY, monkeypatch)
-    cell = next(c for c in whole.cells if c.measured is not None and c.cell.metric.is_score)
-    record = cell.run.record
+    cell = whole.cells[whole.cells.value.notna() & (whole.cells.definition == "score")].iloc[0]
+    record = cell.planned.run.record
     assert isinstance(record, RunRecord)
-    assert recomputed(cell.planned) == pytest.approx(cell.measured)
+    assert recomputed(cell.planned) == pytest.approx(cell.value)
     record.columns["value"][0] = 1 - record.columns["value"][0]
-    assert recomputed(cell.planned) != pytest.approx(cell.measured)
+    assert recomputed(cell.planned) != pytest.approx(cell.value)

@@ -13,17 +13,14 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from dllm_bench.cli.table import overview_lines, table_lines
-from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_table
-from dllm_bench.tables.plan import distinct_runs
-from dllm_bench.tables.render import RENDERERS, render, write
-from dllm_bench.tables.render_tex import escape
+from dllm_bench.tables.render import FORMS, latex, render, write
 from dllm_bench.tables.view import SHOWN_HASH, blocks, number
 from tests.tables.builders import FULL, GOLDEN, TINY, derived, every_state, nothing_reported
 
@@ -38,13 +35,13 @@ VOID = {"meta", "br"}
 
 def without_hashes(text: str, built: BuiltTable) -> str:
     """The text with run hashes numbered: what is in a run's identity is not the table's matter."""
-    for i, run in enumerate(run for run in distinct_runs(built.planned()) if run.spec):
+    for i, run in enumerate(run for run in built.runs if run.spec):
         full = run.spec.identity_hash
         text = text.replace(full, f"hash-{i}").replace(full[:SHOWN_HASH], f"short-{i}")
     return text
 
 
-@pytest.mark.parametrize("form", RENDERERS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", BUILT)
 def test_the_bytes_are_the_stored_ones(tmp_path, monkeypatch, name, form) -> None:
     make, profile = BUILT[name]
@@ -59,7 +56,7 @@ def test_the_bytes_are_the_stored_ones(tmp_path, monkeypatch, name, form) -> Non
 def test_equal_records_give_equal_bytes(tmp_path, monkeypatch) -> None:
     one = write(every_state(tmp_path / "a" / "runs", TINY, monkeypatch), tmp_path / "a" / "tables")
     two = write(every_state(tmp_path / "b" / "runs", TINY, monkeypatch), tmp_path / "b" / "tables")
-    assert [path.name for path in one] == [f"table1.{form}" for form in RENDERERS]
+    assert [path.name for path in one] == [f"table1.{form}" for form in FORMS]
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -118,8 +115,7 @@ def test_markdown_columns_name_model_and_benchmark(built) -> None:
 
 def test_a_block_of_several_models_does_not_say_that_nothing_ran(tmp_path, monkeypatch) -> None:
     shown = blocks(derived(tmp_path, FULL, monkeypatch))
-    assert {replace(block, here=()).measured_on for block in shown[:3]} == {"several models"}
-    assert {block.measured_on for block in shown[3:]} == {"not run here"}
+    assert {block["measured_on"] for block in shown[3:]} == {"not run here"}
 
 
 def test_markdown_shows_why_a_cell_is_empty(tmp_path, monkeypatch) -> None:
@@ -262,16 +258,16 @@ def test_a_latex_table_that_does_not_compile_is_seen(built) -> None:
 
 
 def test_latex_escapes_what_latex_reads_as_commands() -> None:
-    assert escape("50 % & a_b #1 {x} ~y ^z \\q $") == (
+    assert latex("50 % & a_b #1 {x} ~y ^z \\q $") == (
         r"50 \% \& a\_b \#1 \{x\} \textasciitilde{}y \textasciicircum{}z \textbackslash{}q \$"
     )
-    assert escape("τ ≥ 0.9 – é") == r"$\tau$ $\geq$ 0.9 -- e"
+    assert latex("τ ≥ 0.9 – é") == r"$\tau$ $\geq$ 0.9 -- e"
 
 
 def test_every_character_of_a_real_table_has_a_latex_form() -> None:
     table = load_table("lopa/table4")
     texts = [table.title, table.source, *(note.text for note in table.notes)]
-    assert all("?" not in escape(text) for text in texts if "?" not in text)
+    assert all("?" not in latex(text) for text in texts if "?" not in text)
 
 
 def test_rendering_imports_nothing_heavy() -> None:

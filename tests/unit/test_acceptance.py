@@ -25,9 +25,6 @@ def test_by_hand() -> None:
     assert measure("acceptance/verify_rate", samples) == 10 / (10 + 5)
     assert measure("acceptance/proposed", samples) == 10 / 5
     assert measure("acceptance/rate", samples) == 5 / 10
-    counts = acceptance.acceptance_by_sample(samples)
-    assert acceptance.survival_rates(counts) == [3 / 4, 1 / 3, 1 / 3]
-    assert acceptance.conditional_rates(counts) == [(3 / 4, 4), (1 / 2, 2), (1.0, 1)]
 
 
 def test_positions_by_name() -> None:
@@ -76,8 +73,6 @@ def test_rounds_come_from_trace_and_tokens() -> None:
 def test_nothing_is_undefined() -> None:
     for samples in ([], [drafted([])]):
         assert all(entry(samples) is None for entry in acceptance.ALL)
-        counts = acceptance.acceptance_by_sample(samples)
-        assert acceptance.survival_rates(counts) == acceptance.conditional_rates(counts) == []
 
 
 @given(

@@ -13,7 +13,13 @@ from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import DEFINITIONS, measure
-from dllm_bench.metrics.sample_stats import SampleStats, count_sample, from_columns, idle_forwards
+from dllm_bench.metrics.sample_stats import (
+    SampleStats,
+    count_sample,
+    frame_of,
+    from_columns,
+    idle_forwards,
+)
 from tests.sample_stats import drafted, sample
 
 
@@ -151,7 +157,7 @@ def stored(*samples: SampleStats) -> dict[str, list]:
 
 
 def test_columns_and_back() -> None:
-    assert from_columns({**stored(A, D), "id": ["a", "b"]}) == [A, D]
+    assert from_columns({**stored(A, D), "id": ["a", "b"]}).equals(frame_of([A, D]))
     columns = stored(A, B)
     older = {name: values for name, values in columns.items() if not name.startswith("idle")}
     facts = from_columns(older)

@@ -101,7 +101,7 @@ def test_a_record_alone_is_enough(tmp_path: Path) -> None:
     again = store.record(SPEC_5)
     assert again is not None
     assert again == record
-    assert again.sample_stats == record.sample_stats
+    assert again.samples.equals(record.samples)
     assert again.environment["python"]
 
 

@@ -361,7 +361,7 @@ def test_what_cannot_be_trained_is_one_sentence(capsys: pytest.CaptureFixture[st
         DrafterJob(chain=True, layers=2)
     with pytest.raises(DllmBenchError, match="hold out"):
         DrafterJob(prompts=1)
-    with pytest.raises(DllmBenchError, match="target, gold"):
+    with pytest.raises(DllmBenchError, match="give 'target' or 'gold'"):
         replace(JOB, texts="mine")  # type: ignore[arg-type]
     with pytest.raises(DllmBenchError, match="loss of its own"):
         replace(KINDS["eagle3"], shares=LossShares(ce=1.0))

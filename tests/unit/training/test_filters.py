@@ -266,7 +266,7 @@ def test_decisions_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"labels": "some"}, "masked, all"), ({"gen_length": 36}, "does not divide")],
+    [({"labels": "some"}, "give 'masked' or 'all'"), ({"gen_length": 36}, "does not divide")],
 )
 def test_wrong_settings_are_refused(change: dict, word: str) -> None:
     with pytest.raises(DllmBenchError, match=word):

@@ -1,0 +1,317 @@
+"""A table's numbers as rows of one frame: value, interval, resamples, reported value and verdict.
+
+`build` makes the frame of pandas that all else is a view of: files, pages, figures, findings. Every
+measured number is computed from sealed records, every setting is read from the run's configuration.
+Numbers are compared only where that means something: never for embedded models and tasks, and
+speeds only on the reported hardware. Scores have the interval of their record, means and ratios of
+sums over samples a bootstrap interval (`derive`). Extremes (maximum, top ten) have none, because
+resampling says nothing about a tail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, reduce
+from math import isnan, nan
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics import definitions, tradeoff
+from dllm_bench.store.record import RunRecord
+from dllm_bench.tables.cost import CostModel, MeasuredRuns
+from dllm_bench.tables.derive import Interval, curve_of, has_curve, interval, number_of
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
+from dllm_bench.tables.spec import PaperTable, Profile, TableMetric
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SCORE_TEXT = "samples the benchmark's own metric grades as right, in percent of all samples."
+AREA_TEXT = (
+    "accuracy under parallelism as d3LLM's leaderboard has it: the area under score over x, a "
+    f"score y beyond the slowest point's x weighing exp(−{tradeoff.ALPHA:g} (1 − y ÷ best score of "
+    f"any row here on the model and benchmark)); points that lost more than {tradeoff.DROP:g} "
+    "against the slowest do not count, and a curve that ends in one has no whole area. x:"
+)
+SETTING_TEXT = "a setting of the run, read from its configuration."
+MEASURED, UNDEFINED = "measured", "undefined"
+LOAD_PER_CORE = 1.3
+"""Load average per core above which other work disturbs a run's times."""
+Row = Any
+"""A row of the frame, as `DataFrame.itertuples` gives it."""
+
+
+class CellVerdict(StrEnum):
+    """How the measured number compares with the reported one."""
+
+    EQUAL = "equal"  # a setting that is the reported one
+    INSIDE_CI = "inside CI"  # the reported value is inside our interval
+    INSIDE_TOLERANCE = "inside tolerance"  # the difference is at most the table's tolerance
+    OUTSIDE = "outside"  # none of these
+    NOT_COMPARABLE = "not comparable"  # other models, tasks or hardware
+    NONE = ""  # nothing measured, or nothing reported
+
+
+@dataclass(frozen=True)
+class BuiltTable:
+    """A table's frame with what it was made of; nothing in it depends on when or where that was."""
+
+    table: PaperTable
+    """Its layout, runs and reported values."""
+    profile: Profile
+    """The profile."""
+    cells: DataFrame
+    """A row per cell shown, by its facet values and metric; see `build`."""
+    costs: CostModel
+    """Estimates what its runs cost."""
+
+    @cached_property
+    def runs(self) -> list[PlannedRun]:
+        """The runs behind the cells, each once."""
+        return distinct_runs(self.cells.planned)
+
+    @cached_property
+    def records(self) -> list[RunRecord]:
+        """The records of the sealed runs."""
+        return [run.record for run in self.runs if run.record]
+
+    @property
+    def open(self) -> list[PlannedRun]:
+        """Runs that are still to be made."""
+        return [run for run in self.runs if run.open]
+
+    @property
+    def unavailable(self) -> list[str]:
+        """Why some runs cannot be made here."""
+        return sorted({r.reason for r in self.runs if r.state is CellState.UNAVAILABLE})
+
+    @property
+    def hardware(self) -> list[str]:
+        """What the sealed runs were measured on."""
+        return sorted(set(map(hardware_text, self.records)))
+
+    @property
+    def code(self) -> list[str]:
+        """Commits that the sealed runs were made with."""
+        environments = (one for record in self.records for one in record.environments)
+        return sorted(set(map(code_text, environments)))
+
+    @property
+    def inputs(self) -> list[str]:
+        """Content hashes of what the sealed runs read."""
+        return sorted({text for record in self.records for text in input_texts(record)})
+
+    def states(self) -> dict[CellState, int]:
+        """State -> number of runs, in the order of `CellState`."""
+        states = [run.state for run in self.runs]
+        return {state: states.count(state) for state in CellState if state in states}
+
+    def status_counts(self) -> dict[str, int]:
+        """Status -> number of cells, the most frequent first."""
+        return dict(Counter(self.cells.status).most_common())
+
+
+def build(
+    table: PaperTable,
+    profile: Profile,
+    planned: Sequence[PlannedCell],
+    measured: MeasuredRuns | None = None,
+) -> BuiltTable:
+    """The table with every number that the sealed records give. Costs are estimated from the runs
+    `measured`, by default the table's own.
+
+    The frame's index are facets and metric. Its columns: definition, unit; state of the run; status
+    (`MEASURED`, `UNDEFINED`, or a `CellState`); value, low, high (NaN: none), n samples; text of a
+    setting; reported value, delta to it, verdict; reason why there is no number or no comparison;
+    disturbed, whether a run of times began on a busy machine; runs, curve of an area, draws (value
+    and resamples as one array), and planned, the cell with its runs.
+    """
+    import pandas as pd
+
+    keys = [[entry.cell.keys[facet] for entry in planned] for facet in table.facets]
+    keys.append([entry.cell.metric.name for entry in planned])
+    index = pd.MultiIndex.from_arrays(keys, names=[*table.facets, "metric"])
+    cells = pd.DataFrame([_row(entry, profile) for entry in planned], index, COLUMNS)
+    records = (run.record for run in distinct_runs(planned) if run.record)
+    costs = CostModel(planned, measured or MeasuredRuns.of(records))
+    return BuiltTable(table, profile, cells, costs)
+
+
+COLUMNS = (
+    *("definition", "unit", "state", "status", "value", "low", "high", "n", "text", "reported"),
+    *("delta", "verdict", "reason", "disturbed", "runs", "curve", "draws", "planned"),
+)
+
+
+def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
+    """One cell, measured from its runs' records and compared with the reported value."""
+    cell, state, metric = planned.cell, planned.run.state, planned.cell.metric
+    draws, text, n, reason = [nan], "", 0, planned.run.reason
+    if state is CellState.SETTING:
+        text = setting_text(planned.run.config, metric)
+        draws = [nan if (number := parse_number(text)) is None else number]
+        reason = "" if text else f"the run has no setting {metric.setting}"
+    elif state is CellState.SEALED:
+        draws, n = number_of(planned), _samples_behind(planned)
+        reason = why_undefined(planned) if isnan(draws[0]) else ""
+    value, is_sealed = float(draws[0]), state is CellState.SEALED
+    is_measured = is_sealed and not isnan(value)
+    ends = interval(planned, draws) if is_measured else None
+    reported = cell.reported.value if cell.reported else None
+    verdict = CellVerdict.NONE
+    if text or is_measured:
+        verdict, reason = _compared(planned, profile, value, ends, text)
+    judged = is_measured and verdict not in (CellVerdict.NONE, CellVerdict.NOT_COMPARABLE)
+    return {
+        "definition": metric.formula,
+        "unit": metric.unit,
+        "state": str(state),
+        "status": MEASURED if is_measured else UNDEFINED if is_sealed else str(state),
+        "value": value,
+        "low": ends[0] if ends else nan,
+        "high": ends[1] if ends else nan,
+        "n": n,
+        "text": text,
+        "reported": nan if reported is None else reported,
+        "delta": value - reported if judged and reported is not None else nan,
+        "verdict": verdict,
+        "reason": reason,
+        "disturbed": is_measured and bool(disturbed_runs([planned])),
+        "runs": tuple(distinct_runs([planned])),
+        "curve": curve_of(planned) if is_measured and has_curve(planned) else None,
+        "draws": draws,
+        "planned": planned,
+    }
+
+
+def _samples_behind(planned: PlannedCell) -> int:
+    """Samples that the number of a cell is made of."""
+    record, metric = planned.run.record, planned.cell.metric
+    if record and not metric.is_score:
+        return definitions.definition(metric.definition).count(record.samples)
+    return sum(len(run.record.columns["id"]) for run in distinct_runs([planned]) if run.record)
+
+
+def why_undefined(planned: PlannedCell) -> str:
+    """Why the sealed runs of a cell do not give its number."""
+    if has_curve(planned):
+        try:
+            curve_of(planned)
+        except DllmBenchError as error:
+            return str(error)
+    undefined = [part for part in planned.parts if isnan(number_of(part)[0])]
+    if undefined and planned.cell.metric.area:
+        return why_undefined(undefined[0])
+    metric, record = planned.cell.metric.plain, planned.run.record
+    if record is None or metric.is_score:
+        return "the samples do not define this number"
+    return definitions.definition(metric.definition).why_undefined(record.samples)
+
+
+def _compared(
+    planned: PlannedCell, profile: Profile, value: float, ends: Interval | None, text: str
+) -> tuple[CellVerdict, str]:
+    """How a number or a setting compares with the reported value, and why it does not."""
+    reported, metric = planned.cell.reported, planned.cell.metric
+    if reported is None or (reported.value is None and not text):
+        return CellVerdict.NONE, ""
+    if text and (text == reported.text if isnan(value) else value == reported.value):
+        return CellVerdict.EQUAL, ""
+    if why := why_incomparable(planned, profile):
+        return CellVerdict.NOT_COMPARABLE, why
+    if text or reported.value is None:
+        return CellVerdict.OUTSIDE, ""
+    return judge(value, ends, reported.value, metric), ""
+
+
+def setting_text(config: Mapping[str, Any], metric: TableMetric) -> str:
+    """The value at the metric's dotted key, in the paper's words; empty if there is no such key."""
+    try:
+        value = reduce(lambda group, name: group[name], metric.setting.split("."), config)
+    except (KeyError, TypeError):
+        return ""
+    text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    return metric.labels.get(text, text)
+
+
+def parse_number(text: str) -> float | None:
+    """The number that a text spells; None for a word."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def why_incomparable(planned: PlannedCell, profile: Profile) -> str:
+    """Why measured and reported value must not be compared; empty if they may."""
+    cell = planned.cell
+    if profile.embedded:
+        chosen = planned.run.chosen
+        model = f" model {chosen['model']}" if "model" in chosen else " models"
+        return f"embedded{model}" + (f" on {chosen['benchmark']}" if "benchmark" in chosen else "")
+    if cell.metric.setting or not cell.metric.is_of_times:
+        return ""
+    records = [run.record for run in planned.runs if run.record]
+    devices = ", ".join(sorted({record.devices for record in records}))
+    if devices == cell.reported_on:
+        return ""
+    return f"measured on {devices}, reported on {cell.reported_on or 'unstated hardware'}"
+
+
+def judge(
+    measured: float, interval: Interval | None, reported: float, metric: TableMetric
+) -> CellVerdict:
+    """Whether the reported value is in our interval, within the table's tolerance, or outside."""
+    if interval and interval[0] <= reported <= interval[1]:
+        return CellVerdict.INSIDE_CI
+    is_near = abs(measured - reported) <= metric.allowed(reported)
+    return CellVerdict.INSIDE_TOLERANCE if is_near else CellVerdict.OUTSIDE
+
+
+def definition_text(metric: TableMetric) -> str:
+    """How a metric of a table is defined, in words."""
+    if metric.setting:
+        return SETTING_TEXT
+    own = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
+    return f"{AREA_TEXT} {own}" if metric.area else own
+
+
+def hardware_text(record: RunRecord) -> str:
+    """Devices, dtype, attention, threads and batch of a run, in words."""
+    hardware = record.spec.hardware
+    if seats := record.spec.model.get("concurrency"):
+        return f"{record.devices}, {seats} request(s) in flight"
+    return (
+        f"{record.devices}, {hardware.get('dtype')}, "
+        f"{hardware.get('attention')} attention, {hardware.get('threads')} thread(s), batch "
+        f"{record.spec.batch}"
+    )
+
+
+def is_loaded(environment: Mapping[str, Any]) -> bool:
+    """Whether a session began under a load that disturbs its times."""
+    load, cores = environment.get("load"), environment.get("cores")
+    return bool(load and cores and load > LOAD_PER_CORE * cores)
+
+
+def disturbed_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
+    """The runs behind numbers of times that began on a busy machine, each once."""
+    timed = distinct_runs(entry for entry in planned if entry.cell.metric.is_of_times)
+    return [run for run in timed if run.record and any(map(is_loaded, run.record.environments))]
+
+
+def code_text(environment: Mapping[str, Any]) -> str:
+    """Commit of a session, with a hash of the local changes if there were any."""
+    commit = str(environment.get("commit") or "no commit")[:12]
+    changed = str(environment.get("diff_sha256") or "")[:12]
+    return commit + (f" with local changes {changed}" if changed else "")
+
+
+def input_texts(record: RunRecord) -> list[str]:
+    """The content hashes of what a run read, each with a name."""
+    spec = record.spec
+    names = {"dataset": spec.benchmark["name"], "weights": spec.model["name"]}
+    return [f"{names.get(kind, kind)}: {kind} {str(h)[:12]}" for kind, h in spec.inputs.items()]
