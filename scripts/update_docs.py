@@ -59,7 +59,7 @@ PIECES, PIECES_END = "<!-- pieces:begin -->", "<!-- pieces:end -->"
 FIGURES, FIGURES_END = "<!-- figures:begin -->", "<!-- figures:end -->"
 LISTED, LIST_END = "<!-- library:begin -->", "<!-- library:end -->"
 USUAL = {"explore": "greedy", "revise": "none", "stop": "filled", "cache": "none"}  # not listed
-GROUPS = ("runs", "extra_runs", "sampled_runs")  # of a recorded file that is not a list
+GROUPS = ("cases", "runs", "extra_runs", "sampled_runs")  # of a recorded file that is not a list
 GOLDEN = Path(os.environ.get("DLLM_BENCH_GOLDEN", ROOT.parent / "shared" / "golden"))
 
 

@@ -48,6 +48,19 @@ DSPARK: dict[str, Any] = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
+DFLASH2: dict[str, Any] = {
+    **SHARED,
+    "architectures": ["DFlash2DraftModel"],
+    "dflash_config": {
+        "block_size": 6,
+        "mask_token_id": MASK,
+        "target_layer_ids": [0],
+        "conv_kernel_size": 2,
+        "conv_group_size": 4,
+        "selector_rank": 8,
+        "selector_top_k": 5,
+    },
+}
 DRAFTERS: dict[str, dict[str, Any]] = {
     "dflash": DEEPSPEC,
     "dflash_zlab": {
@@ -55,6 +68,18 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "architectures": ["DFlashDraftModel"],
         "block_size": 6,
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0]},
+    },
+    "dflash2": DFLASH2,
+    "dflash2_sliding": {
+        **DFLASH2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 5,
+        "dflash_config": {
+            **DFLASH2["dflash_config"],
+            "input_embedding_scale": 1.5,
+            "output_multiplier": 0.5,
+            "final_logit_softcapping": 4.0,
+        },
     },
     "dspark": DSPARK,
     "dspark_gated": {**DSPARK, "markov_head_type": "gated"},

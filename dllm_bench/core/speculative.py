@@ -108,6 +108,8 @@ class Context:
     are timed separately."""
     host_L: Tensor | None = None
     """`tokens_L` on the host; None where it is there already."""
+    left: int | None = None
+    """Tokens that the request still lacks; None: not known."""
 
     @property
     def anchor(self) -> int:
@@ -162,7 +164,7 @@ HeadState = Tensor | None
 
 
 class BlockNetwork(Protocol):
-    """The network of DFlash and DSpark, on its target's device: drafts a block of slots at once."""
+    """The network of DFlash (2) and DSpark, on its target's device: drafts a block at once."""
 
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for the context's keys and values, up to `length` positions."""
@@ -174,6 +176,9 @@ class BlockNetwork(Protocol):
         self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
         """What the token (0-d) before a slot adds to its logits (V,), and the next state."""
+
+    def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
+        """What the token (0-d) before a slot adds to the logits (K,) of its candidates."""
 
     def survival(self, token: Tensor, hidden_H: Tensor) -> Tensor:
         """Logit (0-d) of the probability that a slot's token is accepted if all before it are."""
@@ -190,6 +195,8 @@ class BlockDrafter(Protocol):
     """Layers of the target that it reads; -1 is the embedding."""
     has_transition_head: bool
     """Whether a sequential head corrects a slot's logits by the token before it."""
+    candidates: int
+    """K: most probable tokens of a slot among which a path selector chooses; 0: it has none."""
     has_confidence_head: bool
     """Whether it estimates which tokens will be accepted."""
 

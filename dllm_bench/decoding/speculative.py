@@ -18,7 +18,7 @@ from itertools import islice, pairwise
 import torch
 from torch import Tensor
 
-from dllm_bench.core.declared import Amount
+from dllm_bench.core.declared import Amount, Positive, Probability
 from dllm_bench.core.decoder import CAUSAL_MODEL, ComposedDecoder, Condition
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
@@ -38,7 +38,7 @@ from dllm_bench.core.speculative import (
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import to_device, to_host
-from dllm_bench.decoding.verification import FixedLength, Rejection
+from dllm_bench.decoding.verification import FixedLength, Rejection, TruncatedSampler
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
@@ -58,6 +58,10 @@ class SpeculativeDecoder(ComposedDecoder):
     checks_first: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
     """Whether no round is made where the token after the prompt ends the text, as in DeepSpec;
     z-lab/dflash 44947fb makes one. The text is the same, the number of rounds is not."""
+    top_p: Probability = field(default=1.0, metadata=DEFAULT_LEFT_OUT)
+    """Of the target and of drafters that have none of their own; 1 leaves no token out."""
+    top_k: Positive | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
+    """The same; None leaves no token out."""
 
     def prepare(self, model: Target, request: Request) -> Request:
         """The request with what the pieces have to know beforehand; loads the drafter's network.
@@ -110,7 +114,8 @@ class SpeculativeDecoder(ComposedDecoder):
     def _begin(self, model: Target, request: Request) -> _ActiveRequest:
         """Feed the prompt; the token after it is the first anchor."""
         request = self.prepare(model, request)
-        sampler = Sampler(self.temperature, self.uniforms(request, model.device))
+        uniforms = self.uniforms(request, model.device)
+        sampler: Sampler = TruncatedSampler(self.temperature, uniforms, self.top_p, self.top_k)
         one = _ActiveRequest.start(model, request, self.draft, sampler)
         nothing = Proposal(one.tokens_L[:0])
         plan = one.plan(ForwardKind.PREFILL, nothing, self.draft.feature_layers)
@@ -150,6 +155,7 @@ class SpeculativeDecoder(ComposedDecoder):
             one.draft_kv,
             one.clock.mark,
             one.host_1L[0, : one.committed],
+            one.request.max_new_tokens - len(one.born),
         )
         proposal = self.draft.propose(context, sampler)
         one.record_draft(proposal)

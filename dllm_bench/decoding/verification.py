@@ -1,4 +1,4 @@
-"""How drafts are verified: their length, and which of their tokens are kept."""
+"""How drafts are verified: what is sampled, their length, and which of their tokens are kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,26 @@ from dllm_bench.core.speculative import (
     one_hot,
     row_at,
 )
+from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
 from dllm_bench.registry import register
+
+
+@dataclass(frozen=True)
+class TruncatedSampler(Sampler):
+    """Samples among the most probable tokens alone."""
+
+    top_p: float = 1.0
+    """Tokens are left out whose more probable ones sum to more than this."""
+    top_k: int | None = None
+    """How many tokens are left at most; None: all."""
+
+    def probabilities(self, logits_DV: Tensor) -> Tensor:
+        if self.greedy:
+            return super().probabilities(logits_DV)
+        scaled_DV = logits_DV.float() / self.temperature
+        if self.top_k is not None:
+            scaled_DV = keep_top_k(scaled_DV, self.top_k)
+        return keep_top_p(scaled_DV, self.top_p).softmax(-1)
 
 
 @register("length.fixed")

@@ -69,15 +69,20 @@ class DFlash(Draft):
     def new_cache(self, target: Target, length: int) -> KVCache:
         return self.drafter.on(target).new_cache(length)
 
+    def slots_in(self, context: Context) -> int:
+        """Slots of the next block."""
+        return self._slots
+
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
-        if self.longest == 0:
+        slots = self.slots_in(context)
+        if slots == self.drafter.silent:
             return Proposal(context.tokens_L[:0])
         network = self.drafter.on(context.target)
         assert context.kv is not None
         cached = context.kv.length
-        hidden_DH, logits_NV = network.block(context, self._slots)
+        hidden_DH, logits_NV = network.block(context, slots)
         drawn = self._draw(network, context, hidden_DH, logits_NV, sampler)
-        fed = context.anchor - cached + self._slots
+        fed = context.anchor - cached + slots
         return Proposal(*drawn, calls=1, fed=fed, cached=cached)
 
     def _draw(

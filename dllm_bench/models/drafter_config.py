@@ -1,17 +1,18 @@
 """`DrafterConfig`: what a drafter's config.json says, in each format drafters are published in.
 
-z-lab and SpecForge (`DFlashDraftModel`) nest their keys in `dflash_config`; their drafters predict
-only at the masked slots and use the target's embedding and head. DeepSpec (`Qwen3DSparkModel`, for
-DFlash and DSpark) has flat keys; its drafters predict at every slot, for the position after it, and
-carry a copy of embedding and head. This project's have DeepSpec's keys and carry no copy:
-`target_tables` is true. Checkpoints of one format cannot be read as the other. Not supported:
+z-lab and SpecForge (`DFlashDraftModel`, `DFlash2DraftModel`) nest their keys in `dflash_config`;
+their drafters predict only at the masked slots and use the target's embedding and head. DeepSpec
+(`Qwen3DSparkModel`, for DFlash and DSpark) has flat keys; its drafters predict at every slot, for
+the position after it, and carry a copy of embedding and head. This project's have the keys of
+either and carry no copy: `target_tables` is true. Checkpoints of one format cannot be read as the
+other. Not supported: targets whose embedding or head scales what it reads or gives,
 drafters for Gemma, and SpecForge's DSpark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.layouts import PublishedConfig, value
@@ -39,31 +40,71 @@ class DrafterConfig:
     head: str = "vanilla"
     """Kind of the Markov head, one of `HEAD_NAMES`."""
     rank: int = 0
-    """Rank of the Markov head; 0: it has none."""
+    """Rank of the Markov head, or of DFlash 2's path selector; 0: it has neither."""
     confidence: bool = False
     """Whether it has a confidence head."""
     confidence_reads_token: bool = True
     """Whether the confidence head reads the Markov embedding of the previous token."""
     chain: bool = False
     """Whether it is an EAGLE-3 chain instead of a block."""
+    windows: tuple[int, ...] = ()
+    """Positions that a slot of each layer sees back, its own included; 0 for all. Empty: 0 in every
+    layer."""
+    causal: tuple[bool, ...] = ()
+    """Whether a slot of each layer sees no later one. Empty: it sees all, in every layer."""
+    input_scale: float = 1.0
+    """Factor of the embeddings of the slots' tokens."""
+    output_scale: float = 1.0
+    """Factor of the logits, before `softcap`."""
+    softcap: float | None = None
+    """Logits x are s tanh(x / s) with this s; None: as they are."""
+    conv_taps: int = 0
+    """DFlash 2: rows of the convolutions around each sublayer; 0: there are none."""
+    conv_group: int = 1
+    """DFlash 2: channels that share a convolution's correction."""
+    candidates: int = 0
+    """DFlash 2: tokens of a slot that its path selector chooses among; 0: it has none."""
 
 
 def read_z_lab(published: PublishedConfig) -> DrafterConfig:
-    """A z-lab or SpecForge config; newer ones nest the block length too."""
+    """A z-lab or SpecForge config; newer ones nest the block length too.
+
+    Layers with a sliding window are causal and others are not, unless `is_causal` says it for all.
+    """
     nested = value(published, "dflash_config")
+    both = {**published, **nested}
     if nested.get("projector_type", "dflash") != "dflash":
         raise DllmBenchError(
             f"The drafter's config has projector_type {nested['projector_type']!r}; in this "
             "format only DFlash is supported, use DeepSpec's checkpoint for DSpark."
         )
-    slots = published.get("block_size") or nested.get("block_size")
+    kinds = published.get("layer_types") or ()
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    causal = published.get("is_causal")
     return DrafterConfig(
-        slots=value({"block_size": slots}, "block_size"),
+        slots=value(both, "block_size"),
         feature_layers=tuple(value(nested, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
         mask=value(nested, "mask_token_id"),
         silent=1,
-        tables=False,
+        tables=not published.get(TARGET_TABLES, True),
+        windows=tuple(value(published, "sliding_window") if one else 0 for one in sliding),
+        causal=tuple(one if causal is None else causal for one in sliding),
+        input_scale=both.get("input_embedding_scale") or 1.0,
+        output_scale=both.get("output_multiplier") or 1.0,
+        softcap=both.get("final_logit_softcapping") or None,
+    )
+
+
+def read_dflash2(published: PublishedConfig) -> DrafterConfig:
+    """A z-lab config of DFlash 2."""
+    both = {**published, **value(published, "dflash_config")}
+    return replace(
+        read_z_lab(published),
+        conv_taps=value(both, "conv_kernel_size"),
+        conv_group=value(both, "conv_group_size"),
+        candidates=value(both, "selector_top_k"),
+        rank=value(both, "selector_rank"),
     )
 
 
@@ -101,6 +142,7 @@ def read_eagle3(published: PublishedConfig) -> DrafterConfig:
 
 READERS: Mapping[str, Callable[[PublishedConfig], DrafterConfig]] = {
     "DFlashDraftModel": read_z_lab,
+    "DFlash2DraftModel": read_dflash2,
     "Qwen3DSparkModel": read_deep_spec,
     "Qwen3Eagle3Model": read_eagle3,
 }

@@ -1,18 +1,20 @@
-"""The networks of DFlash, DSpark and EAGLE-3, with the tensor names of the published checkpoints.
+"""The networks of DFlash, DFlash 2, DSpark and EAGLE-3, with the published tensor names.
 
 DFlash (arXiv 2602.06036): C = RMSNorm(W_fc [outputs of the feature layers]) gives keys and values
 to every layer; the slots are the anchor and the masks after it. DSpark (§3) adds a Markov head and
-a confidence head. EAGLE-3 as in DeepSpec: feature i joined with token i + 1, at rotary position i,
-predicts token i + 2. Rotary positions are absolute. Layers are made of transformers' Qwen3 parts.
-Not here: training losses, block masks, sliding windows, Gemma's layers.
+a confidence head. DFlash 2 (z-lab/dflash@07ebd93, dflash/model.py): convolutions over the slots
+around attention and MLP, and a path selector. EAGLE-3 as in DeepSpec: feature i joined with token
+i + 1, at rotary position i, predicts token i + 2. Rotary positions are absolute. Layers are made of
+transformers' Qwen3 parts.
+Not here: training losses, block masks, Gemma's layers.
 
 Shapes: F fed rows of context, S slots of a block, D slots that predict, H hidden size, V
-vocabulary, C = H x (number of feature layers).
+vocabulary, C = H x (number of feature layers), T taps of a convolution, X keys, K candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -98,6 +100,26 @@ class RnnHead(MarkovHead):
         return self.markov_w2(output.tanh()), state
 
 
+class PathSelector(nn.Module):
+    """DFlash 2's bias on a slot's logits after a token a: sum_r A[a]_r (P h)_r B[c]_r.
+
+    A and B embed tokens in `rank` numbers, P projects the slot's hidden state h.
+    """
+
+    def __init__(self, vocabulary: int, rank: int, hidden: int) -> None:
+        super().__init__()
+        self.predecessor_codebook = nn.Parameter(torch.empty(vocabulary, rank))
+        self.successor_codebook = nn.Parameter(torch.empty(vocabulary, rank))
+        self.hidden_projection = nn.Linear(hidden, rank, bias=False)
+
+    def forward(self, token: Tensor, hidden: Tensor, ids_K: Tensor | None = None) -> Tensor:
+        """The bias (..., K) of the candidates after `token` (...), or (..., V) of all tokens."""
+        codes_VR = self.successor_codebook
+        codes_KR = codes_VR if ids_K is None else codes_VR.index_select(0, ids_K)
+        before = nn.functional.embedding(token, self.predecessor_codebook)
+        return (before * self.hidden_projection(hidden)) @ codes_KR.mT
+
+
 HEADS: Mapping[str, type[MarkovHead]] = {
     "vanilla": MarkovHead,
     "gated": GatedHead,
@@ -128,12 +150,16 @@ class ContextAttention(Qwen3Attention):
 
     Only query rows have queries. In DFlash the context rows are features of the target, the same
     for every layer and not normalised by it; in EAGLE-3 they are committed positions. `width` is
-    the size of a row.
+    the size of a row. A sliding `window` hides what is as far away or further, in both directions
+    unless `causal` hides all later rows.
     """
 
-    def __init__(self, config: Any, index: int, width: int) -> None:
+    def __init__(
+        self, config: Any, index: int, width: int, window: int = 0, causal: bool = False
+    ) -> None:
         super().__init__(config, index)
         self.is_causal = False
+        self.window, self.causal = window, causal
         for name in ("q_proj", "k_proj", "v_proj"):
             size = getattr(self, name).out_features
             setattr(self, name, nn.Linear(width, size, bias=config.attention_bias))
@@ -152,31 +178,88 @@ class ContextAttention(Qwen3Attention):
         kernel = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        mixed, _ = kernel(self, query, key, value, None, scaling=self.scaling, is_causal=False)
+        mask = self.mask(query.shape[2], key.shape[2], query)
+        mixed, _ = kernel(self, query, key, value, mask, scaling=self.scaling, is_causal=False)
         projected: Tensor = self.o_proj(mixed.flatten(2))
         return projected
+
+    def mask(self, slots: int, keys: int, like: Tensor) -> Tensor | None:
+        """What the last `slots` of `keys` positions see, additive (1, 1, S, X); None: all."""
+        if not (self.window or self.causal):
+            return None
+        key_X = torch.arange(keys, device=like.device)
+        ahead_SX = key_X - key_X[-slots:, None]
+        reach = self.window or keys
+        hidden_SX = (ahead_SX <= -reach) | (ahead_SX >= (1 if self.causal else reach))
+        return like.new_zeros(hidden_SX.shape).masked_fill(hidden_SX, -torch.inf)[None, None]
 
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.unflatten(-1, (-1, self.head_dim))
 
 
+class SlotConvolution(nn.Module):
+    """DFlash 2's causal convolutions over the slots, one before a sublayer and one after it.
+
+    Tap t of slot i reads slot i - t, 0 before the first. Its weight is a learned one of each
+    channel plus a correction that a group of channels shares, computed from the sublayer's input.
+    """
+
+    def __init__(self, width: int, taps: int, group: int) -> None:
+        super().__init__()
+        self.taps, self.group = taps, group
+        self.base_kernel = nn.Parameter(torch.empty(2, taps, width))
+        self.kernel_projection = nn.Linear(width, 2 * taps * (width // group), bias=False)
+
+    def around(self, sublayer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """Outputs (..., S, H) of the sublayer for the slots `rows` (..., S, H)."""
+        delta = self.kernel_projection(rows).unflatten(-1, (2, self.taps, -1))
+        kernels = self.base_kernel + delta.repeat_interleave(self.group, dim=-1)
+        before, after = kernels.unbind(-3)
+        return self._mix(sublayer(self._mix(rows, before)), after)
+
+    def _mix(self, rows: Tensor, kernel: Tensor) -> Tensor:
+        """Rows (..., S, H) convolved with the weights (..., S, T, H)."""
+        earlier = nn.functional.pad(rows, (0, 0, self.taps - 1, 0)).unfold(-2, self.taps, 1)
+        return (kernel * earlier.flip(-1).mT).sum(-2)
+
+
 class BlockLayer(nn.Module):
     """A layer of DFlash: slots attend to the target's features and to each other."""
 
-    def __init__(self, config: Any, index: int) -> None:
+    def __init__(self, config: Any, index: int, drafter_config: DrafterConfig) -> None:
         super().__init__()
-        self.self_attn = ContextAttention(config, index, config.hidden_size)
+        windows, causal = drafter_config.windows, drafter_config.causal
+        self.self_attn = ContextAttention(
+            config,
+            index,
+            config.hidden_size,
+            window=windows[index] if windows else 0,
+            causal=causal[index] if causal else False,
+        )
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        taps, group = drafter_config.conv_taps, drafter_config.conv_group
+        if taps:
+            self.attention_conv = SlotConvolution(config.hidden_size, taps, group)
+            self.mlp_conv = SlotConvolution(config.hidden_size, taps, group)
+        self.convolves = taps > 0
 
     def forward(
         self, context_1FH: Tensor, slots_1SH: Tensor, rotation: Rotation, kv: PositionCache
     ) -> Tensor:
-        query = self.input_layernorm(slots_1SH)
-        slots_1SH = slots_1SH + self.self_attn(context_1FH, query, rotation, kv)
-        after: Tensor = slots_1SH + self.mlp(self.post_attention_layernorm(slots_1SH))
-        return after
+        return self.apply_to(
+            slots_1SH, lambda query_1SH: self.self_attn(context_1FH, query_1SH, rotation, kv)
+        )
+
+    def apply_to(self, slots: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
+        """The slots (..., S, H) after attention and MLP; `attention` computes the former."""
+        query, mlp = self.input_layernorm(slots), self.mlp
+        if not self.convolves:
+            slots = slots + attention(query)
+            return slots + mlp(self.post_attention_layernorm(slots))
+        slots = slots + self.attention_conv.around(attention, query)
+        return slots + self.mlp_conv.around(mlp, self.post_attention_layernorm(slots))
 
 
 class ChainLayer(nn.Module):
@@ -248,12 +331,16 @@ class DraftNetwork(nn.Module):
         embedded: Tensor = (
             self.embed_tokens(ids) if self.drafter_config.tables else target.embed(ids)
         )
-        return embedded
+        scale = self.drafter_config.input_scale
+        return embedded if scale == 1 else embedded * scale
 
     def logits(self, hidden: Tensor, target: Target) -> Tensor:
         """Logits of normalised hidden states, by the drafter's own head if it has one."""
         logits: Tensor = self.lm_head(hidden) if self.drafter_config.tables else target.head(hidden)
-        return logits
+        scale, softcap = self.drafter_config.output_scale, self.drafter_config.softcap
+        if scale != 1:
+            logits = logits * scale
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
     def rotation(self, like: Tensor, first: int, last: int) -> Rotation:
         """Cosines and sines of the positions [first, last), on the device of `like`."""
@@ -262,14 +349,18 @@ class DraftNetwork(nn.Module):
 
 
 class BlockDraftNetwork(DraftNetwork):
-    """DFlash, or DSpark if its config has heads."""
+    """DFlash, DFlash 2 if its config has a path selector, or DSpark if it has heads."""
 
     def __init__(self, config: Any, drafter_config: DrafterConfig) -> None:
         super().__init__(config, drafter_config)
         width = config.hidden_size
         self.hidden_norm = Qwen3RMSNorm(width, config.rms_norm_eps)
-        self.layers = nn.ModuleList(BlockLayer(config, i) for i in range(config.num_hidden_layers))
-        if drafter_config.rank:
+        self.layers = nn.ModuleList(
+            BlockLayer(config, index, drafter_config) for index in range(config.num_hidden_layers)
+        )
+        if drafter_config.candidates:
+            self.candidate_selector = PathSelector(config.vocab_size, drafter_config.rank, width)
+        elif drafter_config.rank:
             self.markov_head = HEADS[drafter_config.head](
                 config.vocab_size, drafter_config.rank, width
             )
@@ -304,6 +395,10 @@ class BlockDraftNetwork(DraftNetwork):
     ) -> tuple[Tensor, HeadState]:
         """What the previous token adds to a slot's logits (V,), and the head's next state."""
         return cast(tuple[Tensor, HeadState], self.markov_head(token, hidden_H, state))
+
+    def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
+        """What the path selector adds to the logits (K,) of a slot's candidates after a token."""
+        return cast(Tensor, self.candidate_selector(token, hidden_H, ids_K))
 
     def survival(self, token: Tensor, hidden_H: Tensor) -> Tensor:
         """Logit (0-d) of the probability that the slot's token is accepted."""

@@ -1,4 +1,4 @@
-"""Trained drafters by path: DFlash and DSpark, EAGLE-3, and small language models.
+"""Trained drafters by path: DFlash, DFlash 2, DSpark, EAGLE-3, and small language models.
 
 A drafter is identified by its content (sha256 over config and weights), not by its path. Its
 network is loaded when it is first used with a target, on the target's device and in its dtype.
@@ -92,7 +92,7 @@ class TrainedDrafter(StoredDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.drafter_config.chain != self.chain:
-            fitting, this = ("eagle3", "dflash or dspark")[:: -1 if self.chain else 1]
+            fitting, this = ("eagle3", "dflash, dflash2 or dspark")[:: -1 if self.chain else 1]
             raise DllmBenchError(
                 f"Drafter {self.source!r} is a {architecture(self.published)}, which this draft "
                 f"({this}) cannot use; choose decoder/draft={fitting}."
@@ -131,7 +131,7 @@ class TrainedDrafter(StoredDrafter):
 @register("drafter.block")
 @dataclass(frozen=True)
 class TrainedBlockDrafter(TrainedDrafter):
-    """DFlash or DSpark; implements `core.speculative.BlockDrafter`."""
+    """DFlash, DFlash 2 or DSpark; implements `core.speculative.BlockDrafter`."""
 
     chain: ClassVar[bool] = False
 
@@ -148,7 +148,12 @@ class TrainedBlockDrafter(TrainedDrafter):
     @property
     def has_transition_head(self) -> bool:
         """Whether it has a Markov head."""
-        return self.drafter_config.rank > 0
+        return self.drafter_config.rank > 0 and not self.candidates
+
+    @property
+    def candidates(self) -> int:
+        """Tokens of a slot that its path selector chooses among; 0: it has none."""
+        return self.drafter_config.candidates
 
     @property
     def has_confidence_head(self) -> bool:
@@ -238,8 +243,9 @@ def empty_network(published: PublishedConfig) -> DraftNetwork:
     from dllm_bench.models.drafter_networks import build_network  # imports transformers
 
     layout, drafter_config = ADAPTERS["qwen3"], read_drafter_config(published)
-    layout.check(published)
-    sliding = [kind for kind in published.get("layer_types") or [] if kind != "full_attention"]
+    layout.check({**published, "use_sliding_window": False})  # `layer_types` says it
+    known = ("full_attention", *(("sliding_attention",) if drafter_config.windows else ()))
+    sliding = [kind for kind in published.get("layer_types") or [] if kind not in known]
     if sliding:
         raise DllmBenchError(
             f"The drafter's config asks for layers of {sliding[0]}, which are not supported; use a "
@@ -258,6 +264,8 @@ def new_network(published: PublishedConfig, target: TransformerDenoiser, seed: i
     for name, like in network.state_dict().items():
         part, _, kind = name.rpartition(".")
         noise = torch.randn(like.shape, generator=generator) * INITIAL_STD
+        if kind == "base_kernel":  # of a convolution that changes nothing
+            noise[:, 0] += 1
         constant = torch.zeros if kind == "bias" else torch.ones
         state[name] = noise if like.dim() > 1 else constant(like.shape)
         if part in tables:

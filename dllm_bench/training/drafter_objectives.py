@@ -1,4 +1,4 @@
-"""Forward passes and losses that train drafters: blocks of DFlash and DSpark, the chain of EAGLE-3.
+"""Forward passes and losses that train drafters: blocks of DFlash (2) and DSpark, EAGLE-3's chain.
 
 Blocks: every anchor of a text starts a block, the anchor's token followed by masks, at the anchor's
 own positions. All blocks of a text are computed in one attention, after the target's features; a
@@ -12,7 +12,8 @@ steps only to itself. Gradients run through all steps.
 
 Shapes: B texts, L positions of a text, N blocks (anchors) of a text, D slots of a block (draft
 tokens), H hidden size, C width of the features, V vocabulary, Q query positions (N times D), T
-attended positions (L plus Q). Left out: z-lab's dialect, whose slots predict their own position.
+attended positions (L plus Q). S slots of a block: in z-lab's dialect the first predicts nothing
+and the others their own position, so that D = S - 1; else D = S.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def draw_anchors(answer_BL: Tensor, most: int, rng: torch.Generator) -> tuple[Te
 
 
 def blocks_at(anchors_BN: Tensor, kept_BN: Tensor, answer_BL: Tensor, slots: int) -> DraftBlocks:
-    """Blocks with their labels: slot d predicts the token at anchor + 1 + d."""
+    """Blocks with their labels: of `slots` that predict, d predicts the token at anchor + 1 + d."""
     length = answer_BL.shape[1]
     ahead_D = torch.arange(1, slots + 1, device=anchors_BN.device)
     labels_BND = anchors_BN[..., None] + ahead_D
@@ -151,10 +152,13 @@ def block_forward(
 
     `kernel` computes the attention: `dense` or `flex`.
     """
-    hidden_BNDH = hidden_states(network, rows, blocks, kernel)
+    silent = network.drafter_config.silent
+    hidden_BNDH = hidden_states(network, rows, blocks, kernel)[:, :, silent:]
     logits_BNDV = network.lm_head(hidden_BNDH)
     before_BND = at(rows.ids_BL, blocks.labels_BND - 1)
-    if network.drafter_config.rank:
+    if network.drafter_config.candidates:
+        logits_BNDV = logits_BNDV + network.candidate_selector(before_BND, hidden_BNDH)
+    elif network.drafter_config.rank:
         logits_BNDV = logits_BNDV + _transitions(network, before_BND, hidden_BNDH)
     survives = network.drafter_config.confidence
     survival_BND = network.survival(before_BND, hidden_BNDH) if survives else None
@@ -173,37 +177,40 @@ def _transitions(network: BlockDraftNetwork, before_BND: Tensor, hidden_BNDH: Te
 def hidden_states(
     network: BlockDraftNetwork, rows: TargetRows, blocks: DraftBlocks, kernel: Callable
 ) -> Tensor:
-    """Normalised hidden states (B, N, D, H) of all slots."""
+    """Normalised hidden states (B, N, S, H) of all slots."""
     (count, length), slots = rows.ids_BL.shape, network.drafter_config.slots
     anchors_BN, device = blocks.anchors_BN, rows.ids_BL.device
     context_BLH = network.hidden_norm(network.fc(rows.features_BLC))
-    ids_BND = torch.full((*anchors_BN.shape, slots), network.drafter_config.mask, device=device)
-    ids_BND[..., 0] = rows.ids_BL.gather(1, anchors_BN)
-    hidden_BQH = network.embed_tokens(ids_BND.flatten(1))
+    ids_BNS = torch.full((*anchors_BN.shape, slots), network.drafter_config.mask, device=device)
+    ids_BNS[..., 0] = rows.ids_BL.gather(1, anchors_BN)
+    hidden_BNSH = network.embed_tokens(ids_BNS)
     position_BQ = (anchors_BN[..., None] + torch.arange(slots, device=device)).flatten(1)
     position_BL = torch.arange(length, device=device).expand(count, -1)
     position_BT = torch.cat([position_BL, position_BQ], dim=1)
-    rotation = network.rotary_emb(hidden_BQH, position_BT)
+    rotation = network.rotary_emb(hidden_BNSH, position_BT)
     queries, keys = position_BQ.shape[1], position_BT.shape[1]
     attend = kernel(visibility(anchors_BN, length, slots), count, queries, keys, device)
     for layer in network.layers:
-        hidden_BQH = _block_layer(layer, context_BLH, hidden_BQH, rotation, attend)
-    hidden_BNDH: Tensor = network.norm(hidden_BQH).unflatten(1, (-1, slots))
-    return hidden_BNDH
+        hidden_BNSH = _block_layer(layer, context_BLH, hidden_BNSH, rotation, attend)
+    normalised_BNSH: Tensor = network.norm(hidden_BNSH)
+    return normalised_BNSH
 
 
 def _block_layer(
-    layer: Any, context_BLH: Tensor, hidden_BQH: Tensor, rotation: Rotation, attend: Attend
+    layer: Any, context_BLH: Tensor, hidden_BNSH: Tensor, rotation: Rotation, attend: Attend
 ) -> Tensor:
-    """Hidden states (B, Q, H) of all slots after one layer."""
+    """Hidden states (B, N, S, H) of all slots after one layer."""
     assert isinstance(layer, BlockLayer)
-    attention, query_BQH = layer.self_attn, layer.input_layernorm(hidden_BQH)
-    last = tuple(part[:, -query_BQH.shape[1] :] for part in rotation)
-    key, value = _keys_values(attention, torch.cat([context_BLH, query_BQH], dim=1), rotation)
-    mixed = attend(_queries(attention, query_BQH, (last[0], last[1])), key, value)
-    hidden_BQH = hidden_BQH + _output(attention, mixed)
-    after_BQH: Tensor = hidden_BQH + layer.mlp(layer.post_attention_layernorm(hidden_BQH))
-    return after_BQH
+    attention = layer.self_attn
+
+    def attended(query_BNSH: Tensor) -> Tensor:
+        query_BQH = query_BNSH.flatten(1, 2)
+        last = tuple(part[:, -query_BQH.shape[1] :] for part in rotation)
+        key, value = _keys_values(attention, torch.cat([context_BLH, query_BQH], dim=1), rotation)
+        mixed = attend(_queries(attention, query_BQH, (last[0], last[1])), key, value)
+        return _output(attention, mixed).view_as(query_BNSH)
+
+    return layer.apply_to(hidden_BNSH, attended)
 
 
 def _queries(attention: ContextAttention, states: Tensor, rotation: Rotation) -> Tensor:

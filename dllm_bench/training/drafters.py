@@ -1,7 +1,9 @@
 """Training of drafters for a target model: `dllm-bench train drafter MODEL KIND`.
 
 DFlash and DSpark share one configuration: DFlash has no heads and learns from cross-entropy alone.
-EAGLE-3 is the unrolled chain. AdamW in float32, linear warm-up and cosine to 0, as in DeepSpec.
+So does DFlash 2, whose authors have not published a loss: on the logits with what the path selector
+adds, over the whole vocabulary. EAGLE-3 is the unrolled chain. AdamW in float32, linear warm-up and
+cosine to 0, as in DeepSpec.
 Texts and anchors of a step depend only on (seed, step), so a training resumed from its state file
 gives the same weights as one that was never interrupted. Left out: several devices, reduced
 precision, targets with sliding-window attention.
@@ -24,6 +26,7 @@ from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.models import drafters as drafter_files
+from dllm_bench.models.drafter_config import TARGET_TABLES
 from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -45,11 +48,13 @@ HELD_OUT = 64  # texts, or a tenth where there are few
 WARMUP, CLIP_NORM = 0.04, 1.0  # DeepSpec
 MANY_LAYERS = 8  # targets with fewer layers give features of all layers but the last one
 FEATURE_LAYERS = 5
+TAPS, GROUP, CANDIDATES = 2, 16, 16  # of DFlash 2, as published but for the group
 NAME_OF_HEAD = {
     "": "DFlash",
     "vanilla": "DSpark, Markov head",
     "gated": "DSpark, gated head",
     "rnn": "DSpark, RNN head",
+    "selector": "DFlash 2",
 }
 COPIED_FROM_TARGET = (
     "vocab_size",
@@ -78,7 +83,8 @@ class DrafterJob(CheckedFields):
     slots: int = 7
     """Positions of a block, anchor included; of a chain, its steps."""
     head: str = ""
-    """DSpark's transition head: vanilla (Markov), gated or rnn; "" for none (DFlash)."""
+    """DSpark's transition head (vanilla for Markov, gated or rnn), selector for DFlash 2, or ""
+    for DFlash, which has none."""
     confidence: bool = False
     """Whether it has a confidence head."""
     rank: int = 32
@@ -138,6 +144,18 @@ class DrafterJob(CheckedFields):
         }
         if self.chain:
             return shared | {"architectures": ["Qwen3Eagle3Model"], "ttt_length": self.slots}
+        if self.head == "selector":
+            nested = {
+                "block_size": self.slots,
+                "mask_token_id": target.special.mask,
+                "target_layer_ids": shared.pop("target_layer_ids"),
+                "conv_kernel_size": TAPS,
+                "conv_group_size": GROUP,
+                "selector_rank": self.rank,
+                "selector_top_k": CANDIDATES,
+            }
+            names = {"architectures": ["DFlash2DraftModel"], TARGET_TABLES: False}
+            return shared | names | {"dflash_config": nested}
         return shared | {
             "architectures": ["Qwen3DSparkModel"],
             "block_size": self.slots,
@@ -161,12 +179,14 @@ class DrafterJob(CheckedFields):
         return cards.command(f"dllm-bench train drafter {model} {self.kind}", options)
 
 
+_CROSS_ENTROPY = LossShares(ce=1.0, l1=0.0, confidence=0.0)
 _DSPARK = DrafterJob(head="vanilla", confidence=True)
 KINDS: Mapping[str, DrafterJob] = {
-    "dflash": DrafterJob(shares=LossShares(ce=1.0, l1=0.0, confidence=0.0)),
+    "dflash": DrafterJob(shares=_CROSS_ENTROPY),
     "dspark-markov": _DSPARK,
     "dspark-gated": replace(_DSPARK, head="gated"),
     "dspark-rnn": replace(_DSPARK, head="rnn"),
+    "dflash2": DrafterJob(head="selector", slots=8, shares=_CROSS_ENTROPY),
     CHAIN: DrafterJob(chain=True, layers=1),
 }
 """Kinds of drafters with their usual settings."""
@@ -354,7 +374,8 @@ def loss_of(
     assert isinstance(network, BlockDraftNetwork)
     shares = training.job.shares
     anchors_BN, kept_BN = objectives.draw_anchors(answer_BL, training.job.anchors, rng)
-    blocks = objectives.blocks_at(anchors_BN, kept_BN, answer_BL, network.drafter_config.slots)
+    predicting = network.drafter_config.slots - network.drafter_config.silent
+    blocks = objectives.blocks_at(anchors_BN, kept_BN, answer_BL, predicting)
     kernel = objectives.flex if target.device.type == "cuda" else objectives.dense
     drafted = objectives.block_forward(network, rows, blocks, kernel)
     target_BNDV = network.lm_head(objectives.at(rows.last_BLH, blocks.labels_BND - 1))

@@ -5,11 +5,12 @@ Importing this module is cheap, so that help and mistakes are printed before tor
 
 from __future__ import annotations
 
-KIND_OF_HEAD = {  # of DSpark; "" for none
+KIND_OF_HEAD = {  # of DSpark and DFlash 2; "" for none
     "": "dflash",
     "vanilla": "dspark-markov",
     "gated": "dspark-gated",
     "rnn": "dspark-rnn",
+    "selector": "dflash2",
 }
 CHAIN = "eagle3"
 DRAFTER_KINDS = (*KIND_OF_HEAD.values(), CHAIN)

@@ -39,7 +39,7 @@ CLOSE = 1e-5  # decisions closer than this may differ by float32 rounding
 ROUNDING = 5e-6  # the same of dInfer's runs: float32 and float64 differ by up to 4.5e-6 there
 Case = dict[str, Any]
 Settings = Mapping[str, Any]
-GROUPS = ("runs", "extra_runs", "sampled_runs")  # of a file that holds more than a list
+GROUPS = ("cases", "runs", "extra_runs", "sampled_runs")  # of a file that holds more than a list
 Proof = Callable[[], str | None]  # the reason of a case, found by replaying it
 
 

@@ -13,6 +13,7 @@ from dllm_bench.paths import conf_dir, options
 from scripts import update_docs
 from tests.golden import (
     test_cache_traces,
+    test_dflash2_traces,
     test_dinfer_traces,
     test_dream_traces,
     test_freedave_traces,
@@ -26,6 +27,7 @@ from tests.golden.cases import GOLDEN, is_known, is_listed, known, recorded
 
 REPLAYING = (
     test_cache_traces,
+    test_dflash2_traces,
     test_dinfer_traces,
     test_dream_traces,
     test_freedave_traces,
@@ -40,6 +42,7 @@ OTHERWISE = {
     "config.json": "a checkpoint",
     "pc_sampler_baseline.json": "token counts that cases of PC-Sampler read",
     "decoder_units.json": "test_dinfer_units",
+    "dflash2_modules.json": "test_dflash2_traces",
     "modules.json": "test_speculative_traces, test_drafter_training, test_calibration",
     "target_greedy.json": "test_speculative_traces",
 }
@@ -48,8 +51,6 @@ NOT_IMPLEMENTED = {  # methods without a decoder here
     for name in (
         "ddtree",
         "ddtree_build",
-        "dflash2",
-        "dflash2_modules",
         "diffusion_gemma_cases",
         "multi_bd_cases",
         "s2d2",

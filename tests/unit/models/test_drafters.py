@@ -16,6 +16,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.dflash import DFlash
+from dllm_bench.methods.dflash2 import DFlash2
 from dllm_bench.methods.drafting import ModelDraft
 from dllm_bench.methods.dspark import DSpark
 from dllm_bench.methods.eagle3 import Eagle3
@@ -89,10 +90,14 @@ def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
 def test_a_drafter_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match="decoder/draft=eagle3"):
         TrainedBlockDrafter(stored(tmp_path, "eagle3"))
-    with pytest.raises(DllmBenchError, match="decoder/draft=dflash or dspark"):
+    with pytest.raises(DllmBenchError, match="decoder/draft=dflash, dflash2 or dspark"):
         TrainedChainDrafter(stored(tmp_path, "dspark"))
     with pytest.raises(DllmBenchError, match="needs a drafter with a transition head"):
         DSpark(TrainedBlockDrafter(stored(tmp_path, "dflash")))
+    with pytest.raises(DllmBenchError, match="needs a drafter with a transition head"):
+        DSpark(TrainedBlockDrafter(stored(tmp_path, "dflash2")))
+    with pytest.raises(DllmBenchError, match="needs a drafter with a path selector"):
+        DFlash2(TrainedBlockDrafter(stored(tmp_path, "dspark")))
 
 
 @pytest.mark.parametrize(
