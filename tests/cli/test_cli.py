@@ -144,9 +144,15 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
         (["paths.results="], ["results directory is ''", "paths.results=DIR"]),
         (["paths.results=/etc/passwd/x"], ["/etc/passwd is a file", "name a directory"]),
         (["paths.results=null"], ["results directory is None", "paths.results=DIR"]),
-        (["decoder=fast_dllm", "decoder.select.tau=abc"], ["tau as float", "'abc'"]),
-        (["decoder=fast_dllm", "decoder.schedule.block=2.5"], ["block as int", "2.5"]),
-        (["benchmark.max_new_tokens=abc"], ["max_new_tokens as int", "'abc'"]),
+        (
+            ["decoder=fast_dllm", "decoder.select.tau=abc"],
+            ["tau", "give a number from 0 to 1", "'abc'"],
+        ),
+        (
+            ["decoder=fast_dllm", "decoder.schedule.block=2.5"],
+            ["block", "give a whole number", "2.5"],
+        ),
+        (["benchmark.max_new_tokens=abc"], ["max_new_tokens", "give a whole number", "'abc'"]),
         (["decoders=vanilla"], ["'decoders'", "did you mean 'decoder'"]),
         (["decoder.select.colour=1"], ["'decoder.select.colour'", "--cfg job"]),
         (["+colour=red"], ["'colour'"]),
