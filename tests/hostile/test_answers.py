@@ -48,7 +48,7 @@ def test_a_program_that_cannot_be_read_is_wrong(postprocess: str) -> None:
 
 
 TEXTS = {
-    "digits": "#### " + "1" * 100_000,
+    "digits": "#### " + "1" * 300_000,
     "a lone surrogate": "#### \ud800",
     "too long": "1" * (bounded.MAX_CHARACTERS + 1),
 }

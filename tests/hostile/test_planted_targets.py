@@ -151,7 +151,7 @@ def test_an_object_of_another_kind_is_refused_in_every_slot() -> None:
         instantiate(decoder, "logger")
     for slot in ("score", "select", "schedule", "cache"):
         for other in {"score", "select", "schedule", "cache"} - {slot}:
-            with pytest.raises(DllmBenchError, match=f"takes {slot} as"):
+            with pytest.raises(DllmBenchError, match=f"has {slot} .*; give a {slot.title()}"):
                 instantiate({**decoder, slot: decoder[other]}, "decoder")
 
 
@@ -162,7 +162,10 @@ def test_a_served_request_cannot_carry_a_target(tmp_path: Path) -> None:
             {"a": plant(name, tmp_path / "c")},
             {"a": [{"b": plant(name, tmp_path / "c")}]},
         ):
-            with nothing_runs(tmp_path / "c"), pytest.raises(DllmBenchError, match="takes body"):
+            with (
+                nothing_runs(tmp_path / "c"),
+                pytest.raises(DllmBenchError, match="has body .*; give names with values"),
+            ):
                 instantiate({**engine, "body": body}, "model")
 
 
