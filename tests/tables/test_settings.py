@@ -92,7 +92,8 @@ def test_composing_group_by_group_is_hydras_own_composition() -> None:
 def test_what_is_remembered_is_what_was_worked_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queries = [query for query in sampled(40) if "model=served" not in query]
+    outside = {"model=served", "model=smollm2", "model=smollm2-block4"}  # looked at every time
+    queries = [query for query in sampled(40) if not outside & set(query)]
     first = SettingsCache(tmp_path, composing.compose)
     made = {}
     for query in queries:
