@@ -19,6 +19,7 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache, default_paths
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
+from dllm_bench.tables import load
 from dllm_bench.tables.cost import MeasuredRun, MeasuredRuns, measured_runs
 from dllm_bench.tables.load import load_profile, load_table, names_of
 from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at
@@ -41,7 +42,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of conf that may be changed."""
     copy = tmp_path / "conf"
     shutil.copytree(conf_dir(), copy)
-    for module in (paths, composing, settings):
+    for module in (paths, composing, settings, load):
         monkeypatch.setattr(module, "conf_dir", lambda: copy)
     forget()
     yield copy
