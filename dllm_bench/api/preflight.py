@@ -1,8 +1,7 @@
 """Quick checks of a composed configuration, so that a mistake is reported at once.
 
-A missing data directory, a missing model folder, code execution without consent. The layers below
-check the same again where they use it. These checks only look at files; the last one, of memory,
-is the only one that imports torch.
+A missing data directory, a missing model folder, code execution without consent, a decoder that
+does not fit the model. All but the last two, of fit and memory, do without torch.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from huggingface_hub import constants
@@ -19,7 +19,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, lacking
 from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.paths import ASSETS, IMPORTED, expanded, place_of
-from dllm_bench.registry import TARGET
+from dllm_bench.registry import instantiate
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.hardware import missing_device, resolve_hardware
 from dllm_bench.store.inputs import (
@@ -35,7 +35,6 @@ from dllm_bench.store.provenance import HASH, TEXT
 DEVICES = ("cpu", "cuda", "auto")
 COUNTS = ("threads", "branch_parallel", "tensor_parallel", "replicas")
 HUB = "huggingface.co"
-CAUSAL_CACHE = ("cache.causal", "caches.CausalCache")  # registered name, end of the class's path
 
 
 def check(config: Mapping[str, Any], reads_data: bool) -> None:
@@ -50,9 +49,8 @@ def check(config: Mapping[str, Any], reads_data: bool) -> None:
         check_data(config["paths"].get("data"), str(config["benchmark"].get("name")))
     check_device(config.get("hardware", {}))
     check_model(config.get("model", {}))
-    for name in ("decoder", "baseline"):
-        check_attention(config.get("model", {}), config.get(name) or {})
     check_consent(config.get("benchmark", {}))
+    check_fits(config)
     check_memory(config)
 
 
@@ -176,29 +174,18 @@ def check_memory(config: Mapping[str, Any]) -> None:
             require_memory(resolve_model(config["model"], hardware))
 
 
-def check_attention(model: Mapping[str, Any], decoder: Mapping[str, Any]) -> None:
-    """A decoder must fit the attention that the model's settings say its weights were trained with.
+def check_fits(config: Mapping[str, Any]) -> None:
+    """Decoder and baseline must fit the batch, and what the settings say of the model."""
+    from dllm_bench.core.decoder import ComposedDecoder  # imports torch: takes seconds
 
-    An autoregressive model goes with blocks of one position, drafts with an autoregressive model.
-    """
-    pair = f"decoder={decoder.get('name')} with model={model.get('name')}"
-    form, block = model.get("attention_form"), decoder.get("schedule", {}).get("block", 1)
-    if form == "causal" and block != 1:
-        raise DllmBenchError(
-            f"{pair}: the model is autoregressive, and the decoder fills blocks of {block} "
-            "positions; choose decoder=ar, a speculative decoder, or a diffusion model."
-        )
-    if form in ("full", "block_causal") and "draft" in decoder:
-        raise DllmBenchError(
-            f"{pair}: a speculative decoder verifies with an autoregressive model, and this one "
-            f"has {form} attention; choose another model or another decoder."
-        )
-    cache = str(decoder.get("cache", {}).get(TARGET))
-    if cache.endswith(CAUSAL_CACHE) and model.get("shifted") is False:
-        raise DllmBenchError(
-            f"{pair}: the decoder needs the token after those it feeds, and this model predicts "
-            "each position at its own row; choose a model with shifted logits or another decoder."
-        )
+    if is_served(config["model"]):
+        return
+    known, batch = SimpleNamespace(**config["model"]), int(config.get("batch", 1))
+    for plain in (config.get("decoder"), config.get("baseline")):
+        if plain:
+            decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+            if isinstance(decoder, ComposedDecoder):
+                decoder.check_run_fits(known, batch)
 
 
 def is_cached(hub_id: str) -> bool:

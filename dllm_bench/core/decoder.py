@@ -3,8 +3,8 @@
 A piece is a frozen dataclass without state; what a method has to remember lives in
 `DecodeState.memo`. Each piece says which conditions it needs of the others and which it gives.
 Combinations are refused in two places: `check_pieces_fit` compares the pieces once, when the
-decoder is made, and `check_run_fits` the decoder with model, request and hardware. The contracts of
-the single pieces are in `contracts` (masked decoding) and `speculative`.
+decoder is made, and `check_run_fits` the decoder with model, batch, request and hardware. The
+contracts of the single pieces are in `contracts` (masked decoding) and `speculative`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.decoder_summary import BlockLength as BlockLength
@@ -86,6 +86,8 @@ class BatchedDecoder(Decoder, Protocol):
 class ComposedDecoder(CheckedFields, ABC):
     """What both decoders have in common: slots with pieces, checked when the decoder is made."""
 
+    needs: ClassVar[frozenset[Need]] = frozenset()  # what all pieces together need of a model
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_pieces_fit()
@@ -129,28 +131,53 @@ class ComposedDecoder(CheckedFields, ABC):
                 inner = {name: one for name, one in own.items() if isinstance(one, Piece)}
                 require(f"{slot} {piece}", piece.needs, {**slots, **inner}, slot)
 
-    def check_run_fits(self, model: Denoiser, asked: Mapping[str, frozenset[Need]]) -> None:
-        """Raise DllmBenchError if the model or a piece does not give what a run needs.
+    def check_run_fits(
+        self, model: object, batch: int = 1, asked: Mapping[str, frozenset[Need]] | None = None
+    ) -> None:
+        """Raise DllmBenchError if model, batch or a piece does not give what a run needs.
 
-        asked: by the request, the setting of hardware or the kind of decoder that needs it.
+        model: a denoiser, or what its settings say before it is loaded; see `abilities`.
+        batch: requests that share a forward.
+        asked: by the request or the setting of hardware that needs it.
         """
-        for asker, needs in asked.items():
+        alone = frozenset({Condition.ONE_REQUEST} if batch == 1 else ())
+        given = {"model": abilities(model), "batch": Given(str(batch), alone)}
+        require(type(self).__name__, self.needs, given, "decoder")
+        for slot, whole in self.slots().items():
+            for piece in (whole, *parts_of(whole)):
+                require(f"{slot} {piece}", piece.needs, given, slot)
+        for asker, needs in (asked or {}).items():
             other = asker.partition("=")[0] if "=" in asker else "run"
-            require(asker, needs, {**self.slots(), "model": ModelAbilities(model)}, other)
+            require(asker, needs, {**self.slots(), **given}, other)
 
 
-class ModelAbilities(Piece):
-    """What decoders can rely on in a model, by its attributes."""
+class Given(NamedTuple):
+    """What the pieces of a decoder can rely on in something that is none of them."""
 
-    def __init__(self, model: object) -> None:
-        self.attention = str(getattr(model, "attention_form", "full"))
-        self.gives = frozenset({Condition.CAUSAL} if self.attention == "causal" else ())  # type: ignore[misc]
+    name: str
+    gives: Conditions
 
     def __str__(self) -> str:
-        return f"of {self.attention} attention"
+        return self.name
 
 
-def require(asker: str, needs: frozenset[Need], given: Mapping[str, Piece], other: str) -> None:
+def abilities(model: object) -> Given:
+    """What decoders can rely on in a model, by its attributes; whatever is not known is given."""
+    form, shifted = getattr(model, "attention_form", None), getattr(model, "shifted", None)
+    is_given = {
+        Condition.CAUSAL: form in ("causal", None),
+        Condition.MASKS: form != "causal",
+        Condition.SHIFTED: shifted is not False,
+        Condition.UNSHIFTED: shifted is not True,
+        Condition.CHOSEN_ROWS: getattr(model, "chooses_rows", True),
+    }
+    name = f"{getattr(model, 'name', '')} of {form} attention".lstrip()
+    return Given(name, frozenset(one for one, given in is_given.items() if given))
+
+
+def require(
+    asker: str, needs: frozenset[Need], given: Mapping[str, Piece | Given], other: str
+) -> None:
     """Raise DllmBenchError for the first need that `given`, by slot, does not give.
 
     Needs of slots that are not in `given` are left out. other: what may be chosen instead of the

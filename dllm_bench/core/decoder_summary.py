@@ -50,7 +50,19 @@ class Condition(StrEnum):
     COSTLY_ROWS = "rows worth leaving out"  # even of a small vocabulary
     DRAWS = "random numbers by the request's seed"
     STOPS_ON_END = "an end at an end token"  # a committed one closes or finishes branches
-    CAUSAL = "causal attention (an autoregressive target)"  # of a model
+    ONE_REQUEST = "one request at a time"  # of a batch
+    # of a model:
+    CAUSAL = "causal attention (an autoregressive target)"
+    MASKS = (
+        "attention to masks (autoregressive models go with decoder=ar and speculative decoders; "
+        "weights that were trained to fill masks, with model.attention_form=full)"
+    )
+    SHIFTED = "shifted logits"  # a row predicts the position after its own
+    UNSHIFTED = "logits of each position at its own row"
+    CHOSEN_ROWS = (
+        "layers that choose the rows they compute (of one norm, attention, one norm and MLP, "
+        "neither compiled nor split over processes)"
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ Conditions = frozenset[Condition | Number]
 class Need(NamedTuple):
     """A condition that the piece in a slot has to give."""
 
-    slot: str  # the piece's own field ("inner"), the decoder's ("schedule", "score", ...), "model"
+    slot: str  # the piece's own field ("inner"), the decoder's ("schedule", ...), "model", "batch"
     condition: Condition | Number
 
 

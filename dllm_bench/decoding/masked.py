@@ -30,7 +30,15 @@ from dllm_bench.core.contracts import (
     Stop,
 )
 from dllm_bench.core.declared import Amount
-from dllm_bench.core.decoder import FIXED_CANVAS, ComposedDecoder, Condition, Piece, parts_of
+from dllm_bench.core.decoder import (
+    FIXED_CANVAS,
+    BlockLength,
+    ComposedDecoder,
+    Condition,
+    Need,
+    Piece,
+    parts_of,
+)
 from dllm_bench.core.decoder_summary import DecoderSummary, MostBranches, RenewalRounds
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
@@ -80,6 +88,15 @@ class MaskedDecoder(ComposedDecoder):
             switches["smoothing"] = Smoothing(self.smoothing)
         return {**super().slots(), **switches}
 
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Attention to masks, unless every position is the last one that a forward sees."""
+        single = {BlockLength(1), Condition.ABSOLUTE_BLOCKS} <= self.schedule.gives
+        is_causal = single and Condition.FULL_ATTENTION not in self.cache.gives
+        if is_causal or Condition.CAUSAL in self.cache.gives:
+            return frozenset()
+        return frozenset({Need("model", Condition.MASKS)})
+
     def summary(self) -> DecoderSummary:
         full = Condition.FULL_ATTENTION in self.cache.gives
         return DecoderSummary(
@@ -127,6 +144,7 @@ class MaskedDecoder(ComposedDecoder):
         Batched and unbatched decoding produce identical tokens. The time of a forward is what
         passed for its request, waiting for the others included.
         """
+        self.check_run_fits(model, batch)
         return run_batched(model, (self.decode(model, request) for request in requests), batch)
 
     def decode(
@@ -192,7 +210,7 @@ class MaskedDecoder(ComposedDecoder):
         asked = dict(workers.needs)
         if request.pinned:
             asked[f"request {request.id!r} with pinned tokens"] = frozenset({FIXED_CANVAS})
-        self.check_run_fits(model, asked)
+        self.check_run_fits(model, asked=asked)
         grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, grid.length)
         if self._revises:

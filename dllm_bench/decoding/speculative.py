@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.declared import Amount, Positive, Probability
-from dllm_bench.core.decoder import CAUSAL_MODEL, ComposedDecoder, Condition
+from dllm_bench.core.decoder import CAUSAL_MODEL, ComposedDecoder, Condition, Need
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
@@ -62,13 +63,14 @@ class SpeculativeDecoder(ComposedDecoder):
     """Of the target and of drafters that have none of their own; 1 leaves no token out."""
     top_k: Positive | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
     """The same; None leaves no token out."""
+    needs: ClassVar[frozenset[Need]] = frozenset({CAUSAL_MODEL})
 
     def prepare(self, model: Target, request: Request) -> Request:
         """The request with what the pieces have to know beforehand; loads the drafter's network.
 
         DllmBenchError if the model is not autoregressive or does not fit the drafter.
         """
-        self.check_run_fits(model, {"decoder=speculative": frozenset({CAUSAL_MODEL})})
+        self.check_run_fits(model)
         check_prompt(request, model.special)
         self.draft.new_cache(model, 0)
         return self.prepare_pieces(model, request)

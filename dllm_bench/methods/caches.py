@@ -98,8 +98,10 @@ class CausalCache(Cache):
     """
 
     reuse: Reuse = "none"
-    gives: ClassVar[Conditions] = frozenset({Condition.FINAL_KV})
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", BlockLength(1))})
+    gives: ClassVar[Conditions] = frozenset({Condition.FINAL_KV, Condition.CAUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need("schedule", BlockLength(1)), Need("model", Condition.SHIFTED)}
+    )
 
     def plan(self, round: Round) -> ForwardPlan:
         reuse_prefix(self.reuse, round)
@@ -251,10 +253,14 @@ class BlockCache(Cache):
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Exact reuse ends with a whole block of both prompts."""
+        """Exact reuse ends with a whole block of both prompts; approximate reuse lets a text depend
+        on the request before.
+        """
         needs = {Need("schedule", Condition.BLOCKS_IN_ORDER)}
         if self.reuse == "exact":
             needs.add(Need("schedule", Condition.ABSOLUTE_BLOCKS))
+        if self.reuse == "approximate":
+            needs.add(Need("batch", Condition.ONE_REQUEST))
         return frozenset(needs)
 
     def plan(self, round: Round) -> ForwardPlan:

@@ -69,7 +69,7 @@ class DLLMCache(Cache):
     every: Positive = 7  # the same of the response
     share: Proportion = 0.25  # of the response's rows that a layer computes in the other forwards
     gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
+    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("model", Condition.CHOSEN_ROWS)})
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv

@@ -98,7 +98,9 @@ class ElasticCache(Cache):
     window: Positive = 16  # masks
     gamma: Amount = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("score", Condition.ROW_BY_ROW)})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {ONE_BRANCH, Need("score", Condition.ROW_BY_ROW), Need("model", Condition.CHOSEN_ROWS)}
+    )
 
     def on_start(self, round: Round) -> None:
         branches = round.state

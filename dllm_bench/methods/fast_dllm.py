@@ -194,7 +194,9 @@ class HierarchicalCache(Cache):
     """
 
     inside: bool = False  # whether forwards may feed the open sub-block alone
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.SUB_BLOCKS)})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need("schedule", Condition.SUB_BLOCKS), Need("model", Condition.SHIFTED)}
+    )
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]

@@ -84,7 +84,10 @@ class Wino(ReadsStanding):
     tau: Probability = 0.9  # masked again below this probability; 0: never
     first: int = 30  # fewer than this in a block's first forward
     precision: Precision = "float64"  # of the second row's probability
-    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("cache", Condition.FULL_ATTENTION)}
+    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {
+        Need("cache", Condition.FULL_ATTENTION),
+        Need("model", Condition.UNSHIFTED),
+    }
 
     def on_plan(self, round: Round) -> None:
         """Feed the window once more, as masks."""

@@ -46,12 +46,6 @@ def check(spec: RunSpec) -> None:
             f"batch={spec.batch} has shapes that are not compiled, and the run asks for "
             f"compile={mode}; set hardware.compile=none, or batch=1."
         )
-    if spec.decoder.get("cache", {}).get("reuse") == "approximate":
-        raise DllmBenchError(
-            f"batch={spec.batch} decodes requests together, and with "
-            "decoder.cache.reuse=approximate a text depends on the request before; choose "
-            "reuse=exact or none, or batch=1."
-        )
 
 
 @dataclass

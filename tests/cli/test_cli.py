@@ -213,7 +213,7 @@ def test_unset_consent_is_one_sentence_before_anything_is_decoded(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("argument", ["model=nope", "model=dream-base", "decoder=dspark"])
+@pytest.mark.parametrize("argument", ["model=nope", "model=dream-base", "decoder=nope"])
 def test_a_mistake_costs_no_heavy_import(argument: str, tmp_path: Path) -> None:
     """That is what makes the sentence come at once."""
     code = (

@@ -280,7 +280,7 @@ def test_a_forward_inside_of_a_block_feeds_a_sub_block_and_sees_the_block(reques
 
 
 def test_a_model_without_shifted_logits_gives_no_token_after_a_block() -> None:
-    with pytest.raises(DllmBenchError, match="predicts each position at its own row"):
+    with pytest.raises(DllmBenchError, match="a model with shifted logits"):
         IN_PARTS.generate(tiny_denoiser("sdar", seed=1), REQUEST)
 
 
@@ -372,15 +372,11 @@ def test_layers_run_by_their_parts_are_the_layers(layout) -> None:
 
 
 def test_layers_of_another_form_do_not_choose_rows() -> None:
-    plan = replace(
-        ForwardPlan(ForwardKind.DENOISE, (0, 4), (0, 4), (0, 4)),
-        recompute=MostChanged(2, 4, False, False, 0.5),
-    )
     compiled = tiny_denoiser("llada", seed=1)
     compiled = CompiledDenoiser(compiled.module, compiled.special, False)
     assert not ADAPTERS["gemma4"].plain_layers
-    with pytest.raises(DllmBenchError, match="every layer choose the rows"):
-        compiled.forward(torch.tensor([[3, 4, 5, 6]]), plan, compiled.new_cache(4))
+    with pytest.raises(DllmBenchError, match="layers that choose the rows they compute"):
+        replace(BASE, cache=DLLMCache()).generate(compiled, REQUEST)
 
 
 def rounds_of_dinfer(masks: Sequence[int], every: int) -> str:
