@@ -18,8 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength
+from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
 from dllm_bench.models.drafters import empty_network, freeze_tables
 from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint
 

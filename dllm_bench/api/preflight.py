@@ -15,6 +15,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from dllm_bench.benchmarks.sandbox.execution import require_consent
+from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, lacking
 from dllm_bench.models.sources import checkpoint_folder
@@ -176,8 +177,6 @@ def check_memory(config: Mapping[str, Any]) -> None:
 
 def check_fits(config: Mapping[str, Any]) -> None:
     """Decoder and baseline must fit the batch, and what the settings say of the model."""
-    from dllm_bench.core.decoder import ComposedDecoder  # imports torch: takes seconds
-
     if is_served(config["model"]):
         return
     known, batch = SimpleNamespace(**config["model"]), int(config.get("batch", 1))

@@ -80,6 +80,11 @@ class Sampler:
         probabilities_DV = self.probabilities(logits_DV)
         return self.draw(probabilities_DV), probabilities_DV
 
+    def joined(self, distributions: Sequence[Tensor | None]) -> Tensor | None:
+        """The probabilities (D, V) of tokens that were sampled one by one; None where greedy."""
+        known = [one for one in distributions if one is not None]
+        return torch.cat(known) if known else None
+
 
 def one_hot(tokens_D: Tensor, vocabulary: int) -> Tensor:
     """Probabilities (D, V), float32, that are 1 for the given tokens."""

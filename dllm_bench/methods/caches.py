@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache
+from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import BlockLength, Condition, Conditions, Need
-from dllm_bench.core.decoder_summary import RenewalRounds
+from dllm_bench.core.decoder import BlockLength, Condition, Conditions, Need, RenewalRounds
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register

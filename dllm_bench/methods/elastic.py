@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dllm_bench.core.contracts import Cache
+from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Amount, Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.declared import Positive, PositiveProportion, Probability
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.common import most_confident, open_block

@@ -11,8 +11,7 @@ import pytest
 import dllm_bench as db
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
-from dllm_bench.core.choices import SHOWN, unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import SHOWN, DllmBenchError, unknown_name
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.paths import assets_dir
 

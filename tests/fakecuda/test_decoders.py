@@ -21,6 +21,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from dllm_bench import parallel
 from dllm_bench.api.compose import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding import fused, masked
@@ -31,7 +32,6 @@ from dllm_bench.methods.wino import Wino
 from dllm_bench.models import attention, layer_ops
 from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.parallel import branch
 from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
 from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_guard
@@ -223,11 +223,11 @@ def test_workers_that_share_branches_wait_for_nothing_more(
     """The first of two; the other one sends zeros."""
     of_two = {"get_rank": lambda group: 0, "get_world_size": lambda group: 2}
     shared = SimpleNamespace(**of_two, all_reduce=lambda values, group: None)
-    monkeypatch.setattr(branch, "dist", shared)
-    workers: list[branch.BranchWorkerGroup] = []
+    monkeypatch.setattr(parallel, "dist", shared)
+    workers: list[parallel.BranchWorkerGroup] = []
 
     def generate(decoder: Any, model: Any, given: Any) -> list[Generation]:
-        workers.append(branch.BranchWorkerGroup(Any, commits=True))
+        workers.append(parallel.BranchWorkerGroup(Any, commits=True))
         return [decoder.generate(model, request, workers[-1]) for request in given]
 
     check_waits(decoded(named("lopa_dist"), "bfloat16", 1, 2 * BLOCK, generate))

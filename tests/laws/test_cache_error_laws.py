@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from dllm_bench.api.compose import compose
+from dllm_bench.core.contracts import Round
 from dllm_bench.core.decoder import Condition
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.round import Round
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.run_one import run
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache, Scores, Select
+from dllm_bench.core.contracts import Cache, Round, Scores, Select
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Greedy

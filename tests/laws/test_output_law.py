@@ -18,8 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify, VerifyLength
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
+from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
     NGramDraft,

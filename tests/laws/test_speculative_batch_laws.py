@@ -19,8 +19,7 @@ from scipy.stats import chi2
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import LengthRule, Proposal, VerifyLength
 from dllm_bench.core.trace import Forward, ForwardKind
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
+from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
 from dllm_bench.methods.drafting import ModelDraft, StepProfile, SurvivalThreshold
 from dllm_bench.methods.dspark import AsynchronousLength, HardwareAwareLength
 from dllm_bench.models.drafters import SmallModelDrafter

@@ -23,10 +23,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
-from dllm_bench.methods.dflash import DFlash
-from dllm_bench.methods.dflash2 import DFlash2
+from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
+from dllm_bench.methods.dflash import DFlash, DFlash2
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
     ModelDraft,

@@ -18,7 +18,7 @@ import torch
 
 from dllm_bench.benchmarks.items import repeat_items
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.runs.dependencies import Dependencies

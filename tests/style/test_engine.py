@@ -18,9 +18,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dllm_bench"
 ENGINE = sorted(
-    p
-    for part in ("core", "decoding", "methods", "parallel")
-    for p in (PACKAGE / part).rglob("*.py")
+    [p for part in ("core", "decoding", "methods") for p in (PACKAGE / part).rglob("*.py")]
+    + [PACKAGE / "parallel.py"]
 )
 CEILINGS = Path(__file__).with_name("engine.yaml")
 CONTRACTS = {

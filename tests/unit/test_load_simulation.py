@@ -17,7 +17,7 @@ import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
-from dllm_bench.decoding.verification import FixedLength
+from dllm_bench.decoding.speculative import FixedLength
 from dllm_bench.methods.drafting import (
     StepProfile,
     SurvivalThreshold,

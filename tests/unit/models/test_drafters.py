@@ -15,8 +15,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.dflash import DFlash
-from dllm_bench.methods.dflash2 import DFlash2
+from dllm_bench.methods.dflash import DFlash, DFlash2
 from dllm_bench.methods.drafting import ModelDraft
 from dllm_bench.methods.dspark import DSpark
 from dllm_bench.methods.eagle3 import Eagle3
