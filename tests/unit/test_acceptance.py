@@ -75,17 +75,6 @@ def test_nothing_is_undefined() -> None:
         assert all(entry(samples) is None for entry in acceptance.ALL)
 
 
-@given(
-    st.lists(
-        st.integers(0, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1
-    )
-)
-def test_length_is_one_plus_the_accepted(pairs: list[tuple[int, int]]) -> None:
-    samples = [drafted([(n, a, a + 1) for n, a in pairs])]
-    length = measure("acceptance/length", samples)
-    assert length == pytest.approx(1 + sum(a for _, a in pairs) / len(pairs))
-
-
 @given(st.lists(st.integers(0, 5), min_size=1))
 def test_length_follows_from_conditional_acceptance(accepted: list[int]) -> None:
     """tau = 1 + sum over k of the product of the first k rates, where all proposals are whole."""

@@ -117,14 +117,6 @@ def test_a_rounded_entropy_is_the_published_one_to_the_bit(
     assert seen.neg_entropy_KW.dtype == dtype_of(logits_KWV, precision)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-def test_margin_is_the_difference_of_the_two_surest(length: int) -> None:
-    logits_KWV = logits_of(length)
-    best_KW2 = logits_KWV.double().softmax(-1).topk(2).values
-    expected_KW = best_KW2[..., 0] - best_KW2[..., 1]
-    assert torch.allclose(margin(logits_KWV).double(), expected_KW, rtol=1e-5, atol=1e-6)
-
-
 def test_it_takes_floats_that_lie_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "works", lambda *dtypes: True)
     assert not fused.available(torch.zeros(2, 8))
