@@ -183,18 +183,6 @@ class DyingDecoder(FakeDecoder):
         raise AssertionError("still alive")
 
 
-@dataclass
-class LastWords(FakeDecoder):
-    """Kills its own process when it is asked for one request."""
-
-    deadly: str = "item-5"
-
-    def generate(self, model: Any, request: Request) -> Generation:
-        if request.id == self.deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().generate(model, request)
-
-
 def deps(**changes: Any) -> Dependencies:
     """Fake dependencies; keyword arguments replace single values or functions."""
     values = {"model": FakeModel(), "decoder": FakeDecoder(), "benchmark": Letters()}

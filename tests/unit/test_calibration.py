@@ -165,6 +165,7 @@ def test_numbers_of_a_position_by_name(k: int) -> None:
         for name in ("ece", "auroc", "brier"):
             found = measure(f"calibration/{name}{covered}@{k}", samples)
             assert found == pytest.approx(getattr(wanted, name)), (name, covered)
+    assert measure("calibration/ece@5", samples) is None, "drafted and never verified"
 
 
 def test_a_drafter_without_confidences_has_no_calibration() -> None:

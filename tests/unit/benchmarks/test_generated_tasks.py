@@ -31,6 +31,8 @@ TASKS: Mapping[str, GeneratedTask] = {
 }
 LONGEST = {  # (task, vocabulary of the first models) -> tokens of a prompt, of an answer
     **{(name, False): (96, 56) for name in TASKS if name.startswith(("minimath", "minir"))},
+    ("minigsm", False): (64, 56),
+    ("minicode", False): (64, 56),
     ("ministory", False): (80, 224),
     ("minigsm_free", False): (64, 96),
     ("minicode_free", True): (64, 96),
