@@ -71,13 +71,6 @@ def test_approximate_reuse_feeds_less_of_a_prompt_that_is_one_block() -> None:
         decoder.generate_stream(tiny_denoiser("dream", seed=1), [], 2)
 
 
-def test_full_attention_is_never_exact() -> None:
-    with pytest.raises(DllmBenchError, match="choose reuse approximate or none"):
-        BlockCache("full", reuse="exact")
-    with pytest.raises(DllmBenchError, match="reuse 'all'; give 'none' or"):
-        BlockCache(reuse="all")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("first", [4, 8])
 def test_nothing_is_taken_from_another_decoder(first: int) -> None:
     """Keys and values of one model under blocks of another length are others."""

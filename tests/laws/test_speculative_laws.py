@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
@@ -31,14 +30,13 @@ from dllm_bench.methods.drafting import (
     NGramDraft,
     NoDraft,
     RandomDraft,
-    SurvivalThreshold,
 )
 from dllm_bench.methods.dspark import DSpark
 from dllm_bench.methods.eagle3 import Eagle3
 from dllm_bench.metrics import acceptance
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint
 from tests.speculative import DRAFTERS, FromDistribution, write_drafter
 from tests.tiers import covering
 
@@ -300,18 +298,6 @@ def test_a_drafter_that_is_the_target_has_every_token_accepted(
 
 
 # --- what is refused, what is stored -------------------------------------------------------------
-
-
-def test_a_cut_by_survival_needs_estimates() -> None:
-    with pytest.raises(DllmBenchError, match=r"Threshold needs a draft with survival estimates"):
-        SpeculativeDecoder(NGramDraft(3, 2), length=SurvivalThreshold(0.5))
-
-
-def test_a_diffusion_model_is_no_target() -> None:
-    with pytest.raises(DllmBenchError, match="autoregressive target"):
-        SpeculativeDecoder(NoDraft()).generate(
-            tiny_denoiser("dream", 0), Request("dream", (1, 2), 4)
-        )
 
 
 def test_traces_of_before_still_load() -> None:
