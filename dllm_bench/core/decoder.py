@@ -46,6 +46,7 @@ class Condition(StrEnum):
     DIVERGENCES = "divergences from earlier forwards"  # `Scores.divergence_KWH`
     END_OF_TEXT = "an end as soon as everything before the end of text is committed"
     SURVIVAL_ESTIMATES = "survival estimates"  # `Proposal.survival_N` of a drafter
+    DRAFT_TREES = "acceptance along the paths of a tree"  # `Proposal.parents_D`
     LOGITS_ALONE = "scores of the logits alone"  # a `Ranked` score
     PROBABILITIES = "probabilities as confidence"
     ROW_BY_ROW = "scores of each row alone, in every forward"  # of its logits and position

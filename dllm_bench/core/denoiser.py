@@ -138,8 +138,8 @@ class ForwardPlan:
     forward: int = 0  # index of this forward in its request
     clock: int = 0  # round of a cache that counts rounds itself (`PrefixCache`)
     feature_layers: tuple[int, ...] = ()  # layers whose outputs a drafter reads; -1: embedding
-    added: AddedRows | None = None  # fed behind `feed`, for a model whose logits are not shifted;
-    # their logits follow those of `rows`
+    added: AddedRows | None = None  # fed behind `feed`; their logits follow those of `rows`, and
+    # with shifted logits, under causal attention only, are of the token after each
     alone: int | None = None  # fed positions from here on are seen by themselves only; None: none
     only_M: Tensor | None = None  # indices into flattened (K, R) of the rows to compute, for a
     # model that `picks_rows`: its logits are (1, M, V) then; None: all rows, (K, R, V)
@@ -208,6 +208,11 @@ class KVCache(Protocol):
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
         """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`."""
+
+    def keep_rows(self, rows_S: Tensor) -> None:
+        """Keep the K/V of rows of the last forward, by their places among all that were fed, as
+        those of the positions from `length` on; `keep` has stored what lies before them.
+        """
 
     @property
     def probed(self) -> Tensor | None:

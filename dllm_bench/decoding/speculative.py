@@ -14,13 +14,20 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.declared import Amount, Positive, Probability
-from dllm_bench.core.decoder import CAUSAL_MODEL, ComposedDecoder, Condition, DecoderSummary, Need
+from dllm_bench.core.decoder import (
+    CAUSAL_MODEL,
+    ComposedDecoder,
+    Condition,
+    Conditions,
+    DecoderSummary,
+    Need,
+)
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
 from dllm_bench.core.speculative import (
@@ -87,20 +94,28 @@ class FixedLength(VerifyLength):
 class GreedyMatch(Verify):
     """Accept while the target draws the same token; the text is its plain decoding.
 
-    Verification by equality, the rule of the z-lab DFlash release.
+    Verification by equality, the rule of the z-lab DFlash release and of DDTree's.
 
     The target draws its own token at every proposed position. Draft tokens are accepted as long as
     they equal what it drew, and its first differing token is kept. The draft's distributions are
     not used, so drafters take their most probable token at any temperature; a token is accepted
-    with probability p_t(draft token).
+    with probability p_t(draft token). Of a tree the one path is accepted whose tokens it drew.
     """
 
     reads_probabilities: ClassVar[bool] = False
+    gives: ClassVar[Conditions] = frozenset({Condition.DRAFT_TREES})
 
     def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
         own_R, _ = sampler.sample(logits_RV)
-        count = (own_R[:-1] == proposal.tokens_D).long().cumprod(0).sum()
-        return VerifyResult(count, row_at(own_R, count))
+        if proposal.parents_D is None:
+            count = (own_R[:-1] == proposal.tokens_D).long().cumprod(0).sum()
+            return VerifyResult(count, row_at(own_R, count))
+        wrong_D = own_R[proposal.parents_D] != proposal.tokens_D
+        left_D = (proposal.path_DR[:, 1:] & wrong_D).any(-1)
+        path_D = left_D.long().sort(stable=True).indices
+        count = (~left_D).sum()
+        last = row_at(torch.nn.functional.pad(path_D + 1, (1, 0)), count)
+        return VerifyResult(count, row_at(own_R, last), path_D)
 
 
 TINY = 1e-8
@@ -255,8 +270,9 @@ class SpeculativeDecoder(ComposedDecoder):
                 active, proposals, target_forward(active, plans), strict=True
             )
         ]
-        for one, verified in zip(active, _copy_to_host(results, drafts), strict=True):
-            self._commit(one, verified)
+        copied = _copy_to_host(results, drafts)
+        for one, verified, result in zip(active, copied, results, strict=True):
+            self._commit(one, verified, result.path_D)
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
         """The draft after the committed tokens, before it is cut."""
@@ -276,17 +292,26 @@ class SpeculativeDecoder(ComposedDecoder):
         one.record_draft(proposal)
         return proposal
 
-    def _commit(self, one: _ActiveRequest, verified: _Verified) -> None:
-        """Keep the accepted tokens up to an end token, and the target's own token after them."""
-        count, bonus, drafted, survival = verified
-        end = first_end(drafted[:count], one.model.special)
-        kept = drafted[: count if end is None else end + 1]
-        new = [*kept] if end is not None else [*kept, bonus]
-        one.record_verification(accepted=len(kept), drafted=drafted, survival=survival)
+    def _commit(self, one: _ActiveRequest, verified: _Verified, path_D: Tensor | None) -> None:
+        """Keep the accepted tokens up to an end token, and the target's own token after them.
+
+        path_D: where they are among the drafts of a tree; None: they are the first.
+        """
+        accepted = verified.accepted
+        end = first_end(accepted, one.model.special)
+        new = [*accepted, verified.bonus] if end is None else accepted[: end + 1]
+        kept = len(accepted) if end is None else end + 1
+        one.forwards[-1] = replace(one.forwards[-1], accepted=kept, **verified.draft)
         one.commit(new)
         one.round_due = False
-        one.kv.crop(one.committed - 1)
         features_1FC = one.kv.features
+        if path_D is not None:
+            rows_S = path_D[: len(new) - 1] + 1  # behind the anchor
+            one.kv.keep_rows(rows_S)
+            if features_1FC is not None:
+                rows_S = torch.nn.functional.pad(rows_S, (1, 0))
+                features_1FC = features_1FC.index_select(1, rows_S)
+        one.kv.crop(one.committed - 1)
         one.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
 
 
@@ -403,21 +428,19 @@ class _ActiveRequest:
         self.forwards += [row, head] if has_head else [row]
 
     def plan(self, kind: ForwardKind, proposal: Proposal, layers: tuple[int, ...]) -> ForwardPlan:
-        """Feed what is not cached and the draft; logits of the D + 1 positions after the anchor."""
-        stop = self.committed + len(proposal)
-        self.canvas_1L[0, self.committed : stop] = proposal.tokens_D
+        """Feed what is not cached and the draft; logits of the tokens after the anchor and after
+        each draft token. A tree is fed beside the canvas.
+        """
+        added = proposal.rows_after(self.committed - 1)
+        stop = self.committed + (len(proposal) if added is None else 0)
+        if added is None:
+            self.canvas_1L[0, self.committed : stop] = proposal.tokens_D
         feed, rows = (self.kv.length, stop), (self.committed, stop + 1)
-        self.forwards.append(Forward(kind, 1, stop - feed[0], feed[0], proposed=len(proposal)))
-        return ForwardPlan(
-            kind, feed, rows, feed, attention="block_causal", block=1, feature_layers=layers
+        plan = ForwardPlan(
+            kind, feed, rows, feed, "block_causal", 1, feature_layers=layers, added=added
         )
-
-    def record_verification(
-        self, accepted: int, drafted: tuple[int, ...], survival: tuple[float, ...]
-    ) -> None:
-        """Complete the last forward's row: the whole draft, and how many tokens were accepted."""
-        row = self.forwards[-1]
-        self.forwards[-1] = replace(row, accepted=accepted, drafted=drafted, survival=survival)
+        self.forwards.append(Forward(kind, 1, plan.fed, feed[0], proposed=len(proposal)))
+        return plan
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append the tokens that the last forward decided."""
@@ -448,19 +471,34 @@ class _ActiveRequest:
         return Generation(self.request.id, ids, tuple(self.born), cut, trace)
 
 
-_Verified = tuple[int, int, tuple[int, ...], tuple[float, ...]]
-"""Count, next token, draft tokens and their survival logits (4 digits) of one request."""
+class _Verified(NamedTuple):
+    """What the host learns of a verification."""
+
+    accepted: list[int]  # tokens
+    bonus: int
+    draft: dict[str, Any]  # the facts of `Forward` about the whole draft
 
 
 def _copy_to_host(
     results: Sequence[VerifyResult], drafts: Sequence[Proposal]
 ) -> Iterator[_Verified]:
-    """What was verified for each request, in one copy for all."""
-    joined = []
+    """What was verified for each request, in one copy for all; survival logits to 4 digits."""
+    joined, lengths = [], []
     for result, draft in zip(results, drafts, strict=True):
-        survival_D = draft.tokens_D[:0] if draft.survival_D is None else draft.survival_D
-        parts = torch.stack([result.count, result.bonus]), draft.tokens_D, survival_D
-        joined.append(torch.cat([part.double() for part in parts]))
-    for (count, bonus, *rest), draft in zip(to_host(joined), drafts, strict=True):
-        drafted, survival = rest[: len(draft)], rest[len(draft) :]
-        yield int(count), int(bonus), (*map(int, drafted),), (*(round(z, 4) for z in survival),)
+        decided = torch.stack([result.count, result.bonus])
+        maybe = (decided, draft.tokens_D, draft.survival_D, draft.parents_D, result.path_D)
+        parts = [decided[:0] if part is None else part.double() for part in maybe]
+        lengths.append([len(part) for part in parts])
+        joined.append(torch.cat(parts))
+    for values, each in zip(to_host(joined), lengths, strict=True):
+        rest = iter(values)
+        (count, bonus), tokens, survival, parents, path = ([*islice(rest, n)] for n in each)
+        drafted = (*map(int, tokens),)
+        places = map(int, path) if path else range(len(drafted))
+        accepted = [drafted[place] for place in islice(places, int(count))]
+        facts = {
+            "drafted": drafted,
+            "survival": (*(round(logit, 4) for logit in survival),),
+            "parents": (*map(int, parents),),
+        }
+        yield _Verified(accepted, int(bonus), facts)

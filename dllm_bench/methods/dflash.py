@@ -33,11 +33,12 @@ from dllm_bench.registry import register
 
 
 class DrawnTokens(NamedTuple):
-    """The first three fields of `Proposal`, with the same meaning."""
+    """The first fields of `Proposal`, with the same meaning."""
 
     tokens_D: Tensor
-    probabilities_DV: Tensor | None
+    probabilities_DV: Tensor | None = None
     survival_D: Tensor | None = None
+    parents_D: Tensor | None = None
 
 
 @register("draft.dflash")

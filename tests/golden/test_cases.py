@@ -13,6 +13,7 @@ from dllm_bench.paths import conf_dir, options
 from scripts import update_docs
 from tests.golden import (
     test_cache_traces,
+    test_ddtree_traces,
     test_dflash2_traces,
     test_dinfer_traces,
     test_dream_traces,
@@ -27,6 +28,7 @@ from tests.golden.cases import GOLDEN, is_known, is_listed, known, recorded
 
 REPLAYING = (
     test_cache_traces,
+    test_ddtree_traces,
     test_dflash2_traces,
     test_dinfer_traces,
     test_dream_traces,
@@ -49,8 +51,6 @@ OTHERWISE = {
 NOT_IMPLEMENTED = {  # methods without a decoder here
     f"new2026/{name}.json"
     for name in (
-        "ddtree",
-        "ddtree_build",
         "diffusion_gemma_cases",
         "multi_bd_cases",
         "s2d2",

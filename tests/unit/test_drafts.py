@@ -172,6 +172,9 @@ def test_a_draft_is_held_against_what_follows() -> None:
     first, last = drafts_of_text(trace, born, ids)
     assert first == StoredDraft((2.0, 1.0, -1.0), 3, 2, 2)
     assert last == StoredDraft((0.5, 0.0, 0.0), 3, 1, 1)
+    tree = [*rows, Forward(ForwardKind.VERIFY, 1, 3, 5, drafted=(6, 7), parents=(0, 0))]
+    with pytest.raises(DllmBenchError, match="this run drafted trees"):
+        drafts_of_text(Trace(tree), born, ids)
     drafts = StoredDrafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
     assert len(drafts.texts) == 1, "a text that ended with its prefill has no draft"
     assert drafts.observed() == [
