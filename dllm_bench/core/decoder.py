@@ -39,6 +39,7 @@ class Condition(StrEnum):
     HELD_BLOCKS = "one open block at a time, which a reviser can hold open"
     FED_WINDOW = "the window in every forward"  # every position of it has logits
     FULL_ATTENTION = "full attention"
+    BLOCK_CAUSAL = "block-causal attention"
     KNOWN_ORDER = "an order that is known before the forward"  # told by `on_plan`
     ONE_BRANCH = "one branch"
     ANSWER_GAP = "the gap of the answer's logits"  # `Scores.answer_gap_K`

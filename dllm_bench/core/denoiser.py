@@ -104,7 +104,8 @@ class Execution(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AddedRows:
-    """Rows that every branch feeds beside those of the canvas; no row of the canvas sees them.
+    """Rows that every branch feeds beside those of the canvas; no row of the canvas sees them,
+    unless `sees_EX` has the rows of the canvas, too.
 
     An object is the key of the masks made for it: a piece gives equal rows as the same object.
     """
@@ -115,7 +116,8 @@ class AddedRows:
     """Their canvas positions, int64; several rows may have the same."""
     sees_EX: Tensor
     """Which of the F positions of `ForwardPlan.feed` and of each other they see, bool (E, F + E):
-    as far as a row of the canvas at their position does. Of the cache they see what it sees."""
+    as far as a row of the canvas at their position does; or (F + E, F + E): what all rows see. Of
+    the cache they see what a row of the canvas sees."""
 
 
 @dataclass(frozen=True)

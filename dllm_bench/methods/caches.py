@@ -35,9 +35,9 @@ def spans_given(attention: Attention, final: bool = True) -> Conditions:
     final: whether it keeps nothing but finished blocks.
     """
     full = attention == "full"
-    own = Condition.FULL_ATTENTION if full else Condition.FINAL_KV
     given = {Condition.FED_WINDOW, Condition.OWN_SPANS}
-    return frozenset(given | ({own} if full or final else set()))
+    given.add(Condition.FULL_ATTENTION if full else Condition.BLOCK_CAUSAL)
+    return frozenset(given | ({Condition.FINAL_KV} if final and not full else set()))
 
 
 Reuse = Literal["none", "exact", "approximate"]

@@ -28,7 +28,6 @@ from dllm_bench.decoding import fused
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.common import Blocks, Threshold
 from dllm_bench.methods.lopa import Lookahead
-from dllm_bench.methods.wino import Wino
 from dllm_bench.models import attention, layer_ops
 from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -37,7 +36,7 @@ from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
 from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_guard
 from tests.helpers import VOCAB, tiny_denoiser
-from tests.pieces import BLOCK, decoders
+from tests.pieces import BLOCK, adds_rows, decoders
 from tests.speculative import with_drafter
 from tests.tiers import covering
 
@@ -106,7 +105,7 @@ def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
     """A model that the decoder fits."""
     if not isinstance(decoder, MaskedDecoder):
         return model("qwen3", dtype)
-    return model("llada" if isinstance(decoder.revise, Wino) else "dream", dtype)
+    return model("llada" if adds_rows(decoder) else "dream", dtype)
 
 
 def requests(count: int, new: int) -> list[Request]:

@@ -21,6 +21,7 @@ from tests.golden import (
     test_learn2pd_traces,
     test_masked_traces,
     test_revising_traces,
+    test_s2d2_traces,
     test_sampler_traces,
     test_speculative_traces,
 )
@@ -36,6 +37,7 @@ REPLAYING = (
     test_learn2pd_traces,
     test_masked_traces,
     test_revising_traces,
+    test_s2d2_traces,
     test_sampler_traces,
     test_speculative_traces,
 )
@@ -53,9 +55,6 @@ NOT_IMPLEMENTED = {  # methods without a decoder here
     for name in (
         "diffusion_gemma_cases",
         "multi_bd_cases",
-        "s2d2",
-        "s2d2_llada2_cases",
-        "s2d2_sdar_cases",
         "wedlm_cases",
     )
 }

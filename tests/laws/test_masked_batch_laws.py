@@ -23,10 +23,9 @@ from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCach
 from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold
 from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks
 from dllm_bench.methods.lopa import Lookahead
-from dllm_bench.methods.wino import Wino
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import tiny_denoiser
-from tests.pieces import decoders
+from tests.pieces import adds_rows, decoders
 from tests.tiers import covering
 
 REQUESTS = [
@@ -59,7 +58,7 @@ def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> 
 @pytest.mark.parametrize("name", covering(4, decoders()))
 def test_every_decoder_batched(name: str) -> None:
     decoder = decoders()[name]
-    layout = "llada" if isinstance(decoder.revise, Wino) else "dream"  # which adds rows
+    layout = "llada" if adds_rows(decoder) else "dream"
     check(decoder, model(layout), batch=3)
 
 
