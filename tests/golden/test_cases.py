@@ -20,6 +20,7 @@ from tests.golden import (
     test_freedave_traces,
     test_learn2pd_traces,
     test_masked_traces,
+    test_multi_bd_traces,
     test_revising_traces,
     test_s2d2_traces,
     test_sampler_traces,
@@ -36,6 +37,7 @@ REPLAYING = (
     test_freedave_traces,
     test_learn2pd_traces,
     test_masked_traces,
+    test_multi_bd_traces,
     test_revising_traces,
     test_s2d2_traces,
     test_sampler_traces,
@@ -54,7 +56,6 @@ NOT_IMPLEMENTED = {  # methods without a decoder here
     f"new2026/{name}.json"
     for name in (
         "diffusion_gemma_cases",
-        "multi_bd_cases",
         "wedlm_cases",
     )
 }
