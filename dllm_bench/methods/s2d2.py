@@ -5,7 +5,7 @@ forward drafts all masks of a block. If verification looks worth it, nothing is 
 next forward feeds the block twice: the drafts, each of which sees what is before it, and the masks,
 each of which sees the drafts before it. So a mask's row says what the model, with blocks of one
 token, thinks of its position. Left out of the released loops: the bandit that decides when to
-verify, and filling up a step of several tokens after a verification that accepted fewer.
+verify, and the threshold where a step of several tokens is filled up after a verification.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import generator, read_logits
+from dllm_bench.methods.common import most_confident
 from dllm_bench.registry import register
 
 VERIFY = "s2d2.verify"  # host: whether the next forward verifies
@@ -79,6 +80,8 @@ class SelfVerified(Select):
     ratio: Probability | None = None  # above temperature 0: drafts with q / p of at least this are
     # accepted anyway
     ratio_anywhere: bool = False  # also after the first run
+    number: Positive = 1  # tokens that a verifying forward commits at least, beside those accepted
+    # the most probable drafts
     also_above: Probability | None = None
     """Drafts with a probability above this are accepted anyway."""
     causal: Literal["none", "finished", "decoded"] = "none"  # whether rows of finished blocks see
@@ -203,8 +206,12 @@ class SelfVerified(Select):
             taken_KW = taken_KW | (masked_KW & (memo[PROBABILITY] > self.also_above))
         ids_KW = torch.where(first_KW & self.resamples, own_KW, drafts_KW)
         ids_KW = torch.where(masked_KW, ids_KW, window.of(round.state.tokens_KL))
-        memo[TAKEN], probability_KW = taken_KW, memo[PROBABILITY]
-        round.scores = Scores(ids_KW, probability_KW, probability_KW)
+        round.scores = Scores(ids_KW, memo[PROBABILITY], memo[PROBABILITY])
+        if self.number > 1:
+            missing_K = (self.number - taken_KW.sum(1)).clamp(min=0)
+            left = replace(window, eligible_KW=masked_KW & ~taken_KW)
+            taken_KW = taken_KW | most_confident(round.scores, left, missing_K)
+        memo[TAKEN] = taken_KW
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         if state.memo.get(VERIFIES):

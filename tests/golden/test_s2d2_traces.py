@@ -101,6 +101,7 @@ def settings_of(params: Settings) -> dict[str, Any]:
         "select.resamples": params.get("allow_resample", True),
         "select.ratio": params.get("ssd_ratio_threshold"),
         "select.ratio_anywhere": params.get("ssd_threshold_all_spans", False),
+        "select.number": number,
         "select.causal": causal if params.get("cache_ver") else "none",
     }
     if params.get("do_verify_score_type", "difference_dynamic") == "difference_dynamic":
@@ -130,7 +131,7 @@ def not_implemented(params: Settings) -> str | None:
     """Why a run may differ."""
     steps = params.get("denoising_steps", params["block_length"])
     several = params.get("num_to_transfer", params["block_length"] // steps) > 1
-    filled = "not implemented: a step of several tokens is filled up after a verification"
+    filled = "not implemented: a step of several tokens is filled up by a threshold, too"
     found = (why for name, why in OTHER.items() if name in params.values())
     return next(found, filled if several else None)
 
