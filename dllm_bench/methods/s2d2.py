@@ -80,7 +80,7 @@ class SelfVerified(Select):
     ratio: Probability | None = None  # above temperature 0: drafts with q / p of at least this are
     # accepted anyway
     ratio_anywhere: bool = False  # also after the first run
-    number: Positive = 1  # tokens that a verifying forward commits at least, beside those accepted
+    number: Positive = 1  # tokens that a verifying forward commits at least; beside those accepted
     # the most probable drafts
     also_above: Probability | None = None
     """Drafts with a probability above this are accepted anyway."""
