@@ -19,6 +19,7 @@ from torch import Tensor
 from dllm_bench.core.canvas import Accept, Anneal, CanvasModel, CanvasScores, Renoise, Settle
 from dllm_bench.core.decoder import (
     CANVAS_MODEL,
+    MASK_TOKEN,
     ComposedDecoder,
     DecoderSummary,
     Need,

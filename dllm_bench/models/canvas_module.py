@@ -32,6 +32,7 @@ class CanvasModule(Module):
         self.lm_head = Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
         # of the decoder, a number a layer
         self.register_buffer("scale_N1", torch.ones(self.config.num_hidden_layers, 1))
+        self.tie_weights()
 
     def tie_weights(self) -> None:
         """Let the head use the embedding's table."""
