@@ -96,12 +96,12 @@ class CanvasDecoder(ComposedDecoder):
             assert read.neg_entropy_KW is not None
             top_C, entropy_C = read.ids_KW[0], -read.neg_entropy_KW[0]
             scores = CanvasScores(logits_1CV[0], drawn_C1[:, 0], top_C, entropy_C)
-            noise_C = self.renoise(*size, numbers)
-            canvas_C = torch.where(self.accept(scores), scores.drawn_C, noise_C)
-            settled = self.settle(before, scores)
+            noise_C, accepted_C = self.renoise(*size, numbers), self.accept(scores)
+            canvas_C = torch.where(accepted_C, scores.drawn_C, noise_C)
+            facts_2 = torch.stack([self.settle(before, scores), accepted_C.sum()])
             before.append(top_C)
-            settles, *top = yield from host_values(torch.cat([settled[None], top_C]))
-            text.write(top)
+            settles, accepted, *top = yield from host_values(torch.cat([facts_2, top_C]))
+            text.write(top, accepted)
             if settles:
                 break
             mean_1CH = model.mean_embeddings(logits_1CV)
@@ -154,7 +154,7 @@ class _CanvasText:
         self.forwards.append(Forward(plan.kind, 1, plan.fed, cached, **ran))
         return logits_1CV
 
-    def write(self, top: list[int]) -> None:
+    def write(self, top: list[int], accepted: int) -> None:
         """Record what the last forward predicts for the open canvas, and what that changes."""
         self.clock.mark()
         index, first = len(self.forwards) - 1, self.begins - self.prompt
@@ -166,7 +166,7 @@ class _CanvasText:
             for at, token in enumerate(top, first)
             if token != self.ids[at]
         ]
-        self.forwards[-1] = replace(self.forwards[-1], changes=tuple(changes))
+        self.forwards[-1] = replace(self.forwards[-1], changes=tuple(changes), accepted=accepted)
         for change in changes:
             self.ids[change.position], self.born[change.position] = change.after, index
 

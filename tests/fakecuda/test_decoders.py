@@ -30,6 +30,7 @@ from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.common import Blocks, Threshold
 from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.models import attention, layer_ops
+from dllm_bench.models.canvas import CanvasDenoiser
 from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.parallel import BranchWorkerGroup
@@ -106,9 +107,10 @@ def model(layout: str, dtype: str) -> TransformerDenoiser:
 def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
     """A model that the decoder fits."""
     if isinstance(decoder, CanvasDecoder):
-        made = tiny_canvas_model(6, canvas=BLOCK, layers=(FULL,))
+        made = tiny_canvas_model(6 + DTYPES.index(dtype), canvas=BLOCK, layers=(FULL,))
         made.module.config._experts_implementation = "batched_mm"  # the default looks at the device
-        return made
+        module = made.module.to(getattr(torch, dtype))
+        return CanvasDenoiser(module, made.special, False, attention_form=made.attention_form)
     if not isinstance(decoder, MaskedDecoder):
         return model("qwen3", dtype)
     return model("llada" if adds_rows(decoder) else "dream", dtype)

@@ -127,6 +127,8 @@ def test_the_recorded_steps(case: Case) -> None:
         assert [x.nonzero()[:, 0].tolist() for x, _ in watch.seen] == [
             sorted(step["accepted"]) for step in steps
         ]
+        counts = [one.accepted for one in generation.trace.forwards if one.cached]
+        assert [count for count in counts if count] == [len(step["accepted"]) for step in steps]
         tops = [step["argmax"] for step in steps]
         assert [scores.top_C.tolist() for _, scores in watch.seen] == tops
         assert canvases_over_time(generation) == tops
