@@ -3,8 +3,8 @@
 For each canvas: encode what is not encoded (the prompt, or the canvas before) by a causal forward
 whose K/V are kept, begin with noise, and then, up to the last step: forward, draw a token at every
 position, accept some, make the others random again, stop if the canvas has settled. The text is the
-most probable token of every position. `contracts` of the pieces: `core/canvas.py`. The host waits
-once a step, and requests share nothing but copies (`batching`).
+most probable token of every position. The contracts of the pieces are in `core/canvas.py`. The host
+waits once a step, and requests share nothing but copies (`batching`).
 """
 
 from __future__ import annotations

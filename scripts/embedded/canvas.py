@@ -277,7 +277,7 @@ def probe_rows(task: str, eos: int, vocabulary: int, recipe: Recipe) -> CanvasRo
     rows = data.draw_rows(data.make_pool(pairs, False), PROBE_ROWS, LENGTH, rng, eos, False)
     first_B = torch.zeros(PROBE_ROWS, dtype=torch.long)
     held = with_canvas(rows, first_B, eos, vocabulary, 0.0, rng)
-    return replace(held, noised_BC=torch.randint(vocabulary, (PROBE_ROWS, CANVAS)))
+    return replace(held, noised_BC=torch.randint(vocabulary, held.clean_BC.shape, generator=rng))
 
 
 def write(
