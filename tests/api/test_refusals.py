@@ -95,7 +95,7 @@ def unknown_class(_: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (generate(GAPS, decoder="ngram_speculative"), "writes one token after another"),
+        (generate(GAPS, decoder="ngram_speculative"), "writes a text after the prompt"),
         (generate(GAPS, decoder="daedal"), "keep their places, which schedule Daedal does not"),
         (generate(GAPS, max_new_tokens=32), "max_new_tokens=32 was given; leave that"),
         (generate(GAPS, "2 + 2 ="), "those with masks in a call of their own"),

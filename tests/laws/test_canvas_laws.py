@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from dllm_bench.api.generation import composed_decoder
-from dllm_bench.api.preflight import check_attention
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Option, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
@@ -224,23 +224,21 @@ def test_its_own_count_of_tokens_per_forward_leaves_encoding_out() -> None:
 @pytest.mark.parametrize("name", ["vanilla", "ar", "fast_dllm_dual", "lopa", "dmax", "oracle"])
 def test_a_decoder_of_masks_refuses_a_model_without_a_mask(name: str) -> None:
     decoder = composed_decoder(name, [])
-    with pytest.raises(DllmBenchError, match="decoder=masked needs a model with a mask token"):
+    with pytest.raises(DllmBenchError, match="MaskedDecoder needs a model with a mask token"):
         decoder.generate(model(), request())
 
 
 def test_other_loops_refuse_it_too() -> None:
-    with pytest.raises(DllmBenchError, match="decoder=speculative needs a model with causal"):
+    with pytest.raises(DllmBenchError, match="SpeculativeDecoder needs a model with causal"):
         composed_decoder("ngram_speculative", []).generate(model(), request())
     options = replace(request(), options=(Option((5, 6), (7,)),))
-    with pytest.raises(DllmBenchError, match="decoder=likelihood needs a model with a mask token"):
+    with pytest.raises(DllmBenchError, match="likelihood needs a model with a mask token"):
         composed_decoder("likelihood", []).generate(model(), options)
 
 
 @pytest.mark.parametrize("layout", ["llada", "dream", "sdar", "qwen3"])
 def test_it_refuses_models_that_denoise_no_canvas_of_random_tokens(layout: str) -> None:
-    with pytest.raises(
-        DllmBenchError, match="decoder=canvas needs a model with a canvas of random"
-    ):
+    with pytest.raises(DllmBenchError, match="CanvasDecoder needs a model with a canvas of random"):
         canvas_decoder().generate(tiny_denoiser(layout, seed=1), Request("r", (5, 6), 8))
 
 
@@ -249,14 +247,16 @@ def test_it_refuses_tokens_that_stand_from_the_start() -> None:
         decoded(replace(request(), pinned=((1, 7),)))
 
 
-def test_a_mismatch_is_said_before_anything_is_loaded() -> None:
-    canvas, masked = {"settle": {}, "name": "canvas"}, {"score": {}, "name": "vanilla"}
-    with pytest.raises(DllmBenchError, match="no mask token; choose decoder=diffusion_gemma"):
-        check_attention({"attention_form": "canvas", "name": "m"}, masked)
+def test_a_mismatch_is_said_by_what_settings_tell() -> None:
+    canvas = SimpleNamespace(name="m", attention_form="canvas")
+    for name in ("vanilla", "ar", "block_diffusion"):
+        with pytest.raises(DllmBenchError, match="a mask token .*decoder=diffusion_gemma"):
+            composed_decoder(name, []).check_run_fits(canvas)
     for form in ("full", "block_causal", "causal"):
-        with pytest.raises(DllmBenchError, match=f"has {form} attention, and the decoder denoises"):
-            check_attention({"attention_form": form, "name": "m"}, canvas)
-    check_attention({"attention_form": "canvas", "name": "m"}, canvas)
+        known = SimpleNamespace(name="m", attention_form=form)
+        with pytest.raises(DllmBenchError, match=f"random tokens .*m of {form} attention does not"):
+            canvas_decoder().check_run_fits(known)
+    canvas_decoder().check_run_fits(canvas)
 
 
 def test_a_temperature_that_does_not_fall_is_refused() -> None:

@@ -99,5 +99,5 @@ def test_what_it_does_not_fit_is_refused(model: Any) -> None:
     with pytest.raises(DllmBenchError, match="cache with block-causal attention"):
         replace(PLAIN, select=ALWAYS, cache=DualCache())
     shifted = tiny_denoiser("dream", 4)
-    with pytest.raises(DllmBenchError, match="a model whose logits are not shifted"):
+    with pytest.raises(DllmBenchError, match="a model with logits of each position at its own row"):
         replace(PLAIN, select=ALWAYS).generate(shifted, REQUESTS[0])
