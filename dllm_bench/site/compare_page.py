@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from dllm_bench.metrics import accuracy
 from dllm_bench.site.format import LISTED_METRICS, significant
-from dllm_bench.site.pages import Page, RunLink, RunPages
-from dllm_bench.site.tradeoff_plot import TradeoffPlot, tradeoff_plots
+from dllm_bench.site.pages import Page, Plain, RunLink, RunPages
+from dllm_bench.site.tradeoff_plot import tradeoff_plots
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import SHOWN, digest, slug
@@ -55,47 +55,6 @@ class ComparedRuns:
         spec = self.records[0].spec
         names = f"{spec.benchmark['name']}-{spec.model['name']}"
         return f"comparisons/{slug(names)}-{comparison_key(self.records[0])[:SHOWN]}.html"
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One row of the page, as text; numbers are empty where there are none.
-
-    settings: those in which the run differs from others of its decoder.
-    difference, interval: to the reference's score, in percentage points; p_value: of the test.
-    differs: the interval or the test shows a difference; verdict: the same in words.
-    """
-
-    link: RunLink
-    decoder: str
-    settings: str
-    score: str
-    difference: str
-    interval: str
-    p_value: str
-    differs: bool
-    verdict: str
-    tpf: str
-    tpf_ratio: str
-    tps: str
-    tps_ratio: str
-
-
-@dataclass(frozen=True)
-class ComparisonView:
-    """What `templates/comparison.html` lays out.
-
-    reference: the run that the others are compared with; it is also the first of `runs`.
-    plots: score against speed.
-    """
-
-    title: str
-    reference: RunLink
-    reference_decoder: str
-    runs: list[ComparedRun]
-    plots: list[TradeoffPlot]
-    tpf_metric: str = TPF
-    tps_metric: str = TPS
 
 
 def comparison_key(record: RunRecord) -> str:
@@ -140,14 +99,13 @@ def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
         for record in runs.records
     ]
     plots = tradeoff_plots(runs.records, runs.title, run_pages, page.up)
-    view = ComparisonView(runs.title, link, reference.spec.label, rows, plots)
+    view = {"title": runs.title, "reference": link, "reference_decoder": reference.spec.label}
+    view |= {"runs": rows, "plots": plots, "tpf_metric": TPF, "tps_metric": TPS}
     return page.render("comparison.html", view)
 
 
-def compared_run(
-    record: RunRecord, reference: RunRecord, settings: str, link: RunLink
-) -> ComparedRun:
-    """One run against the reference, which has no difference to itself."""
+def compared_run(record: RunRecord, reference: RunRecord, settings: str, link: RunLink) -> Plain:
+    """One run against the reference as text; the reference itself has no difference."""
     difference = interval = p_value = ""
     differs, verdict = False, "reference"
     if record is not reference:
@@ -157,21 +115,21 @@ def compared_run(
         p_value = "" if paired.p_value is None else f"{paired.p_value:.2g}"
         differs, verdict = paired.differs, "yes" if paired.differs else "not shown"
     (tpf, tpf_ratio), (tps, tps_ratio) = (speed(record, reference, name) for name in (TPF, TPS))
-    return ComparedRun(
-        link=link,
-        decoder=record.spec.label,
-        settings=settings,
-        score=f"{100 * record.score.mean:.1f} {record.ungraded}".strip() if record.score else "",
-        difference=difference,
-        interval=interval,
-        p_value=p_value,
-        differs=differs,
-        verdict=verdict,
-        tpf=tpf,
-        tpf_ratio=tpf_ratio,
-        tps=tps,
-        tps_ratio=tps_ratio,
-    )
+    return {
+        "link": link,
+        "decoder": record.spec.label,
+        "settings": settings,
+        "score": f"{100 * record.score.mean:.1f} {record.ungraded}".strip() if record.score else "",
+        "difference": difference,
+        "interval": interval,
+        "p_value": p_value,
+        "differs": differs,
+        "verdict": verdict,
+        "tpf": tpf,
+        "tpf_ratio": tpf_ratio,
+        "tps": tps,
+        "tps_ratio": tps_ratio,
+    }
 
 
 def speed(record: RunRecord, reference: RunRecord, metric: str) -> tuple[str, str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
@@ -16,44 +14,26 @@ from dllm_bench.store.spec import slug
 FINDINGS_PAGE = "findings.html"
 
 
-@dataclass(frozen=True)
-class FindingsView:
-    """What `templates/findings.html` lays out.
-
-    found: the findings.
-    heads: (title, CSS class) of the columns of claims.
-    verdicts: (verdict, CSS class, number of claims, what it means).
-    classes: verdict -> CSS class.
-    unmeasured: (title, text with links, commands).
-    not_run: the verdict of claims without runs, which are folded.
-    """
-
-    found: Findings
-    heads: list[tuple[str, str]]
-    verdicts: list[tuple[str, str, int, str]]
-    classes: dict[str, str]
-    tests: str
-    unmeasured: list[tuple[str, Markup, Sequence[str]]]
-    not_run: str = str(ClaimVerdict.NOT_RUN)
-
-
 def findings_page(found: Findings) -> str:
     """The whole page."""
     classes = ("wide", "", "number", "number", "wide", "")
     counts = Counter(row[HEADS.index("verdict")] for paper in found.papers for row in paper.rows)
     css = {str(verdict): slug(str(verdict)) for verdict in VERDICTS}
-    view = FindingsView(
-        found=found,
-        heads=list(zip((h.capitalize() if len(h) > 1 else h for h in HEADS), classes, strict=True)),
-        verdicts=[
+    view = {
+        "found": found,
+        "heads": list(
+            zip((h.capitalize() if len(h) > 1 else h for h in HEADS), classes, strict=True)
+        ),
+        "verdicts": [
             (name, css[name], counts[name], VERDICTS[verdict])
             for verdict in VERDICTS
             if (name := str(verdict)) in counts
         ],
-        classes=css,
-        tests=TESTS,
-        unmeasured=[(one.title, linked(one), one.commands) for one in found.unmeasured],
-    )
+        "classes": css,
+        "tests": TESTS,
+        "unmeasured": [(one.title, linked(one), one.commands) for one in found.unmeasured],
+        "not_run": str(ClaimVerdict.NOT_RUN),
+    }
     return Page(FINDINGS_PAGE, "Findings").render("findings.html", view)
 
 

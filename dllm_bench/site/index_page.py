@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 
 from dllm_bench.site.compare_page import ComparedRuns
 from dllm_bench.site.format import LISTED_METRICS, significant
-from dllm_bench.site.pages import FIRST_PAGE, Page, RunLink, RunPages, state_class
-from dllm_bench.site.tradeoff_plot import TradeoffPlot, tradeoff_plots
+from dllm_bench.site.pages import FIRST_PAGE, Page, Plain, RunPages, state_class
+from dllm_bench.site.tradeoff_plot import tradeoff_plots
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RunEntry
@@ -58,215 +58,108 @@ class SiteContents:
     run_pages: RunPages
 
 
-@dataclass(frozen=True)
-class StateLabel:
-    """A state of cells: its name and its CSS class."""
-
-    name: str
-    css: str
-
-
-@dataclass(frozen=True)
-class BarPart:
-    """One state's part of a bar: where it starts, how wide it is, its CSS class."""
-
-    x: str
-    width: str
-    css: str
-
-
-@dataclass(frozen=True)
-class TableEntry:
-    """A table on the first page.
-
-    bar_label: the bar in words.
-    counts: how many cells are in each state that the page shows.
-    """
-
-    address: str
-    name: str
-    title: str
-    bar: list[BarPart]
-    bar_label: str
-    counts: list[tuple[StateLabel, int]]
-
-
-@dataclass(frozen=True)
-class PlottedComparison:
-    """A comparison on the first page; plots: its scores against speed."""
-
-    address: str
-    title: str
-    plots: list[TradeoffPlot]
-
-
-@dataclass(frozen=True)
-class FoldedTable:
-    """A table without any stored run, and the command that makes it."""
-
-    name: str
-    title: str
-    command: str
-
-
-@dataclass(frozen=True)
-class LinkGroup:
-    """Links to pages of one folder below its name; the heading may be empty."""
-
-    heading: str
-    links: list[AddressedPage]
-
-
-@dataclass(frozen=True)
-class RunListEntry:
-    """A run on the first page, as text; numbers are empty if the run is not sealed.
-
-    settings: those in which the run differs from others of its decoder, model and benchmark.
-    samples: how many are stored; "4 of 50" if the run is not sealed.
-    error: what stopped the run; empty if nothing did.
-    """
-
-    link: RunLink
-    state: str
-    state_css: str
-    error: str
-    decoder: str
-    settings: str
-    model: str
-    benchmark: str
-    samples: str
-    score: str
-    interval: str
-    tpf: str
-    tps: str
-
-
-@dataclass(frozen=True)
-class IndexView:
-    """What `templates/index.html` lays out.
-
-    runs_by_state: "12 sealed, 1 partial".
-    measured_cells, cells: of all tables.
-    states: the states of cells that occur.
-    state_columns: their columns in the list of tables, as (title, CSS class).
-    run_states: the states of runs that occur.
-    tpf_metric, tps_metric: names of the metrics shown as TPF and TPS.
-    """
-
-    runs_by_state: str
-    profile: str
-    measured_cells: int
-    cells: int
-    states: list[StateLabel]
-    state_columns: list[tuple[str, str]]
-    tables: list[TableEntry]
-    without_runs: list[FoldedTable]
-    figures: list[LinkGroup]
-    plots: list[PlottedComparison]
-    comparisons: list[AddressedPage]
-    runs: list[RunListEntry]
-    run_states: list[str]
-    tpf_metric: str = LISTED_METRICS[0]
-    tps_metric: str = LISTED_METRICS[1]
-    bar_width: int = BAR_WIDTH
-
-
 def index_page(contents: SiteContents) -> str:
     """The whole page."""
     return Page(FIRST_PAGE, "Report").render("index.html", index_view(contents))
 
 
-def index_view(contents: SiteContents) -> IndexView:
-    """The content of the page as plain data."""
+def index_view(contents: SiteContents) -> Plain:
+    """Return what `templates/index.html` lays out."""
     run_states = Counter(str(entry.state) for entry in contents.entries)
     cells = Counter(status for _, built in contents.tables for status in built.cells.status)
-    shown = [StateLabel(name, state_class(name)) for name in CELL_STATES if cells[name]]
+    shown = [{"name": name, "css": state_class(name)} for name in CELL_STATES if cells[name]]
     differing = differing_settings([entry.spec for entry in contents.entries])
     by_state = ", ".join(f"{count} {state}" for state, count in sorted(run_states.items()))
-    return IndexView(
-        runs_by_state=by_state or "none",
-        profile=contents.profile,
-        measured_cells=cells[MEASURED],
-        cells=cells.total(),
-        states=shown,
-        state_columns=[(state.name.capitalize(), "number") for state in shown],
-        tables=[table_entry(address, built, shown) for address, built in contents.tables],
-        without_runs=[folded_table(*one, contents.profile) for one in contents.without_runs],
-        figures=link_groups(contents.figures, "figures"),
-        plots=[plotted(one, contents.run_pages) for one in contents.comparisons[:PLOTTED]],
-        comparisons=[(one.address, one.heading) for one in contents.comparisons[PLOTTED:]],
-        runs=[run_list_entry(entry, contents, differing) for entry in contents.entries],
-        run_states=sorted(run_states),
-    )
+    return {
+        "runs_by_state": by_state or "none",
+        "profile": contents.profile,
+        "measured_cells": cells[MEASURED],
+        "cells": cells.total(),
+        "states": shown,
+        "state_columns": [(state["name"].capitalize(), "number") for state in shown],
+        "tables": [table_entry(address, built, shown) for address, built in contents.tables],
+        "without_runs": [folded_table(*one, contents.profile) for one in contents.without_runs],
+        "figures": link_groups(contents.figures, "figures"),
+        "plots": [plotted(one, contents.run_pages) for one in contents.comparisons[:PLOTTED]],
+        "comparisons": [(one.address, one.heading) for one in contents.comparisons[PLOTTED:]],
+        "runs": [run_list_entry(entry, contents, differing) for entry in contents.entries],
+        "run_states": sorted(run_states),
+        "tpf_metric": LISTED_METRICS[0],
+        "tps_metric": LISTED_METRICS[1],
+        "bar_width": BAR_WIDTH,
+    }
 
 
-def table_entry(address: str, built: BuiltTable, shown: Sequence[StateLabel]) -> TableEntry:
-    """One table with the states of its cells; `shown`: the states that have a column."""
+def table_entry(address: str, built: BuiltTable, shown: Sequence[Plain]) -> Plain:
+    """One table with the states of its cells, and these as a bar; `shown`: the states that have a
+    column.
+    """
     counts = built.status_counts()
-    return TableEntry(
-        address=address,
-        name=built.table.name,
-        title=built.table.title,
-        bar=list(bar_parts(counts)),
-        bar_label=", ".join(f"{counts[name]} {name}" for name in CELL_STATES if name in counts),
-        counts=[(state, counts.get(state.name, 0)) for state in shown],
-    )
+    return {
+        "address": address,
+        "name": built.table.name,
+        "title": built.table.title,
+        "bar": list(bar_parts(counts)),
+        "bar_label": ", ".join(f"{counts[name]} {name}" for name in CELL_STATES if name in counts),
+        "counts": [(state, counts.get(state["name"], 0)) for state in shown],
+    }
 
 
-def plotted(runs: ComparedRuns, run_pages: RunPages) -> PlottedComparison:
+def plotted(runs: ComparedRuns, run_pages: RunPages) -> Plain:
     """A comparison with its plots, and the way to its page."""
     plots = tradeoff_plots(runs.records, runs.title, run_pages)
-    return PlottedComparison(runs.address, runs.heading, plots)
+    return {"address": runs.address, "title": runs.heading, "plots": plots}
 
 
-def folded_table(name: str, title: str, profile: str) -> FoldedTable:
+def folded_table(name: str, title: str, profile: str) -> Plain:
     """A table that has no page, since none of its runs is stored."""
     option = "" if profile == EMBEDDED else f" --profile {profile}"
-    return FoldedTable(name, title, f"dllm-bench table {name}{option} --run")
+    command = f"dllm-bench table {name}{option} --run"
+    return {"name": name, "title": title, "command": command}
 
 
-def bar_parts(counts: Mapping[str, int]) -> Iterator[BarPart]:
+def bar_parts(counts: Mapping[str, int]) -> Iterator[Plain]:
     """The shares of the states that occur, from left to right."""
     total, x = sum(counts.values()) or 1, 0.0
     for name in CELL_STATES:
         width = BAR_WIDTH * counts.get(name, 0) / total
         if width:
-            yield BarPart(f"{x:.2f}", f"{width:.2f}", state_class(name))
+            yield {"x": f"{x:.2f}", "width": f"{width:.2f}", "css": state_class(name)}
         x += width
 
 
-def link_groups(pages: Sequence[AddressedPage], root: str) -> list[LinkGroup]:
+def link_groups(pages: Sequence[AddressedPage], root: str) -> list[Plain]:
     """Links grouped by folder; pages directly in the folder `root` have no heading."""
     grouped = groupby(pages, key=lambda page: PurePosixPath(page[0]).parent.name)
-    return [LinkGroup("" if name == root else name, list(links)) for name, links in grouped]
+    return [
+        {"heading": "" if name == root else name, "links": list(links)} for name, links in grouped
+    ]
 
 
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def run_list_entry(
-    entry: RunEntry, contents: SiteContents, differing: Mapping[str, str]
-) -> RunListEntry:
-    """One run; a run that is not sealed has no numbers, but says what stopped it."""
+def run_list_entry(entry: RunEntry, contents: SiteContents, differing: Mapping[str, str]) -> Plain:
+    """One run as text; a run that is not sealed has no numbers, but says what stopped it."""
     spec, record = entry.spec, contents.records.get(entry.spec.short)
     score, summary = (record.score, record.summary) if record else (None, {})
     ungraded = record.ungraded if record else ""
     total = "?" if entry.total is None else f"{entry.total}"
     tpf, tps = (significant(summary.get(name)) for name in LISTED_METRICS)
-    return RunListEntry(
-        link=contents.run_pages.link(spec.short),
-        state=str(entry.state),
-        state_css=state_class(entry.state),
-        error=entry.error or "",
-        decoder=spec.label,
-        settings=differing[spec.short],
-        model=str(spec.model["name"]),
-        benchmark=str(spec.benchmark["name"]),
-        samples=f"{entry.done}" if record else f"{entry.done} of {total}",
-        score=f"{100 * score.mean:.1f}" if score else "",
-        interval=f"[{100 * score.low:.1f}, {100 * score.high:.1f}] {ungraded}".strip()
+    return {
+        "link": contents.run_pages.link(spec.short),
+        "state": str(entry.state),
+        "state_css": state_class(entry.state),
+        "error": entry.error or "",
+        "decoder": spec.label,
+        "settings": differing[spec.short],
+        "model": str(spec.model["name"]),
+        "benchmark": str(spec.benchmark["name"]),
+        "samples": f"{entry.done}" if record else f"{entry.done} of {total}",
+        "score": f"{100 * score.mean:.1f}" if score else "",
+        "interval": f"[{100 * score.low:.1f}, {100 * score.high:.1f}] {ungraded}".strip()
         if score
         else "",
-        tpf=tpf,
-        tps=tps,
-    )
+        "tpf": tpf,
+        "tps": tps,
+    }

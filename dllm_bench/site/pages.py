@@ -19,6 +19,8 @@ from markupsafe import Markup
 from dllm_bench.tables.render import environment
 
 TEMPLATES = Path(__file__).parent / "templates"
+Plain = dict[str, Any]
+"""What a template lays out, by the names that it uses."""
 FIRST_PAGE = "index.html"
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
@@ -51,7 +53,7 @@ class Page:
         """(text, address below the root) of all pages that lead to this one."""
         return [("report", FIRST_PAGE), *self.parents]
 
-    def render(self, template: str, view: object) -> str:
+    def render(self, template: str, view: Plain) -> str:
         """The whole document; `view` is the content that the template lays out."""
         return templates().get_template(template).render(page=self, view=view)
 

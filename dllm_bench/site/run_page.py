@@ -8,19 +8,16 @@ with the data of `sample_data`; `sample.html#17` is the run's sample 17, counted
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
-
-from markupsafe import Markup
 
 from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
 from dllm_bench.registry import TARGET
 from dllm_bench.site import colours
 from dllm_bench.site.format import commit, number, printable, significant
-from dllm_bench.site.pages import Page, run_address, script_json
+from dllm_bench.site.pages import Page, Plain, run_address, script_json
 from dllm_bench.site.sample_data import SAMPLES_PER_SCRIPT
 from dllm_bench.store.differences import setting_value
 from dllm_bench.store.record import RunRecord, Session
@@ -47,103 +44,6 @@ SNIPPET = 90  # characters of a sample's text in the list
 PER_POSITION = "@k"  # ends the name of a metric that has a value per position of a draft
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A number shown large. below: its interval."""
-
-    name: str
-    value: str
-    unit: str
-    below: str
-
-
-@dataclass(frozen=True)
-class SampleLine:
-    """A sample in the list, as text.
-
-    address: of its place in the viewer; empty if the run's folder has no samples.
-    text: the beginning of what the model wrote.
-    """
-
-    id: str
-    address: str
-    verdict: str
-    tokens: str
-    forwards: str
-    tpf: str
-    seconds: str
-    text: str
-
-
-@dataclass(frozen=True)
-class MetricLine:
-    """A metric in the list.
-
-    value: empty if the metric has a value per position, then these are in `by_position`.
-    text: what the metric counts.
-    """
-
-    name: str
-    value: str
-    by_position: str
-    unit: str
-    text: str
-
-
-@dataclass(frozen=True)
-class PieceSettings:
-    """A part of a configuration: its registered name without the kind, then its settings."""
-
-    kind: str
-    values: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class RunStart:
-    """One start of a run: machine and packages; diff: local changes to the code, or empty."""
-
-    facts: list[tuple[str, str]]
-    diff: str
-
-
-@dataclass(frozen=True)
-class RunView:
-    """What `templates/run.html` lays out.
-
-    short: the beginning of the run's hash; identity: the whole hash.
-    sealed: when the run was completed, in UTC.
-    remarks: verdicts, further scores, settings without effect.
-    verdicts: the names of verdicts that occur.
-    metric_groups: (title, metrics); undefined_metrics: names of those without a value.
-    decoder_settings, group_settings, run_settings: (name, settings) of each part.
-    """
-
-    decoder: str
-    model_and_benchmark: str
-    short: str
-    identity: str
-    sealed: str
-    devices: str
-    commit: str
-    tiles: list[Tile]
-    remarks: list[tuple[str, str]]
-    verdicts: list[str]
-    samples: list[SampleLine]
-    metric_groups: list[tuple[str, list[MetricLine]]]
-    undefined_metrics: list[str]
-    decoder_settings: list[tuple[str, PieceSettings]]
-    group_settings: list[tuple[str, PieceSettings]]
-    run_settings: list[tuple[str, PieceSettings]]
-    starts: list[RunStart]
-
-
-@dataclass(frozen=True)
-class SampleView:
-    """What `templates/sample.html` holds. data: JSON for the trace viewer, safe inside a page."""
-
-    data: Markup
-
-
 def run_title(spec: RunSpec) -> str:
     """Decoder, model and benchmark in words."""
     return f"{spec.label} · {spec.model['name']} on {spec.benchmark['name']}"
@@ -156,44 +56,45 @@ def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
     return page.render("run.html", run_view(record, texts))
 
 
-def run_view(record: RunRecord, texts: Mapping[str, str]) -> RunView:
-    """The content of the page as plain data."""
+def run_view(record: RunRecord, texts: Mapping[str, str]) -> Plain:
+    """Return what `templates/run.html` lays out."""
     spec, metrics = record.spec, metric_texts(record)
-    return RunView(
-        decoder=spec.label,
-        model_and_benchmark=f"{spec.model['name']} on {spec.benchmark['name']}",
-        short=spec.short,
-        identity=spec.identity_hash,
-        sealed=f"{datetime.fromtimestamp(record.sealed_at, UTC):%Y-%m-%d %H:%M} UTC",
-        devices=record.devices,
-        commit=commit(record.environment),
-        tiles=list(tiles(record)),
-        remarks=list(remarks(record)),
-        verdicts=list(record.verdicts),
-        samples=[sample_line(record, i, texts) for i in range(len(record.columns["id"]))],
-        metric_groups=metric_groups(metrics),
-        undefined_metrics=[name for name, value in metrics.items() if not value],
-        decoder_settings=decoder_settings(spec),
-        group_settings=[
+    return {
+        "decoder": spec.label,
+        "model_and_benchmark": f"{spec.model['name']} on {spec.benchmark['name']}",
+        "short": spec.short,
+        "identity": spec.identity_hash,
+        "sealed": f"{datetime.fromtimestamp(record.sealed_at, UTC):%Y-%m-%d %H:%M} UTC",
+        "devices": record.devices,
+        "commit": commit(record.environment),
+        "tiles": list(tiles(record)),
+        "remarks": list(remarks(record)),
+        "verdicts": list(record.verdicts),
+        "samples": [sample_line(record, i, texts) for i in range(len(record.columns["id"]))],
+        "metric_groups": metric_groups(metrics),
+        "undefined_metrics": [name for name, value in metrics.items() if not value],
+        "decoder_settings": decoder_settings(spec),
+        "group_settings": [
             (name, piece_settings(getattr(spec, name)))
             for name in ("model", "benchmark", "hardware")
         ],
-        run_settings=[("settings", run_settings(spec))],
-        starts=[run_start(session) for session in record.sessions],
-    )
+        "run_settings": [("settings", run_settings(spec))],
+        "starts": [run_start(session) for session in record.sessions],
+    }
 
 
-def tiles(record: RunRecord) -> Iterator[Tile]:
+def tiles(record: RunRecord) -> Iterator[Plain]:
     """The score and the most important metrics, with their intervals."""
     if score := record.score:
         interval = bracketed((100 * score.low, 100 * score.high))
         basis = ", ".join(filter(None, [score.method, f"n = {score.n}", record.ungraded]))
         below = f"{interval} {basis}"
-        yield Tile("score", f"{100 * score.mean:.1f}", "%", below)
+        yield {"name": "score", "value": f"{100 * score.mean:.1f}", "unit": "%", "below": below}
     for name in TILES:
         value, ends = measure_run(name, record)
         if value is not None:
-            yield Tile(name, significant(value), definition(name).unit, bracketed(ends))
+            shown = {"value": significant(value), "below": bracketed(ends)}
+            yield {"name": name, "unit": definition(name).unit, **shown}
 
 
 def bracketed(ends: tuple[float, float] | None) -> str:
@@ -213,23 +114,23 @@ def remarks(record: RunRecord) -> Iterator[tuple[str, str]]:
 # --- samples -------------------------------------------------------------------------------------
 
 
-def sample_line(record: RunRecord, index: int, texts: Mapping[str, str]) -> SampleLine:
+def sample_line(record: RunRecord, index: int, texts: Mapping[str, str]) -> Plain:
     """One sample of the list."""
     name, verdict, tokens, forwards, seconds = (
         record.columns[column][index]
         for column in ("id", "verdict", "emitted", "forwards", "seconds")
     )
     text = " ".join(texts.get(name, "").split())
-    return SampleLine(
-        id=name,
-        address=f"sample.html#{index}" if texts else "",
-        verdict=verdict,
-        tokens=number(tokens, 0),
-        forwards=number(forwards, 0),
-        tpf=number(tokens / forwards if forwards and tokens is not None else None),
-        seconds=number(seconds, 3),
-        text=printable(text[:SNIPPET]) + ("…" if len(text) > SNIPPET else ""),
-    )
+    return {
+        "id": name,
+        "address": f"sample.html#{index}" if texts else "",
+        "verdict": verdict,
+        "tokens": number(tokens, 0),
+        "forwards": number(forwards, 0),
+        "tpf": number(tokens / forwards if forwards and tokens is not None else None),
+        "seconds": number(seconds, 3),
+        "text": printable(text[:SNIPPET]) + ("…" if len(text) > SNIPPET else ""),
+    }
 
 
 def sample_page(record: RunRecord) -> str:
@@ -247,7 +148,7 @@ def sample_page(record: RunRecord) -> str:
         "luminance": colours.LUMINANCE,
         "even": colours.EVEN_CONTRAST,
     }
-    return page.render("sample.html", SampleView(script_json(data)))
+    return page.render("sample.html", {"data": script_json(data)})
 
 
 # --- metrics -------------------------------------------------------------------------------------
@@ -265,7 +166,7 @@ def metric_texts(record: RunRecord) -> dict[str, str]:
     return texts
 
 
-def metric_groups(texts: Mapping[str, str]) -> list[tuple[str, list[MetricLine]]]:
+def metric_groups(texts: Mapping[str, str]) -> list[tuple[str, list[Plain]]]:
     """The metrics that have a value, by group."""
 
     def group(name: str) -> str:
@@ -281,19 +182,18 @@ def metric_groups(texts: Mapping[str, str]) -> list[tuple[str, list[MetricLine]]
     ]
 
 
-def metric_line(name: str, value: str) -> MetricLine:
+def metric_line(name: str, value: str) -> Plain:
     """One metric with its definition in words."""
     family = FAMILIES.get(name.removesuffix(PER_POSITION))
-    metric = family or definition(name)
-    if family:
-        return MetricLine(name, "", value, metric.unit, metric.text)
-    return MetricLine(name, value, "", metric.unit, metric.text)
+    metric, column = family or definition(name), "by_position" if family else "value"
+    texts = {"name": name, "unit": metric.unit, "text": metric.text}
+    return {**texts, "value": "", "by_position": "", column: value}
 
 
 # --- settings and environment --------------------------------------------------------------------
 
 
-def decoder_settings(spec: RunSpec) -> list[tuple[str, PieceSettings]]:
+def decoder_settings(spec: RunSpec) -> list[tuple[str, Plain]]:
     """The settings of the decoding loop, then those of each piece."""
     pieces = {name: value for name, value in spec.decoder.items() if isinstance(value, Mapping)}
     own = {name: value for name, value in spec.decoder.items() if name not in pieces}
@@ -301,7 +201,7 @@ def decoder_settings(spec: RunSpec) -> list[tuple[str, PieceSettings]]:
     return [("loop", piece_settings(own)), *parts]
 
 
-def run_settings(spec: RunSpec) -> PieceSettings:
+def run_settings(spec: RunSpec) -> Plain:
     """The settings that belong to no group."""
     return piece_settings(
         {
@@ -314,15 +214,15 @@ def run_settings(spec: RunSpec) -> PieceSettings:
     )
 
 
-def piece_settings(plain: Mapping[str, Any]) -> PieceSettings:
-    """A part of a configuration with all settings below it."""
+def piece_settings(plain: Mapping[str, Any]) -> Plain:
+    """A part of a configuration: registered name without the kind, and all settings below it."""
     values = []
     for key, value in leaves({k: v for k, v in plain.items() if k != TARGET}):
         values.append((key.removesuffix(TARGET).rstrip("."), setting_value(key, value)))
-    return PieceSettings(str(plain.get(TARGET, "")).rpartition(".")[2], values)
+    return {"kind": str(plain.get(TARGET, "")).rpartition(".")[2], "settings": values}
 
 
-def run_start(session: Session) -> RunStart:
+def run_start(session: Session) -> Plain:
     """Machine and packages of one start of the run."""
     machine = {k: v for k, v in session.environment.items() if k not in ("packages", "diff")}
     packages = session.environment.get("packages") or {}
@@ -332,4 +232,4 @@ def run_start(session: Session) -> RunStart:
         *((name.replace("_", " "), setting_value(name, value)) for name, value in machine.items()),
         ("packages", ", ".join(f"{k} {v}" for k, v in packages.items() if v)),
     ]
-    return RunStart(facts, session.environment.get("diff") or "")
+    return {"facts": facts, "diff": session.environment.get("diff") or ""}

@@ -6,11 +6,10 @@ A figure is shown as it was drawn, with the points of its csv.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from dllm_bench.site.pages import Page, RunLink, RunPages
+from dllm_bench.site.pages import Page, Plain, RunPages
 from dllm_bench.store.files import csv_rows
 from dllm_bench.store.spec import SHOWN
 from dllm_bench.tables.frame import BuiltTable
@@ -21,49 +20,6 @@ COUNT = "n"  # the column of a figure's csv with the samples behind a point
 RUN = "run"  # the column of a figure's csv that names runs
 SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
 SHOWN_POINTS = 1000  # a heat map has many more
-
-
-@dataclass(frozen=True)
-class TableView:
-    """What `templates/table.html` lays out.
-
-    built: the table.
-    address: of the page of a run; "" if it has none.
-    files: (address, form) of its other forms.
-    """
-
-    built: BuiltTable
-    address: Callable[[PlannedRun], str]
-    files: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class PointCell:
-    """One entry of a point: text, or links to the runs it comes from; css: class of the cell."""
-
-    text: str
-    runs: list[RunLink]
-    css: str
-
-
-@dataclass(frozen=True)
-class FigureView:
-    """What `templates/figure.html` lays out.
-
-    image: address of the drawing; large: of the file to open or save, a PNG if there is one.
-    files: (address, form) of all forms of the figure.
-    columns: (title, CSS class) of the columns of the points; empty columns of the csv are left out.
-    points_left_out: how many points only the csv has.
-    """
-
-    name: str
-    title: str
-    image: str
-    large: str
-    files: list[tuple[str, str]]
-    columns: list[tuple[str, str]]
-    points: list[list[PointCell]]
-    points_left_out: int
 
 
 def table_stem(built: BuiltTable) -> str:
@@ -81,7 +37,7 @@ def table_page(built: BuiltTable, run_pages: RunPages) -> str:
         return run_pages.link(run.spec.short, page.up).address if run.spec else ""
 
     files = file_links(Path(stem).name, DOWNLOADS)
-    return page.render("table_page.html", TableView(built, address, files))
+    return page.render("table_page.html", {"built": built, "address": address, "files": files})
 
 
 def file_links(name: str, forms: Sequence[str]) -> list[tuple[str, str]]:
@@ -103,24 +59,25 @@ def figure_page(
         [point_cell(name, row[name], css[name], run_pages, page.up) for name in names]
         for row in rows
     ]
-    view = FigureView(
-        name=name,
-        title=title,
-        image=f"{Path(stem).name}.svg",
-        large=f"{Path(stem).name}.{'png' if 'png' in forms else 'svg'}",
-        files=file_links(Path(stem).name, forms),
-        columns=list(css.items()),
-        points=shown,
-        points_left_out=len(points) - len(shown),
-    )
+    view = {
+        "name": name,
+        "title": title,
+        "image": f"{Path(stem).name}.svg",
+        "large": f"{Path(stem).name}.{'png' if 'png' in forms else 'svg'}",
+        "files": file_links(Path(stem).name, forms),
+        "columns": list(css.items()),
+        "points": shown,
+        "points_left_out": len(points) - len(shown),
+    }
     return page.render("figure.html", view)
 
 
-def point_cell(name: str, text: str, css: str, run_pages: RunPages, up: str) -> PointCell:
+def point_cell(name: str, text: str, css: str, run_pages: RunPages, up: str) -> Plain:
     """One entry of a point; hashes of runs become links. `up`: the way to the root of the site."""
     if name != RUN:
-        return PointCell(text, [], css)
-    return PointCell("", [run_pages.link(run[:SHOWN], up) for run in text.split()], css)
+        return {"text": text, "runs": [], "css": css}
+    links = [run_pages.link(run[:SHOWN], up) for run in text.split()]
+    return {"text": "", "runs": links, "css": css}
 
 
 def shown_entry(name: str, text: str | None) -> str:

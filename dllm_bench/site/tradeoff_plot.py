@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.site.format import LISTED_METRICS, percent, significant
-from dllm_bench.site.pages import RunPages
+from dllm_bench.site.pages import Plain, RunPages
 from dllm_bench.store.record import RunRecord
 
 WIDTH, HEIGHT = 640, 420
@@ -42,76 +42,9 @@ KnownRun = tuple[RunRecord, float, MeanScore]  # a run, its speed, its score
 AXES = dict(zip(LISTED_METRICS, ("Tokens per forward", "Tokens/s"), strict=True))
 
 
-@dataclass(frozen=True)
-class PlotTick:
-    """A tick of an axis: where it is, and its number."""
-
-    at: str
-    text: str
-
-
-@dataclass(frozen=True)
-class PlotPoint:
-    """A run: its place, the ends of its score's interval, and the page it leads to.
-
-    title: what a reader sees who points at it; css: the class of its decoder's colour.
-    has_bar: whether its interval is drawn; is_best: whether it is on the front.
-    """
-
-    x: str
-    y: str
-    low: str
-    high: str
-    css: str
-    title: str
-    address: str
-    has_bar: bool
-    is_best: bool
-
-
-@dataclass(frozen=True)
-class PlotLabel:
-    """The name of a run next to its point; anchor: which end of the text is at `x`."""
-
-    x: str
-    y: str
-    anchor: str
-    text: str
-    css: str
-
-
-@dataclass(frozen=True)
-class TradeoffPlot:
-    """One plot.
-
-    title: model, benchmark and number of samples.
-    label: the x axis, and in brackets the metric; summary: the plot in words.
-    points: those on the front last, so that none hides them.
-    front: the corners of the front, as SVG has them; beaten: of the area below it.
-    legend: (decoder, CSS class).
-    """
-
-    title: str
-    label: str
-    summary: str
-    x_ticks: list[PlotTick]
-    y_ticks: list[PlotTick]
-    points: list[PlotPoint]
-    front: str
-    beaten: str
-    labels: list[PlotLabel]
-    legend: list[tuple[str, str]]
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = RIGHT
-    top: int = TOP
-    bottom: int = BOTTOM
-
-
 def tradeoff_plots(
     records: Sequence[RunRecord], title: str, run_pages: RunPages, up: str = ""
-) -> list[TradeoffPlot]:
+) -> list[Plain]:
     """A plot against each of `LISTED_METRICS` that at least two of the runs have."""
     found = []
     for metric in LISTED_METRICS:
@@ -162,7 +95,11 @@ def _plot(
     colours: dict[str, str],
     run_pages: RunPages,
     up: str,
-) -> TradeoffPlot:
+) -> Plain:
+    """One plot. label: the x axis, and in brackets the metric; summary: the plot in words; points:
+    those on the front last, so that none hides them; front: its corners, as SVG has them; beaten:
+    the corners of the area below it; legend: (decoder, CSS class).
+    """
     x_ticks = ticks(0.0, max(x for _, x, _ in known))
     lowest = min(score.low for _, _, score in known)
     y_ticks = ticks(100 * lowest, 100 * max(score.high for _, _, score in known))
@@ -176,48 +113,54 @@ def _plot(
 
     front = front_of(known)
     points = [
-        PlotPoint(
-            x=across(x),
-            y=up_to(score.mean),
-            low=up_to(score.low),
-            high=up_to(score.high),
-            css=colours[family(record)],
-            title=f"{record.spec.label}: {percent(score)} %, {significant(x)} ({metric})",
-            address=run_pages.link(record.spec.short, up).address,
-            has_bar=i in front or len(known) <= FEW,
-            is_best=i in front,
-        )
+        {
+            "x": across(x),
+            "y": up_to(score.mean),
+            "low": up_to(score.low),
+            "high": up_to(score.high),
+            "css": colours[family(record)],
+            "title": f"{record.spec.label}: {percent(score)} %, {significant(x)} ({metric})",
+            "address": run_pages.link(record.spec.short, up).address,
+            "has_bar": i in front or len(known) <= FEW,
+            "is_best": i in front,
+        }
         for i, (record, x, score) in enumerate(known)
     ]
     corners = list(front_corners([points[i] for i in front]))
     named = [(points[i], known[i][0].spec.label) for i in front]
-    return TradeoffPlot(
-        title=title,
-        label=f"{AXES[metric]} ({metric})",
-        summary=f"Score against {metric} of {len(points)} runs: {title}",
-        x_ticks=[PlotTick(across(x), f"{x:g}") for x in x_ticks],
-        y_ticks=[PlotTick(up_to(y / 100), f"{y:g}") for y in y_ticks],
-        points=sorted(points, key=lambda point: point.is_best),
-        front=" ".join(corners),
-        beaten=" ".join([*corners, f"{LEFT},{BOTTOM}"]),
-        labels=list(place_labels(named)),
-        legend=list(colours.items())[:COLOURS],
-    )
+    return {
+        "title": title,
+        "label": f"{AXES[metric]} ({metric})",
+        "summary": f"Score against {metric} of {len(points)} runs: {title}",
+        "x_ticks": [{"at": across(x), "text": f"{x:g}"} for x in x_ticks],
+        "y_ticks": [{"at": up_to(y / 100), "text": f"{y:g}"} for y in y_ticks],
+        "points": sorted(points, key=itemgetter("is_best")),
+        "front": " ".join(corners),
+        "beaten": " ".join([*corners, f"{LEFT},{BOTTOM}"]),
+        "labels": list(place_labels(named)),
+        "legend": list(colours.items())[:COLOURS],
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "right": RIGHT,
+        "top": TOP,
+        "bottom": BOTTOM,
+    }
 
 
-def front_corners(best: Sequence[PlotPoint]) -> Iterator[str]:
+def front_corners(best: Sequence[Plain]) -> Iterator[str]:
     """The corners of the steps that lead down from point to point, given from slow to fast."""
-    yield f"{LEFT},{best[0].y}"
+    yield f"{LEFT},{best[0]['y']}"
     for point, following in zip(best, [*best[1:], None], strict=True):
-        yield f"{point.x},{point.y}"
-        yield f"{point.x},{following.y if following else BOTTOM}"
+        yield f"{point['x']},{point['y']}"
+        yield f"{point['x']},{following['y'] if following else BOTTOM}"
 
 
-def place_labels(named: Sequence[tuple[PlotPoint, str]]) -> Iterator[PlotLabel]:
+def place_labels(named: Sequence[tuple[Plain, str]]) -> Iterator[Plain]:
     """A label for each point whose name differs from the one before, where it covers no point of
     the front and no other label; none where there is no such place.
     """
-    middles = [(float(point.x), float(point.y)) for point, _ in named]
+    middles = [(float(point["x"]), float(point["y"])) for point, _ in named]
     taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in middles]
     before = ""
     for (x, y), (point, text) in zip(middles, named, strict=True):
@@ -228,7 +171,8 @@ def place_labels(named: Sequence[tuple[PlotPoint, str]]) -> Iterator[PlotLabel]:
             inside = box[0] > LEFT and box[2] < WIDTH and box[1] > TOP - height and box[3] < BOTTOM
             if inside and not any(overlaps(box, other) for other in taken):
                 taken.append(box)
-                yield PlotLabel(f"{x + across:.1f}", f"{y + down:.1f}", anchor, text, point.css)
+                place = {"x": f"{x + across:.1f}", "y": f"{y + down:.1f}", "anchor": anchor}
+                yield {**place, "text": text, "css": point["css"]}
                 before = text
                 break
 

@@ -19,7 +19,6 @@ from dllm_bench.site import build as site_module
 from dllm_bench.site.pages import run_address
 from dllm_bench.site.tradeoff_plot import (
     WIDTH,
-    PlotPoint,
     front_of,
     overlaps,
     place_labels,
@@ -182,14 +181,14 @@ def test_ticks_are_round_and_enclose_all_values(
 
 def test_labels_of_a_crowded_front_cover_neither_points_nor_each_other() -> None:
     places = [(100 + 12 * i, 100 + 5 * i) for i in range(12)]
-    points = [PlotPoint(f"{x}", f"{y}", "", "", "", "", "", True, True) for x, y in places]
+    points = [{"x": f"{x}", "y": f"{y}", "css": ""} for x, y in places]
     named = [(point, f"decoder_{i}") for i, point in enumerate(points)]
     labels = list(place_labels(named))
     assert len(labels) > 4
     boxes = []
     for label in labels:
-        x, y, width = float(label.x), float(label.y), 7.0 * len(label.text)
-        left = x - width if label.anchor == "end" else x
+        x, y, width = float(label["x"]), float(label["y"]), 7.0 * len(label["text"])
+        left = x - width if label["anchor"] == "end" else x
         boxes.append((left, y - 10, left + width, y))
     dots = [(x - 5.0, y - 5.0, x + 5.0, y + 5.0) for x, y in places]
     assert not any(overlaps(one, dot) for one in boxes for dot in dots)
@@ -197,9 +196,9 @@ def test_labels_of_a_crowded_front_cover_neither_points_nor_each_other() -> None
 
 
 def test_a_label_near_the_right_edge_is_whole() -> None:
-    point = PlotPoint(f"{WIDTH - 90}", "200", "", "", "", "", "", True, True)
+    point = {"x": f"{WIDTH - 90}", "y": "200", "css": ""}
     [label] = place_labels([(point, "lookaheads")])
-    assert label.anchor == "end"  # ten bold characters are about 85 wide
+    assert label["anchor"] == "end"  # ten bold characters are about 85 wide
 
 
 def test_a_run_that_knows_the_text_is_off_the_front_whatever_its_name(tmp_path: Path) -> None:
