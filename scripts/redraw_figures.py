@@ -18,13 +18,13 @@ from pathlib import Path
 
 from dllm_bench.api.compose import compose
 from dllm_bench.figures.points import (
+    NUMBERS,
     BuiltFigure,
-    FigurePoint,
     build_figure,
-    number_or_text,
-    reported_points,
+    frame_of_points,
 )
-from dllm_bench.figures.spec import PaperFigure, load_figure
+from dllm_bench.figures.run_series import Point
+from dllm_bench.figures.spec import PaperFigure, load_figure, number_or_text
 from dllm_bench.figures.write import write
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
@@ -35,10 +35,9 @@ from dllm_bench.tables.spec import EMBEDDED
 from scripts.update_reference import REFERENCE
 
 FIGURES = REFERENCE / "figures"
-NUMBERS = ("y", "low", "high", "z")  # columns of a figure's csv
 
 
-def measured_points(figure: PaperFigure) -> Iterator[FigurePoint]:
+def measured_points(figure: PaperFigure) -> Iterator[Point]:
     """The measured points in the committed csv of a figure."""
     with (FIGURES / EMBEDDED / f"{figure.name}.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] == "measured"]
@@ -46,7 +45,7 @@ def measured_points(figure: PaperFigure) -> Iterator[FigurePoint]:
         numbers = {name: as_written(row[name]) if row[name] else None for name in NUMBERS}
         known = {"n": int(row["n"]), "front": row["front"] == "yes"}
         x = as_written(row["x"]) if row["x"] else None
-        yield FigurePoint(**{**row, **numbers, **known, "x": x})
+        yield {**row, **numbers, **known, "x": x}
 
 
 def as_written(text: str) -> float | str:
@@ -67,7 +66,7 @@ def redraw(names: Sequence[str], folder: Path) -> None:
         )
         built = build_figure(figure, profile, planned, store) if not figure.calls else None
         if built is None:
-            points = (*measured_points(figure), *reported_points(figure))
+            points = frame_of_points([*measured_points(figure), *figure.reported])
             built = BuiltFigure(figure, build(figure.table, profile, planned), points)
         for path in write(built, FIGURES):
             path.unlink() if path.suffix == ".png" else print(path)

@@ -17,7 +17,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.draw import images
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import load_figure
-from dllm_bench.figures.trade_off import TradeOffPoint, image
+from dllm_bench.figures.trade_off import image, with_front
 from dllm_bench.figures.write import as_csv, headline
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.store.files import write_atomic
@@ -130,6 +130,8 @@ def trade_off(
 
     DllmBenchError if no complete run has both numbers.
     """
+    import pandas as pd
+
     store, metric = open_store(results), definition(speed)
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record in records_of(store, model, benchmark):
@@ -145,14 +147,14 @@ def trade_off(
             "model=tiny-llada decoder=vanilla,fast_dllm,credit benchmark=minigsm`."
         )
     largest = max(groups.values(), key=len)
-    points = [_trade_off_point(record, speed) for record in largest]
+    points = with_front(pd.DataFrame([_trade_off_point(record, speed) for record in largest]))
     spec = largest[0].spec
     title = f"{spec.model['name']} on {spec.benchmark['name']}, n = {len(largest[0].values)}"
 
     def drawn(form: str) -> bytes:
         return image(points, title, f"{metric.name} ({metric.unit})", form)
 
-    return Picture(title, lambda: _trade_off_rows(largest, points), drawn)
+    return Picture(title, lambda: points.sort_values("speed", ignore_index=True), drawn)
 
 
 def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
@@ -166,20 +168,13 @@ def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
     return [record for record in found if record is not None]
 
 
-def _trade_off_point(record: RunRecord, speed: str) -> TradeOffPoint:
+def _trade_off_point(record: RunRecord, speed: str) -> dict[str, str | float]:
     assert record.score is not None
-    score = [100 * x for x in (record.score.mean, record.score.low, record.score.high)]
-    return TradeOffPoint(record.spec.label.partition("+")[0], record.summary[speed] or 0.0, *score)
-
-
-def _trade_off_rows(runs: list[RunRecord], points: list[TradeOffPoint]) -> DataFrame:
-    import pandas as pd
-
-    from dllm_bench.figures.trade_off import front
-
-    best = front(points)
-    rows = [
-        {"run": run.spec.short, **vars(point), "front": point in best}
-        for run, point in zip(runs, points, strict=True)
-    ]
-    return pd.DataFrame(rows).sort_values("speed", ignore_index=True)
+    return {
+        "run": record.spec.short,
+        "decoder": record.spec.label.partition("+")[0],
+        "speed": record.summary[speed] or 0.0,
+        "score": 100 * record.score.mean,
+        "low": 100 * record.score.low,
+        "high": 100 * record.score.high,
+    }

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dllm_bench.figures import style
 from dllm_bench.figures.panels import (
@@ -27,7 +26,7 @@ from dllm_bench.figures.panels import (
     separate_intervals,
     separate_numbers,
 )
-from dllm_bench.figures.points import BuiltFigure, FigurePoint
+from dllm_bench.figures.points import MEASURED, BuiltFigure
 from dllm_bench.figures.run_series import COUNTED, SIMULATED
 from dllm_bench.figures.spec import StatedNumber
 from dllm_bench.methods.drafting import device_of_step_profile
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from pandas import DataFrame
 
 TITLE_CHARACTERS, LEGEND_CHARACTERS, FOOTER_CHARACTERS = 11, 17, 20  # per inch
 SWATCH_CHARACTERS = 7  # width of the piece of line beside a label
@@ -49,131 +49,79 @@ MAX_UPRIGHT = 4  # more category names than this are slanted
 SLANT_INCHES = 0.45  # more height for slanted names
 
 
-@dataclass(frozen=True)
-class PanelSlot:
-    """One panel of the drawing."""
-
-    quantity: str
-    """Name of the quantity on its y axis."""
-    names: tuple[str, ...]
-    """Names of the panel; several if panels with the same points are merged."""
-    points: tuple[FigurePoint, ...]
-    """Its points, measured and reported, also those without a number."""
-    same_runs: str = ""
-    """Name of an earlier panel with the same measured points, but other reported ones."""
-
-    @property
-    def name(self) -> str:
-        """Its first name."""
-        return self.names[0]
-
-    @property
-    def drawable(self) -> list[FigurePoint]:
-        """The points that have a number."""
-        return [point for point in self.points if point.y is not None]
-
-    @property
-    def measured(self) -> list[FigurePoint]:
-        """The measured points that have a number."""
-        return [point for point in self.drawable if point.measured]
-
-    @property
-    def models(self) -> list[str]:
-        """The models measured."""
-        return _part_of_sources(self.measured, 0)
-
-    @property
-    def tasks(self) -> list[str]:
-        """The benchmarks measured."""
-        return _part_of_sources(self.measured, 2)
-
-    @property
-    def origin(self) -> str:
-        """The line below its title: what was measured, or that the numbers are the paper's."""
-        if self.drawable and not self.measured:
-            kinds = ", ".join(sorted({point.kind for point in self.drawable}))
-            reasons = dict.fromkeys(p.reason for p in self.points if p.measured and p.reason)
-            return "; ours: ".join([f"the paper's ({kinds})", *list(reasons)[:1]])
-        parts = self.models, self.tasks
-        if isinstance(self.points[0].x, str) and len(self.models) > 1:  # the axis names them
-            parts = [], self.tasks if len(self.tasks) == 1 else []
-        return " on ".join(filter(None, map(", ".join, parts)))
+def origin(panel: Panel) -> str:
+    """The line below a panel's title: what was measured, or that the numbers are the paper's."""
+    if not panel.placed.empty and panel.measured.empty:
+        kinds = ", ".join(sorted(set(panel.placed.kind)))
+        reasons = [r for r in panel.points.reason[panel.points.kind == MEASURED] if r]
+        return "; ours: ".join([f"the paper's ({kinds})", *reasons[:1]])
+    models, tasks = models_of(panel.measured), tasks_of(panel.measured)
+    if panel.built.categories and len(models) > 1:  # the axis names them
+        models, tasks = [], tasks if len(tasks) == 1 else []
+    return " on ".join(filter(None, map(", ".join, (models, tasks))))
 
 
-def _part_of_sources(points: Sequence[FigurePoint], part: int) -> list[str]:
-    names = {n for p in points for n in p.source.partition(" on ")[part].split(", ")}
-    return sorted(names - {""})
+def models_of(points: DataFrame) -> list[str]:
+    """The models measured."""
+    return sorted({n for s in points.source for n in s.partition(" on ")[0].split(", ")} - {""})
 
 
-def grid(built: BuiltFigure) -> list[list[PanelSlot | None]]:
+def tasks_of(points: DataFrame) -> list[str]:
+    """The benchmarks measured."""
+    return sorted({n for s in points.source for n in s.partition(" on ")[2].split(", ")} - {""})
+
+
+def grid(built: BuiltFigure) -> list[list[Panel | None]]:
     """The panels, a row per quantity; None where the figure has no such panel. A figure of one
     panel has its quantities in one row, a figure without any number is one panel.
     """
-    panels = merged_panels(built)
-    if not any(point.y is not None for point in built.points):
-        return [[PanelSlot(next(iter(built.figure.quantities)), ("",), built.points)]]
+    if built.placed.empty:
+        return [[Panel(built, next(iter(built.figure.quantities)), ("",), built.points)]]
+    groups = merged_panels(built)
     rows = [
-        [_slot(built, quantity, names, panels) for names in panels]
+        [_panel(built, quantity, names, groups) for names in groups]
         for quantity in built.figure.quantities
     ]
-    return rows if len(panels) > 1 else [[slot for row in rows for slot in row]]
+    return rows if len(groups) > 1 else [[panel for row in rows for panel in row]]
 
 
 def merged_panels(built: BuiltFigure) -> list[tuple[str, ...]]:
     """The names of each panel: panels with the same points, the paper's too, are one. Panels
     without a number stay apart.
     """
-    merged: dict[frozenset[FigurePoint] | str, list[str]] = {}
-    for name in panel_names(built):
-        merged.setdefault(_points_of(built, name, (True, False)) or name, []).append(name)
+    merged: dict[frozenset[Any] | str, list[str]] = {}
+    for name in built.panels or [""]:
+        own = built.placed[built.placed.panel == name]
+        merged.setdefault(_distinct(built, own, "panel") or name, []).append(name)
     return [tuple(names) for names in merged.values()]
 
 
-def _points_of(
-    built: BuiltFigure, panel: str, measured: tuple[bool, ...]
-) -> frozenset[FigurePoint]:
-    """What is drawn in a panel, without its name."""
-    drawn = (p for p in built.points if p.panel == panel and p.y is not None)
-    return frozenset(replace(p, panel="") for p in drawn if p.measured in measured)
+def _distinct(built: BuiltFigure, points: DataFrame, *without: str) -> frozenset[Any]:
+    """The distinct points, whatever they have in the columns `without`."""
+    compared = built.points.loc[points.index].drop(columns=list(without))
+    return frozenset(compared.itertuples(index=False, name=None))
 
 
-def _slot(
-    built: BuiltFigure, quantity: str, names: tuple[str, ...], panels: Sequence[tuple[str, ...]]
-) -> PanelSlot | None:
-    key = (quantity, names[0])
-    points = tuple(p for p in built.points if (p.quantity, p.panel) == key)
-    mine = _points_of(built, names[0], (True,))
-    earlier = [other[0] for other in panels[: panels.index(names)]]
-    same = [name for name in earlier if mine and _points_of(built, name, (True,)) == mine]
-    return PanelSlot(quantity, names, points, same[0] if same else "") if points else None
+def _panel(
+    built: BuiltFigure, quantity: str, names: tuple[str, ...], groups: Sequence[tuple[str, ...]]
+) -> Panel | None:
+    ours = built.drawn(measured=True)
+
+    def measured_in(panel: str) -> frozenset[Any]:
+        return _distinct(built, ours[ours.panel == panel], "panel")
+
+    mine, earlier = measured_in(names[0]), [other[0] for other in groups[: groups.index(names)]]
+    same = next((name for name in earlier if mine and measured_in(name) == mine), "")
+    points = built.points
+    points = points[(points.quantity == quantity) & (points.panel == names[0])]
+    return None if points.empty else Panel(built, quantity, names, points, same)
 
 
-def panel_names(built: BuiltFigure) -> list[str]:
-    """Names of the panels: the facet's values, then those that run series or the paper add."""
-    facet = built.figure.facet_labels(built.figure.draw.panels)
-    names = list(dict.fromkeys(point.panel for point in built.points))
-    order = [*(name for name in facet if name in names), *(n for n in names if n not in facet)]
-    return [name for name in order if name] or [""]
-
-
-def common_origin(slots: Sequence[Sequence[PanelSlot | None]]) -> str:
+def common_origin(panels: Sequence[Sequence[Panel | None]]) -> str:
     """What was measured, if it is the same in all panels, so that it is said once."""
-    origins = {slot.origin for row in slots for slot in row if slot and slot.measured}
+    shown = (panel for row in panels for panel in row if panel)
+    origins = {origin(panel) for panel in shown if not panel.measured.empty}
     return origins.pop() if len(origins) == 1 else ""
-
-
-def series_names(built: BuiltFigure) -> list[str]:
-    """Names of the series that have a point to draw, in the order of their facet."""
-    names = [point.series for point in built.points if point.y is not None]
-    order = [*built.figure.facet_labels(built.figure.draw.series), *built.figure.rows, *names]
-    return [name for name in dict.fromkeys(order) if name in names]
-
-
-def categories(built: BuiltFigure) -> list[str]:
-    """The categories on the x axis, in the order of their facet; none where x is a number."""
-    names = [point.x for point in built.points if isinstance(point.x, str)]
-    order = [*built.figure.facet_labels(built.figure.draw.x.facet), *names]
-    return [x for x in dict.fromkeys(order) if x in names]
 
 
 def images(built: BuiltFigure) -> dict[str, bytes]:
@@ -196,7 +144,7 @@ def drawing(built: BuiltFigure) -> Figure:
 
     slots, kind = grid(built), PANEL_KINDS[built.figure.draw.kind]
     wide, high = style.PANEL_INCHES
-    names = len(categories(built))
+    names = len(built.categories)
     panel_width = kind.width(names) * wide
     width = panel_width * len(slots[0]) + 0.3
     height = (high + (SLANT_INCHES if names > MAX_UPRIGHT else 0)) * len(slots) + TITLE_INCHES
@@ -212,16 +160,16 @@ def drawing(built: BuiltFigure) -> Figure:
             if slot is None:
                 ax.set_axis_off()
                 continue
-            draw_panel(ax, built, slot)
-            text = panel_title(built, slot, room, common_origin(slots))
+            draw_panel(ax, slot)
+            text = panel_title(slot, room, common_origin(slots))
             if (column, text) not in titled:  # below a panel of the same title it needs none
                 ax.set_title(text, color=style.INK)
             titled.add((column, text))
         if kind.one_range:
             share_ranges(list(row), row_slots)
         for ax, slot in zip(row, row_slots, strict=True):
-            if slot and slot.drawable:
-                draw_stated(ax, stated_in(built, slot))
+            if slot and not slot.placed.empty:
+                draw_stated(ax, stated_in(slot))
     draw_below(drawn, built)
     drawn.draw_without_rendering()  # now the axes have their places
     for ax in axes.flat:
@@ -231,78 +179,74 @@ def drawing(built: BuiltFigure) -> Figure:
     return drawn
 
 
-def stated_in(built: BuiltFigure, slot: PanelSlot) -> list[StatedNumber]:
+def stated_in(panel: Panel) -> list[StatedNumber]:
     """The stated numbers that belong into a panel."""
     return [
         number
-        for number in built.figure.stated
-        if number.quantity in ("", slot.quantity) and number.panel in ("", *slot.names)
+        for number in panel.built.figure.stated
+        if number.quantity in ("", panel.quantity) and number.panel in ("", *panel.names)
     ]
 
 
-def share_ranges(axes: Sequence[Axes], slots: Sequence[PanelSlot | None]) -> None:
+def share_ranges(axes: Sequence[Axes], slots: Sequence[Panel | None]) -> None:
     """Give the panels of one quantity one y range, and one x range where a panel has the paper's
     numbers alone, so that they compare.
     """
-    shown = [ax for ax, slot in zip(axes, slots, strict=True) if slot and slot.drawable]
+    shown = [ax for ax, slot in zip(axes, slots, strict=True) if slot and not slot.placed.empty]
     if not shown or len({slot.quantity for slot in slots if slot}) > 1:
         return
     ys = [end for ax in shown for end in ax.get_ylim()]
     xs = [end for ax in shown for end in ax.get_xlim()]
-    apart = any(slot and slot.drawable and not slot.measured for slot in slots)
+    apart = any(s and not s.placed.empty and s.measured.empty for s in slots)
     for ax in shown:
         ax.set_ylim(min(ys), max(ys))
         if apart:
             ax.set_xlim(min(xs), max(xs))
 
 
-def draw_panel(ax: Axes, built: BuiltFigure, slot: PanelSlot) -> None:
+def draw_panel(ax: Axes, panel: Panel) -> None:
     """Draw one panel."""
-    figure = built.figure
-    if not slot.drawable:
-        write_reasons(ax, [point.reason for point in slot.points])
+    built, figure = panel.built, panel.built.figure
+    if panel.placed.empty:
+        write_reasons(ax, panel.points.reason)
         return
-    order = {x: i for i, x in enumerate(categories(built))}
-    numbers = {name: number for number, name in enumerate(series_names(built), start=1)}
-    log_y = slot.quantity in figure.draw.log_y
-    panel = Panel(slot.drawable, numbers, order, figure.draw.z, log_y)
     if figure.draw.front:
         pareto_front(ax, panel)
     PANEL_KINDS[figure.draw.kind].fill(ax, panel)
     ax.set_xlabel(figure.draw.x.label)
-    simulated = f", simulated on {devices}" if (devices := simulated_on(built, slot)) else ""
-    ax.set_ylabel(textwrap.fill(figure.quantities[slot.quantity] + simulated, LABEL_CHARACTERS))
-    drawn = [point for point in built.points if point.y is not None]
-    of_row = [point for point in drawn if point.quantity == slot.quantity]
-    set_ticks(ax, "x", figure.draw.x.log, [] if order else [panel.place(p) for p in drawn])
-    set_ticks(ax, "y", log_y, panel.heights(of_row))
-    if order:
-        name_categories(ax, built, slot, order)
+    simulated = f", simulated on {devices}" if (devices := simulated_on(panel)) else ""
+    ax.set_ylabel(textwrap.fill(figure.quantities[panel.quantity] + simulated, LABEL_CHARACTERS))
+    drawn = built.placed
+    set_ticks(ax, "x", figure.draw.x.log, [] if built.categories else drawn.place)
+    set_ticks(ax, "y", panel.log_y, drawn.y[drawn.quantity == panel.quantity])
+    if built.categories:
+        name_categories(ax, panel)
     draw_switches(ax, panel)
 
 
-def simulated_on(built: BuiltFigure, slot: PanelSlot) -> str:
+def simulated_on(panel: Panel) -> str:
     """The devices whose step times a panel's simulated load has; empty if it is not simulated."""
-    calls = [c for name, c in built.figure.calls.items() if built.figure.row(name) == slot.quantity]
+    figure = panel.built.figure
     files = {
         call.settings["profile"].get(model)
-        for call in calls
-        if call.name in SIMULATED
-        for model in slot.models
+        for name, call in figure.calls.items()
+        if figure.row(name) == panel.quantity and call.name in SIMULATED
+        for model in models_of(panel.measured)
     }
     return ", ".join(sorted({device_of_step_profile(file) for file in files if file}))
 
 
-def panel_title(built: BuiltFigure, slot: PanelSlot, room: int, common: str) -> str:
+def panel_title(panel: Panel, room: int, common: str) -> str:
     """Its names, and what was measured unless that is `common` to all panels."""
-    names = " = ".join(built.figure.label(name) for name in slot.names)
-    same = f"the runs of {built.figure.label(slot.same_runs)}" if slot.same_runs else slot.origin
+    label = panel.built.figure.label
+    same = f"the runs of {label(panel.same_runs)}" if panel.same_runs else origin(panel)
     own = "" if same == common else same
-    parts = (textwrap.fill(part, room, break_on_hyphens=False) for part in (names, own))
+    titles = (" = ".join(map(label, panel.names)), own)
+    parts = (textwrap.fill(part, room, break_on_hyphens=False) for part in titles)
     return "\n".join(part for part in parts if part)
 
 
-def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Sequence[float]) -> None:
+def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Iterable[float]) -> None:
     """Plain numbers at the ticks of an axis, whole ones for whole values. A logarithmic axis starts
     with 0 if a value is 0 and has a tick at each value if they are few. `values`: of all panels,
     which so have one range there.
@@ -328,33 +272,32 @@ def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Sequence[flo
     ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def name_categories(
-    ax: Axes, built: BuiltFigure, slot: PanelSlot, order: Mapping[str, int]
-) -> None:
+def name_categories(ax: Axes, panel: Panel) -> None:
     """Label the categories of the x axis, with the model and benchmark measured where there are
     several, and with the earlier category that has the same runs; a category without a number
     shows the reason. Several models: they are what was run, so their names come first.
     """
-    labels = built.figure.facet_labels(built.figure.draw.x.facet)
+    order, figure = panel.built.categories, panel.built.figure
+    labels = figure.facet_labels(figure.draw.x.facet)
+    models, tasks = (len(names(panel.measured)) > 1 for names in (models_of, tasks_of))
     texts: list[str] = []
-    runs: dict[frozenset[FigurePoint], str] = {}
-    for x, place in order.items():
-        points = [point for point in slot.points if point.x == x]
-        measured = [point for point in points if point.measured and point.y is not None]
-        own = [*_part_of_sources(measured, 0)] if len(slot.models) > 1 else []
-        own += _part_of_sources(measured, 2) if len(slot.tasks) > 1 else []
-        same = runs.setdefault(frozenset(replace(point, x="", at="") for point in measured), x)
-        if measured and same != x:
+    runs: dict[frozenset[Any], str] = {}
+    for place, x in enumerate(order):
+        measured = panel.measured[panel.measured.x == x]
+        own = [*models_of(measured)] if models else []
+        own += tasks_of(measured) if tasks else []
+        same = runs.setdefault(_distinct(panel.built, measured, "x", "at"), x)
+        if not measured.empty and same != x:
             own = [f"= {labels.get(same, same)}"]
-        star = " *" if any(point.switched for point in measured) else ""
+        star = " *" if any(measured.switched) else ""
         words = [f"{labels.get(x, x)}{star}", " on ".join(own)]
-        if len(slot.models) > 1:
+        if models:
             words = [words[1], f"paper: {words[0]}"]
         texts.append("\n".join(filter(None, words)))
-        reasons = [point.reason for point in points if point.measured]
-        if reasons and not measured:
-            ax.text(place - 0.1, 0.02, reasons[0], rotation=90, fontsize=5.5, color=style.FAINT,
-                    ha="right", transform=ax.get_xaxis_transform())  # fmt: skip
+        asked = panel.points[(panel.points.x == x) & (panel.points.kind == MEASURED)]
+        if len(asked) and measured.empty:
+            reason = ax.text(place - 0.1, 0.02, asked.reason.iloc[0], rotation=90, fontsize=5.5)
+            reason.set(color=style.FAINT, ha="right", transform=ax.get_xaxis_transform())
     slanted = len(order) > MAX_UPRIGHT
     ax.set_xticks(range(len(order)), texts)
     if slanted:
@@ -364,7 +307,7 @@ def name_categories(
     ax.set_xlim(-0.6, len(order) - 0.4)
 
 
-def write_reasons(ax: Axes, reasons: Sequence[str]) -> None:
+def write_reasons(ax: Axes, reasons: Iterable[str]) -> None:
     """Write in place of a panel's numbers that there are none, and why."""
     ax.set_axis_off()
     lines = ("no measured point:", *dict.fromkeys(reason for reason in reasons if reason))
@@ -382,8 +325,8 @@ def draw_below(drawn: Figure, built: BuiltFigure) -> None:
     widest = max((len(str(entry.get_label())) for entry in entries), default=0)
     columns = int(LEGEND_CHARACTERS * width / (widest + SWATCH_CHARACTERS))
     columns = max(1, min(len(entries), columns))
-    origin = common_origin(grid(built))
-    named = textwrap.wrap(origin, round(LEGEND_CHARACTERS * width), break_on_hyphens=False)
+    origins, room = common_origin(grid(built)), round(LEGEND_CHARACTERS * width)
+    named = textwrap.wrap(origins, room, break_on_hyphens=False)
     foot = FOOTER_LINE * len(lines) + 0.08
     strip = foot + LEGEND_LINE * (len(named) - (-len(entries) // columns))
     height += strip
@@ -400,15 +343,15 @@ def draw_below(drawn: Figure, built: BuiltFigure) -> None:
 def legend_entries(built: BuiltFigure) -> list[Artist]:
     """The series, the Pareto front, and how the paper's numbers look."""
     kind = PANEL_KINDS[built.figure.draw.kind]
-    named = [(name, built.figure.label(name)) for name in series_names(built) if name]
+    named = [(name, built.figure.label(name)) for name in built.series if name]
     if kind.numbered:
         named = [(name, f"{n} {label}") for n, (name, label) in enumerate(named, start=1)]
-    ours = {point.series for point in built.drawn(measured=True)}
+    ours = set(built.drawn(measured=True).series)
     entries = [kind.swatch(style.look(name), label, name not in ours) for name, label in named]
     if built.figure.draw.front:
         entries.append(front_swatch())
-    shared = [point for point in built.drawn(measured=False) if point.series in ours]
-    for paper in dict.fromkeys(point.kind for point in shared):
+    theirs = built.drawn(measured=False)
+    for paper in theirs.kind[theirs.series.isin(ours)].unique():
         entries.append(reported_swatch(f"the paper's, {paper}", kind.swatch is box_swatch))
     return entries
 
@@ -424,28 +367,24 @@ def stated(built: BuiltFigure) -> str:
 
 def measured_over(built: BuiltFigure, number: StatedNumber) -> str:
     """The first and the last value that a series has over a stated range of x, in words."""
-    inside = [
-        (float(point.x), float(point.y or 0))
-        for point in built.drawn(measured=True)
-        if (point.series, point.quantity) == (number.series, number.quantity)
-        and isinstance(point.x, int | float)
-        and number.low <= point.x <= number.high
-    ]
-    if not number.series or not inside:
+    ours = built.drawn(measured=True)
+    named = (ours.series == number.series) & (ours.quantity == number.quantity)
+    inside = ours[named & ours.place.between(number.low, number.high)].sort_values(["place", "y"])
+    if not number.series or inside.empty:
         return ""
-    return f" (measured here: from {min(inside)[1]:.3g} to {max(inside)[1]:.3g})"
+    return f" (measured here: from {inside.y.iloc[0]:.3g} to {inside.y.iloc[-1]:.3g})"
 
 
 def measured_on(built: BuiltFigure) -> str:
     """The hardware, and how many samples are behind a point; empty if nothing was measured."""
     points = built.drawn(measured=True)
-    if not points:
+    if points.empty:
         return ""
-    numbers = sorted({point.n for point in points if point.n})
+    numbers = sorted(set(points.n) - {0})
     units = {COUNTED.get(call.name, "samples") for call in built.figure.calls.values()}
     ends = "–".join(f"{n}" for n in dict.fromkeys([*numbers[:1], *numbers[-1:]]))
     behind = f"; n = {ends} ({', '.join(sorted(units)) or 'samples'})" if ends else ""
-    devices = {simulated_on(built, slot) for row in grid(built) for slot in row if slot} - {""}
+    devices = {simulated_on(panel) for row in grid(built) for panel in row if panel} - {""}
     simulated = f"Simulated on step times of {', '.join(sorted(devices))}; drafts " * bool(devices)
     on = f"{simulated}measured on {'; '.join(built.built.hardware) or 'unknown hardware'}{behind}."
     return on[0].upper() + on[1:]
@@ -453,9 +392,9 @@ def measured_on(built: BuiltFigure) -> str:
 
 def footnote(built: BuiltFigure) -> str:
     """The hardware measured on, and how many points have no number."""
-    empty = len(built.without_number())
+    empty = len(built.without_number)
     missing = f"{empty} points have no number here; the csv says why." if empty else ""
-    switched = len({p.switched for p in built.drawn(measured=True)}) > 1
-    mark = "*" if categories(built) else "Below a tick"
+    switched = built.drawn(measured=True).switched.nunique() > 1
+    mark = "*" if built.categories else "Below a tick"
     other = f"{mark}: a setting in place of the paper's (csv: switched)." if switched else ""
     return " ".join(filter(None, (measured_on(built), other, missing)))

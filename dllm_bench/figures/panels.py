@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
-from dllm_bench.figures.points import FigurePoint
+from dllm_bench.figures.points import MEASURED, BuiltFigure
 from dllm_bench.figures.spec import StatedNumber
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from pandas import DataFrame, Series
 
 BAR_ROOM = 0.84  # share of a category's width that its bars take
 BAND_ALPHA = 0.18
@@ -63,52 +65,56 @@ NUMBER_PLACES = [(round(far * x), round(far * y)) for far in (7, 11, 15) for x, 
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel shows."""
+    """One panel of a drawing."""
 
-    points: Sequence[FigurePoint]
-    """Its points, measured and reported; all of them have a number."""
-    series: Mapping[str, int]
-    """Name of a series -> its number, from 1."""
-    order: Mapping[str, int]
-    """Category -> its place on the x axis."""
-    z: str = ""
-    """What the colours of a heat map mean."""
-    log_y: bool = False
-    """True if the y axis is logarithmic."""
+    built: BuiltFigure
+    """The figure."""
+    quantity: str
+    """Name of the quantity on its y axis."""
+    names: tuple[str, ...]
+    """Names of the panel; several if panels with the same points are merged."""
+    points: DataFrame
+    """Its points, measured and reported, also those without a number."""
+    same_runs: str = ""
+    """Name of an earlier panel with the same measured points, but other reported ones."""
 
-    def place(self, point: FigurePoint) -> float:
-        """Where a point stands on the x axis."""
-        return self.order[point.x] if isinstance(point.x, str) else float(point.x or 0)
+    @cached_property
+    def placed(self) -> DataFrame:
+        """The points that have a number, with their place on the x axis."""
+        return self.built.placed[self.built.placed.index.isin(self.points.index)]
 
-    def heights(self, points: Sequence[FigurePoint]) -> list[float]:
-        """Where points stand on the y axis."""
-        return [float(point.y or 0) for point in points]
+    @property
+    def measured(self) -> DataFrame:
+        """The measured points that have a number."""
+        return self.placed[self.placed.kind == MEASURED]
 
-    def by_series(self, measured: bool) -> Iterator[tuple[style.Look, list[FigurePoint]]]:
+    @property
+    def log_y(self) -> bool:
+        """Whether the y axis is logarithmic."""
+        return self.quantity in self.built.figure.draw.log_y
+
+    def by_series(self, measured: bool) -> Iterator[tuple[style.Look, DataFrame]]:
         """Look and points of each series, measured or reported, the points from left to right."""
-        for name in self.series:
-            points = [p for p in self.points if p.series == name and p.measured == measured]
-            if points:
-                yield style.look(name), sorted(points, key=self.place)
+        points = self.placed[self.placed.kind.eq(MEASURED) == measured]
+        for name in self.built.series:
+            if (own := points[points.series == name]).size:
+                yield style.look(name), own.sort_values("place", kind="stable")
 
-    def curves(self) -> Iterator[tuple[style.Look, list[FigurePoint]]]:
+    def curves(self) -> Iterator[tuple[style.Look, DataFrame, bool]]:
         """What one line goes through: the points of a series that are all measured or all the
-        paper's, and whose runs have the same settings but for what the axis says.
+        paper's, and whose runs have the same settings but for what the axis says; whether they are
+        the paper's.
         """
         for measured in (True, False):
             for look, points in self.by_series(measured):
-                for switched in dict.fromkeys(point.switched for point in points):
-                    yield look, [point for point in points if point.switched == switched]
+                for _, curve in points.groupby("switched", sort=False):
+                    yield look, curve, not measured
 
     def switches(self) -> dict[float, str]:
         """Place on the x axis -> settings in place of those asked, of curves that mix settings."""
-        mixed = [
-            points
-            for _, points in self.by_series(measured=True)
-            if len({point.switched for point in points}) > 1
-        ]
-        marked = (p for points in mixed for p in points if p.switched)
-        return {self.place(p): p.switched for p in marked if not isinstance(p.x, str)}
+        mixed = (p for _, p in self.by_series(measured=True) if p.switched.nunique() > 1)
+        marked = (p for points in mixed for p in points[points.switched != ""].itertuples())
+        return {p.place: p.switched for p in marked if not isinstance(p.x, str)}
 
 
 def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
@@ -125,14 +131,12 @@ def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
     }
 
 
-def draw_intervals(
-    ax: Axes, xs: Sequence[float], points: Sequence[FigurePoint], colour: str
-) -> None:
+def draw_intervals(ax: Axes, xs: Series, points: DataFrame, colour: str) -> None:
     """Thin bars over the intervals of the points that have one."""
-    known = [(x, p.low, p.high) for x, p in zip(xs, points, strict=True) if p.low is not None]
-    if known:
-        x, low, high = zip(*known, strict=True)
-        ax.vlines(x, low, high, color=colour, linewidth=0.7, label=BARS)
+    known = points.low.notna()
+    if known.any():
+        ends = points.low[known], points.high[known]
+        ax.vlines(xs[known], *ends, color=colour, linewidth=0.7, label=BARS)
 
 
 def separate_intervals(ax: Axes) -> None:
@@ -173,44 +177,38 @@ def _hides(bar: tuple[float, float, float], other: tuple[float, int, int, float,
 
 def lines(ax: Axes, panel: Panel) -> None:
     """One line per series."""
-    for look, points in panel.curves():
-        xs = [panel.place(point) for point in points]
+    for look, points, reported in panel.curves():
         every = max(1, len(points) // MARKERS) if len(points) > MANY_POINTS else 1
-        reported = not points[0].measured
-        ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, reported))
-        draw_intervals(ax, xs, points, look.colour)
+        ax.plot(points.place, points.y, markevery=every, **line_settings(look, reported))
+        draw_intervals(ax, points.place, points, look.colour)
 
 
 def pareto_front(ax: Axes, panel: Panel) -> None:
     """Pale discs below the points on the Pareto front, and a pale line through them."""
-    best = [point for point in panel.points if point.front]
-    places = sorted({*zip(map(panel.place, best), panel.heights(best), strict=True)})
-    ax.plot([x for x, _ in places], [y for _, y in places], **FRONT_LINE)
+    best = panel.placed[panel.placed.front.astype(bool)][["place", "y"]].drop_duplicates()
+    best = best.sort_values(["place", "y"])
+    ax.plot(best.place, best.y, **FRONT_LINE)
 
 
 def band(ax: Axes, panel: Panel) -> None:
     """A line per series, in a band from its low to its high ends."""
-    for look, points in panel.curves():
-        xs = [panel.place(point) for point in points]
+    for look, points, reported in panel.curves():
         every = max(1, len(points) // MARKERS)
-        reported = not points[0].measured
-        ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, reported))
-        ends = [(p.low, p.high) for p in points if p.low is not None and p.high is not None]
-        if len(ends) == len(points):
-            low, high = zip(*ends, strict=True)
-            ax.fill_between(xs, low, high, color=look.colour, alpha=BAND_ALPHA, linewidth=0)
+        ax.plot(points.place, points.y, markevery=every, **line_settings(look, reported))
+        if points.low.notna().all() and points.high.notna().all():
+            ends = points.low, points.high
+            ax.fill_between(points.place, *ends, color=look.colour, alpha=BAND_ALPHA, linewidth=0)
 
 
 def scatter(ax: Axes, panel: Panel) -> None:
     """A marker per point with the number of its series: two metrics against each other."""
-    for look, points in panel.curves():
-        xs, ys = [panel.place(point) for point in points], panel.heights(points)
-        reported = not points[0].measured
-        ax.plot(xs, ys, **{**line_settings(look, reported), "linestyle": "none"})
-        draw_intervals(ax, xs, points, look.colour)
-        for x, y, point in zip(xs, ys, points, strict=True):
-            number = str(panel.series[point.series])
-            text = ax.annotate(number, (x, y), xytext=NUMBER_PLACES[0], textcoords="offset points")
+    for look, points, reported in panel.curves():
+        marks = {**line_settings(look, reported), "linestyle": "none"}
+        ax.plot(points.place, points.y, **marks)
+        draw_intervals(ax, points.place, points, look.colour)
+        for p in points.itertuples():
+            number, place = str(panel.built.series[p.series]), NUMBER_PLACES[0]
+            text = ax.annotate(number, (p.place, p.y), xytext=place, textcoords="offset points")
             text.set(fontsize=7, color=look.colour, ha="center", va="center")
 
 
@@ -239,66 +237,53 @@ def separate_numbers(ax: Axes) -> None:
 
 def bars(ax: Axes, panel: Panel) -> None:
     """Groups of bars, one group per category; a diamond where the paper's bar ends."""
-    shown = [name for name in panel.series if any(p.series == name for p in panel.points)]
+    points = panel.placed
+    shown = [name for name in panel.built.series if name in set(points.series)]
     width = BAR_ROOM / max(len(shown), 1)
     for index, name in enumerate(shown):
         shift, look = (index + 0.5) * width - BAR_ROOM / 2, style.look(name)
-        measured, reported = (
-            [p for p in panel.points if p.series == name and p.measured == is_measured]
-            for is_measured in (True, False)
-        )
-        xs = [panel.place(point) + shift for point in measured]
-        draw_columns(ax, panel, look, (xs, panel.heights(measured)), width * 0.92)
-        draw_intervals(ax, xs, measured, style.INK)
-        xs = [panel.place(point) + shift for point in reported]
-        ax.plot(xs, panel.heights(reported), **REPORTED_BAR)
+        measured = points[(points.series == name) & (points.kind == MEASURED)]
+        reported = points[(points.series == name) & (points.kind != MEASURED)]
+        draw_columns(ax, panel, look, (measured.place + shift, measured.y), width * 0.92)
+        draw_intervals(ax, measured.place + shift, measured, style.INK)
+        ax.plot(reported.place + shift, reported.y, **REPORTED_BAR)
     ax.grid(axis="x", visible=False)
 
 
 def draw_columns(
-    ax: Axes, panel: Panel, look: style.Look, ends: tuple[Sequence[float], ...], width: float
+    ax: Axes, panel: Panel, look: style.Look, ends: tuple[Series, Series], width: float
 ) -> None:
     """Draw bars with their ends at x and y; on a logarithmic axis, where the length of a bar says
     nothing, markers.
     """
-    xs, ys = ends
     if panel.log_y:
-        ax.plot(xs, ys, **{**line_settings(look), "linestyle": "none"})
+        ax.plot(*ends, **{**line_settings(look), "linestyle": "none"})
     else:
-        ax.bar(xs, ys, width, **bar_settings(look))
+        ax.bar(*ends, width, **bar_settings(look))
 
 
 def histogram(ax: Axes, panel: Panel) -> None:
     """Adjacent bars at numbers on the x axis, as wide as these numbers are apart."""
-    places = sorted({panel.place(point) for point in panel.points})
+    places = sorted(set(panel.placed.place))
     distance = min((b - a for a, b in pairwise(places)), default=1.0)
     shown = list(panel.by_series(measured=True))
     width = 0.9 * distance / max(len(shown), 1)
     for index, (look, points) in enumerate(shown):
         shift = (index + 0.5) * width - 0.45 * distance
-        xs = [panel.place(point) + shift for point in points]
-        draw_columns(ax, panel, look, (xs, panel.heights(points)), width)
+        draw_columns(ax, panel, look, (points.place + shift, points.y), width)
     ax.grid(axis="x", visible=False)
 
 
 def heat(ax: Axes, panel: Panel) -> None:
     """A colour at (x, y) for z; points without z are dots on it."""
-    import numpy as np
-
-    cells = [p for p in panel.points if p.z is not None]
-    xs = sorted({panel.place(p) for p in cells})
-    ys = sorted({float(p.y or 0) for p in cells})
-    grid = np.full((len(ys), len(xs)), np.nan)
-    columns, rows = ({v: i for i, v in enumerate(values)} for values in (xs, ys))
-    for p in cells:
-        grid[rows[float(p.y or 0)], columns[panel.place(p)]] = p.z
-    drawn = ax.pcolormesh(xs, ys, grid, cmap="viridis", shading="nearest", rasterized=True)
+    cells = panel.placed[panel.placed.z.notna()]
+    grid = cells.pivot_table("z", "y", "place", aggfunc="last")
+    colours: dict[str, Any] = {"cmap": "viridis", "shading": "nearest", "rasterized": True}
+    mesh = ax.pcolormesh(grid.columns, grid.index, grid, **colours)
     assert ax.figure
-    ax.figure.colorbar(drawn, ax=ax, pad=0.02, aspect=30, label=panel.z)
-    dots = [p for p in panel.points if p.z is None]
-    ax.plot(
-        [panel.place(p) for p in dots], panel.heights(dots), "o", color=DOT_COLOUR, markersize=1.6
-    )
+    ax.figure.colorbar(mesh, ax=ax, pad=0.02, aspect=30, label=panel.built.figure.draw.z)
+    dots = panel.placed[panel.placed.z.isna()]
+    ax.plot(dots.place, dots.y, "o", color=DOT_COLOUR, markersize=1.6)
     ax.grid(visible=False)
 
 
@@ -318,9 +303,8 @@ def reliability(ax: Axes, panel: Panel) -> None:
     lines(ax, panel)
     rows = list(panel.by_series(measured=True))
     for row, (look, points) in enumerate(rows, start=1):
-        places = apart(map(panel.place, points), COUNT_APART)
-        for place, point in zip(places, points, strict=True):
-            count = ax.text(place, -COUNT_ROW * row, str(point.n))
+        for place, n in zip(apart(points.place, COUNT_APART), points.n, strict=True):
+            count = ax.text(place, -COUNT_ROW * row, str(n))
             count.set(
                 fontsize=5, color=look.colour, ha="center", va="center", rotation=90, clip_on=True
             )
@@ -334,7 +318,7 @@ def draw_switches(ax: Axes, panel: Panel) -> None:
     """Write below the axis which points have other settings than the paper's."""
     switches = panel.switches()
     if switches:
-        places = sorted({panel.place(point) for point in panel.points})
+        places = sorted(set(panel.placed.place))
         words = {x: [s.rpartition(".")[2] for s in text.split()] for x, text in switches.items()}
         short = ["\n".join(words.get(place, ())).replace("=", " ") for place in places]
         labels = [f"{x:g}\n{text}".strip() for x, text in zip(places, short, strict=True)]

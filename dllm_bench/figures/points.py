@@ -1,4 +1,4 @@
-"""Sealed records to the points of a figure, in the long form that is written as csv and drawn.
+"""Sealed records to the points of a figure: a frame of pandas, which is written as csv and drawn.
 
 A point is a cell of the figure's table with the number that its metric or its run series gives.
 A cell whose run is missing or unavailable becomes a point without a number, with the state of its
@@ -10,23 +10,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from math import isnan
 from statistics import mode
+from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
-from dllm_bench.figures.run_series import StoredRun, run_series
-from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall
+from dllm_bench.figures.run_series import Point, StoredRun, run_series
+from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall, number_or_text
 from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.runs import token_replay
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, file_of_run, read_samples
 from dllm_bench.tables.derive import leaves_of
-from dllm_bench.tables.frame import BuiltTable, Row, build, parse_number, setting_text
+from dllm_bench.tables.frame import BuiltTable, Row, build, setting_text
 from dllm_bench.tables.plan import PlannedCell, distinct_runs
 from dllm_bench.tables.spec import Profile, TableMetric
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MEASURED, STATED = "measured", "stated"
 NO_REPLAY = "missing: token replay"
@@ -34,49 +39,32 @@ UNDEFINED = "the run's facts do not define these points"
 BY_METRIC = "metric"  # the series are the metrics, not a facet's values
 
 
-@dataclass(frozen=True)
-class FigurePoint:
-    """One point of a figure; a line of its csv file has these fields."""
+BLANK: Mapping[str, Any] = {
+    **dict.fromkeys(("panel", "series", "quantity"), ""),
+    **dict.fromkeys(("x", "y", "low", "high", "z")),
+    "n": 0,
+    "kind": MEASURED,
+    **dict.fromkeys(("state", "reason", "source", "run", "switched", "at"), ""),
+    "front": False,
+}
+"""The columns of a figure's points and of its csv, with what an absent value is.
 
-    panel: str
-    """Name of its panel."""
-    series: str
-    """Name of its series."""
-    quantity: str
-    """Name of the quantity on the y axis."""
-    x: float | str | None = None
-    """A number or a category; None if unknown."""
-    y: float | None = None
-    """None if there is no number; `state` and `reason` say why."""
-    low: float | None = None
-    """Lower end of its interval or band."""
-    high: float | None = None
-    """Upper end of its interval or band."""
-    z: float | None = None
-    """Value of a heat map at (x, y)."""
-    n: int = 0
-    """How many samples (or what a run series counts) are behind it."""
-    kind: str = MEASURED
-    """`measured`, or `printed`, `digitised` or `stated` for the paper's."""
-    state: str = ""
-    """State of its run, a `CellState`."""
-    reason: str = ""
-    """Why it has no number."""
-    source: str = ""
-    """What was measured, as "models on benchmarks", or where a reported point stands."""
-    run: str = ""
-    """Hashes of the runs behind it."""
-    switched: str = ""
-    """Settings of its run that the profile has in place of those asked, such as a shorter block."""
-    at: str = ""
-    """Its x in a sweep; the axis of a stated number."""
-    front: bool = False
-    """True if no point of its panel beats it."""
+Panel, series, and quantity on the y axis; x, a number or a category; y, with low and high ends of
+its interval or band; z, the value of a heat map at (x, y); n samples (or what a run series counts)
+behind it. Kind: `measured`, or `printed`, `digitised` or `stated` for the paper's. State of its
+run, a `CellState`, and the reason why it has no number. Source: what was measured, as "models on
+benchmarks", or where a reported point stands. Hashes of the runs behind it. Switched: settings of
+its run that the profile has in place of those asked, such as a shorter block. At: its x in a sweep,
+or the axis of a stated number. Front: whether no point of its panel beats it.
+"""
+NUMBERS = ("y", "low", "high", "z")
 
-    @property
-    def measured(self) -> bool:
-        """False for a point of the paper."""
-        return self.kind == MEASURED
+
+def frame_of_points(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """A row per point. Values stay as they are: whole numbers are written without a point."""
+    import pandas as pd
+
+    return pd.DataFrame([{**BLANK, **row} for row in rows], columns=list(BLANK), dtype=object)
 
 
 @dataclass(frozen=True)
@@ -87,16 +75,47 @@ class BuiltFigure:
     """What is drawn."""
     built: BuiltTable
     """The table behind it, with the states of all runs."""
-    points: tuple[FigurePoint, ...]
-    """All points, measured and reported, with or without a number."""
+    points: DataFrame
+    """All points, measured and reported, with or without a number; columns as in `BLANK`."""
 
-    def drawn(self, measured: bool) -> list[FigurePoint]:
+    @cached_property
+    def placed(self) -> DataFrame:
+        """The points with a number, and `place`, where they stand on the x axis."""
+        order = {x: place for place, x in enumerate(self.categories)}
+        drawn = self.points[self.points.y.notna()].astype(dict.fromkeys(NUMBERS, float))
+        return drawn.assign(
+            place=[float(order[x] if isinstance(x, str) else x or 0) for x in drawn.x]
+        )
+
+    def drawn(self, measured: bool) -> DataFrame:
         """The points with a number: the measured ones, or the reported ones."""
-        return [p for p in self.points if p.y is not None and p.measured == measured]
+        return self.placed[self.placed.kind.eq(MEASURED) == measured]
 
-    def without_number(self) -> list[FigurePoint]:
+    @property
+    def without_number(self) -> DataFrame:
         """The points whose runs are missing or unavailable."""
-        return [point for point in self.points if point.y is None and point.measured]
+        return self.points[self.points.y.isna() & self.points.kind.eq(MEASURED)]
+
+    @property
+    def panels(self) -> list[str]:
+        """Names of the panels: the facet's values, then those that run series or the paper add."""
+        facet, names = self.figure.facet_labels(self.figure.draw.panels), set(self.points.panel)
+        return [name for name in dict.fromkeys([*facet, *self.points.panel]) if name in names]
+
+    @cached_property
+    def series(self) -> dict[str, int]:
+        """Series that have a point to draw, in the order of their facet -> their number, from 1."""
+        names = self.points.series[self.points.y.notna()]
+        order = [*self.figure.facet_labels(self.figure.draw.series), *self.figure.rows, *names]
+        found = (name for name in dict.fromkeys(order) if name in set(names))
+        return {name: number for number, name in enumerate(found, start=1)}
+
+    @cached_property
+    def categories(self) -> list[str]:
+        """Categories on the x axis, in the order of their facet; none where x is a number."""
+        names = [x for x in self.points.x if isinstance(x, str)]
+        order = [*self.figure.facet_labels(self.figure.draw.x.facet), *names]
+        return [x for x in dict.fromkeys(order) if x in names]
 
 
 def build_figure(
@@ -110,30 +129,28 @@ def build_figure(
         {r.identity_hash: StoredRun(r, store.path(r.spec)) for r in _records(planned)},
         profile,
     )
-    points = [
+    measured = [
         point
         for cell in built.cells.itertuples()
         if cell.Index[-1] != figure.draw.x.metric
         for point in builder.points(cell)
     ]
-    if figure.draw.front:
-        points = list(with_front(points, figure.draw.front))
-    return BuiltFigure(figure, built, (*points, *reported_points(figure)))
+    points = frame_of_points([*measured, *figure.reported])
+    return BuiltFigure(figure, built, with_front(points, figure.draw.front))
 
 
-def with_front(points: Sequence[FigurePoint], front: ParetoFront) -> Iterator[FigurePoint]:
-    """The points, with `front` set for those that no other of their panel beats."""
+def with_front(points: DataFrame, front: ParetoFront | None) -> DataFrame:
+    """The points, with `front` set for the measured ones that no other of their panel beats."""
+    if front is None:
+        return points
     sign = 1 if front.better == "high" else -1
-    panels: dict[tuple[str, str], list[FigurePoint]] = {}
-    for point in points:
-        if point.y is not None and point.series not in front.without:
-            panels.setdefault((point.panel, point.quantity), []).append(point)
-    best = {
-        id(panel[i])
-        for panel in panels.values()
-        for i in pareto_front([(sign * float(p.x or 0), float(p.y or 0)) for p in panel])
-    }
-    yield from (replace(point, front=id(point) in best) for point in points)
+    can_win = points.y.notna() & points.kind.eq(MEASURED) & ~points.series.isin(front.without)
+    best = [
+        panel.index[i]
+        for _, panel in points[can_win].groupby(["panel", "quantity"])
+        for i in pareto_front([(sign * float(p.x or 0), p.y) for p in panel.itertuples()])
+    ]
+    return points.assign(front=points.index.isin(best))
 
 
 def missing_replays(
@@ -184,7 +201,7 @@ class _PointBuilder:
     profile: Profile
     """What the runs were translated with."""
 
-    def points(self, cell: Row) -> Iterator[FigurePoint]:
+    def points(self, cell: Row) -> Iterator[Point]:
         """The point of a cell, or those of its run series."""
         blank, call = self._blank(cell), self.figure.calls.get(self._metric(cell))
         if call and cell.planned.run.record:
@@ -192,34 +209,31 @@ class _PointBuilder:
             return
         x = self._x(cell)
         if isnan(cell.value) or call or x is None:
-            yield replace(
-                blank,
-                x=x,
-                reason=cell.planned.cell.reported_only or cell.planned.run.short or cell.reason,
-            )
+            reason = cell.planned.cell.reported_only or cell.planned.run.short or cell.reason
+            yield {**blank, "x": x, "reason": reason}
             return
-        low, high = (None, None) if isnan(cell.low) else (cell.low, cell.high)
-        yield replace(blank, x=x, y=cell.value, low=low, high=high, n=cell.n)
+        ends = {} if isnan(cell.low) else {"low": cell.low, "high": cell.high}
+        yield {**blank, "x": x, "y": cell.value, **ends, "n": cell.n}
 
     def _metric(self, cell: Row) -> str:
         """The metric's name in the yaml, without a position."""
         return cell.Index[-1].partition("@")[0]
 
-    def _blank(self, cell: Row) -> FigurePoint:
+    def _blank(self, cell: Row) -> Point:
         """The cell's point without its numbers."""
         figure, keys, metric = self.figure, cell.planned.cell.keys, self._metric(cell)
         names = {**keys, BY_METRIC: metric}
         series = names.get(figure.draw.series, "")
-        return FigurePoint(
-            panel=keys.get(figure.draw.panels, ""),
-            series=figure.group.get(series, series),
-            quantity=figure.row(metric),
-            state=cell.state,
-            source=_source(cell),
-            run=" ".join(run.spec.identity_hash for run in cell.runs if run.spec),
-            switched=" ".join(self._switched(cell)),
-            at=" ".join(figure.at[name] for name in keys.values() if name in figure.at),
-        )
+        return {
+            "panel": keys.get(figure.draw.panels, ""),
+            "series": figure.group.get(series, series),
+            "quantity": figure.row(metric),
+            "state": cell.state,
+            "source": _source(cell),
+            "run": " ".join(run.spec.identity_hash for run in cell.runs if run.spec),
+            "switched": " ".join(self._switched(cell)),
+            "at": " ".join(figure.at[name] for name in keys.values() if name in figure.at),
+        }
 
     def _switched(self, cell: Row) -> Iterator[str]:
         """Settings in place of those asked, but for the x axis'; of a mean, in how many of its
@@ -249,9 +263,7 @@ class _PointBuilder:
             return number_or_text(self.figure.at.get(keys[axis.facet], keys[axis.facet]))
         return number_or_text(cell.Index[-1].partition("@")[2]) or None
 
-    def _series_points(
-        self, cell: Row, call: SeriesCall, blank: FigurePoint
-    ) -> Iterator[FigurePoint]:
+    def _series_points(self, cell: Row, call: SeriesCall, blank: Point) -> Iterator[Point]:
         """The points that a run series gives for a sealed run; it may name panel and series."""
         assert cell.planned.run.record
         run = self.runs[cell.planned.run.record.identity_hash]
@@ -261,11 +273,7 @@ class _PointBuilder:
             why = NO_REPLAY if call.replay_samples and not run.replays else UNDEFINED
         except DllmBenchError as error:
             points, why = [], str(error).replace(str(run.folder), cell.planned.run.folder)
-        if not points:
-            yield replace(blank, reason=why)
-        for p in points:
-            named = replace(blank, panel=p.panel or blank.panel, series=p.series or blank.series)
-            yield replace(named, x=p.x, y=p.y, low=p.low, high=p.high, z=p.z, n=p.n)
+        yield from ({**blank, **point} for point in points or [{"reason": why}])
 
 
 def _source(cell: Row) -> str:
@@ -273,16 +281,3 @@ def _source(cell: Row) -> str:
     chosen = [leaf.run.chosen for leaf in leaves_of(cell.planned)]
     names = (sorted({c[key] for c in chosen if key in c}) for key in ("model", "benchmark"))
     return " on ".join(", ".join(found) for found in names if found)
-
-
-def reported_points(figure: PaperFigure) -> Iterator[FigurePoint]:
-    """The paper's points."""
-    for p in figure.reported:
-        x = number_or_text(p.x)
-        yield FigurePoint(p.panel, p.series, p.quantity, x, p.y, kind=p.kind, source=p.source)
-
-
-def number_or_text(text: str) -> float | str:
-    """The number that a text spells, else the text."""
-    number = parse_number(text)
-    return text if number is None else number

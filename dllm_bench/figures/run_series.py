@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import isnan, log2
@@ -80,41 +80,20 @@ class StoredRun:
         return [(stored[replay.id], replay) for replay in read_replays(self.folder)]
 
 
-@dataclass(frozen=True)
-class SeriesPoint:
-    """One point of a run series."""
-
-    x: float | str
-    """Place on the x axis: a number or a category."""
-    y: float
-    """Place on the y axis."""
-    low: float | None = None
-    """Lower end of the band or interval, if there is one."""
-    high: float | None = None
-    """Upper end of the band or interval, if there is one."""
-    z: float | None = None
-    """Value of a heat map at (x, y)."""
-    n: int = 0
-    """How many samples (or tokens, drafts, requests) are behind the point."""
-    panel: str = ""
-    """The panel, where the function decides it instead of a facet of the figure."""
-    series: str = ""
-    """The series, where the function decides it instead of a facet of the figure."""
-
-
-RunSeries = Callable[[StoredRun, Settings], Iterable[SeriesPoint]]
+Point = dict[str, Any]
+"""Fields of a point by the names of `points.BLANK`: x and y, others where the run gives them."""
+RunSeries = Callable[[StoredRun, Settings], Iterable[Point]]
 
 
 # Step by step, from the commit times that every run stores. Curves over samples are means over the
 # samples that are still decoding, with the middle half of these samples as their band.
 
 
-def mean_and_quartiles(x: float, values: Sequence[float]) -> SeriesPoint:
+def mean_and_quartiles(x: float, values: Sequence[float]) -> Point:
     """The mean of `values` at `x`, with their quartiles as band."""
-    if len(values) < 2:
-        return SeriesPoint(x, values[0], values[0], values[0], n=1)
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return SeriesPoint(x, fmean(values), low, high, n=len(values))
+    ends = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values
+    mean = fmean(values) if len(values) > 1 else values[0]
+    return {"x": x, "y": mean, "low": ends[0], "high": ends[-1], "n": len(values)}
 
 
 def committed_per_step(sample: SampleRecord) -> list[int]:
@@ -123,7 +102,7 @@ def committed_per_step(sample: SampleRecord) -> list[int]:
     return [counts[step] for step in range(max(sample.born) + 1)]
 
 
-def tokens_per_step(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def tokens_per_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Tokens committed at a step, by step (LoPA, figure 5)."""
     counts = [committed_per_step(sample) for sample in run.samples]
     for step in range(max(map(len, counts))):
@@ -132,7 +111,7 @@ def tokens_per_step(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]
             yield mean_and_quartiles(step + 1, values)
 
 
-def progress(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def progress(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Committed positions against steps, both in percent of the text's positions, mean over
     samples (CreditDecoding, figure 9). One token per step is the diagonal. Setting `every`: the
     distance of the points in percent.
@@ -140,10 +119,10 @@ def progress(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     counts = [(committed_per_step(sample), len(sample.born)) for sample in run.samples]
     for percent in range(0, 101, settings["every"]):
         shares = [sum(c[: round(percent * n / 100)]) / sum(c) for c, n in counts]
-        yield SeriesPoint(percent, 100 * fmean(shares), n=len(shares))
+        yield {"x": percent, "y": 100 * fmean(shares), "n": len(shares)}
 
 
-def step_of_position(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def step_of_position(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Step at which a position was committed, mean over samples (CreditDecoding, figure 8)."""
     for position in range(max(len(sample.born) for sample in run.samples)):
         steps = [s.born[position] + 1 for s in run.samples if position < len(s.born)]
@@ -152,7 +131,7 @@ def step_of_position(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint
             yield mean_and_quartiles(position + 1, committed)
 
 
-def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Number of blocks by how many steps committed something in them (Learn2PD, figure 5)."""
     size = run.record.spec.decoder["schedule"]["block"]
     steps_of_blocks = [
@@ -162,7 +141,7 @@ def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]
     ]
     counts = Counter(steps for steps in steps_of_blocks if steps)
     for steps in range(1, max(counts) + 1):
-        yield SeriesPoint(steps, counts[steps], n=len(steps_of_blocks))
+        yield {"x": steps, "y": counts[steps], "n": len(steps_of_blocks)}
 
 
 # Before a token was committed, from the token replays of the first samples (`runs/token_replay`).
@@ -199,24 +178,24 @@ def chosen_positions(settings: Settings, length: int) -> list[int]:
     return [max(round(share * length), 1) - 1 for share in settings["at"]]
 
 
-def first_right_and_committed(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def first_right_and_committed(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """By position of one text: first step with the right candidate, and step of the commit."""
     for replayed in one_sample(run, settings):
         for position, (first, committed) in enumerate(first_right_steps(replayed)):
             if committed:
-                yield SeriesPoint(position + 1, first, n=1, series="first")
-                yield SeriesPoint(position + 1, committed, n=1, series="decoded")
+                yield {"x": position + 1, "y": first, "n": 1, "series": "first"}
+                yield {"x": position + 1, "y": committed, "n": 1, "series": "decoded"}
 
 
-def waiting_steps(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def waiting_steps(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Number of tokens by steps between the first right candidate and the commit."""
     pairs = [pair for replayed in run.replays for pair in first_right_steps(replayed) if pair[1]]
     counts = Counter(committed - first for first, committed in pairs)
     for waited in range(max(counts, default=-1) + 1):
-        yield SeriesPoint(waited, counts[waited], n=len(pairs))
+        yield {"x": waited, "y": counts[waited], "n": len(pairs)}
 
 
-def first_right_step(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def first_right_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """First step whose candidate was the final token, by position, mean over samples."""
     by_position: dict[int, list[float]] = defaultdict(list)
     for replayed in run.replays:
@@ -224,24 +203,24 @@ def first_right_step(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint
             if committed:
                 by_position[position].append(first)
     for position in sorted(by_position):
-        yield replace(mean_and_quartiles(position + 1, by_position[position]), series="ideal")
+        yield {**mean_and_quartiles(position + 1, by_position[position]), "series": "ideal"}
 
 
-def probability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def probability(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Probability of the final token at some positions of one text, by step up to its commit. A
     panel per position, or a series per position with the setting `one_panel`.
     """
     for sample, replay in one_sample(run, settings):
         for index, position in enumerate(chosen_positions(settings, len(sample.born)), start=1):
-            series, panel = f"token {index}", f"position {position + 1}"
-            series, panel = (series, "") if settings.get("one_panel") else ("", panel)
+            apart = {"panel": f"position {position + 1}"}
+            named = {"series": f"token {index}"} if settings.get("one_panel") else apart
             for step in range(sample.born[position] + 1):
                 value = float(replay.chance_SP[step, position])
                 if not isnan(value):
-                    yield SeriesPoint(step + 1, value, n=1, panel=panel, series=series)
+                    yield {"x": step + 1, "y": value, "n": 1, **named}
 
 
-def rank(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def rank(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Rank of the final token (1: it is the candidate) at some positions of one text, by step up to
     its commit; a panel per position.
     """
@@ -250,10 +229,10 @@ def rank(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
             for step in range(sample.born[position] + 1):
                 value = int(replay.rank_SP[step, position])
                 if value > 0:
-                    yield SeriesPoint(step + 1, value, n=1, panel=f"position {position + 1}")
+                    yield {"x": step + 1, "y": value, "n": 1, "panel": f"position {position + 1}"}
 
 
-def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Mean probability of the final token by steps left until its commit. Tokens are grouped by the
     number of steps for which they have a probability; the setting `groups` lists the largest number
     of each group, and each group is a series.
@@ -268,10 +247,10 @@ def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[Se
     for group, left in sorted(values):
         if group:
             known = values[group, left]
-            yield SeriesPoint(left, fmean(known), n=len(known), series=f"up to {group}")
+            yield {"x": left, "y": fmean(known), "n": len(known), "series": f"up to {group}"}
 
 
-def rank_map(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def rank_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """By position and step of one text: log2 of the final token's rank; a point without value where
     the position was committed.
     """
@@ -280,12 +259,12 @@ def rank_map(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
             for step in range(committed + 1):
                 value = int(replay.rank_SP[step, position])
                 if value > 0:
-                    yield SeriesPoint(position + 1, step + 1, z=log2(value), n=1)
+                    yield {"x": position + 1, "y": step + 1, "z": log2(value), "n": 1}
             if committed >= 0:
-                yield SeriesPoint(position + 1, committed + 1, n=1)
+                yield {"x": position + 1, "y": committed + 1, "n": 1}
 
 
-def probability_map(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def probability_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """By position and step: probability of the final token, mean over the samples that have one."""
     values: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample, replay in run.replays:
@@ -296,13 +275,13 @@ def probability_map(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]
                     values[position, step].append(value)
     for position, step in sorted(values):
         known = values[position, step]
-        yield SeriesPoint(position + 1, step + 1, z=fmean(known), n=len(known))
+        yield {"x": position + 1, "y": step + 1, "z": fmean(known), "n": len(known)}
 
 
 # Training and calibration.
 
 
-def filter_loss(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def filter_loss(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Loss by epoch of the filter that the run used, on its training and its held-out rows
     (Learn2PD, figure 8). Nothing if the weights on this disk are not the ones of the run.
     """
@@ -315,10 +294,10 @@ def filter_loss(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     for line in (folder / CURVE_FILE).read_text(encoding="utf-8").splitlines():
         point = json.loads(line)
         for series in ("train", "validation"):
-            yield SeriesPoint(point["epoch"], point[series], series=series)
+            yield {"x": point["epoch"], "y": point[series], "series": series}
 
 
-def reliability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Observed against predicted survival of draft prefixes, by bin of the prediction: a panel per
     position of the draft, a series before and one after temperature scaling.
 
@@ -333,9 +312,8 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     for k in settings["positions"]:
         for name, outcomes in series.items():
             for bar in calibration.reliability_bins(outcomes(stats, k), settings["bins"]):
-                yield SeriesPoint(
-                    bar.predicted, bar.happened, n=bar.count, panel=str(k), series=name
-                )
+                of = {"n": bar.count, "panel": str(k), "series": name}
+                yield {"x": bar.predicted, "y": bar.happened, **of}
 
 
 # Simulated serving load (`serving/`) on a measured step profile, from the drafts of a run that
@@ -353,22 +331,22 @@ LENGTH_RULES: Mapping[str, Callable[[StepProfile, Settings], NewLengthRule]] = {
 }
 
 
-def user_and_device_speed(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def user_and_device_speed(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Tokens/s per device against tokens/s per user, a point per number of requests."""
     for point in served(run, settings):
-        yield SeriesPoint(point.tokens_per_s_user, point.tokens_per_s_device, n=point.requests)
+        yield {"x": point.tokens_per_s_user, "y": point.tokens_per_s_device, "n": point.requests}
 
 
-def device_speed(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def device_speed(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Tokens/s per device against the number of requests."""
     for point in served(run, settings):
-        yield SeriesPoint(point.requests, point.tokens_per_s_device, n=point.requests)
+        yield {"x": point.requests, "y": point.tokens_per_s_device, "n": point.requests}
 
 
-def verified_per_request(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+def verified_per_request(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Tokens verified per request and step against the number of requests."""
     for point in served(run, settings):
-        yield SeriesPoint(point.requests, point.verified_per_request, n=point.requests)
+        yield {"x": point.requests, "y": point.verified_per_request, "n": point.requests}
 
 
 def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:

@@ -29,7 +29,7 @@ from dllm_bench.tables.load import (
     read_yaml,
     sweep_steps,
 )
-from dllm_bench.tables.spec import SCORE, PaperTable
+from dllm_bench.tables.spec import SCORE, PaperTable, parse_number
 
 REPORTED_FIGURES = PACKAGE / "figures" / "reported"
 STATED_NUMBERS = "figure_numbers.csv"
@@ -107,26 +107,6 @@ class SeriesCall:
 
 
 @dataclass(frozen=True)
-class ReportedPoint:
-    """A point of the paper's own figure."""
-
-    panel: str
-    """Name of its panel."""
-    series: str
-    """Name of its series."""
-    quantity: str
-    """Name of the quantity on the y axis."""
-    x: str
-    """Its x as written: a number or a category."""
-    y: float
-    """Its y."""
-    kind: str
-    """`printed` in the paper, or `digitised` from the drawn curve."""
-    source: str
-    """Where it stands."""
-
-
-@dataclass(frozen=True)
 class StatedNumber:
     """A number that the paper's text gives for a figure and that is no point of it: a place on an
     axis (the best block length), a range, or neither (a speedup).
@@ -175,8 +155,8 @@ class PaperFigure:
     """Value of a swept facet -> its x."""
     group: Mapping[str, str]
     """Value of a swept facet -> name of the sweep that it belongs to."""
-    reported: tuple[ReportedPoint, ...]
-    """The paper's own points."""
+    reported: tuple[Mapping[str, Any], ...]
+    """The paper's own points, by the names of `points.BLANK`: `printed` or, drawn, `digitised`."""
     stated: tuple[StatedNumber, ...] = ()
     """Numbers of the paper's text that are no points."""
 
@@ -263,18 +243,24 @@ def _call(plain: Mapping[str, Any]) -> SeriesCall:
     return SeriesCall(plain["run_series"], settings, by_value, plain.get("replay_samples", 0))
 
 
-def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[ReportedPoint]:
+def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[dict[str, Any]]:
     """The points of a csv file; rows that do not match `where`, or whose panel, series, quantity or
     x has no translation, are left out.
     """
     for row in _rows(entry, data):
-        parts = [_column(entry.get(key, ""), row) for key in ("panel", "series", "quantity", "x")]
+        keys = ("panel", "series", "quantity", "x")
+        named = {key: _column(entry.get(key, ""), row) for key in keys}
         matches = all(_matches(row, *pair) for pair in entry.get("where", {}).items())
-        if matches and None not in parts:
-            panel, series, quantity, x = (str(part) for part in parts)
+        if matches and None not in named.values():
             y = float(row[entry.get("y", "value")].strip("%+")) * entry.get("scale", 1)
-            where = entry.get("source", source)
-            yield ReportedPoint(panel, series, quantity, x, y, entry["kind"], where)
+            of_paper = {"kind": entry["kind"], "source": entry.get("source", source)}
+            yield {**named, "x": number_or_text(str(named["x"])), "y": y, **of_paper}
+
+
+def number_or_text(text: str) -> float | str:
+    """The number that a text spells, else the text."""
+    number = parse_number(text)
+    return text if number is None else number
 
 
 def _stated(

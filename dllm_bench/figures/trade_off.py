@@ -4,13 +4,16 @@ A decoder has its colour and marker of `style`; variants (`lopa_dream`) have tho
 Runs of one decoder are joined, since they are a sweep. Points that no other beats are joined by the
 front and named in bold; a name goes where it covers no point and no other name, or into the legend.
 The oracle, which knows the final tokens, is a bound and not on the front.
+
+A point is a row of a frame with the columns decoder, speed, score, low, high (the ends of the
+score's interval, all in percent), and front, which `with_front` adds.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
@@ -19,6 +22,7 @@ from dllm_bench.metrics.tradeoff import pareto_front
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.transforms import Bbox
+    from pandas import DataFrame
 
 INCHES, FRONT = (7.2, 4.4), "#b8860b"
 FRONT_LABEL, BOUND = "front: no run is better in both", "oracle"
@@ -39,23 +43,7 @@ PLACES = [  # of a name from its point: points right and up, alignment
 LEADER = 15  # points from which a line leads from the name to its point
 
 
-@dataclass(frozen=True)
-class TradeOffPoint:
-    """A run in the plot."""
-
-    decoder: str
-    """Name of its decoder."""
-    speed: float
-    """Value of the speed's metric."""
-    score: float
-    """In percent."""
-    low: float
-    """Lower end of the score's interval."""
-    high: float
-    """Upper end of the score's interval."""
-
-
-def image(points: Sequence[TradeOffPoint], title: str, speed: str, form: str) -> bytes:
+def image(points: DataFrame, title: str, speed: str, form: str) -> bytes:
     """The plot as a file ("png" or "svg"); `speed` names the x axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -78,32 +66,32 @@ def image(points: Sequence[TradeOffPoint], title: str, speed: str, form: str) ->
     return content.getvalue()
 
 
-def draw(ax: Axes, points: Sequence[TradeOffPoint]) -> None:
+def draw(ax: Axes, points: DataFrame) -> None:
     """Points by decoder, their intervals and the front, without names."""
-    best = front(points)
+    best = points[points.front].sort_values("speed")
     steps: dict[str, Any] = {"color": FRONT, "zorder": 1, "label": FRONT_LABEL}
-    ax.plot([p.speed for p in best], [p.score for p in best], lw=3, alpha=0.55, **steps)
-    for name, look in looks([p.decoder for p in points]).items():
-        own = sorted((p for p in points if p.decoder == name), key=lambda p: p.speed)
-        speeds, scores = [p.speed for p in own], [p.score for p in own]
-        ends = [[p.score - p.low for p in own], [p.high - p.score for p in own]]
-        ax.errorbar(speeds, scores, ends, fmt="none", ecolor=look.colour, elinewidth=0.6, alpha=0.3)
-        ax.plot(speeds, scores, "-", color=look.colour, lw=0.7, alpha=0.5, zorder=2)
-        edge = ["#111111" if p in best else "white" for p in own]
+    ax.plot(best.speed, best.score, lw=3, alpha=0.55, **steps)
+    for name, look in looks(points.decoder).items():
+        own = points[points.decoder == name].sort_values("speed", kind="stable")
+        ends = [own.score - own.low, own.high - own.score]
+        line: dict[str, Any] = {"ecolor": look.colour, "elinewidth": 0.6, "alpha": 0.3}
+        ax.errorbar(own.speed, own.score, ends, fmt="none", **line)
+        ax.plot(own.speed, own.score, "-", color=look.colour, lw=0.7, alpha=0.5, zorder=2)
+        edge = own.front.map({True: "#111111", False: "white"})
         marks: dict[str, Any] = {"edgecolors": edge, "linewidths": 0.8, "zorder": 3}
         marks |= {"c": look.colour, "marker": look.marker, "label": name}
-        ax.scatter(speeds, scores, 38, **marks)
+        ax.scatter(own.speed, own.score, 38, **marks)
     ax.margins(x=0.1, y=0.06)
 
 
-def front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
-    """The points that no other beats in both score and speed, from slow to fast."""
-    real = [p for p in points if p.decoder != BOUND]
-    best = pareto_front([(p.speed, p.score) for p in real])
-    return sorted((real[i] for i in best), key=lambda p: p.speed)
+def with_front(points: DataFrame) -> DataFrame:
+    """The points, and in `front` whether no other beats them in both score and speed."""
+    real = points[points.decoder != BOUND]
+    best = real.index[pareto_front(list(zip(real.speed, real.score, strict=True)))]
+    return points.assign(front=points.index.isin(best))
 
 
-def looks(decoders: Sequence[str]) -> dict[str, style.Look]:
+def looks(decoders: Iterable[str]) -> dict[str, style.Look]:
     """Decoder -> its look: its own, else its family's, with a marker that the family lacks."""
     found, used = dict[str, style.Look](), set[tuple[str, str]]()
     unknown = 0
@@ -117,40 +105,38 @@ def looks(decoders: Sequence[str]) -> dict[str, style.Look]:
     return found
 
 
-def place_names(ax: Axes, points: Sequence[TradeOffPoint]) -> set[str]:
+def place_names(ax: Axes, points: DataFrame) -> set[str]:
     """Write each decoder's name where it covers nothing, those of the front first; returns the
     decoders that no point is named after. A sweep's dominated points are named once.
 
     The layout must be final: names are measured as they are drawn.
     """
-    best, taken = front(points), [*_marks(ax, points)]
-    rest = sorted((p for p in points if p not in best), key=lambda p: -p.score)
-    colours = {name: look.colour for name, look in looks([p.decoder for p in points]).items()}
+    best, taken = points[points.front].sort_values("speed"), [*_marks(ax, points)]
+    rest = points[~points.front].sort_values("score", ascending=False, kind="stable")
+    colours = {name: look.colour for name, look in looks(points.decoder).items()}
     named = set[str]()
-    for point in best + rest:
-        if point in rest and point.decoder in named:
+    for point in (*best.itertuples(), *rest.itertuples()):
+        if point.decoder in named and not point.front:
             continue
-        box = _write(ax, point, taken, colours[point.decoder], bold=point in best)
+        box = _write(ax, point, taken, colours[point.decoder])
         if box is not None:
             taken.append(box)
             named.add(point.decoder)
     return set(colours) - named
 
 
-def _marks(ax: Axes, points: Sequence[TradeOffPoint]) -> Iterator[Bbox]:
+def _marks(ax: Axes, points: DataFrame) -> Iterator[Bbox]:
     """What the markers cover, in pixels."""
     from matplotlib.transforms import Bbox
 
     size = 4 * ax.figure.dpi / 72
-    for x, y in ax.transData.transform([(p.speed, p.score) for p in points]):
+    for x, y in ax.transData.transform(points[["speed", "score"]]):
         yield Bbox.from_extents(x - size, y - size, x + size, y + size)
 
 
-def _write(
-    ax: Axes, point: TradeOffPoint, taken: Sequence[Bbox], colour: str, bold: bool
-) -> Bbox | None:
+def _write(ax: Axes, point: Any, taken: Sequence[Bbox], colour: str) -> Bbox | None:
     """The first free place for the point's name, written there; None if all are taken."""
-    weight = "bold" if bold else "normal"
+    weight = "bold" if point.front else "normal"
     given: dict[str, Any] = {"color": colour, "fontsize": 6.5, "fontweight": weight, "zorder": 4}
     given |= {"xycoords": "data", "textcoords": "offset points"}
     for right, up, across, along in PLACES:

@@ -10,18 +10,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.figures.draw import images
-from dllm_bench.figures.points import (
-    MEASURED,
-    NO_REPLAY,
-    STATED,
-    BuiltFigure,
-    FigurePoint,
-)
+from dllm_bench.figures.points import BLANK, MEASURED, NO_REPLAY, STATED, BuiltFigure
+from dllm_bench.figures.run_series import Point
 from dllm_bench.figures.spec import PaperFigure
 from dllm_bench.store.files import csv_rows, write_atomic
 from dllm_bench.tables import view
@@ -51,8 +45,9 @@ def why_kept(built: BuiltFigure, folder: Path) -> str:
     """
     path = file_of(built, folder, "csv")
     states = (CellState.SEALED, CellState.FAILED)
-    reasons = {p.run: p.reason for p in built.without_number() if p.state in states}
-    drawn = {_line_of(asdict(point)) for point in built.drawn(measured=True)}
+    open_points = built.without_number.itertuples()
+    reasons = {p.run: p.reason for p in open_points if p.state in states}
+    drawn = set(map(_line_of, built.drawn(measured=True).to_dict("records")))
     earlier = [row for row in measured_rows(path) if _line_of(row) not in drawn]
     lost = {row["run"]: reasons[row["run"]] for row in earlier if row["run"] in reasons}
     if not lost:
@@ -77,31 +72,26 @@ def _line_of(point: Mapping[str, Any]) -> tuple[str, ...]:
 def as_csv(built: BuiltFigure) -> str:
     """The csv: one line per point."""
     text = io.StringIO()
-    names = [field.name for field in fields(FigurePoint)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer = csv.DictWriter(text, list(BLANK), lineterminator="\n")
     writer.writeheader()
-    for point in (*built.points, *stated_points(built.figure)):
-        writer.writerow({name: _plain(value) for name, value in asdict(point).items()})
+    for point in (*built.points.to_dict("records"), *stated_points(built.figure)):
+        writer.writerow({name: _plain(value) for name, value in {**BLANK, **point}.items()})
     return text.getvalue()
 
 
-def stated_points(figure: PaperFigure) -> Iterator[FigurePoint]:
+def stated_points(figure: PaperFigure) -> Iterator[Point]:
     """The stated numbers as lines of the csv: a place on one axis, or low and high of a range."""
     for number in figure.stated:
-        single = number.low == number.high
-        yield FigurePoint(
-            panel=number.panel,
-            series="",
-            quantity=number.quantity,
-            x=number.low if single and number.axis == "x" else None,
-            y=number.low if single and number.axis == "y" else None,
-            low=None if single else number.low,
-            high=None if single else number.high,
-            kind=STATED,
-            reason=number.sentence,
-            source=figure.table.source,
-            at=number.axis,
-        )
+        single = {number.axis: number.low} if number.axis else {}
+        yield {
+            "panel": number.panel,
+            "quantity": number.quantity,
+            **(single if number.low == number.high else {"low": number.low, "high": number.high}),
+            "kind": STATED,
+            "reason": number.sentence,
+            "source": figure.table.source,
+            "at": number.axis,
+        }
 
 
 def _plain(value: object) -> object:
@@ -112,8 +102,8 @@ def _plain(value: object) -> object:
 
 def headline(built: BuiltFigure) -> str:
     """One line: how many points are measured, reported, without number, and the runs' states."""
-    measured, reported = len(built.drawn(measured=True)), len(built.drawn(measured=False))
-    without = len(built.without_number())
+    measured, reported = (len(built.drawn(measured=ours)) for ours in (True, False))
+    without = len(built.without_number)
     points = f"{measured} points measured, {reported} reported, {without} without number"
     return f"{built.figure.name}: {points}; {view.progress(built.built)}"
 
@@ -128,11 +118,12 @@ def lines(built: BuiltFigure) -> Iterator[str]:
         cost = cost_in_words([table.costs.estimate(run) for run in table.open])
         command = f"dllm-bench figure {table.table.name} {table.profile.flags} --run"
         yield f"{len(table.open)} runs to fill ({cost}): {command}"
-    lacking = {point.run for point in built.without_number() if point.reason == NO_REPLAY}
+    empty = built.without_number
+    lacking = empty.run[empty.reason == NO_REPLAY].nunique()
     if lacking:
-        yield f"{len(lacking)} runs lack a token replay, which --run records"
-    unread = (p for p in built.without_number() if p.state == CellState.SEALED)
-    reasons = {p.run: p.reason for p in unread if p.reason != NO_REPLAY}
+        yield f"{lacking} runs lack a token replay, which --run records"
+    unread = empty[(empty.state == CellState.SEALED) & (empty.reason != NO_REPLAY)]
+    reasons = dict(zip(unread.run, unread.reason, strict=True))
     for reason in dict.fromkeys(reasons.values()):
         yield f"{list(reasons.values()).count(reason)} runs: {reason}"
     for run in table.open:

@@ -24,7 +24,7 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.cost import CostModel, MeasuredRuns
 from dllm_bench.tables.derive import Interval, curve_of, has_curve, interval, number_of
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
-from dllm_bench.tables.spec import PaperTable, Profile, TableMetric
+from dllm_bench.tables.spec import PaperTable, Profile, TableMetric, parse_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -235,14 +235,6 @@ def setting_text(config: Mapping[str, Any], metric: TableMetric) -> str:
         return ""
     text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
     return metric.labels.get(text, text)
-
-
-def parse_number(text: str) -> float | None:
-    """The number that a text spells; None for a word."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def why_incomparable(planned: PlannedCell, profile: Profile) -> str:

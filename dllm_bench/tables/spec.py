@@ -173,6 +173,14 @@ class TableMetric:
         return self.tolerance * abs(reported) if self.relative else self.tolerance
 
 
+def parse_number(text: str) -> float | None:
+    """The number that a text spells; None for a word."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True)
 class ReportedValue:
     """A printed value."""
@@ -187,10 +195,7 @@ class ReportedValue:
     @property
     def value(self) -> float | None:
         """Its number; None if it is a word."""
-        try:
-            return float(self.text)
-        except ValueError:
-            return None
+        return parse_number(self.text)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import dllm_bench as db
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.figures.trade_off import TradeOffPoint, draw, front, looks, place_names
+from dllm_bench.figures.trade_off import draw, looks, place_names, with_front
 from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.store.record import RunRecord
 from tests.api.models import loaded
@@ -94,10 +95,13 @@ def test_a_trade_off_without_runs_says_what_to_run(tmp_path: Path) -> None:
         db.trade_off("tiny-llada", results=tmp_path)
 
 
-CROWD = [
-    TradeOffPoint(name, 4 + 0.05 * i, 95 - i, 90 - i, 97)
-    for i, name in enumerate(("vanilla", "fast_dllm", "credit", "lopa_dream", "klass", "mine"))
-]
+CROWD = pd.DataFrame(
+    [
+        (name, 4 + 0.05 * i, 95 - i, 90 - i, 97)
+        for i, name in enumerate(("vanilla", "fast_dllm", "credit", "lopa_dream", "klass", "mine"))
+    ],
+    columns=["decoder", "speed", "score", "low", "high"],
+)
 
 
 def test_names_do_not_overlap_and_the_front_is_drawn() -> None:
@@ -108,22 +112,24 @@ def test_names_do_not_overlap_and_the_front_is_drawn() -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     ax = figure.subplots()
-    draw(ax, CROWD)
+    points = with_front(CROWD)
+    draw(ax, points)
     figure.draw_without_rendering()
-    unnamed = place_names(ax, CROWD)
+    unnamed = place_names(ax, points)
     names = [one for one in ax.texts if isinstance(one, Annotation)]
     boxes = [Text.get_window_extent(name) for name in names]
-    assert {name.get_text() for name in names} | unnamed == {p.decoder for p in CROWD}
+    assert {name.get_text() for name in names} | unnamed == set(CROWD.decoder)
     assert len(names) >= 4
     for index, box in enumerate(boxes):
         assert not box.count_overlaps(boxes[:index])
     (line,) = [line for line in ax.lines if str(line.get_label()).startswith("front")]
-    assert list(line.get_xdata()) == [p.speed for p in front(CROWD)]
+    assert list(line.get_xdata()) == sorted(points.speed[points.front])
 
 
 def test_the_oracle_is_not_on_the_front() -> None:
-    oracle = TradeOffPoint("oracle", 9, 100, 95, 100)
-    assert oracle not in front([*CROWD, oracle]) and front([*CROWD, oracle]) == front(CROWD)
+    oracle = pd.DataFrame([("oracle", 9, 100, 95, 100)], columns=CROWD.columns)
+    both = pd.concat([CROWD, oracle], ignore_index=True)
+    assert list(with_front(both).front) == [*with_front(CROWD).front, False]
 
 
 def test_a_decoder_has_the_colour_of_its_family() -> None:

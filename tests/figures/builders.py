@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -165,11 +165,6 @@ def built_full(
     store, once = Store(root), cache(compose)
     fill(planned(figure, profile, store, once, monkeypatch), store)
     return build_figure(figure, profile, planned(figure, profile, store, once, monkeypatch), store)
-
-
-def plain(point: Any) -> dict[str, Any]:
-    """A point's fields that are not at their default."""
-    return {key: value for key, value in asdict(point).items() if value not in (None, "", 0)}
 
 
 def replays_of(samples: Samples) -> list[TokenReplay]:

@@ -11,7 +11,7 @@ from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import drawing, images
 from dllm_bench.figures.panels import PANEL_KINDS
-from dllm_bench.figures.points import UNDEFINED, BuiltFigure, FigurePoint, build_figure
+from dllm_bench.figures.points import UNDEFINED, BuiltFigure, build_figure, frame_of_points
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.write import write
 from dllm_bench.runs import token_replay
@@ -71,15 +71,21 @@ def test_the_style_ends_with_the_drawing(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("kind", PANEL_KINDS)
 def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    base = FigurePoint("quiz", "alpha", "tpf", x=1.0, y=1.0, source="tiny-alpha on miniquiz")
+    base = {
+        "panel": "quiz",
+        "series": "alpha",
+        "quantity": "tpf",
+        "source": "tiny-alpha on miniquiz",
+    }
     points = [
-        replace(base, x=float(x), y=y, z=0.5 if kind == "heat" else None, low=y - 0.1, high=y + 0.1)
+        {**base, "x": float(x), "y": y, "low": y - 0.1, "high": y + 0.1}
+        | ({"z": 0.5} if kind == "heat" else {})
         for x, y in ((1, 0.25), (2, 0.5), (3, 1.0))
     ]
     draw = replace(found.figure.draw, kind=kind)
     figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"})
     with style.applied():
-        drawn = drawing(replace(found, figure=figure, points=tuple(points)))
+        drawn = drawing(replace(found, figure=figure, points=frame_of_points(points)))
         drawn.draw_without_rendering()
     ax = drawn.axes[0]
     heights = [bar.get_height() for bar in ax.patches]
@@ -94,7 +100,7 @@ def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
     """Every figure expands, composes, reads and draws on made-up runs of the embedded profile."""
     figure, profile = load_figure(name), load_profile("embedded")
     found = built_full(figure, profile, tmp_path, settings().compose, monkeypatch)
-    reasons = {point.reason for point in found.without_number()}
+    reasons = set(found.without_number.reason)
     elsewhere = (
         "unavailable: needs ",
         "a served",
@@ -102,16 +108,16 @@ def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
         UNDEFINED if name == CURVE else "unavailable: needs ",
     )
     assert all(r.startswith(elsewhere) for r in reasons) or found.built.open, reasons
-    assert found.drawn(measured=True) or all(r.startswith(elsewhere) for r in reasons)
+    assert len(found.drawn(measured=True)) or all(r.startswith(elsewhere) for r in reasons)
     assert figure.table.title in " ".join(texts(found)).replace("\n", " ")
 
 
 def test_without_a_token_replay_a_run_series_says_so(tmp_path, monkeypatch) -> None:
     figure, profile = load_figure("learn2pd/figure4"), load_profile("embedded")
     found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
-    assert {p.reason for p in found.without_number()} == set()
+    assert found.without_number.empty
     for path in tmp_path.rglob(token_replay.FILE):
         path.unlink()
     again = build_figure(figure, profile, list(found.built.cells.planned), Store(tmp_path))
-    assert {p.reason for p in again.without_number()} == {"missing: token replay"}
+    assert set(again.without_number.reason) == {"missing: token replay"}
     assert replays_of([]) == []

@@ -10,8 +10,8 @@ import pytest
 
 from dllm_bench.figures.draw import common_origin, footnote, grid, stated
 from dllm_bench.figures.panels import BARS, DODGE
-from dllm_bench.figures.points import BuiltFigure, FigurePoint, build_figure
-from dllm_bench.figures.run_series import COUNTED, RUN_SERIES, SIMULATED
+from dllm_bench.figures.points import BuiltFigure, build_figure, frame_of_points
+from dllm_bench.figures.run_series import COUNTED, RUN_SERIES, SIMULATED, Point
 from dllm_bench.figures.spec import SeriesCall, StatedNumber, load_figure
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile
@@ -28,7 +28,7 @@ def with_hardware(found: BuiltFigure) -> BuiltFigure:
     return replace(found, built=SimpleNamespace(hardware=HARDWARE))  # type: ignore[arg-type]
 
 
-def figure_of(tmp_path: Any, monkeypatch: Any, *points: FigurePoint, **changes: Any) -> BuiltFigure:
+def figure_of(tmp_path: Any, monkeypatch: Any, *points: Point, **changes: Any) -> BuiltFigure:
     return with_hardware(small(tmp_path, monkeypatch, points=points, **changes))
 
 
@@ -45,7 +45,7 @@ def test_the_caption_says_how_many_samples_are_behind_a_point(tmp_path, monkeypa
     points = [point(n=60), point(x=2.0, n=120), point(x=3.0, n=80), point(x=4.0, kind="printed")]
     found = figure_of(tmp_path, monkeypatch, *points, calls={})
     assert "; n = 60–120 (samples)." in footnote(found)
-    same = replace(found, points=(points[0], replace(points[1], n=60)))
+    same = replace(found, points=found.points.assign(n=60))
     assert "; n = 60 (samples)." in footnote(same)
     call = SeriesCall("waiting_steps", {}, {})
     assert "(tokens)" in footnote(replace(found, figure=replace(found.figure, calls={"w": call})))
@@ -73,8 +73,8 @@ def test_what_all_panels_measured_is_said_once_in_the_legend(tmp_path, monkeypat
     figure = drawn(found)
     assert [ax.get_title() for ax in figure.axes] == ["Quiz", "Code"]
     assert figure.legends[0].get_title().get_text() == "tiny-alpha on miniquiz"
-    other = replace(points[1], source="tiny-beta on minicode")
-    several = replace(found, points=(points[0], other))
+    other = {**points[1], "source": "tiny-beta on minicode"}
+    several = replace(found, points=frame_of_points([points[0], other]))
     assert common_origin(grid(several)) == ""
     titles = [ax.get_title() for ax in drawn(several).axes]
     assert titles == ["Quiz\ntiny-alpha on miniquiz", "Code\ntiny-beta on minicode"]
@@ -82,9 +82,10 @@ def test_what_all_panels_measured_is_said_once_in_the_legend(tmp_path, monkeypat
 
 def test_a_title_stands_once_above_the_panels_of_a_column(tmp_path, monkeypatch) -> None:
     found = figure_of(tmp_path, monkeypatch, point(), point(panel="code", y=2.0))
-    rows = [replace(p, quantity="steps") for p in found.points]
+    tpf = found.points.to_dict("records")
+    rows = frame_of_points([*tpf, *({**one, "quantity": "steps"} for one in tpf)])
     both = replace(found.figure, quantities={"tpf": "TPF", "steps": "Steps"})
-    figure = drawn(replace(found, figure=both, points=(*found.points, *rows)))
+    figure = drawn(replace(found, figure=both, points=rows))
     assert [ax.get_title() for ax in figure.axes] == ["Quiz", "Code", "", ""]
 
 
@@ -141,7 +142,7 @@ def test_a_stated_range_comes_with_what_was_measured_there(tmp_path, monkeypatch
     points += [point("beta", 2.0, 50.0), point(x=2.5, y=1.0, kind="printed")]
     found = figure_of(tmp_path, monkeypatch, *points, stated=numbers)
     assert stated(found).endswith("stable for 2–3 (measured here: from 92.5 to 90.8).")
-    assert "measured" not in stated(replace(found, points=()))
+    assert "measured" not in stated(replace(found, points=frame_of_points([])))
     (alpha,) = [n for n in load_figure("creditdecoding/figure6").stated if n.series]
     assert (alpha.series, alpha.low, alpha.high) == ("alpha", 0.2, 0.65)
 
@@ -149,6 +150,6 @@ def test_a_stated_range_comes_with_what_was_measured_there(tmp_path, monkeypatch
 def test_the_source_of_a_mean_names_all_its_models_and_tasks(tmp_path, monkeypatch) -> None:
     figure, profile = load_figure("creditdecoding/figure7"), load_profile("embedded")
     cells = planned(figure, profile, Store(tmp_path), compose, monkeypatch)
-    sources = {p.source for p in build_figure(figure, profile, cells, Store(tmp_path)).points}
+    sources = set(build_figure(figure, profile, cells, Store(tmp_path)).points.source)
     tasks = "minicode, minigsm_free, miniread, minirule, minirule_range"
     assert sources - {""} == {f"tiny-llada, tiny-llada-free on {tasks}"}

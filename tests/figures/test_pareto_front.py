@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
+from pandas import DataFrame
 
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import drawing
 from dllm_bench.figures.panels import FRONT_LINE
-from dllm_bench.figures.points import BuiltFigure, FigurePoint, with_front
+from dllm_bench.figures.points import BuiltFigure, frame_of_points, with_front
+from dllm_bench.figures.run_series import Point
 from dllm_bench.figures.spec import ParetoFront, load_figure
 from dllm_bench.figures.write import as_csv
 from tests.figures.test_points import built
@@ -27,35 +30,44 @@ HIGH = {("fast_dllm", 3.0), ("credit", 5.0), ("credit", 6.0)}
 LOW = {("vanilla", 1.0)}
 
 
-def points(panel: str) -> list[FigurePoint]:
-    source = "tiny-alpha on miniquiz"
-    return [FigurePoint(panel, series, "tpf", x, y, source=source) for series, x, y in POINTS]
+def points(panel: str) -> list[Point]:
+    of = {"panel": panel, "quantity": "tpf", "source": "tiny-alpha on miniquiz"}
+    return [{**of, "series": series, "x": x, "y": y} for series, x, y in POINTS]
+
+
+def marked(points: list[Point], better: Literal["high", "low"], *without: str) -> DataFrame:
+    """The points on the front."""
+    found = with_front(frame_of_points(points), ParetoFront(better, without))
+    return found[found.front]
+
+
+def places(points: DataFrame) -> set[tuple[str, float]]:
+    return set(zip(points.series, points.x, strict=True))
 
 
 @pytest.mark.parametrize(("better", "expected"), [("high", HIGH), ("low", LOW)])
 def test_what_nothing_beats_is_marked(better, expected) -> None:
-    open_one = replace(points("quiz")[0], y=None, reason="missing")
-    found = list(with_front([*points("quiz"), open_one], ParetoFront(better, without=["oracle"])))
-    assert {(p.series, p.x) for p in found if p.front} == expected
-    assert len([p for p in found if p.front]) == len(expected)
-    twice = list(with_front([*points("quiz"), *points("quiz")], ParetoFront(better, ["oracle"])))
-    assert len([p for p in twice if p.front]) == 2 * len(expected)  # neither beats the other
-    everyone = list(with_front(points("quiz"), ParetoFront("high")))
-    assert {(p.series, p.x) for p in everyone if p.front} == {("oracle", 9.0)}
+    open_one = {**points("quiz")[0], "y": None, "reason": "missing"}
+    found = marked([*points("quiz"), open_one], better, "oracle")
+    assert places(found) == expected
+    assert len(found) == len(expected)
+    twice = marked([*points("quiz"), *points("quiz")], better, "oracle")
+    assert len(twice) == 2 * len(expected)  # neither beats the other
+    assert places(marked(points("quiz"), "high")) == {("oracle", 9.0)}
 
 
 def test_panels_have_fronts_of_their_own() -> None:
-    worse = [replace(p, panel="code", y=float(p.y or 0) / 2) for p in points("quiz")]
-    found = list(with_front([*points("quiz"), *worse], ParetoFront("high", without=["oracle"])))
+    worse = [{**p, "panel": "code", "y": p["y"] / 2} for p in points("quiz")]
+    found = marked([*points("quiz"), *worse], "high", "oracle")
     for panel in ("quiz", "code"):
-        assert {(p.series, p.x) for p in found if p.front and p.panel == panel} == HIGH
+        assert places(found[found.panel == panel]) == HIGH
 
 
 def with_points(found: BuiltFigure, front: ParetoFront | None) -> BuiltFigure:
-    marked = tuple(with_front(points("quiz"), front) if front else points("quiz"))
+    all_points = with_front(frame_of_points(points("quiz")), front)
     draw = replace(found.figure.draw, kind="lines", front=front)
     figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"})
-    return replace(found, figure=figure, points=marked)
+    return replace(found, figure=figure, points=all_points)
 
 
 def test_the_front_is_drawn_and_written(tmp_path, monkeypatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.figures.draw import grid, panel_names, series_names
+from dllm_bench.figures.draw import grid
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import PaperFigure, XAxis, load_figure, read_figure
 from dllm_bench.figures.write import as_csv, lines
@@ -43,7 +43,9 @@ def built(
 def test_a_point_is_its_runs_number(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
     [point] = [
-        p for p in found.points if (p.panel, p.series, p.x) == ("quiz", "alpha", 0.5) and p.run
+        p
+        for p in found.points.itertuples()
+        if (p.panel, p.series, p.x) == ("quiz", "alpha", 0.5) and p.run
     ]
     spec = found.built.cells.xs("alpha-0.5", level="number").planned.iloc[0].run.spec
     assert spec
@@ -59,7 +61,8 @@ def test_a_point_is_its_runs_number(tmp_path, monkeypatch) -> None:
 def test_what_has_no_number_says_why(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
     why = {
-        (p.panel, p.series, p.x, p.quantity): (p.state, p.reason) for p in found.without_number()
+        (p.panel, p.series, p.x, p.quantity): (p.state, p.reason)
+        for p in found.without_number.itertuples()
     }
     assert why["quiz", "beta", 4.0, "tpf"] == ("partial", "3 of 20 samples")
     assert why["code", "alpha", 0.5, "tpf"] == ("missing", "missing")
@@ -75,7 +78,11 @@ def test_what_has_no_number_says_why(tmp_path, monkeypatch) -> None:
 
 def test_a_run_series_gives_the_points_of_a_run(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    steps = [p for p in found.drawn(measured=True) if p.quantity == "steps" and p.series == "alpha"]
+    steps = [
+        p
+        for p in found.drawn(measured=True).itertuples()
+        if p.quantity == "steps" and p.series == "alpha"
+    ]
     assert {p.panel for p in steps} == {"quiz"}
     assert {p.x for p in steps} >= {1, 2, 3}
     assert all(p.low <= p.high and p.y > 0 for p in steps), "quartiles, which a mean may leave"
@@ -83,7 +90,7 @@ def test_a_run_series_gives_the_points_of_a_run(tmp_path, monkeypatch) -> None:
 
 def test_reported_points_stay_apart(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    reported = found.drawn(measured=False)
+    reported = list(found.drawn(measured=False).itertuples())
     assert [(p.panel, p.series, p.x, p.y, p.kind) for p in reported] == [
         ("quiz", "alpha", 0.5, 2.5, "printed"),
         ("quiz", "beta", 2.0, 3.0, "printed"),
@@ -95,19 +102,17 @@ def test_x_may_be_a_setting_or_another_metric(tmp_path, monkeypatch) -> None:
     figure = small()
     setting = replace(figure.draw, x=XAxis("Length", setting="benchmark.max_new_tokens"))
     found = built(tmp_path, monkeypatch, replace(figure, draw=setting))
-    assert {p.x for p in found.drawn(measured=True) if p.quantity == "tpf"} == {64.0}
+    assert set(found.drawn(measured=True).query("quantity == 'tpf'").x) == {64.0}
     metric = replace(figure.draw, x=XAxis("TPF", metric="tpf"))
     found = built(tmp_path, monkeypatch, replace(figure, draw=metric, calls={}))
-    assert all(point.quantity == "steps" for point in found.drawn(measured=True))
+    assert set(found.drawn(measured=True).quantity) == {"steps"}
     by_hand = found.built.cells.xs(("quiz", "tpf"), level=["task", "metric"]).value
-    assert {p.x for p in found.drawn(measured=True)} == {
-        by_hand[n] for n in ("alpha-0.5", "alpha-1")
-    }
+    assert set(found.drawn(measured=True).x) == {by_hand[n] for n in ("alpha-0.5", "alpha-1")}
 
 
 def test_the_papers_points_are_in_the_panel_of_ours(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    assert (panel_names(found), series_names(found)) == (["quiz", "code"], ["alpha", "beta"])
+    assert (found.panels, list(found.series)) == (["quiz", "code"], ["alpha", "beta"])
     rows = grid(found)
     shapes = [[slot and (slot.quantity, slot.names) for slot in row] for row in rows]
     assert shapes == [
@@ -115,9 +120,9 @@ def test_the_papers_points_are_in_the_panel_of_ours(tmp_path, monkeypatch) -> No
         [("steps", ("quiz",)), ("steps", ("code",))],
     ]
     assert rows[0][0] is not None
-    assert {point.kind for point in rows[0][0].drawable} == {"measured", "printed"}
+    assert set(rows[0][0].placed.kind) == {"measured", "printed"}
     assert rows[0][1] is not None
-    assert rows[0][1].drawable == []
+    assert rows[0][1].placed.empty
 
 
 def test_one_panel_has_its_quantities_side_by_side(tmp_path, monkeypatch) -> None:
@@ -141,8 +146,8 @@ def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path, mo
     def said(axis: str) -> dict[object, str]:
         shown = replace(figure, draw=replace(figure.draw, x=XAxis("x", setting=axis)))
         points = build_figure(shown, profile, cells, store).points
-        missing = (p for p in points if p.kind == "measured" and p.state == "missing")
-        return {p.x: p.switched for p in missing}
+        missing = points[(points.kind == "measured") & (points.state == "missing")]
+        return dict(zip(missing.x, missing.switched, strict=True))
 
     part = f"{block} (2/5)"
     assert said("benchmark.max_new_tokens") == {32: part, 64: part, 96: part, 128: part}

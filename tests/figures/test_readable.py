@@ -19,7 +19,8 @@ import pytest
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import drawing, grid, stated
 from dllm_bench.figures.panels import REPORTED_BAR, Panel
-from dllm_bench.figures.points import BuiltFigure, FigurePoint, reported_points
+from dllm_bench.figures.points import BuiltFigure, frame_of_points
+from dllm_bench.figures.run_series import Point
 from dllm_bench.figures.spec import REPORTED_FIGURES, StatedNumber, XAxis, load_figure
 from dllm_bench.figures.write import as_csv
 from dllm_bench.tables.frame import BuiltTable
@@ -37,7 +38,7 @@ def committed(name: str) -> BuiltFigure:
     """A figure with the points of results/reference."""
     figure = load_figure(name)
     table = SimpleNamespace(hardware=("a CPU, float32, sdpa attention, 1 thread(s), batch 1",))
-    points = (*measured_points(figure), *reported_points(figure))
+    points = frame_of_points([*measured_points(figure), *figure.reported])
     return BuiltFigure(figure, cast(BuiltTable, table), points)
 
 
@@ -133,8 +134,9 @@ def test_ours_and_the_papers_share_a_panel(name: str) -> None:
     assert set(places.values()) == {1}
     own = set(found.figure.facet_labels(found.figure.draw.panels))
     for slot in slots:
-        if slot.drawable and not slot.measured:
-            assert slot.name not in own or all(not p.y for p in slot.points if p.measured)
+        if len(slot.placed) and slot.measured.empty:
+            ours = slot.points[slot.points.kind == "measured"]
+            assert slot.names[0] not in own or not any(ours.y)
 
 
 def printed_rows() -> Iterator[dict[str, str]]:
@@ -148,7 +150,7 @@ def printed_rows() -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("row", printed_rows(), ids=lambda row: "-".join(list(row.values())[:5]))
 def test_every_printed_number_is_drawn(row: dict[str, str]) -> None:
     figure = load_figure(f"{row['paper']}/figure{row['figure']}")
-    points = {point.y for point in figure.reported if point.kind == "printed"}
+    points = {point["y"] for point in figure.reported if point["kind"] == "printed"}
     said = {end for n in figure.stated for end in n.value.split("–")}
     ends = row["value"].strip("%+").split("-")
     assert set(ends) <= said or float(ends[0]) in points
@@ -177,13 +179,13 @@ def small(tmp_path: Any, monkeypatch: Any, **changes: Any) -> BuiltFigure:
     kind = changes.pop("kind", "lines")
     draw = replace(found.figure.draw, kind=kind, x=changes.pop("x", found.figure.draw.x))
     figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"}, **changes)
-    return replace(found, figure=figure, points=tuple(points))
+    return replace(found, figure=figure, points=frame_of_points(points))
 
 
-def point(series: str = "alpha", x: Any = 1.0, y: float = 1.0, **fields: Any) -> FigurePoint:
+def point(series: str = "alpha", x: Any = 1.0, y: float | None = 1.0, **fields: Any) -> Point:
     source = "" if fields.get("kind") else "tiny-alpha on miniquiz"
-    return FigurePoint(**{"panel": "quiz", "source": source, **fields}, series=series,
-                       quantity="tpf", x=x, y=y)  # fmt: skip
+    of = {"panel": "quiz", "quantity": "tpf", "source": source}
+    return {**of, "series": series, "x": x, "y": y, **fields}
 
 
 def test_the_papers_points_are_hollow_in_the_panel_of_ours(tmp_path, monkeypatch) -> None:
@@ -225,7 +227,7 @@ def test_stated_numbers_are_lines_ranges_or_stand_above(tmp_path, monkeypatch) -
         ("stated", "y", "", "1.2", "flat for 1.2–1.5"),
         ("stated", "x", "64.0", "", "worse from 64"),
     ]
-    assert not found.without_number()
+    assert found.without_number.empty
 
 
 def test_stated_numbers_are_read_from_their_csv() -> None:
@@ -260,8 +262,7 @@ def test_a_curve_ends_where_the_profile_changes_a_setting(tmp_path, monkeypatch)
     assert [list(line.get_xdata()) for line in ax.lines] == [[32, 96], [64, 128]]
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert labels == ["32\nblock 32", "64", "96\nblock 32", "128"]
-    alike = [replace(p, switched=short) for p in points]
-    (ax,) = drawn(replace(found, points=tuple(alike))).axes
+    (ax,) = drawn(replace(found, points=found.points.assign(switched=short))).axes
     assert [list(line.get_xdata()) for line in ax.lines] == [[32, 64, 96, 128]]
 
 
@@ -291,7 +292,7 @@ def test_numbers_of_a_scatter_stand_apart(tmp_path, monkeypatch) -> None:
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-def test_a_panel_knows_curves_of_the_paper_apart() -> None:
-    points = [point(), point(kind="digitised", y=3)]
-    panel = Panel(points, {"alpha": 1}, {})
-    assert [[p.kind for p in curve] for _, curve in panel.curves()] == [["measured"], ["digitised"]]
+def test_a_panel_knows_curves_of_the_paper_apart(tmp_path, monkeypatch) -> None:
+    found = small(tmp_path, monkeypatch, points=[point(), point(kind="digitised", y=3)])
+    panel = Panel(found, "tpf", ("quiz",), found.points)
+    assert [list(curve.kind) for _, curve, _ in panel.curves()] == [["measured"], ["digitised"]]

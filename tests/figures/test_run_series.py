@@ -16,7 +16,6 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.figures import run_series
-from dllm_bench.figures.run_series import SeriesPoint
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.sample_stats import SampleStats, frame_of
 from dllm_bench.runs.token_replay import TokenReplay
@@ -41,15 +40,15 @@ def masked(born: list[int]) -> SampleRecord:
 
 
 def xy(reads: Any) -> list[tuple[Any, Any]]:
-    return [(read.x, read.y) for read in reads]
+    return [(read["x"], read["y"]) for read in reads]
 
 
 def test_tokens_per_step_are_means_over_those_still_decoding() -> None:
     run = FakeRun([masked([0, 0, 1, 2]), masked([0, 1, 1, 1])])
     reads = list(run_series.tokens_per_step(run, EMPTY))
     assert xy(reads) == [(1, 1.5), (2, 2.0), (3, 1.0)]
-    assert [read.n for read in reads] == [2, 2, 1]
-    assert (reads[0].low, reads[0].high) == (1.25, 1.75)
+    assert [read["n"] for read in reads] == [2, 2, 1]
+    assert (reads[0]["low"], reads[0]["high"]) == (1.25, 1.75)
 
 
 def test_a_record_without_its_samples_is_told_apart(tmp_path: Path) -> None:
@@ -98,7 +97,9 @@ def test_gaps_count_from_the_first_right_prediction() -> None:
     run = evolved(BORN, FOUND)
     assert run_series.first_right_steps(run.replays[0]) == [(1, 1), (2, 4), (3, 3)]
     assert xy(run_series.waiting_steps(run, EMPTY)) == [(0, 2), (1, 0), (2, 1)]
-    pairs = [(r.series, r.x, r.y) for r in run_series.first_right_and_committed(run, EMPTY)]
+    pairs = [
+        (r["series"], r["x"], r["y"]) for r in run_series.first_right_and_committed(run, EMPTY)
+    ]
     assert pairs[2:4] == [("first", 2, 2), ("decoded", 2, 4)]
     assert xy(run_series.first_right_step(run, EMPTY)) == [(1, 1), (2, 2), (3, 3)]
 
@@ -110,17 +111,17 @@ def test_a_tokens_way_ends_with_its_decoding() -> None:
     run = evolved(BORN, FOUND, CHANCE)
     reads = list(run_series.probability(run, {"at": [0.67], "sample": 0}))
     assert xy(reads) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
-    assert {read.panel for read in reads} == {"position 2"}
-    assert [r.y for r in run_series.rank(run, {"at": [0.67]})] == [4, 1, 4, 1]
+    assert {read["panel"] for read in reads} == {"position 2"}
+    assert [r["y"] for r in run_series.rank(run, {"at": [0.67]})] == [4, 1, 4, 1]
     together = run_series.probability(run, {"at": [0.0, 0.67], "one_panel": True})
-    assert {read.series for read in together} == {"token 1", "token 2"}
+    assert {read["series"] for read in together} == {"token 1", "token 2"}
     assert list(run_series.probability(run, {"at": [0.67], "sample": 5})) == []
 
 
 def test_consistency_counts_back_from_decoding() -> None:
     run = evolved(BORN, FOUND, CHANCE)
     reads = list(run_series.probability_before_commit(run, {"groups": [2, 4]}))
-    by_group = {g: xy(r for r in reads if r.series == g) for g in ("up to 2", "up to 4")}
+    by_group = {g: xy(r for r in reads if r["series"] == g) for g in ("up to 2", "up to 4")}
     assert by_group["up to 2"] == [(0, pytest.approx(0.95)), (1, 0.75)]
     assert by_group["up to 4"] == [(0, 1.0), (1, 0.75), (2, 0.5), (3, 0.25)]
 
@@ -128,9 +129,9 @@ def test_consistency_counts_back_from_decoding() -> None:
 def test_maps_hold_a_value_per_position_and_step() -> None:
     run = evolved(BORN, FOUND, CHANCE)
     ranks = list(run_series.rank_map(run, EMPTY))
-    assert SeriesPoint(2, 1, z=log2(4), n=1) in ranks
-    assert [(r.x, r.y) for r in ranks if r.z is None] == [(1, 1), (2, 4), (3, 3)]
-    chances = {(r.x, r.y): r.z for r in run_series.probability_map(run, EMPTY)}
+    assert {"x": 2, "y": 1, "z": log2(4), "n": 1} in ranks
+    assert [(r["x"], r["y"]) for r in ranks if "z" not in r] == [(1, 1), (2, 4), (3, 3)]
+    chances = {(r["x"], r["y"]): r["z"] for r in run_series.probability_map(run, EMPTY)}
     assert chances[2, 3] == 0.75
     assert (3, 1) not in chances
 
@@ -149,11 +150,11 @@ def test_reliability_is_of_the_second_half() -> None:
 
     record = Namespace(samples=frame_of(facts))
     reads = list(run_series.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
-    before = [r for r in reads if r.series == "before"]
+    before = [r for r in reads if r["series"] == "before"]
     bars = calibration.reliability_bins(calibration.outcomes_unscaled(record.samples, 2), 5)
     assert xy(before) == [(bar.predicted, bar.happened) for bar in bars]
-    assert sum(read.n for read in before) == 20
-    assert {read.panel for read in reads} == {"2"}
+    assert sum(read["n"] for read in before) == 20
+    assert {read["panel"] for read in reads} == {"2"}
     record.samples = frame_of([replace(facts[0], survival=None)])
     assert list(run_series.reliability(FakeRun(record=record), {"positions": [1]})) == []
 
@@ -168,13 +169,13 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
     none = list(run_series.verified_per_request(run, {**settings, "rule": "none"}))
     assert xy(none) == [(1, 1.0), (4, 1.0)]
     whole = list(run_series.verified_per_request(run, {**settings, "rule": "fixed"}))
-    assert [r.y for r in whole] == [8.0, 8.0]
+    assert [r["y"] for r in whole] == [8.0, 8.0]
     speed = list(run_series.device_speed(run, {**settings, "rule": "none"}))
     front = list(run_series.user_and_device_speed(run, {**settings, "rule": "none"}))
-    assert [r.y for r in front] == [r.y for r in speed]
-    assert [r.x for r in front] == pytest.approx([s.y / s.x for s in speed])
+    assert [r["y"] for r in front] == [r["y"] for r in speed]
+    assert [r["x"] for r in front] == pytest.approx([s["y"] / s["x"] for s in speed])
     aware = list(run_series.verified_per_request(run, {**settings, "rule": "hardware_aware"}))
-    assert all(1 <= read.y <= 8 for read in aware)
+    assert all(1 <= read["y"] <= 8 for read in aware)
     other = FakeRun(samples, record=Namespace(spec=Namespace(model={"name": "qwen3-4b"})))
     with pytest.raises(DllmBenchError, match="no step profile of qwen3-4b"):
         list(run_series.verified_per_request(other, {**settings, "rule": "none"}))
@@ -192,7 +193,7 @@ def test_a_chain_asked_for_one_token_makes_one_call() -> None:
         run = FakeRun(made, record=Namespace(spec=Namespace(model={"name": "tiny-qwen3"})))
         files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
         settings = {"profile": files, "requests": [1], "rule": "fixed", **rule}
-        return next(iter(run_series.device_speed(run, settings))).y
+        return next(iter(run_series.device_speed(run, settings)))["y"]
 
     assert speed(7, tokens=1) > 1.1 * speed(1, tokens=1)
     assert speed(7) == pytest.approx(speed(1))
@@ -208,7 +209,7 @@ def test_a_learning_curve_belongs_to_its_weights(tmp_path: Path) -> None:
     spec = Namespace(decoder={"select": {"first": {"head": head}}})
     run = FakeRun(record=Namespace(spec=spec))
     reads = list(run_series.filter_loss(run, EMPTY))
-    assert [(r.series, r.x, r.y) for r in reads] == [
+    assert [(r["series"], r["x"], r["y"]) for r in reads] == [
         ("train", 1, 0.5),
         ("validation", 1, 0.6),
         ("train", 2, 0.25),
