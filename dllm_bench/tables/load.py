@@ -124,19 +124,23 @@ def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
 
 @lru_cache
 def load_profile(name: str) -> Profile:
-    """The profile `conf/profile/<name>.yaml`."""
+    """The profile `conf/profile/<name>.yaml`, after what `<name>/<paper>.yaml` beside it add: their
+    entries of `instead` come first, their counterparts in `replace` are all together.
+    """
     known = options("profile")
     if name not in known:
         raise DllmBenchError(unknown_name("profile", name, known))
-    plain = read_yaml(conf_file(f"profile/{name}.yaml"))
-    replace = {
-        key: {str(a): None if b is None else str(b) for a, b in mapping.items()}
-        for key, mapping in plain["replace"].items()
-    }
+    path = conf_file(f"profile/{name}.yaml")
+    *papers, plain = map(read_yaml, (*sorted(path.with_suffix("").glob("*.yaml")), path))
+    replace: dict[str, dict[str, str | None]] = {}
+    for key, mapping in (pair for part in (*papers, plain) for pair in part["replace"].items()):
+        counterparts = {str(a): None if b is None else str(b) for a, b in mapping.items()}
+        replace.setdefault(key, {}).update(counterparts)
     if plain["embedded"]:
         for group in OWN_GROUPS.keys() & replace.keys():
             replace[group] = {**available_here(group), **replace[group]}
-    instead = tuple(one for entry in plain.get("instead", ()) for one in _instead(entry))
+    entries = (entry for part in (*papers, plain) for entry in part.get("instead", ()))
+    instead = tuple(one for entry in entries for one in _instead(entry))
     return Profile(
         name=name,
         embedded=bool(plain["embedded"]),

@@ -23,9 +23,6 @@ FUNCTION_LINES = 60
 FUNCTION_LINES_P90 = 35
 FUNCTION_LINES_MEDIAN = 12
 PARAMETERS = 8
-YAML_LINES = 25
-TABLE_YAML_LINES = 50  # a paper's table holds layout, settings and metrics in one file
-LONG_YAML = ("table", "figure", "profile")  # so do a figure and the embedded counterparts
 HEADER_WORDS = 6
 
 PACKAGE = sorted((ROOT / "dllm_bench").rglob("*.py"))
@@ -102,9 +99,6 @@ def package_offences(path: Path) -> Iterator[str]:
 def yaml_offences(path: Path) -> Iterator[str]:
     """Every broken rule of one yaml file."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    long = path.relative_to(ROOT / "conf").parts[0] in LONG_YAML
-    if len(lines) > (most := TABLE_YAML_LINES if long else YAML_LINES):
-        yield f"{len(lines)} lines, at most {most}"
     numbers = any(re.search(r":\s*-?[\d.]+\s*(#|$)", line) for line in lines)
     if numbers and not any("#" in line for line in lines):
         yield "no comment names a source of its numbers"
@@ -138,7 +132,7 @@ def test_functions_are_short_as_a_rule() -> None:
     assert statistics.quantiles(lengths, n=10)[-1] <= FUNCTION_LINES_P90
 
 
-def test_yaml_is_short_and_its_numbers_have_a_source() -> None:
+def test_numbers_in_yaml_have_a_source() -> None:
     assert found(YAML, yaml_offences) == []
 
 
@@ -166,10 +160,9 @@ def test_the_ratchets_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path.write_text("x = '/mnt/data1/models'\n")
     assert list(machine_paths(path)) == ["/mnt/d"]
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    short = tmp_path / "conf" / "decoder" / "one.yaml"
-    short.parent.mkdir(parents=True)
-    short.write_text("tau: 0.9\n" * 30 + "mask: 126336\n")
-    assert len(list(yaml_offences(short))) == 3
+    short = tmp_path / "one.yaml"
+    short.write_text("tau: 0.9\nmask: 126336\n")
+    assert len(list(yaml_offences(short))) == 2
     path.write_text("x = 1\n" * (FILE_LINES + 1))
     assert len(list(offences(path))) == 2
     path.write_text(

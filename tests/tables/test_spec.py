@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
-from dllm_bench.paths import CONFIG_DIR, conf_dir
+from dllm_bench.paths import CONFIG_DIR, conf_dir, conf_file
+from dllm_bench.tables import load
 from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of, read_yaml
 from dllm_bench.tables.spec import Cell, Instead, Profile, Query
 from tests.tables.builders import TINY, own_table, run_cells, small_table
@@ -246,6 +248,34 @@ def test_what_is_replaced_together_is_found_by_the_last_value_of_each_key() -> N
     asked = ("model=alpha", "benchmark=quiz")
     profile = replace(TINY, instead=(Instead(asked, ("model=alpha", "decoder=ar")),))
     assert "decoder=ar" in profile.translate(("model=other", "benchmark=quiz", "model=alpha"))
+
+
+PAPERS = sorted(path.stem for path in (conf_dir() / "profile" / "embedded").glob("*.yaml"))
+
+
+def translated(profile: Profile, table: str, cell: Cell) -> Query | str:
+    try:
+        return profile.translate(profile.run_of(table, cell))
+    except DllmBenchError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_paper_needs_no_other_papers_part_of_the_embedded_profile(
+    paper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, folder = load_profile("embedded"), conf_dir() / "profile"
+    (tmp_path / "embedded").mkdir()
+    for part in ("embedded.yaml", f"embedded/{paper}.yaml"):
+        shutil.copy(folder / part, tmp_path / part)
+    places = {"profile/embedded.yaml": tmp_path / "embedded.yaml"}
+    monkeypatch.setattr(load, "conf_file", lambda name: places.get(name) or conf_file(name))
+    alone = load_profile.__wrapped__("embedded")
+    assert PAPERS and len(alone.instead) < len(whole.instead)
+    for name in names_of("table"):
+        for cell in load_table(name).cells() if name.startswith(f"{paper}/") else ():
+            if not cell.reported_only:
+                assert translated(alone, name, cell) == translated(whole, name, cell)
 
 
 def test_what_is_available_itself_stands_for_itself(
