@@ -30,7 +30,7 @@ class RunComparison:
         require_two(self.records)
 
     @property
-    def scores(self) -> list[accuracy.Comparison]:
+    def scores(self) -> list[accuracy.Effect]:
         """The difference of scores, first - other, with its interval and test, for each other."""
         first, *others = self.records
         return [accuracy.compare(first.values, other.values) for other in others]
@@ -118,9 +118,7 @@ def score_line(first: RunRecord, second: RunRecord) -> str:
     if not result.differs:
         verdict = "no difference is shown, since the interval holds 0"
     p_value = "" if result.p_value is None else f", p = {result.p_value:.3g}"
-    difference, low, high = (
-        f"{100 * x:+.1f}" for x in (result.difference, result.low, result.high)
-    )
+    difference, low, high = (f"{100 * x:+.1f}" for x in (result.value, result.low, result.high))
     return (
         f"score {_graded(first)} and {_graded(second)} %: "
         f"difference {difference} [{low}, {high}] points on {result.n} shared samples "

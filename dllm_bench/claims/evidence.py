@@ -18,7 +18,7 @@ from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.claims.spec import Claim, Keys
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import accuracy
-from dllm_bench.metrics.accuracy import LEVEL
+from dllm_bench.metrics.accuracy import LEVEL, Effect
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import leaves
 from dllm_bench.tables.derive import PERCENT, interval, leaves_of, measure, number_of
@@ -27,49 +27,6 @@ from dllm_bench.tables.spec import SCORE
 
 DEVELOPMENT, TEST = 0, 1
 """Halves of the items: settings are chosen on the first, reported on the second."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A measured effect with its uncertainty."""
-
-    effect: float
-    """Ours − theirs in points, or ours ÷ theirs."""
-    low: float
-    """Its 95 % interval."""
-    high: float
-    items: int
-    """Items that both sides answered, of all benchmarks together."""
-    error: float
-    """Standard error, of the logarithm for a ratio; 0 if all resamples agree."""
-    centre: float
-    """Where the tests put the effect: itself, its logarithm, or Agresti and Min's estimate."""
-    freedom: float
-    """Degrees of freedom of the tests."""
-    p_same: float
-    """Two-sided p-value of two equal sides."""
-    is_ratio: bool
-    """True for a ratio."""
-    discordant: float | None = None
-    """Share of items that only one side has right; None if that is not what was compared."""
-
-    def p_below(self, effect: float) -> float:
-        """One-sided p-value of a true effect of at least `effect`."""
-        from scipy.stats import t
-
-        distance = self._at(effect) - self.centre
-        if self.error == 0:
-            return 1.0 if distance <= 0 else 0.0
-        return float(t.sf(distance / self.error, self.freedom))
-
-    def p_above(self, effect: float) -> float:
-        """One-sided p-value of a true effect of at most `effect`."""
-        if self.error == 0:
-            return 1.0 if self._at(effect) >= self.centre else 0.0
-        return 1 - self.p_below(effect)
-
-    def _at(self, effect: float) -> float:
-        return math.log(effect) if self.is_ratio else effect
 
 
 @dataclass(frozen=True)
@@ -174,7 +131,7 @@ def _half_of(record: RunRecord, half: int) -> RunRecord:
 # --- the effect ----------------------------------------------------------------------------------
 
 
-def evidence_of(sides: Sides) -> Evidence:
+def evidence_of(sides: Sides) -> Effect:
     """Effect, interval and tests; DllmBenchError if the two sides cannot be compared."""
     import numpy as np
 
@@ -199,27 +156,23 @@ def evidence_of(sides: Sides) -> Evidence:
     records = [ours.run.record for ours, _ in pairs if ours.run.record]
     items = sum(len(set(map(item_id_of, record.columns["id"]))) for record in records)
     place, spread = (np.log(effect), np.log(drawn)) if is_ratio else (effect, drawn)
-    same = Evidence(
-        effect=float(effect),
-        low=ends[0],
-        high=ends[1],
-        items=items,
-        error=float(spread.std(ddof=1)) if np.ptp(spread) > 1e-12 else 0.0,
-        centre=float(place),
-        freedom=items - len(pairs),
-        p_same=1.0,
-        is_ratio=is_ratio,
-    )
-    if same.error == 0:
+    if np.ptp(spread) <= 1e-12:
         raise DllmBenchError(
             f"Claim {sides.claim.name} compares {sides.claim.metric}, in which no resample of its "
             f"{items} items differs, so that its interval has no width; run more items."
         )
-    none = sides.claim.no_effect
-    return replace(same, p_same=min(1.0, 2 * min(same.p_below(none), same.p_above(none))))
+    return Effect(
+        float(effect),
+        *ends,
+        items,
+        error=float(spread.std(ddof=1)),
+        centre=float(place),
+        freedom=items - len(pairs),
+        is_ratio=is_ratio,
+    )
 
 
-def crossed(evidence: Sequence[Evidence]) -> Evidence:
+def crossed(evidence: Sequence[Effect]) -> Effect:
     """The mean effect over trainings whose items are the same, a geometric mean for ratios.
 
     Its variance is that between trainings plus that of the items, which all trainings share; the
@@ -230,7 +183,7 @@ def crossed(evidence: Sequence[Evidence]) -> Evidence:
     from scipy.stats import t
 
     first, n = evidence[0], len(evidence)
-    places = [math.log(one.effect) if first.is_ratio else one.effect for one in evidence]
+    places = [math.log(one.value) if first.is_ratio else one.value for one in evidence]
     spread = variance(places) / n if n > 1 else math.inf
     error = math.sqrt(spread + fmean(one.error**2 for one in evidence))
     centre, freedom = fmean(places), n - 1
@@ -239,19 +192,16 @@ def crossed(evidence: Sequence[Evidence]) -> Evidence:
     def effect(place: float) -> float:
         return math.exp(min(place, 700.0)) if first.is_ratio else place
 
-    mean = Evidence(
-        effect=effect(centre),
-        low=effect(centre - width),
-        high=effect(centre + width),
-        items=first.items,
+    return Effect(
+        effect(centre),
+        effect(centre - width),
+        effect(centre + width),
+        first.n,
         error=error,
         centre=centre,
         freedom=max(freedom, 1),
-        p_same=1.0,
         is_ratio=first.is_ratio,
     )
-    none = 1.0 if first.is_ratio else 0.0
-    return replace(mean, p_same=min(1.0, 2 * min(mean.p_below(none), mean.p_above(none))))
 
 
 def trained_parts(planned: PlannedCell) -> set[str]:
@@ -275,7 +225,7 @@ def _paired_scores(ours: PlannedCell, theirs: PlannedCell) -> tuple[list[float],
     return [first[key] for key in shared], [second[key] for key in shared]
 
 
-def _paired_shares(scores: Iterable[tuple[Sequence[float], Sequence[float]]]) -> Evidence:
+def _paired_shares(scores: Iterable[tuple[Sequence[float], Sequence[float]]]) -> Effect:
     """The difference of right/wrong scores, averaged over benchmarks, in points."""
     from scipy.special import ndtri
 
@@ -293,15 +243,13 @@ def _paired_shares(scores: Iterable[tuple[Sequence[float], Sequence[float]]]) ->
     error = share * math.sqrt(variance)
     width = float(ndtri((1 + LEVEL) / 2)) * error
     items, gained, lost = (sum(column) for column in zip(*counts, strict=True))
-    return Evidence(
-        effect=share * sum((gained - lost) / n for n, gained, lost in counts),
-        low=max(centre - width, -PERCENT),
-        high=min(centre + width, PERCENT),
-        items=items,
+    return Effect(
+        share * sum((gained - lost) / n for n, gained, lost in counts),
+        max(centre - width, -PERCENT),
+        min(centre + width, PERCENT),
+        items,
+        accuracy.mcnemar(gained, lost),
         error=error,
         centre=centre,
-        freedom=math.inf,
-        p_same=accuracy.mcnemar(gained, lost),
-        is_ratio=False,
         discordant=(gained + lost) / items,
     )

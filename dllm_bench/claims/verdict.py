@@ -24,7 +24,6 @@ from dllm_bench.claims.baseline import (
     loss_of_baseline,
 )
 from dllm_bench.claims.evidence import (
-    Evidence,
     Sides,
     chosen_sides,
     crossed,
@@ -33,7 +32,7 @@ from dllm_bench.claims.evidence import (
 )
 from dllm_bench.claims.spec import DEFAULT_POINTS, Claim, Direction, load_claim
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics.accuracy import LEVEL, holm
+from dllm_bench.metrics.accuracy import LEVEL, Effect, holm
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import leaves_of
@@ -110,7 +109,7 @@ class Judgement:
     """The one command that makes what is missing and prints the verdict."""
     sides: Sides | None = None
     """The cells compared; None if there is no effect."""
-    evidence: Evidence | None = None
+    evidence: Effect | None = None
     """The effect; None if there is none."""
     tests: PValues = PValues()
     """Its p-values after Holm's correction."""
@@ -255,7 +254,7 @@ def _tests(judgement: Judgement) -> PValues:
     if evidence is None:
         return PValues()
     none, worth, loss = claim.no_effect, claim.beyond(1), claim.beyond(-1)
-    is_higher = evidence.effect > none
+    is_higher = evidence.value > none
     if claim.direction is Direction.EQUAL:
         no_loss, no_gain = evidence.p_above(loss), evidence.p_below(worth)
         both = (max(no_loss, no_gain), evidence.p_below(loss), no_loss)
@@ -264,7 +263,7 @@ def _tests(judgement: Judgement) -> PValues:
         excluded = evidence.p_below(worth)
         return PValues(evidence.p_same if is_higher else 1.0, min(1.0, 2 * excluded))
     excluded = evidence.p_above(loss)
-    return PValues(evidence.p_same if evidence.effect < none else 1.0, min(1.0, 2 * excluded))
+    return PValues(evidence.p_same if evidence.value < none else 1.0, min(1.0, 2 * excluded))
 
 
 # --- from evidence to a verdict ------------------------------------------------------------------
@@ -281,7 +280,7 @@ def _judged(raw: Judgement, tests: PValues, level: float) -> Judgement:
     return replace(raw, verdict=verdict, why=why, tests=tests, needed=needed)
 
 
-def _verdict(claim: Claim, evidence: Evidence, tests: PValues) -> tuple[ClaimVerdict, str]:
+def _verdict(claim: Claim, evidence: Effect, tests: PValues) -> tuple[ClaimVerdict, str]:
     if claim.direction is Direction.EQUAL:
         return _verdict_of_equality(claim, tests)
     shown, excluded = tests.supports < 1 - LEVEL, tests.refutes < 1 - LEVEL
@@ -298,7 +297,7 @@ def _verdict(claim: Claim, evidence: Evidence, tests: PValues) -> tuple[ClaimVer
     return ClaimVerdict.CONFIRMED, "the effect is shown; no size is printed."
 
 
-def _verdict_of_size(claim: Claim, evidence: Evidence, stated: float) -> tuple[ClaimVerdict, str]:
+def _verdict_of_size(claim: Claim, evidence: Effect, stated: float) -> tuple[ClaimVerdict, str]:
     """How a shown effect compares with the printed one."""
     size, (low, high) = effect_text(claim, stated), claim.band
     if evidence.low <= stated <= evidence.high:
@@ -330,7 +329,7 @@ def effect_text(claim: Claim, value: float) -> str:
 # --- power ---------------------------------------------------------------------------------------
 
 
-def items_needed(claim: Claim, evidence: Evidence, runs: int, level: float) -> int | None:
+def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int | None:
     """Items a run so that the smallest effect worth seeing is found with `POWER`; None where the
     pilot's items do not differ at all.
 
@@ -346,7 +345,7 @@ def items_needed(claim: Claim, evidence: Evidence, runs: int, level: float) -> i
     power = ndtri((1 + POWER) / 2 if equal else POWER)
     if evidence.discordant is not None:
         share = effect / 100
-        discordant = (evidence.discordant * evidence.items + 1) / (evidence.items + 2)
+        discordant = (evidence.discordant * evidence.n + 1) / (evidence.n + 2)
         discordant = max(discordant, share)
         rest = discordant if equal else discordant - share**2
         root = (tails * math.sqrt(discordant) + power * math.sqrt(rest)) / share
@@ -354,4 +353,4 @@ def items_needed(claim: Claim, evidence: Evidence, runs: int, level: float) -> i
     if evidence.error == 0:
         return None
     root = (tails + power) * evidence.error / effect
-    return math.ceil(evidence.items * root**2 / runs)
+    return math.ceil(evidence.n * root**2 / runs)

@@ -36,8 +36,8 @@ def interval_text(judgement: Judgement) -> str:
     if evidence is None:
         return ""
     if claim.is_difference:
-        return f"{evidence.effect:+.1f} [{evidence.low:+.1f}, {evidence.high:+.1f}] points"
-    return f"× {evidence.effect:.2f} [{evidence.low:.2f}, {evidence.high:.2f}]"
+        return f"{evidence.value:+.1f} [{evidence.low:+.1f}, {evidence.high:+.1f}] points"
+    return f"× {evidence.value:.2f} [{evidence.low:.2f}, {evidence.high:.2f}]"
 
 
 def command(claim: Claim, results: str = "") -> str:

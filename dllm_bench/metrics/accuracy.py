@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import comb, inf, log, sqrt
 from statistics import fmean
 
 from dllm_bench.core.declared import Count
@@ -40,22 +40,53 @@ class MeanScore:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The difference of two runs' mean scores, ours - theirs, over shared samples."""
+class Effect:
+    """What differs between two sides (ours − theirs, or ours ÷ theirs), with interval and tests."""
 
-    difference: float
-    low: float  # interval of the difference
+    value: float
+    low: float  # interval of the value
     high: float
-    n: int  # shared samples
-    p_value: float | None  # of no difference; None for a bootstrap
-    method: str
+    n: int  # items or samples that both sides have
+    p_value: float | None = None  # of no effect, of an exact test
+    method: str = ""
+    error: float = 0.0  # standard error, of the logarithm for a ratio; 0 if all resamples agree
+    centre: float = 0.0  # where the tests put it: itself, its logarithm, Agresti and Min's estimate
+    freedom: float = inf  # degrees of freedom of the tests
+    is_ratio: bool = False
+    discordant: float | None = None  # share of items that only one side has right, where known
 
     @property
     def differs(self) -> bool:
-        """Whether the runs differ at `LEVEL`; call two runs different only by this."""
+        """Whether two scores differ at `LEVEL`; call two runs different only by this."""
         if self.p_value is not None:
             return self.p_value < 1 - LEVEL
         return not self.low <= 0 <= self.high
+
+    @property
+    def p_same(self) -> float:
+        """Two-sided p-value of two equal sides: the exact one, or that of the tests."""
+        if self.p_value is not None:
+            return self.p_value
+        none = 1.0 if self.is_ratio else 0.0
+        return min(1.0, 2 * min(self.p_below(none), self.p_above(none)))
+
+    def p_below(self, value: float) -> float:
+        """One-sided p-value of a true effect of at least `value`."""
+        from scipy.stats import t
+
+        distance = self._at(value) - self.centre
+        if self.error == 0:
+            return 1.0 if distance <= 0 else 0.0
+        return float(t.sf(distance / self.error, self.freedom))
+
+    def p_above(self, value: float) -> float:
+        """One-sided p-value of a true effect of at most `value`."""
+        if self.error == 0:
+            return 1.0 if self._at(value) >= self.centre else 0.0
+        return 1 - self.p_below(value)
+
+    def _at(self, value: float) -> float:
+        return log(value) if self.is_ratio else value
 
 
 def is_binary(values: Sequence[float]) -> bool:
@@ -196,7 +227,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int = 0) -> Comparison:
+def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int = 0) -> Effect:
     """Paired comparison of scores by sample id; DllmBenchError if the runs share no id."""
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
@@ -209,6 +240,6 @@ def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int
     if is_binary([*(ours[key] for key in shared), *(theirs[key] for key in shared)]):
         gained, lost = differences.count(1), differences.count(-1)
         low, high = paired_interval(gained, lost, len(shared))
-        return Comparison(mean, low, high, len(shared), mcnemar(gained, lost), "mcnemar exact")
+        return Effect(mean, low, high, len(shared), mcnemar(gained, lost), "mcnemar exact")
     low, high = bootstrap(differences, seed)
-    return Comparison(mean, low, high, len(shared), None, "paired bootstrap")
+    return Effect(mean, low, high, len(shared), None, "paired bootstrap")

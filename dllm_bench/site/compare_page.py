@@ -110,7 +110,7 @@ def compared_run(record: RunRecord, reference: RunRecord, settings: str, link: R
     differs, verdict = False, "reference"
     if record is not reference:
         paired = accuracy.compare(record.values, reference.values)
-        difference = f"{100 * paired.difference:+.1f}"
+        difference = f"{100 * paired.value:+.1f}"
         interval = f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}]"
         p_value = "" if paired.p_value is None else f"{paired.p_value:.2g}"
         differs, verdict = paired.differs, "yes" if paired.differs else "not shown"

@@ -4,7 +4,7 @@ A forward takes an overhead plus the larger of two times, reading the weights on
 every position (numbers in `conf/cost.yaml`). The number of forwards follows from sealed runs with
 the same decoder, else from the reported TPF, else from runs with other decoders, else it is one per
 token. Seconds are scaled by measured ÷ estimated seconds of sealed runs on the same hardware, and
-`MeasuredRuns.check` says how far such estimates are off.
+`MeasuredRuns.errors` says how far such estimates are off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from dllm_bench.core.decoder import DecoderSummary
@@ -35,7 +35,6 @@ TPF_UNIT = "tokens/forward"
 TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # of a stored sample, measured
 DRAFTED = 8  # positions in the verification of one draft, roughly
 WEIGHT_BYTES = 2  # bfloat16
-MIN_CHECKED = 3  # a check with fewer runs says nothing
 CLOSER_GROUP = {"decoder": "benchmark", "hardware": "model"}
 """Group that similar runs must share -> group that they should share too, if any run does."""
 
@@ -55,20 +54,6 @@ class Cost:
         return Cost(
             self.forwards + other.forwards, self.seconds + other.seconds, self.size + other.size
         )
-
-
-@dataclass(frozen=True)
-class EstimateCheck:
-    """Measured ÷ estimated seconds of sealed runs, each estimated from the others."""
-
-    runs: int
-    """Number of runs."""
-    median: float
-    """Median of the ratios."""
-    low: float
-    """First decile of the ratios."""
-    high: float
-    """Last decile of the ratios."""
 
 
 class CostModel:
@@ -183,17 +168,14 @@ class MeasuredRuns:
         return []
 
     @cached_property
-    def check(self) -> EstimateCheck | None:
-        """How far estimates are off for these runs; None with fewer than three of them."""
-        ratios = []
-        for run in self.runs:
-            cost = _cost(run.config, run.decoder, run.samples, 0, None, self.except_for(run))
-            if cost and cost.seconds:
-                ratios.append(run.seconds / cost.seconds)
-        if len(ratios) < MIN_CHECKED:
-            return None
-        deciles = quantiles(ratios, n=10, method="inclusive")
-        return EstimateCheck(len(ratios), median(ratios), deciles[0], deciles[-1])
+    def errors(self) -> list[float]:
+        """Measured ÷ estimated seconds of these runs, each estimated from the others."""
+        estimates = (
+            _cost(run.config, run.decoder, run.samples, 0, None, self.except_for(run))
+            for run in self.runs
+        )
+        pairs = zip(self.runs, estimates, strict=True)
+        return [run.seconds / cost.seconds for run, cost in pairs if cost and cost.seconds]
 
 
 def forwards_per_token(

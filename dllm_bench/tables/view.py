@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, product
 from math import isnan
+from statistics import median, quantiles
 from typing import Any
 
 from dllm_bench.tables.cost import cost_in_words
@@ -42,6 +43,7 @@ OWN_DECIMALS = {  # of units whose numbers are small, or never broken
     "bytes": 0,
     "bytes/forward": 0,
 }
+MIN_CHECKED = 3  # errors of fewer estimates say nothing
 SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # of a row; the json file has all of them
 DISTURBED = "†"  # behind a number of times from a busy machine
@@ -275,11 +277,13 @@ def cost_lines(built: BuiltTable) -> list[str]:
     for runs, what in ((built.open, "to make,"), (elsewhere, "are unavailable here; elsewhere:")):
         if runs:
             lines.append(f"{len(runs)} runs {what} {cost_in_words(list(map(estimate, runs)))}")
-    if lines and (check := built.costs.measured.check):
-        ratio = "measured ÷ estimated seconds of"
-        spread = f"{check.low:.1f} to {check.high:.1f} in 8 of 10"
-        median = f"{check.median:.2f} in the middle"
-        lines.append(f"{ratio} {check.runs} sealed runs: {median}, {spread}")
+    errors = built.costs.measured.errors if lines else []
+    if len(errors) >= MIN_CHECKED:
+        low, *_, high = quantiles(errors, n=10, method="inclusive")
+        lines.append(
+            f"measured ÷ estimated seconds of {len(errors)} sealed runs: {median(errors):.2f} in "
+            f"the middle, {low:.1f} to {high:.1f} in 8 of 10"
+        )
     trained = missing_trained_files(built.runs)
     lines += [f"train first: {source} (`dllm-bench train`)" for source in trained]
     return lines

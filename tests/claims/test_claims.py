@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dllm_bench.claims.evidence import DEVELOPMENT, TEST, Evidence, chosen_sides, crossed, only_half
+from dllm_bench.claims.evidence import DEVELOPMENT, TEST, chosen_sides, crossed, only_half
 from dllm_bench.claims.spec import Claim, Direction, load_claim, read_claim
 from dllm_bench.claims.verdict import (
     ClaimVerdict,
@@ -18,7 +18,7 @@ from dllm_bench.claims.verdict import (
     judge_claims,
 )
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics.accuracy import holm, mean_score
+from dllm_bench.metrics.accuracy import Effect, holm, mean_score
 from dllm_bench.tables.load import names_of
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import SCORE, Cell, FacetValue, TableMetric
@@ -272,11 +272,11 @@ def test_crossing_counts_trainings_and_not_only_items() -> None:
     same = verdict(claim(TPF), [[1.0] * 60] * 2, [[5, 6] * 30, [11, 10] * 30]).evidence
     assert same
     steps = np.linspace(-0.1, 0.1, 6)
-    varied = [replace(same, effect=same.effect * np.exp(step)) for step in steps]
+    varied = [replace(same, value=same.value * np.exp(step)) for step in steps]
     mean, equal = crossed(varied), crossed([same] * 6)
-    assert mean.effect == pytest.approx(same.effect)
+    assert mean.value == pytest.approx(same.value)
     assert mean.high - mean.low > 1.2 * (equal.high - equal.low)
-    assert equal.low < same.effect < equal.high
+    assert equal.low < same.value < equal.high
     expected = np.sqrt(np.var(steps, ddof=1) / 6 + same.error**2)
     assert mean.error == pytest.approx(expected)
     assert mean.freedom == 5
@@ -337,7 +337,7 @@ def test_holm_corrects_the_smallest_p_value_most() -> None:
     assert holm([0.5, 0.6]) == [1.0, 1.0]
 
 
-def score_draw(rng: np.random.Generator, n: int, effect: float) -> Evidence:
+def score_draw(rng: np.random.Generator, n: int, effect: float) -> Effect:
     """n items, a third of them discordant, with a true difference of `effect` points."""
     shares = (0.15 + effect / 200, 0.15 - effect / 200, 0.7)
     one = claim(SCORE)
@@ -346,7 +346,7 @@ def score_draw(rng: np.random.Generator, n: int, effect: float) -> Evidence:
     return found
 
 
-def speed_draw(rng: np.random.Generator, n: int, effect: float) -> Evidence:
+def speed_draw(rng: np.random.Generator, n: int, effect: float) -> Effect:
     """n items whose forwards vary more than those of two decoders, with a true ratio."""
     hard = rng.lognormal(5, 0.4, n)
     noisy = rng.lognormal(0, 0.15, (2, n)) * hard * [[1], [1 + effect]]
@@ -357,7 +357,7 @@ def speed_draw(rng: np.random.Generator, n: int, effect: float) -> Evidence:
 
 @pytest.mark.parametrize(("draw", "effect"), covering(2, [(score_draw, 10.0), (speed_draw, 0.05)]))
 def test_the_planned_items_give_the_power_they_promise(
-    draw: Callable[..., Evidence], effect: float
+    draw: Callable[..., Effect], effect: float
 ) -> None:
     """A pilot plans; 150 draws of that size with the smallest effect find it in about 80 %."""
     rng = np.random.default_rng(3)

@@ -96,7 +96,7 @@ def test_every_ratio_and_its_interval_are_recomputed() -> None:
                 side.append(ratio_of(record, metric, weights))
         drawn = np.mean(sides[0], axis=0) / np.mean(sides[1], axis=0)
         exact, low, high = drawn[0], *np.quantile(drawn[1:], [0.025, 0.975])
-        assert one.evidence.effect == pytest.approx(exact), one.claim.name
+        assert one.evidence.value == pytest.approx(exact), one.claim.name
         slack = 0.12 * (high - low)
         assert one.evidence.low == pytest.approx(low, abs=slack), one.claim.name
         assert one.evidence.high == pytest.approx(high, abs=slack), one.claim.name
@@ -121,7 +121,7 @@ def test_every_score_difference_and_its_interval_are_recomputed() -> None:
             variances.append(100**2 * (p12 + p21 - (p12 - p21) ** 2) / (n + 2))
         k = len(effects)
         width = 1.959964 * np.sqrt(sum(variances)) / k
-        assert one.evidence.effect == pytest.approx(sum(effects) / k), one.claim.name
+        assert one.evidence.value == pytest.approx(sum(effects) / k), one.claim.name
         assert one.evidence.low == pytest.approx(sum(centres) / k - width, abs=1e-4)
         assert one.evidence.high == pytest.approx(sum(centres) / k + width, abs=1e-4)
     assert seen >= 10

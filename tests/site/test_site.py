@@ -334,7 +334,7 @@ def test_the_comparison_is_the_paired_one(site: Path, records: dict[str, RunReco
         for path in (site / "comparisons").glob("*.html")
         if reference.spec.short in (text := "|".join(parsed(path).texts))
     ]
-    assert f"|{100 * found.difference:+.1f}|" in text
+    assert f"|{100 * found.value:+.1f}|" in text
     assert f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]" in text
     assert "|reference|" in text and "|yes|" in text
 

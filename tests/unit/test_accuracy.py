@@ -109,11 +109,11 @@ def test_runs_are_compared_on_shared_samples_only() -> None:
     ours = {f"{i}": 1.0 for i in range(20)} | {"only-ours": 0.0}
     theirs = {f"{i}": float(i >= 10) for i in range(20)} | {"only-theirs": 1.0}
     found = compare(ours, theirs)
-    assert (found.n, found.difference, found.method) == (20, 0.5, "mcnemar exact")
+    assert (found.n, found.value, found.method) == (20, 0.5, "mcnemar exact")
     assert found.p_value == pytest.approx(2 / 2**10)
     assert found.differs
     back = compare(theirs, ours)
-    assert (back.difference, back.p_value) == (-0.5, found.p_value)
+    assert (back.value, back.p_value) == (-0.5, found.p_value)
     assert (back.low, back.high) == pytest.approx((-found.high, -found.low), abs=0.06)
 
 
