@@ -308,6 +308,7 @@ def test_tables_hold_no_embedded_special_case() -> None:
         "caches",
         "library",
         "long",
+        "one_token",
         "parallel",
         "revising",
         "seeds",
