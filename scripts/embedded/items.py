@@ -1,4 +1,4 @@
-"""Draw the test items of every embedded task and write the files that the package reads.
+"""Draw the test and unseen items of every embedded task and write the files that the package reads.
 
     .venv/bin/python -m scripts.embedded.items [TASK ...]
 
@@ -12,10 +12,11 @@ import json
 import lzma
 import sys
 from collections.abc import Sequence
+from itertools import product
 
 from dllm_bench.benchmarks import evalplus
 from dllm_bench.benchmarks.embedded import miniparallel
-from dllm_bench.benchmarks.embedded.generated import FROZEN, TEST, GeneratedTask
+from dllm_bench.benchmarks.embedded.generated import FROZEN, TEST, UNSEEN, GeneratedTask
 from dllm_bench.benchmarks.tasks import sources
 
 
@@ -30,15 +31,17 @@ def frozen_tasks() -> dict[str, GeneratedTask]:
 
 
 def write(names: Sequence[str]) -> None:
-    """Write the file of each named task, or of all."""
+    """Write the files of each named task, or of all."""
     FROZEN.mkdir(exist_ok=True)
     tasks = frozen_tasks()
-    for name in names or tasks:
-        items = tasks[name].draw_items(TEST)
+    for name, split in product(names or tasks, (TEST, UNSEEN)):
+        if split == UNSEEN and name.startswith(miniparallel.TASK.name):
+            continue  # a family is a split of its own
+        items = tasks[name].draw_items(split)
         text = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
         content = lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
-        tasks[name].frozen_file.write_bytes(content)
-        print(f"{name}: {len(items)} items, {len(content):,} bytes")
+        tasks[name].frozen_file(split).write_bytes(content)
+        print(f"{name}, {split}: {len(items)} items, {len(content):,} bytes")
 
 
 if __name__ == "__main__":

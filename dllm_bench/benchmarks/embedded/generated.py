@@ -10,6 +10,7 @@ twice.
 
 The test items are read from `items/NAME.jsonl.xz`, written once by `scripts/embedded/items.py`:
 drawing them takes seconds in every process. The hash of the file is what a run's identity holds.
+The split `unseen` holds the test problems drawn after them, for claims that are confirmed anew.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import lzma
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 FROZEN = Path(__file__).parent / "items"
-SPLITS = ("train", TEST := "test")
+SPLITS = ("train", TEST := "test", UNSEEN := "unseen")
 TEST_ONE_IN = 8
 """One problem in this many belongs to the test split (by the hash of its content)."""
 SPLIT_SIZE = 1000
 """Items of a split; training draws as many problems as it needs instead."""
+UNSEEN_SIZE = 200
+"""Items of the split `unseen`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class GeneratedTask:
 
         Raises ValueError for an unknown split.
         """
-        if split not in SPLITS:
+        if split not in SPLITS[:2]:
             raise ValueError(f"{self.name} has the splits 'train' and 'test', not {split!r}")
         seen: set[str] = set()
         for problem in self.stream(random.Random(f"{self.name}/{split}/{seed}"), split):
@@ -81,27 +85,34 @@ class GeneratedTask:
                 yield problem
 
     def items(self, split: str) -> list[dict[str, Any]]:
-        """Return the `SPLIT_SIZE` items of a split, each a plain dictionary with a stable `id`."""
-        if split != TEST:
+        """Return the `SPLIT_SIZE` items of a split, each a plain dictionary with a stable `id`; of
+        `unseen` the `UNSEEN_SIZE` ones.
+        """
+        if split not in (TEST, UNSEEN):
             return self.draw_items(split)
-        lines = lzma.decompress(self.frozen_file.read_bytes()).splitlines()
+        lines = lzma.decompress(self.frozen_file(split).read_bytes()).splitlines()
         return [json.loads(line) for line in lines]
 
     def draw_items(self, split: str, limit: int = SPLIT_SIZE) -> list[dict[str, Any]]:
-        """Draw the first `limit` items of a split, which `items` returns of the frozen ones."""
-        problems = self.problems(split, limit)
+        """Draw the first `limit` items of a split, which `items` returns of the frozen ones.
+
+        Unseen ones have no prompt of a test item, since they continue the test split's list.
+        """
+        first, last = (SPLIT_SIZE, SPLIT_SIZE + UNSEEN_SIZE) if split == UNSEEN else (0, limit)
+        drawn = self.problems(TEST if split == UNSEEN else split, last)
+        problems = islice(drawn, first, first + limit)
         return [{"id": f"{self.name}/{split}/{i}", **p.fields} for i, p in enumerate(problems)]
 
-    @property
-    def frozen_file(self) -> Path:
-        """The file of the test items: a JSON object a line, compressed by xz."""
-        return FROZEN / f"{self.name.replace('/', '-')}.jsonl.xz"
+    def frozen_file(self, split: str = TEST) -> Path:
+        """The file of the test or unseen items: a JSON object a line, compressed by xz."""
+        name = self.name.replace("/", "-")
+        return FROZEN / f"{name}{'' if split == TEST else '-' + split}.jsonl.xz"
 
     def items_hash(self, split: str) -> str | None:
         """Return the sha256 of the file with a split's items; None if they are drawn."""
-        if split != TEST:
+        if split not in (TEST, UNSEEN):
             return None
-        return hashlib.sha256(self.frozen_file.read_bytes()).hexdigest()
+        return hashlib.sha256(self.frozen_file(split).read_bytes()).hexdigest()
 
 
 def split_of(content: str) -> str:

@@ -105,4 +105,4 @@ def test_no_sentence_of_the_test_split_is_shown_in_training() -> None:
 def test_the_sentences_ship_with_their_licence_and_are_small() -> None:
     licence = sentences.POOL.with_name("gsm8k_sentences.LICENSE").read_text()
     assert "MIT License" in licence and "OpenAI" in licence
-    assert sentences.POOL.stat().st_size + sentences.TASK.frozen_file.stat().st_size < 200_000
+    assert sentences.POOL.stat().st_size + sentences.TASK.frozen_file().stat().st_size < 200_000
