@@ -10,7 +10,7 @@ with the bootstrap's standard error. Averages of benchmarks weigh each benchmark
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -225,31 +225,16 @@ def _paired_scores(ours: PlannedCell, theirs: PlannedCell) -> tuple[list[float],
     return [first[key] for key in shared], [second[key] for key in shared]
 
 
-def _paired_shares(scores: Iterable[tuple[Sequence[float], Sequence[float]]]) -> Effect:
+def _paired_shares(scores: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Effect:
     """The difference of right/wrong scores, averaged over benchmarks, in points."""
-    from scipy.special import ndtri
-
-    counts = [
-        (len(ours), sum(a > b for a, b in both), sum(a < b for a, b in both))
-        for ours, theirs in scores
-        for both in [list(zip(ours, theirs, strict=True))]
-    ]
-    share = PERCENT / len(counts)
-    centre = share * sum((gained - lost) / (n + 2) for n, gained, lost in counts)
-    variance = sum(
-        (gained + lost + 1 - (gained - lost) ** 2 / (n + 2)) / (n + 2) ** 2
-        for n, gained, lost in counts
-    )
-    error = share * math.sqrt(variance)
-    width = float(ndtri((1 + LEVEL) / 2)) * error
-    items, gained, lost = (sum(column) for column in zip(*counts, strict=True))
+    found = accuracy.paired_shares(scores)
     return Effect(
-        share * sum((gained - lost) / n for n, gained, lost in counts),
-        max(centre - width, -PERCENT),
-        min(centre + width, PERCENT),
-        items,
-        accuracy.mcnemar(gained, lost),
-        error=error,
-        centre=centre,
-        discordant=(gained + lost) / items,
+        PERCENT * found.difference,
+        PERCENT * found.low,
+        PERCENT * found.high,
+        found.items,
+        accuracy.mcnemar(found.gained, found.lost),
+        error=PERCENT * found.error,
+        centre=PERCENT * found.centre,
+        discordant=(found.gained + found.lost) / found.items,
     )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, inf, log, sqrt
 from statistics import fmean
+from typing import NamedTuple
 
 from dllm_bench.core.declared import Count
 from dllm_bench.core.errors import DllmBenchError
@@ -206,6 +207,58 @@ def paired_interval(only_ours: int, only_theirs: int, n: int) -> tuple[float, fl
     ends = [2 * p - 1 for p in (_clopper_pearson(only_ours, discordant) if discordant else (0, 1))]
     low, high = (min(q * ends[0] for q in shares), max(q * ends[1] for q in shares))
     return low, high
+
+
+class PairedShares(NamedTuple):
+    """The difference of two shares of right answers, ours - theirs, averaged over benchmarks."""
+
+    difference: float
+    low: float
+    """Its interval, never without width."""
+    high: float
+    centre: float
+    """Agresti and Min's estimate."""
+    error: float
+    """Its standard error."""
+    gained: int
+    """Items that only ours has right."""
+    lost: int
+    """Items that only theirs has right."""
+    items: int
+
+
+def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> PairedShares:
+    """Compare right/wrong values of equal items, (ours, theirs) for each benchmark.
+
+    The interval is that of Agresti and Min (2005): half an item more in each cell of the table of
+    pairs, so that it stays wide where no item differs.
+    """
+    from scipy.special import ndtri  # `scipy.stats` takes a second to import
+
+    counts = [
+        (len(ours), sum(bool(a > b) for a, b in both), sum(bool(a < b) for a, b in both))
+        for ours, theirs in benchmarks
+        for both in [list(zip(ours, theirs, strict=True))]
+    ]
+    share = 1 / len(counts)
+    centre = share * sum((gained - lost) / (n + 2) for n, gained, lost in counts)
+    variance = sum(
+        (gained + lost + 1 - (gained - lost) ** 2 / (n + 2)) / (n + 2) ** 2
+        for n, gained, lost in counts
+    )
+    error = share * sqrt(variance)
+    width = float(ndtri((1 + LEVEL) / 2)) * error
+    items, gained, lost = (sum(column) for column in zip(*counts, strict=True))
+    return PairedShares(
+        difference=share * sum((gained - lost) / n for n, gained, lost in counts),
+        low=max(centre - width, -1.0),
+        high=min(centre + width, 1.0),
+        centre=centre,
+        error=error,
+        gained=gained,
+        lost=lost,
+        items=items,
+    )
 
 
 def _clopper_pearson(successes: int, n: int) -> tuple[float, float]:

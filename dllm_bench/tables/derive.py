@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from dllm_bench.benchmarks.items import item_id_of, repetition_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
-from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
+from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES, is_binary, paired_shares
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import CUT, Cell, Query, TableMetric
@@ -55,8 +55,9 @@ def measure_run(name: str, record: RunRecord) -> tuple[float | None, Interval | 
 
 
 def interval(planned: PlannedCell, number: Number) -> Interval | None:
-    """The interval of a cell's number: of a score or share by its counts, which is better than by
-    its resamples; None if it has none (see above).
+    """The interval of a cell's number: of a score, a share or a difference of scores by its counts,
+    which is better than by its resamples; None if it has none (see above), or no width though it is
+    a difference of scores.
     """
     import numpy as np
 
@@ -69,8 +70,32 @@ def interval(planned: PlannedCell, number: Number) -> Interval | None:
         return definition.bounds(record.samples[once])  # repetitions of an item hardly differ
     if len(number) == 1:
         return None
+    if scores := _compared_scores(planned):
+        found = paired_shares(scores)
+        return PERCENT * found.low, PERCENT * found.high
     low, high = np.quantile(np.round(number[1:], DIGITS), ENDS)  # equal bytes on every processor
-    return float(low), float(high)
+    no_width = low == high and metric.is_score and metric.minus
+    return None if no_width else (float(low), float(high))
+
+
+def _compared_scores(planned: PlannedCell) -> list[tuple[list[float], list[float]]]:
+    """The right/wrong values of both sides of a difference of scores, by benchmark, in the order of
+    the items; empty for other cells, fractional values and sides of different benchmarks.
+    """
+    if not (planned.cell.metric.is_score and planned.cell.metric.minus):
+        return []
+    ours, theirs = (
+        [leaf.run.record for leaf in leaves_of(side) if leaf.run.record] for side in planned.parts
+    )
+    pairs = []
+    for one, other in zip(ours, theirs, strict=True):
+        first, second = one.values, other.values
+        if one.spec.benchmark["name"] != other.spec.benchmark["name"]:
+            return []
+        pairs.append(
+            ([first[key] for key in sorted(first)], [second[key] for key in sorted(first)])
+        )
+    return pairs if all(is_binary([*a, *b]) for a, b in pairs) else []
 
 
 def number_of(planned: PlannedCell) -> Number:

@@ -3,9 +3,9 @@
 `build` makes the frame of pandas that all else is a view of: files, pages, figures, findings. Every
 measured number is computed from sealed records, every setting is read from the run's configuration.
 Numbers are compared only where that means something: never for embedded models and tasks, and
-speeds only on the reported hardware. Scores have the interval of their record, means and ratios of
-sums over samples a bootstrap interval (`derive`). Extremes (maximum, top ten) have none, because
-resampling says nothing about a tail.
+speeds only on the reported hardware. Scores have the interval of their record, differences of
+scores that of paired shares, means and ratios of sums over samples a bootstrap interval (`derive`).
+Extremes (maximum, top ten) have none, because resampling says nothing about a tail.
 """
 
 from __future__ import annotations

@@ -337,9 +337,12 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
         f"{m.label} = `{m.formula}`{f', {m.unit}' if m.unit else ''}: {definition_text(m)}"
         for m in built.table.metrics
     ]
+    compares_scores = any(m.is_score and m.minus for m in built.table.metrics)
+    paired = "Agresti and Min's for differences of scores, " if compares_scores else ""
     tail = (
-        "Brackets: 95 % interval (Wilson for shares, else percentile bootstrap over samples; "
-        "numbers derived from several runs draw the same items of a benchmark for all of them)."
+        f"Brackets: 95 % interval (Wilson for shares, {paired}else percentile bootstrap over "
+        "samples; numbers derived from several runs draw the same items of a benchmark for all of "
+        "them)."
     )
     bare = "Extremes (maximum, top-10, percentiles) are shown without one."
     parts = [

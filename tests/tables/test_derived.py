@@ -83,8 +83,11 @@ def test_a_difference_of_scores_is_in_points_with_a_paired_interval(built) -> No
     assert (found.unit, found.value) == ("points", pytest.approx(10.0))
     assert len(found.runs) == 2
     assert found.n == 40
-    low, high = found.low, found.high
-    assert 0 <= low < 10 < high  # two items gained, none lost: never below 0 when paired
+    # two items of 20 gained, none lost: shares of 2.5 and 0.5 in 22 (Agresti and Min)
+    width = 1.959964 * (3 - 4 / 22) ** 0.5 / 22
+    assert (found.low, found.high) == pytest.approx(
+        (100 * (2 / 22 - width), 100 * (2 / 22 + width))
+    )
     assert (found.delta, found.verdict) == (pytest.approx(5.0), CellVerdict.INSIDE_CI)
 
 
