@@ -1,6 +1,7 @@
 """The findings: verdicts with prose, for `docs/findings.md` and the site's page.
 
-The prose is in `findings.yaml`. Numbers in it are looked up in built tables, so none is typed in.
+The prose is in `findings.yaml`. Numbers in it are looked up in built tables, and verdicts in the
+judgements ({paper/claim} in braces), so that none is typed in.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
+from string import Formatter
 from typing import Any
 
 from dllm_bench.claims import view
@@ -63,7 +65,7 @@ class Paragraph:
     text: str
     """The text, with the names of `numbers` in braces."""
     numbers: Mapping[str, tuple[str, str]]
-    """Name -> (table, the number as text)."""
+    """Name -> (table, the number as text); a claim -> ("", its verdict and effect)."""
     commands: tuple[str, ...]
     """The commands that print these numbers."""
 
@@ -151,10 +153,10 @@ def findings(
     judgements: Sequence[Judgement], tables: Mapping[str, BuiltTable], results: str = ""
 ) -> Findings:
     """The findings of all claims; `results`: the option that names the results in commands."""
-    texts = prose()
+    texts, said = prose(), {one.claim.name: view.verdict_text(one) for one in judgements}
 
     def with_numbers(part: str) -> list[Paragraph]:
-        made = (_paragraph(one, tables, results) for one in texts[part])
+        made = (_paragraph(one, tables, said, results) for one in texts[part])
         return [paragraph for paragraph in made if paragraph]
 
     return Findings(
@@ -167,7 +169,10 @@ def findings(
             ("Contamination", texts["contamination"]),
         ],
         summary=view.counts_text(judgements),
-        papers=[_paper(name, text, judgements, results) for name, text in texts["papers"].items()],
+        papers=[
+            _paper(name, text.format_map(said), judgements, results)
+            for name, text in texts["papers"].items()
+        ],
         history=list(history_rows(judgements)),
         unmeasured=with_numbers("unmeasured"),
     )
@@ -220,9 +225,15 @@ def _dates(judgements: Sequence[Judgement]) -> str:
 
 
 def _paragraph(
-    plain: Mapping[str, Any], tables: Mapping[str, BuiltTable], results: str
+    plain: Mapping[str, Any],
+    tables: Mapping[str, BuiltTable],
+    said: Mapping[str, str],
+    results: str,
 ) -> Paragraph | None:
-    """A paragraph with its numbers; None if a table does not have them all."""
+    """A paragraph with its numbers; None if a table does not have them all.
+
+    said: claim -> its verdict and effect.
+    """
     if any(entry["table"] not in tables for entry in plain["numbers"].values()):
         return None
     cells = {name: _cell(tables, entry) for name, entry in plain["numbers"].items()}
@@ -234,6 +245,8 @@ def _paragraph(
         for name, cell in cells.items()
     }
     commands = tuple(f"dllm-bench table {table}{results}" for table in dict.fromkeys(of.values()))
+    claims = (field for _, field, _, _ in Formatter().parse(plain["text"]) if field in said)
+    numbers |= {name: ("", said[name]) for name in claims if name}
     return Paragraph(plain["title"], plain["text"], numbers, commands)
 
 
@@ -297,7 +310,10 @@ def _lines(found: Findings, link: Callable[[str], str]) -> Iterator[str]:
 
 def _paragraph_lines(paragraphs: Iterable[Paragraph], link: Callable[[str], str]) -> Iterator[str]:
     for one in paragraphs:
-        values = {name: f"[{text}]({link(table)})" for name, (table, text) in one.numbers.items()}
+        values = {
+            name: f"[{text}]({link(table)})" if table else text
+            for name, (table, text) in one.numbers.items()
+        }
         text = one.text.format(**values)
         commands = ", ".join(f"`{command}`" for command in one.commands)
         yield from (f"**{one.title}.** {text}" + (f" ({commands})" if commands else ""), "")

@@ -40,6 +40,11 @@ def interval_text(judgement: Judgement) -> str:
     return f"× {evidence.value:.2f} [{evidence.low:.2f}, {evidence.high:.2f}]"
 
 
+def verdict_text(judgement: Judgement) -> str:
+    """The verdict with the effect, for a sentence: "contradicted, -6.0 [-8.3, -3.5] points"."""
+    return ", ".join(filter(None, (str(judgement.verdict), interval_text(judgement))))
+
+
 def command(claim: Claim, results: str = "") -> str:
     """The one command that prints a claim's verdict from stored runs."""
     return f"{COMMAND} {claim.name}{results}"

@@ -31,7 +31,9 @@ def findings_page(found: Findings) -> str:
         ],
         "classes": css,
         "tests": TESTS,
+        "practice": [(one.title, linked(one), one.commands) for one in found.practice],
         "unmeasured": [(one.title, linked(one), one.commands) for one in found.unmeasured],
+        "history": [(name, before.split("<br>"), now) for name, before, now in found.history],
         "not_run": str(ClaimVerdict.NOT_RUN),
     }
     return Page(FINDINGS_PAGE, "Findings").render("findings.html", view)
@@ -40,7 +42,7 @@ def findings_page(found: Findings) -> str:
 def linked(paragraph: Paragraph) -> Markup:
     """The text; each number leads to the page of its table."""
     links = {
-        name: Markup('<a href="tables/{}.html">{}</a>').format(table, text)
+        name: Markup('<a href="tables/{}.html">{}</a>').format(table, text) if table else text
         for name, (table, text) in paragraph.numbers.items()
     }
     return Markup(escape(paragraph.text)).format(**links)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.cli.main import main
 from dllm_bench.site import build as site_module
 from dllm_bench.site.pages import run_address
@@ -28,6 +29,7 @@ from dllm_bench.store import index
 from dllm_bench.store.cache import PACKED
 from dllm_bench.store.checked import checked
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import slug
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import frame as tables
 from dllm_bench.tables.cost import measured_runs
@@ -226,6 +228,8 @@ def test_verdicts_stand_in_colour_before_prose_and_wide_tables_stay_in_the_windo
     builders.make(tmp_path)
     page = (tmp_path / "site" / "findings.html").read_text(encoding="utf-8")
     assert page.index('class="claims ') < page.index('class="chip ') < page.index('id="evidence"')
+    assert page.index('id="practice"') < page.index('class="chip ') < page.index('id="history"')
     style = (tmp_path / "site" / "static" / "site.css").read_text(encoding="utf-8")
+    assert all(f".chip.{slug(str(verdict))} {{" in style for verdict in ClaimVerdict)
     assert "article.table .scroll { max-height: 94vh; overflow: auto; }" in style
     assert "td.head:first-child, th.head:first-child { position: sticky; left: 0;" in style
