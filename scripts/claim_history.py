@@ -3,7 +3,8 @@
     .venv/bin/python -m scripts.claim_history [LAST_COMMIT]
 
 Each commit of the page is read for the rows of its tables. An entry is written where a claim's
-verdict, effect or number of items changed, with the commit whose subject says what changed it.
+verdict, effect or number of items changed, with the commit whose subject says what changed it;
+none where its runs were missing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, HISTORY = "docs/findings.md", ROOT / "dllm_bench" / "claims" / "history.yaml"
 ROW = re.compile(r"^\| (?P<cells>.+) \| `dllm-bench claims (?P<name>\S+)[^`]*` \|$", re.MULTILINE)
+NOT_RUN = "not run"
 HEAD = "# Every verdict of docs/findings.md; written by `python -m scripts.claim_history`.\n"
 Entry = dict[str, str]
 
@@ -44,7 +46,10 @@ def history(until: str = "HEAD") -> dict[str, list[Entry]]:
     commits = git("log", "--reverse", "--abbrev=7", "--format=%h%x09%as%x09%s", until, "--", PAGE)
     for line in commits.splitlines():
         commit, day, subject = line.split("\t")
-        for name, said in rows(git("show", f"{commit}:{PAGE}")):
+        judged = (
+            one for one in rows(git("show", f"{commit}:{PAGE}")) if one[1]["verdict"] != NOT_RUN
+        )
+        for name, said in judged:
             before = found.setdefault(name, [])
             last = before[-1] if before else {}
             if any(last.get(key) != said[key] for key in ("verdict", "effect", "items")):

@@ -51,7 +51,8 @@ HISTORY_TEXT = (
     "From the versions of this page, oldest first, wherever verdict, effect or items changed. "
     "{became_support} contradictions became confirmed or direction only after a text, a model or "
     "the items were changed, {became_contradiction} of these became contradicted: texts were not "
-    "chosen blindly. The rules of [claims.md](claims.md) came with the last change."
+    "chosen blindly. Verdicts about baselines, trainings or sizes came with the rules of "
+    "[claims.md](claims.md)."
 )
 SUPPORT = {str(ClaimVerdict.CONFIRMED), str(ClaimVerdict.DIRECTION_ONLY)}
 
@@ -131,11 +132,11 @@ def history_rows(judgements: Sequence[Judgement]) -> Iterator[tuple[str, ...]]:
 
 
 def _history_text() -> str:
-    """How often a first and a last verdict of the history lie on opposite sides."""
+    """How often an earlier and the last verdict for or against a claim lie on opposite sides."""
     against = str(ClaimVerdict.CONTRADICTED)
-    ends = [
-        ({one["verdict"] for one in said[:-1]}, said[-1]["verdict"]) for said in history().values()
-    ]
+    decided = [[one["verdict"] for one in said] for said in history().values()]
+    decided = [[one for one in said if one in {*SUPPORT, against}] for said in decided]
+    ends = [(set(said[:-1]), said[-1]) for said in decided if said]
     return HISTORY_TEXT.format(
         became_support=sum(against in before and now in SUPPORT for before, now in ends),
         became_contradiction=sum(bool(before & SUPPORT) and now == against for before, now in ends),
