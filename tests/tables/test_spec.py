@@ -309,6 +309,7 @@ def test_tables_hold_no_embedded_special_case() -> None:
         "library",
         "long",
         "one_token",
+        "one_token_long",
         "parallel",
         "revising",
         "seeds",
