@@ -1,9 +1,9 @@
 """Take the screenshots of docs/report.md from a finished report, in a headless Chromium.
 
-usage: python -m scripts.screenshots SITE MASKED_RUN SPECULATIVE_RUN
+usage: python -m scripts.screenshots SITE board run=RUN lookahead=RUN#0@3 drafts=RUN#2@7
 
-SITE is the folder of the report. The runs are hashes as in its list; the first sample of the masked
-run and the third of the speculative one are shown.
+SITE is the folder of the report; the other words are the pictures to take. A run is a hash as in
+the report's list: alone its page, with # the page of a sample (0: the first) after @ forwards.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "images"
 WIDTH = 1100  # pixels
+HEIGHTS = {"board": 1140, "run": 640, "lookahead": 620, "drafts": 620}  # pixels, by picture
 COLOURS = 256  # flat pages look the same with so few, and the files are small
 
 
-def main(site: str, masked: str, speculative: str) -> None:
-    """Write all screenshots to docs/images."""
+def main(site: str, *pictures: str) -> None:
+    """Write these screenshots to docs/images."""
     browser_class = runpy.run_path(str(ROOT / "tests" / "site" / "browser.py"))["Browser"]
     binary = shutil.which("chromium") or shutil.which("google-chrome")
     base = Path(site).resolve().as_uri()
     browser = browser_class(binary, Path(tempfile.mkdtemp()))
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, address, height, forwards in (
-        ("board", "index.html", 1140, 0),
-        ("run", f"runs/{masked}/index.html", 640, 0),
-        ("lookahead", f"runs/{masked}/sample.html#0", 620, 3),
-        ("drafts", f"runs/{speculative}/sample.html#2", 620, 7),
-    ):
-        browser.size(WIDTH, height)
-        browser.open(f"{base}/{address}")
+    for picture in pictures:
+        name, _, shown = picture.partition("=")
+        run, _, place = shown.partition("#")
+        sample, _, forwards = place.partition("@")
+        page = f"sample.html#{sample}" if place else "index.html"
+        browser.size(WIDTH, HEIGHTS[name])
+        browser.open(f"{base}/runs/{run}/{page}" if run else f"{base}/{page}")
         browser.wait("document.querySelector('h1')")
         if forwards:
             browser.key("Home")
-            browser.key("ArrowRight", times=forwards)
+            browser.key("ArrowRight", times=int(forwards))
         browser.screenshot(FOLDER / f"{name}.png")
-        picture = Image.open(FOLDER / f"{name}.png").convert("RGB").quantize(COLOURS)
-        picture.save(FOLDER / f"{name}.png", optimize=True)
+        taken = Image.open(FOLDER / f"{name}.png").convert("RGB").quantize(COLOURS)
+        taken.save(FOLDER / f"{name}.png", optimize=True)
     browser.close()
 
 
