@@ -315,7 +315,8 @@ class Viewer {
     const parts = [`Forward ${i + 1} of ${this.forwards}: ${kind[i]}`,
       `${this.committed[i].length} committed`,
       `${this.percent(i)} % filled`,
-      `${fed[i]} fed, ${cached[i]} cached`, `${ms[i].toFixed(1)} ms`];
+      `${fed[i]} fed, ${cached[i]} cached`];
+    if (ms[i]) parts.push(`${ms[i].toFixed(1)} ms`); // 0: decoded in a batch, not timed
     const { overwritten, remasked, inserted } = this.sample.steps;
     if (overwritten && overwritten[i].length) parts.push(`overwritten: ${overwritten[i].join(", ")}`);
     if (remasked && remasked[i].length) parts.push(`masked again: ${remasked[i].join(", ")}`);
