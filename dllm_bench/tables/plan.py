@@ -235,6 +235,19 @@ def common_items(planned: Iterable[PlannedCell]) -> int | None:
     )
 
 
+def plan_common(
+    table: PaperTable, profile: Profile, compose: Compose, store: Store, resolve: Resolve
+) -> tuple[Profile, list[PlannedCell]]:
+    """Plan a table as `dllm-bench table` shows it: if some runs have fewer items than asked for,
+    all have as many as these. Returns the profile with that number of items, and the cells.
+    """
+    planned = plan(table, profile, compose, store, resolve=resolve)
+    if items := common_items(planned):
+        profile = profile.at_most(items)
+        planned = plan(table, profile, compose, store, resolve=resolve)
+    return profile, planned
+
+
 def _planned_run(
     cell: Cell,
     profile: Profile,

@@ -26,7 +26,7 @@ from dllm_bench.store.store import RECORD, Store, read_record
 from dllm_bench.tables.derive import has_curve
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import CellState, PlannedCell, plan
+from dllm_bench.tables.plan import CellState, PlannedCell, plan_common
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import TableMetric
 from dllm_bench.tables.view import number
@@ -55,7 +55,7 @@ def committed(name: str) -> dict[str, Any]:
 def built(name: str) -> BuiltTable:
     """The table from the committed records."""
     table, profile, known = load_table(name), load_profile("embedded"), settings()
-    return build(table, profile, plan(table, profile, known.compose, STORE, resolve=known.resolve))
+    return build(table, *plan_common(table, profile, known.compose, STORE, known.resolve))
 
 
 def again(metric: TableMetric, columns: Mapping[str, list]) -> float:
