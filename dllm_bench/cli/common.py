@@ -11,6 +11,7 @@ from typing import Any
 from dllm_bench.core.terminal import show, show_error
 from dllm_bench.paths import GROUPS
 from dllm_bench.store.files import results_directory
+from dllm_bench.store.groups import Paths
 from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
 
@@ -97,20 +98,20 @@ def as_model(word: str) -> str:
     return word if word.startswith(("model=", "model.")) else f"model={word}"
 
 
-def configured_paths(arguments: Namespace) -> Plain:
+def configured_paths(arguments: Namespace) -> Paths:
     """The `paths` group of the configuration; `--results` replaces its results directory."""
     paths = default_paths() or dict(compose([])["paths"])
-    return {**paths, **({"results": arguments.results} if arguments.results else {})}
+    return Paths({**paths, **({"results": arguments.results} if arguments.results else {})})
 
 
 def training_folder(arguments: Namespace) -> Path:
     """Where the results of `train` go unless --out names another place."""
-    return results_directory(configured_paths(arguments)["results"]) / "training"
+    return results_directory(configured_paths(arguments).results) / "training"
 
 
 def open_store(arguments: Namespace) -> Store:
     """The store in the results directory."""
-    return Store(results_directory(configured_paths(arguments)["results"]) / "runs")
+    return Store(results_directory(configured_paths(arguments).results) / "runs")
 
 
 # --- output --------------------------------------------------------------------------------------

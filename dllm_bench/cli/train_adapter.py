@@ -15,6 +15,7 @@ from dllm_bench.cli.common import (
     training_folder,
 )
 from dllm_bench.store import inputs
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.training.prompts import TASKS
 
 COUNTS = {  # field of the job -> help
@@ -50,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Train the adapter; a second call continues an interrupted one."""
-    config = compose([f"model={arguments.model}", *arguments.settings])
+    config = RunConfig(compose([f"model={arguments.model}", *arguments.settings]))
     # torch takes seconds to import: only after the names were checked
     from dllm_bench.models.load import load_model
     from dllm_bench.training import adapters
@@ -60,9 +61,9 @@ def run(arguments: Namespace) -> int:
     if "benchmarks" in given:
         given["benchmarks"] = tuple(given["benchmarks"])
     job = adapters.AdapterJob(**given)
-    model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
+    model = inputs.resolve_model(config.model, inputs.resolve_hardware(config.hardware))
     folder = training_folder(arguments) / "adapters"
-    out = arguments.out or folder / f"{model['name']}-block{job.block}"
+    out = arguments.out or folder / f"{model.name}-block{job.block}"
     spec = inputs.model_spec(model)
     loaded = load_model(spec)
     adapters.train(job, loaded, adapters.texts_of(job, loaded, spec.chat), out)

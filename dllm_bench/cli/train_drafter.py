@@ -19,6 +19,7 @@ from dllm_bench.cli.common import (
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store import inputs
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.training.kinds import DRAFTER_BENCHMARKS, DRAFTER_KINDS
 from dllm_bench.training.prompts import TASKS
 
@@ -80,15 +81,15 @@ def run(arguments: Namespace) -> int:
     """Train the drafter; a second call continues an interrupted one."""
     if arguments.drafter not in DRAFTER_KINDS:
         raise DllmBenchError(unknown_name("kind of drafter", arguments.drafter, DRAFTER_KINDS))
-    config = compose([f"model={arguments.model}", *arguments.settings])
+    config = RunConfig(compose([f"model={arguments.model}", *arguments.settings]))
     # torch takes seconds to import: only after the names were checked
     from dllm_bench.models.load import load_model
     from dllm_bench.training import drafters
 
     job = drafter_job(arguments)
-    model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
+    model = inputs.resolve_model(config.model, inputs.resolve_hardware(config.hardware))
     folder = training_folder(arguments) / "drafters"
-    name = f"{model['name']}-{arguments.drafter}-layers{job.layers}"
+    name = f"{model.name}-{arguments.drafter}-layers{job.layers}"
     out = arguments.out or folder / name
     spec = inputs.model_spec(model)
     loaded = load_model(spec)

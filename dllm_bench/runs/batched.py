@@ -19,10 +19,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.runs import runner
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import BatchSpan, SampleRecord
 from dllm_bench.store.spec import RunSpec
-
-PER_REQUEST = ("branch_parallel", "tensor_parallel")  # processes that decode one request
 
 
 def check(spec: RunSpec) -> None:
@@ -34,19 +33,19 @@ def check(spec: RunSpec) -> None:
             f"batch={spec.batch} decodes requests together, and a baseline is timed request by "
             "request; leave out decoder@baseline, or batch."
         )
-    if any(int(spec.hardware.get(name, 1)) > 1 for name in PER_REQUEST):
+    if spec.hardware.shares_requests:
         raise DllmBenchError(
-            f"batch={spec.batch} is decoded by one process, and hardware={spec.hardware['name']} "
+            f"batch={spec.batch} is decoded by one process, and hardware={spec.hardware.name} "
             "asks for several that decode a request together; choose hardware without them "
             "(each replica has a batch of its own), or batch=1."
         )
-    mode = spec.model.get("compile", "none")
+    mode = spec.model.compile
     if mode != "none":
         raise DllmBenchError(
             f"batch={spec.batch} has shapes that are not compiled, and the run asks for "
             f"compile={mode}; set hardware.compile=none, or batch=1."
         )
-    if spec.decoder.get("cache", {}).get("reuse") == "approximate":
+    if setting_in(spec.decoder, "cache.reuse") == "approximate":
         raise DllmBenchError(
             f"batch={spec.batch} decodes requests together, and with "
             "decoder.cache.reuse=approximate a text depends on the request before; choose "

@@ -147,7 +147,7 @@ def test_an_own_benchmark_is_evaluated() -> None:
     ("arguments", "settings", "words"),
     [
         (("tiny-lada", "vanilla", "minigsm"), {}, "did you mean 'tiny-llada'"),
-        (("tiny-llada", "vanilla", "minigsm"), {"limit": 0}, "limit=0"),
+        (("tiny-llada", "vanilla", "minigsm"), {"limit": 0}, "limit is 0"),
         (("tiny-llada", "vanilla", "minigsm"), {"bach": 2}, "did you mean 'batch'"),
         (("tiny-llada", "vanilla", "minigsm"), {"decoder.cache.evry": 2}, "evry"),
     ],

@@ -240,7 +240,9 @@ def test_the_harness_asks_and_grades(name: str) -> None:
     primary = (
         f"{task_file(name)['metric_list'][0]['metric']},{task_file(name)['filter_list'][0]['name']}"
     )
-    benchmark = LmEvalBenchmark(name, name, 64, primary, chat=False, limit=12)
+    benchmark = LmEvalBenchmark(
+        name=name, task=name, max_new_tokens=64, primary=primary, chat=False, limit=12
+    )
     rows = sources.rows(name, "test", None)
     assert [row["id"] for row in rows[:2]] == [f"{name}/test/0", f"{name}/test/1"]
     assert len(rows) == SPLIT_SIZE
