@@ -26,6 +26,7 @@ from dllm_bench.benchmarks.embedded import minicode, minicode_free
 from dllm_bench.benchmarks.embedded.generated import SPLITS
 from dllm_bench.benchmarks.items import (
     PLAIN,
+    BenchmarkSettings,
     Item,
     LazyRequests,
     active_stops,
@@ -42,7 +43,6 @@ from dllm_bench.benchmarks.items import (
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
-from dllm_bench.benchmarks.settings import BenchmarkSettings
 from dllm_bench.core.benchmark import (
     JUDGE_ERROR,
     Benchmark,

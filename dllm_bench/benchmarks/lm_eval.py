@@ -21,6 +21,7 @@ from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, u
 from dllm_bench.benchmarks.items import (
     PLAIN,
     TEMPLATES,
+    BenchmarkSettings,
     Item,
     LazyRequests,
     active_stops,
@@ -31,7 +32,6 @@ from dllm_bench.benchmarks.items import (
     require_known,
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.settings import BenchmarkSettings
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.benchmark import (
     Benchmark,

@@ -36,8 +36,6 @@ from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 
-COMMITS = {"winner": True, "none": False}
-
 
 class Milestone(Enum):
     """What a process reports besides its samples."""
@@ -96,7 +94,7 @@ def layout_of(hardware: Hardware) -> ParallelLayout:
     return ParallelLayout(
         branches=hardware.branch_parallel,
         tensors=hardware.tensor_parallel,
-        commits=COMMITS[hardware.commit],
+        commits=hardware.commit == "winner",
         timeout_s=hardware.timeout_s,
     )
 

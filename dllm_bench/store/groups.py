@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from dllm_bench.benchmarks.settings import BenchmarkSettings
+from dllm_bench.benchmarks.items import BenchmarkSettings
 from dllm_bench.core.declared import Range, fits, in_words, shown
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.spec import AUTO, NONE, OBJECT, ModelSpec
@@ -236,6 +236,7 @@ def declarations(kind: type[Group]) -> dict[str, tuple[Field[Any], Any]]:
     return {one.name: (one, hints[one.name]) for one in fields(of)}
 
 
+@cache
 def role_of(key: str) -> Role:
     """The role of a dotted configuration key; DllmBenchError if nothing declares it."""
     group, _, rest = key.partition(".")
