@@ -11,7 +11,7 @@ from typing import Any
 from dllm_bench.core.terminal import show, show_error
 from dllm_bench.paths import GROUPS
 from dllm_bench.store.files import results_directory
-from dllm_bench.store.groups import Paths
+from dllm_bench.store.groups import Paths, RunConfig
 from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
 
@@ -85,12 +85,12 @@ def positive_floats(text: str) -> tuple[float, ...]:
 # --- configuration and results -------------------------------------------------------------------
 
 
-def compose(overrides: Sequence[str]) -> Plain:
+def compose(overrides: Sequence[str]) -> RunConfig:
     """The run configuration for `overrides`, see `api.compose`."""
     # Hydra takes a quarter of a second to import, and most commands find all settings in a cache.
     from dllm_bench.api.compose import compose as compose_with_hydra
 
-    return compose_with_hydra(overrides)
+    return RunConfig(compose_with_hydra(overrides))
 
 
 def as_model(word: str) -> str:
@@ -100,7 +100,7 @@ def as_model(word: str) -> str:
 
 def configured_paths(arguments: Namespace) -> Paths:
     """The `paths` group of the configuration; `--results` replaces its results directory."""
-    paths = default_paths() or dict(compose([])["paths"])
+    paths = default_paths() or compose([]).paths
     return Paths({**paths, **({"results": arguments.results} if arguments.results else {})})
 
 

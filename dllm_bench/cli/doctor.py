@@ -10,7 +10,6 @@ from dllm_bench.cli.common import add_results_option, as_model, compose, configu
 from dllm_bench.cli.doctor_machine import REQUIRED_MISSING, Line, machine_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show
-from dllm_bench.store.groups import RunConfig
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,7 +44,7 @@ def all_lines(arguments: Namespace) -> list[Line]:
             "doctor was given --fake, --quick or --out without --gpu, which they belong to; add it."
         )
     named = [as_model(arguments.model)] if arguments.model else []
-    config = RunConfig(compose([*named, *arguments.settings]))
+    config = compose([*named, *arguments.settings])
     if named:
         from dllm_bench.api.preflight import check_folder
 

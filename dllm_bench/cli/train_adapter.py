@@ -15,7 +15,6 @@ from dllm_bench.cli.common import (
     training_folder,
 )
 from dllm_bench.store import inputs
-from dllm_bench.store.groups import RunConfig
 from dllm_bench.training.prompts import TASKS
 
 COUNTS = {  # field of the job -> help
@@ -51,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Train the adapter; a second call continues an interrupted one."""
-    config = RunConfig(compose([f"model={arguments.model}", *arguments.settings]))
+    config = compose([f"model={arguments.model}", *arguments.settings])
     # torch takes seconds to import: only after the names were checked
     from dllm_bench.models.load import load_model
     from dllm_bench.training import adapters

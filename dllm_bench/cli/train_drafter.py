@@ -19,7 +19,6 @@ from dllm_bench.cli.common import (
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store import inputs
-from dllm_bench.store.groups import RunConfig
 from dllm_bench.training.kinds import DRAFTER_BENCHMARKS, DRAFTER_KINDS
 from dllm_bench.training.prompts import TASKS
 
@@ -81,7 +80,7 @@ def run(arguments: Namespace) -> int:
     """Train the drafter; a second call continues an interrupted one."""
     if arguments.drafter not in DRAFTER_KINDS:
         raise DllmBenchError(unknown_name("kind of drafter", arguments.drafter, DRAFTER_KINDS))
-    config = RunConfig(compose([f"model={arguments.model}", *arguments.settings]))
+    config = compose([f"model={arguments.model}", *arguments.settings])
     # torch takes seconds to import: only after the names were checked
     from dllm_bench.models.load import load_model
     from dllm_bench.training import drafters

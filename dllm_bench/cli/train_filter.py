@@ -16,7 +16,6 @@ from dllm_bench.cli.common import (
     training_folder,
 )
 from dllm_bench.store import inputs
-from dllm_bench.store.groups import RunConfig
 from dllm_bench.training.kinds import FILTER_BENCHMARKS
 from dllm_bench.training.prompts import TASKS
 
@@ -71,7 +70,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Train the filter, or only collect the traces it is trained on."""
-    config = RunConfig(compose([f"model={arguments.model}"]))
+    config = compose([f"model={arguments.model}"])
     # torch takes seconds to import: only after the names were checked
     from dllm_bench.models.filters import FilterMetadata, convert_filter
     from dllm_bench.training import filters

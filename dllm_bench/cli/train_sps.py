@@ -15,7 +15,7 @@ from dllm_bench.cli.common import (
     training_folder,
 )
 from dllm_bench.store.files import write_json
-from dllm_bench.store.groups import Hardware, RunConfig
+from dllm_bench.store.groups import Hardware
 
 BATCHES = "1,2,4,8,16,32,64,128,256"
 
@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Measure, print and store the steps per second."""
-    config = RunConfig(compose([f"model={arguments.model}", *arguments.settings]))
+    config = compose([f"model={arguments.model}", *arguments.settings])
     from dllm_bench.training import step_profiles  # torch takes seconds to import
 
     job = step_profiles.ProfileJob(arguments.batches, arguments.context, arguments.repeats)
