@@ -14,6 +14,7 @@ RUN := $(VENV)/.installed-$(PINS)
 STAMP := $(VENV)/.complete-$(PINS)
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 EVERYTHING ?= not drill
+EXTRAS ?= code,slurm,wandb,real,dev
 LAUNCHER ?= local
 SLURM ?=
 ITEMS ?=
@@ -133,7 +134,7 @@ $(RUN):
 # that the package is not installed. Where it cannot be had, that test is skipped.
 $(STAMP): $(RUN)
 	@echo "Adding what tests and checks need to $(VENV) (log: $(VENV)/install.log)"
-	@$(INSTALL) '.[code,slurm,wandb,real,dev]' >> $(VENV)/install.log 2>&1 || { $(FAILED); }
+	@$(INSTALL) '.[$(EXTRAS)]' >> $(VENV)/install.log 2>&1 || { $(FAILED); }
 	@$(BIN)/python -m pip download -q $(PIP_ARGS) --no-deps --python-version 3.12 --only-binary=:all: \
 	   -d $(VENV)/schemas $(SCHEMAS) >> $(VENV)/install.log 2>&1 || true
 	@touch $@

@@ -48,7 +48,7 @@ SLOTS = "score select explore schedule revise stop cache draft verify length".sp
 PIECES = (
     "dllm_bench.methods",
     "dllm_bench.decoding.defaults",
-    "dllm_bench.decoding.verification",
+    "dllm_bench.decoding.speculative",
 )
 HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SLOTS, PIECES),

@@ -88,7 +88,9 @@ def settings_of_class(piece: str, kind: type, text: str) -> Iterator[Setting]:
         said = _comment(kind, field.name) or _of_type(hints[field.name])
         source = note[1].rstrip(".") if note else ""
         default = chosen.get(field.name) or _default(field, given)
-        meaning = "; ".join(part for part in (said.rstrip("."), source) if part)
+        said = said.rstrip(".")
+        parts = [part for part, other in ((said, source), (source, said)) if part not in other]
+        meaning = "; ".join(parts) or said
         yield Setting(piece, field.name, _type(hints[field.name]), default, meaning)
 
 

@@ -19,6 +19,8 @@ from dllm_bench.core.decoder import Piece
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.s2d2 import SelfVerified
+from dllm_bench.methods.wino import Wino
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
@@ -87,6 +89,11 @@ def decoders() -> dict[str, MaskedDecoder]:
         n: x for n, x in composed("decoder").items() if x["_target_"].endswith("MaskedDecoder")
     }
     return {name: small(instantiate(plain, "decoder")) for name, plain in masked.items()}
+
+
+def adds_rows(decoder: Any) -> bool:
+    """Whether it feeds rows beside the canvas, for which logits must not be shifted."""
+    return isinstance(decoder.revise, Wino) or isinstance(decoder.select, SelfVerified)
 
 
 class Table:

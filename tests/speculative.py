@@ -18,8 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength
+from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
 from dllm_bench.models.drafters import empty_network, freeze_tables
 from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint
 
@@ -129,7 +128,7 @@ def with_drafter(decoder: dict[str, Any], folder: Path) -> dict[str, Any]:
         source = (
             str(tiny_checkpoint("qwen3", folder, 1))
             if kind == "modeldraft"
-            else write_drafter(folder, DRAFTERS[kind])
+            else write_drafter(folder, DRAFTERS["dflash" if kind == "ddtree" else kind])
         )
         draft["drafter"]["source"] = source
     return found
@@ -195,8 +194,10 @@ class Chain:
     def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
         kv.begin(plan, tokens_KL.shape[1])
         kv.hold(plan, tokens_KL[:, slice(*plan.feed), None])
-        before = slice(plan.rows[0] - 1, plan.rows[1] - 1)
-        return self.table_VV[tokens_KL[:, before]].log()
+        before_KR = tokens_KL[:, plan.rows[0] - 1 : plan.rows[1] - 1]
+        if plan.added is not None:
+            before_KR = torch.cat([before_KR, plan.added.tokens_E[None]], dim=1)
+        return self.table_VV[before_KR].log()
 
     def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

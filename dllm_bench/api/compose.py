@@ -34,8 +34,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dllm_bench.core.choices import did_you_mean, unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, did_you_mean, unknown_name
 from dllm_bench.models.folder import HUB_ID, adapted_model, is_lora, settings_of
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import (

@@ -1,27 +1,25 @@
 """Quick checks of a composed configuration, so that a mistake is reported at once.
 
-A missing data directory, a missing model folder, code execution without consent. The layers below
-check the same again where they use it. These checks only look at files; the last one, of memory,
-is the only one that imports torch.
+A missing data directory, a missing model folder, code execution without consent, a decoder that
+does not fit the model. All but the last two, of fit and memory, do without torch.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import constants
 
 from dllm_bench.benchmarks.sandbox.execution import require_consent
+from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, lacking
 from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.paths import ASSETS, IMPORTED, expanded, place_of
-from dllm_bench.registry import TARGET
+from dllm_bench.registry import instantiate
 from dllm_bench.store.files import results_directory
-from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup, RunConfig, setting_in
+from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup, RunConfig
 from dllm_bench.store.hardware import missing_device, resolve_hardware
 from dllm_bench.store.inputs import (
     benchmark_of,
@@ -31,7 +29,6 @@ from dllm_bench.store.inputs import (
 
 DEVICES = ("cpu", "cuda", "auto")
 HUB = "huggingface.co"
-CAUSAL_CACHE = ("cache.causal", "caches.CausalCache")  # registered name, end of the class's path
 
 
 def check(config: RunConfig, reads_data: bool) -> None:
@@ -44,9 +41,8 @@ def check(config: RunConfig, reads_data: bool) -> None:
         check_data(config.paths.data, config.benchmark.name)
     check_device(config.hardware)
     check_model(config.model)
-    for decoder in config.decoders.values():
-        check_attention(config.model, decoder)
     check_consent(config.benchmark)
+    check_fits(config)
     check_memory(config)
 
 
@@ -137,29 +133,12 @@ def check_memory(config: RunConfig) -> None:
             require_memory(resolve_model(config.model, hardware))
 
 
-def check_attention(model: ModelGroup, decoder: Mapping[str, Any]) -> None:
-    """A decoder must fit the attention that the model's settings say its weights were trained with.
-
-    An autoregressive model goes with blocks of one position, drafts with an autoregressive model.
-    """
-    pair = f"decoder={setting_in(decoder, 'name')} with model={model.name}"
-    form, block = model.attention_form, setting_in(decoder, "schedule.block", 1)
-    if form == "causal" and block != 1:
-        raise DllmBenchError(
-            f"{pair}: the model is autoregressive, and the decoder fills blocks of {block} "
-            "positions; choose decoder=ar, a speculative decoder, or a diffusion model."
-        )
-    if form in ("full", "block_causal") and "draft" in decoder:
-        raise DllmBenchError(
-            f"{pair}: a speculative decoder verifies with an autoregressive model, and this one "
-            f"has {form} attention; choose another model or another decoder."
-        )
-    cache = str(setting_in(decoder, f"cache.{TARGET}"))
-    if cache.endswith(CAUSAL_CACHE) and model.shifted is False:
-        raise DllmBenchError(
-            f"{pair}: the decoder needs the token after those it feeds, and this model predicts "
-            "each position at its own row; choose a model with shifted logits or another decoder."
-        )
+def check_fits(config: RunConfig) -> None:
+    """Decoder and baseline must fit the batch, and what the settings say of the model."""
+    for plain in {} if config.model.is_served else config.decoders.values():
+        decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+        if isinstance(decoder, ComposedDecoder):
+            decoder.check_run_fits(config.model, config.batch)
 
 
 def is_cached(hub_id: str) -> bool:

@@ -24,6 +24,7 @@ from dllm_bench.api.preflight import check
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.spec import NONE
 from dllm_bench.registry import describe, instantiate
@@ -360,8 +361,7 @@ def acceptance(*runs: RunRecord | str, results: str | Path | None = None) -> Dat
 
     rows = list[dict[str, Any]]()
     for record in sealed_records(runs, results):
-        turns = [turn for rounds in record.samples.rounds for turn in rounds or ()]
-        for k in range(1, max((proposed for proposed, *_ in turns), default=0) + 1):
+        for k in range(1, longest_draft(record.samples) + 1):
             values = {
                 name.partition("/")[2]: measure(f"{name}@{k}", record.samples)
                 for name in BY_POSITION

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Annotated, Any, overload
 
 from dllm_bench.core.benchmark import Encode, Turns
-from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.declared import Positive, Range
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.core.request import Request
 from dllm_bench.paths import expanded
 from dllm_bench.registry import RUNTIME

@@ -41,8 +41,7 @@ from dllm_bench.core.benchmark import (
     Turns,
     judge_error,
 )
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.core.request import Request
 from dllm_bench.registry import register
 

@@ -23,8 +23,7 @@ from tqdm import tqdm
 
 from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.benchmark import Turns
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.core.request import Likelihood
 
 MODEL = "dllm_bench"

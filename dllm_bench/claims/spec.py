@@ -18,8 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import conf_file
 from dllm_bench.tables.load import help_of, load_table, names_of, read_yaml

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.nolinks import make_folder
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.cli.common import add_results_option, open_store, print_lines
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.launch import slurm
 from dllm_bench.site.format import LISTED_METRICS, align, number, percent_of
 from dllm_bench.store.differences import differing, flat_settings

@@ -16,8 +16,7 @@ from dllm_bench.cli.common import (
     print_lines,
     training_folder,
 )
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.store import inputs
 from dllm_bench.training.kinds import DRAFTER_BENCHMARKS, DRAFTER_KINDS
 from dllm_bench.training.prompts import TASKS

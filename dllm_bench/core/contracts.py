@@ -1,25 +1,34 @@
-"""Contracts of the seven pieces of a masked decoder, and the values that pass between them.
+"""Contracts of the seven pieces of a masked decoder, and the round in which they meet.
 
 In one round of the loop `Explore` makes K branches, `Schedule` opens blocks, `Cache` plans the
 forward, `Score` reads its logits, `Explore` picks a branch, `Select` chooses what is committed,
-`Revise` changes what was committed, and `Stop` says whether the text is finished. What a method
-does beyond that it does in the moments of a round, which every piece has.
+`Revise` changes what was committed, and `Stop` says whether the text is finished.
+
+What a method does beyond that it does in the moments of a round, which every piece has: before the
+only wait (`on_start`), before the forward (`on_plan`), after its scores (`on_scores`), and once the
+selector's choice is committed (`on_commit`). What any piece may do then, whatever its method, is a
+method of `Round`: have values copied to the host, change the canvas's length, end the open block,
+revise tokens. A `WorkerGroup` divides the branches of a round among processes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.decoder import Condition, Conditions, Piece
-from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.round import Round, Scores
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.decoder import Condition, Conditions, Need, Piece
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.request import Request
+from dllm_bench.core.state import CUT, DecodeState, MemoKey
+
+# --- the pieces -----------------------------------------------------------------------------------
 
 Reads = Literal["masked", "window", "fed"]
 """Whose logits a piece reads: of masked positions, of all of the window, of all that was fed from
@@ -175,3 +184,209 @@ class Cache(MaskedPiece, ABC):
     @abstractmethod
     def plan(self, round: Round) -> ForwardPlan:
         """The plan of the next forward; state, window and K/V are those of the round."""
+
+
+# --- a round --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the model proposes at every window position, committed ones where a piece reads them."""
+
+    ids_KW: Tensor  # candidate token, int64
+    probability_KW: Tensor  # of the candidate; thresholds compare it
+    confidence_KW: Tensor  # the larger, the earlier committed: probability, margin, -entropy ...
+    raw_KW: Tensor | None = None  # confidence before evidence of earlier steps was added, if kept
+    neg_entropy_KW: Tensor | None = None  # sum of p ln p in nats, if the score gives it
+    answer_gap_K: Tensor | None = None  # mean difference of the two largest logits in the answer
+    divergence_KWH: Tensor | None = None  # KL from the forward before in nats, of the last H
+    # forwards, newest last, if the score gives it
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are present, by the name of their field."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Scores:
+        """Scores of `function` of every tensor that is present."""
+        return replace(self, **{name: function(value) for name, value in self.tensors().items()})
+
+    def pick(self, j: Tensor) -> Scores:
+        """The scores of branch `j` (0-d or 1-element int64 tensor) alone."""
+        return self.map(lambda values: values.index_select(0, j.reshape(1)))
+
+    def without_unfed(self, plan: ForwardPlan, mask: int) -> Scores:
+        """The scores, in which masks that the forward left out come last and stay masks."""
+        if plan.scored_M is None or (plan.sets is not None and plan.sets.counts_rest):
+            return self
+        unfed_W = torch.ones_like(self.ids_KW[0], dtype=torch.bool)
+        unfed_W = unfed_W.index_fill_(0, plan.scored_M, False)
+        low = self.map(
+            lambda v: v.masked_fill(unfed_W, -torch.inf if v.is_floating_point() else mask)
+        )
+        return replace(low, probability_KW=self.probability_KW.masked_fill(unfed_W, 0))
+
+
+HOLD = MemoKey[Tensor]("round.hold")
+"""int64 (K,): `HELD` if the open block stays open without masks (the whole text, before a block was
+opened), `LEFT` if it is left with masks, 0 or nothing remembered if it is open while it has masks.
+Any piece may set it; the next wait reads it."""
+END = "end"  # host: where the open block ends, if a piece ended it
+INSERTED = "inserted"  # host: where positions were inserted, and how many
+WORTH = "worth"  # host: how many branches before the base are worth a forward
+LENGTH = "length"  # host: length of a canvas that was cut or inserted into
+
+
+@dataclass
+class Round:
+    """One request as its pieces see it; from the pick to the next `on_start` of one branch."""
+
+    request: Request
+    """Prompt, limits and randomness that the caller gave."""
+    state: DecodeState
+    """Tokens and memo of the branches; of several workers, this one's between plan and pick."""
+    kv: KVCache
+    """Keys and values of the request."""
+    model: Denoiser
+    """The model that makes the forwards."""
+    decoder: object
+    """The decoder; equal ones compute equal keys and values."""
+    window: Window = field(init=False)
+    """What is decoded: of the last round until blocks are opened; none in the first `on_start`."""
+    plan: ForwardPlan = field(init=False)
+    """Of this round's forward, from `on_plan` on."""
+    logits_KXV: Tensor = field(init=False)
+    """Of the R rows of the plan, then of the rows that a piece added to it; (1, M, V) if the plan
+    names rows `only_M`. From `on_scores` on; it keeps all branches."""
+    scores: Scores = field(init=False)
+    """Of the window, from `on_scores` on."""
+    host: dict[Hashable, list[int]] = field(default_factory=dict)
+    """What was asked for, as of this round's wait."""
+    revised: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Tokens and `born` (L,) after every revision, for the trace."""
+    only: Tensor = field(init=False)
+    """Index of a single branch, 0-d int64."""
+    _asked: dict[Hashable, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        device = self.state.tokens_KL.device
+        self.only = torch.zeros((), dtype=torch.long, device=device)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a forward was made."""
+        return self.state.forwards > 0
+
+    @property
+    def rows_KRV(self) -> Tensor:
+        """Logits of the rows that the plan wants, without those that a piece added."""
+        rows = self.plan.rows[1] - self.plan.rows[0]
+        picked = self.plan.only_M is not None or self.logits_KXV.shape[1] == rows
+        return self.logits_KXV if picked else self.logits_KXV[:, :rows]
+
+    @property
+    def added_KEV(self) -> Tensor:
+        """Logits of the rows that a piece added to the plan."""
+        return self.logits_KXV[:, self.plan.rows[1] - self.plan.rows[0] :]
+
+    @property
+    def ahead_KXV(self) -> Tensor:
+        """Logits of the wanted rows after the window, for pieces that read what is fed."""
+        return self.rows_KRV[:, self.window.width :]
+
+    def ask(self, key: Hashable, values: Tensor) -> None:
+        """Have integers copied to the host at the next wait; `host` holds them flat under `key`."""
+        self._asked[key] = values
+
+    def question(self) -> Tensor:
+        """All that was asked for, int64 or shorter (X,)."""
+        return torch.cat([values.reshape(-1) for values in self._asked.values()])
+
+    def answer(self, values: list[int]) -> None:
+        """Learn the values of `question`."""
+        each = iter(values)
+        self.host = {key: [*islice(each, part.numel())] for key, part in self._asked.items()}
+        self._asked = {}
+
+    def on_host(self, key: Hashable) -> Tensor:
+        """What was asked for of every canvas position, on the host (L,)."""
+        return torch.tensor(self.host[key])[: self.state.length]
+
+    def reuse_prefix(self, grid: int) -> None:
+        """Take K/V of the prompt's beginning from the request before, in spans of `grid` positions.
+
+        To be called before the first forward; see `Denoiser.reuse_prefix`.
+        """
+        self.model.reuse_prefix(self.kv, self.request.prompt_ids, grid, by=self.decoder)
+
+    def revise(
+        self, remask_KW: Tensor, write_KW: Tensor, ids_KW: Tensor, show_KW: Tensor | None = None
+    ) -> None:
+        """Change committed positions from the window's start on; see `DecodeState.revise`."""
+        self.state.revise(remask_KW, write_KW, ids_KW, show_KW, start=self.window.start)
+        self.revised.append((self.state.tokens_KL[-1].clone(), self.state.born_KL[-1].clone()))
+
+    def end_block(self, end: Tensor) -> None:
+        """End the open block at a canvas position (0-d int64), at most the window's end."""
+        self.window = self.window.until(end)
+        self.ask(END, end)
+
+    def keep_first(self, count: Tensor) -> None:
+        """Make this forward with the base and the first `count` other branches (0-d int64)."""
+        self.ask(WORTH, count)
+
+    def cut(self, length: Tensor) -> None:
+        """Give up all positions from `length` (0-d int64) on."""
+        self.state.cut(length)
+        self.ask(LENGTH, (self.state.born_KL[-1] != CUT).sum())
+
+    def insert(self, at: Tensor, count: Tensor, ends: Tensor | None, most: int) -> None:
+        """Insert `count` positions, at most `most`, in front of `at`, up to the request's new
+        tokens; see `DecodeState.insert`.
+        """
+        most = min(most, self.state.wanted - self.state.length)
+        if most > 0:
+            self.ask(LENGTH, self.state.insert(at, count, ends, most))
+            self.ask(INSERTED, torch.stack([at, count]))
+
+
+class WorkerGroup:
+    """The processes that decode a request; this class is the group of one process.
+
+    A group divides the branches of a round among its workers. Every worker holds the same state and
+    takes every decision itself from the same values: the ratings of all branches, and state and
+    scores of the winner. Only what depends on logits (scores, and what a score remembers) is sent
+    from the worker that computed it; logits are never sent.
+    """
+
+    needs: Mapping[str, frozenset[Need]] = {}
+    """What the group needs of a decoder, by the setting that needs it."""
+
+    def divide(
+        self, branches: DecodeState, window: Window, plan: ForwardPlan
+    ) -> tuple[DecodeState, Window, ForwardPlan]:
+        """The branches of a round that this worker feeds and scores."""
+        return branches, window, plan
+
+    def gather(self, rating_K: Tensor) -> Tensor:
+        """Ratings of all branches of the round, in order, from those of this worker's branches."""
+        return rating_K
+
+    def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:
+        """Store the winner's K/V of `plan.store` (as divided) in the cache of every worker."""
+        kv.keep(plan, winner)
+
+    def collect_winner(
+        self,
+        winner: Tensor,
+        branches: DecodeState,
+        own: DecodeState,
+        scores: tuple[Scores, ...],
+    ) -> tuple[DecodeState, tuple[Scores, ...]]:
+        """State and scores of the winner; `own` are this worker's branches after scoring."""
+        if branches.branches == 1:
+            return own, scores
+        return own.pick(winner), tuple(one.pick(winner) for one in scores)
+
+
+ONE_WORKER = WorkerGroup()

@@ -3,29 +3,138 @@
 A piece is a frozen dataclass without state; what a method has to remember lives in
 `DecodeState.memo`. Each piece says which conditions it needs of the others and which it gives.
 Combinations are refused in two places: `check_pieces_fit` compares the pieces once, when the
-decoder is made, and `check_run_fits` the decoder with model, request and hardware. The contracts of
-the single pieces are in `contracts` (masked decoding) and `speculative`.
+decoder is made, and `check_run_fits` the decoder with model, batch, request and hardware. The
+contracts of the single pieces are in `contracts` (masked decoding) and `speculative`. Imports no
+torch, so that what a decoder is can be told, estimated and compared without it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from dllm_bench.core.declared import CheckedFields
-from dllm_bench.core.decoder_summary import BlockLength as BlockLength
-from dllm_bench.core.decoder_summary import (
-    Condition,
-    Conditions,
-    DecoderSummary,
-    Need,
-    Number,
-)
-from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
+
+if TYPE_CHECKING:
+    from dllm_bench.core.denoiser import Denoiser
+
+
+class Condition(StrEnum):
+    """What one piece can rely on in another. The value is the wording in error messages."""
+
+    ONE_OPEN_BLOCK = "one open block at a time"
+    BLOCKS_IN_ORDER = "blocks that finish in order"
+    EQUAL_BLOCKS = "blocks of equal length"
+    SUB_BLOCKS = "sub-blocks"  # blocks that are decoded in parts, the first position first
+    ABSOLUTE_BLOCKS = "absolute blocks"  # at multiples of the block length, whatever the prompt is
+    FIXED_CANVAS = "positions that keep their places"  # no piece calls `Round.insert`
+    WHOLE_CANVAS = "the whole canvas in every forward"
+    RAW_CONFIDENCE = "raw confidence"  # `Scores.raw_KW`, or a confidence without added evidence
+    ENTROPY = "the entropy of every position"  # `Scores.neg_entropy_KW`
+    HELD_BLOCKS = "one open block at a time, which a reviser can hold open"
+    FED_WINDOW = "the window in every forward"  # every position of it has logits
+    FULL_ATTENTION = "full attention"
+    BLOCK_CAUSAL = "block-causal attention"
+    KNOWN_ORDER = "an order that is known before the forward"  # told by `on_plan`
+    ONE_BRANCH = "one branch"
+    ANSWER_GAP = "the gap of the answer's logits"  # `Scores.answer_gap_K`
+    WHOLE_GENERATION = "the whole generation as one block"
+    DIVERGENCES = "divergences from earlier forwards"  # `Scores.divergence_KWH`
+    END_OF_TEXT = "an end as soon as everything before the end of text is committed"
+    SURVIVAL_ESTIMATES = "survival estimates"  # `Proposal.survival_N` of a drafter
+    DRAFT_TREES = "acceptance along the paths of a tree"  # `Proposal.parents_D`
+    LOGITS_ALONE = "scores of the logits alone"  # a `Ranked` score
+    PROBABILITIES = "probabilities as confidence"
+    ROW_BY_ROW = "scores of each row alone, in every forward"  # of its logits and position
+    TO_LAST_BLOCK = "commits behind the open block"  # windows end with the last block, open or not
+    FROM_FIRST_BLOCK = "windows from the first block on"  # finished or not
+    NO_CHANGES = "no changes of committed tokens"
+    OWN_SPANS = "spans of positions and K/V of this request alone"
+    FINAL_KV = "K/V that are final when they are kept"  # the same in all branches
+    UNGUIDED = "one prompt"
+    NO_CACHE = "no keys and values of earlier forwards"
+    DRAFTS = "branches that are drafts of what the base becomes"  # `rate` gets them as the
+    # selector's next commit leaves them, and none opens a block before the base
+    NEVER_STALLS = "a position in every forward"  # chosen whenever one is masked
+    ONE_PER_FORWARD = "one token per forward"  # by construction
+    FOR_DRAWN_TOKENS = "steps published for tokens drawn above temperature 0"
+    COSTLY_ROWS = "rows worth leaving out"  # even of a small vocabulary
+    DRAWS = "random numbers by the request's seed"
+    STOPS_ON_END = "an end at an end token"  # a committed one closes or finishes branches
+    ONE_REQUEST = "one request at a time"  # of a batch
+    # of a model:
+    CAUSAL = "causal attention (an autoregressive target)"
+    MASKS = (
+        "attention to masks (autoregressive models go with decoder=ar and speculative decoders; "
+        "weights that were trained to fill masks, with model.attention_form=full)"
+    )
+    SHIFTED = "shifted logits"  # a row predicts the position after its own
+    UNSHIFTED = "logits of each position at its own row"
+    CHOSEN_ROWS = (
+        "layers that choose the rows they compute (of one norm, attention, one norm and MLP, "
+        "neither compiled nor split over processes)"
+    )
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that a piece gives; see the subclasses."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class BlockLength(Number):
+    """Blocks have this many positions."""
+
+    def __str__(self) -> str:
+        return f"blocks of {self.value}"
+
+
+@dataclass(frozen=True)
+class MostBranches(Number):
+    """A forward has at most this many branches; one if no piece says so."""
+
+
+@dataclass(frozen=True)
+class RenewalRounds(Number):
+    """Number of rounds of a request between renewals of the cache, for counts of published loops.
+
+    A round is a forward between renewals, with the renewal before it if there is one.
+    """
+
+
+Conditions = frozenset[Condition | Number]
+
+
+class Need(NamedTuple):
+    """A condition that the piece in a slot has to give."""
+
+    slot: str  # the piece's own field ("inner"), the decoder's ("schedule", ...), "model", "batch"
+    condition: Condition | Number
+
+
+@dataclass(frozen=True)
+class DecoderSummary:
+    """Facts of a decoder for those who estimate, check or show a run without decoding anything."""
+
+    branches: int = 1  # most candidate states in one forward
+    block: int | None = None  # positions of a block; None: the whole generation, or no blocks
+    one_token_per_forward: bool = False  # by construction, whatever the text is
+    caches: bool = True  # whether a forward can read keys and values of earlier ones
+    explores: bool = False  # whether a branch other than the base can continue
+    stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
+    attention: str | None = None  # "full" or "block_causal"; None: not the masked loop
+    uses_seed: bool = False  # whether the request's seed can change a token
+    warning: str | None = None  # what the pieces do together that is known to cost score
+    drafts: bool = False  # whether a drafter proposes tokens and the model verifies them
+    scores_options: bool = False  # whether it gives likelihoods of options, and generates nothing
+
 
 FIXED_CANVAS = Need("schedule", Condition.FIXED_CANVAS)
 """Need of pieces that remember something of certain canvas positions from one forward to the next,
@@ -86,6 +195,8 @@ class BatchedDecoder(Decoder, Protocol):
 class ComposedDecoder(CheckedFields, ABC):
     """What both decoders have in common: slots with pieces, checked when the decoder is made."""
 
+    needs: ClassVar[frozenset[Need]] = frozenset()  # what all pieces together need of a model
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_pieces_fit()
@@ -129,28 +240,53 @@ class ComposedDecoder(CheckedFields, ABC):
                 inner = {name: one for name, one in own.items() if isinstance(one, Piece)}
                 require(f"{slot} {piece}", piece.needs, {**slots, **inner}, slot)
 
-    def check_run_fits(self, model: Denoiser, asked: Mapping[str, frozenset[Need]]) -> None:
-        """Raise DllmBenchError if the model or a piece does not give what a run needs.
+    def check_run_fits(
+        self, model: object, batch: int = 1, asked: Mapping[str, frozenset[Need]] | None = None
+    ) -> None:
+        """Raise DllmBenchError if model, batch or a piece does not give what a run needs.
 
-        asked: by the request, the setting of hardware or the kind of decoder that needs it.
+        model: a denoiser, or what its settings say before it is loaded; see `abilities`.
+        batch: requests that share a forward.
+        asked: by the request or the setting of hardware that needs it.
         """
-        for asker, needs in asked.items():
+        alone = frozenset({Condition.ONE_REQUEST} if batch == 1 else ())
+        given = {"model": abilities(model), "batch": Given(str(batch), alone)}
+        require(type(self).__name__, self.needs, given, "decoder")
+        for slot, whole in self.slots().items():
+            for piece in (whole, *parts_of(whole)):
+                require(f"{slot} {piece}", piece.needs, given, slot)
+        for asker, needs in (asked or {}).items():
             other = asker.partition("=")[0] if "=" in asker else "run"
-            require(asker, needs, {**self.slots(), "model": ModelAbilities(model)}, other)
+            require(asker, needs, {**self.slots(), **given}, other)
 
 
-class ModelAbilities(Piece):
-    """What decoders can rely on in a model, by its attributes."""
+class Given(NamedTuple):
+    """What the pieces of a decoder can rely on in something that is none of them."""
 
-    def __init__(self, model: object) -> None:
-        self.attention = str(getattr(model, "attention_form", "full"))
-        self.gives = frozenset({Condition.CAUSAL} if self.attention == "causal" else ())  # type: ignore[misc]
+    name: str
+    gives: Conditions
 
     def __str__(self) -> str:
-        return f"of {self.attention} attention"
+        return self.name
 
 
-def require(asker: str, needs: frozenset[Need], given: Mapping[str, Piece], other: str) -> None:
+def abilities(model: object) -> Given:
+    """What decoders can rely on in a model, by its attributes; whatever is not known is given."""
+    form, shifted = getattr(model, "attention_form", None), getattr(model, "shifted", None)
+    is_given = {
+        Condition.CAUSAL: form in ("causal", None),
+        Condition.MASKS: form != "causal",
+        Condition.SHIFTED: shifted is not False,
+        Condition.UNSHIFTED: shifted is not True,
+        Condition.CHOSEN_ROWS: getattr(model, "chooses_rows", True),
+    }
+    name = f"{getattr(model, 'name', '')} of {form} attention".lstrip()
+    return Given(name, frozenset(one for one, given in is_given.items() if given))
+
+
+def require(
+    asker: str, needs: frozenset[Need], given: Mapping[str, Piece | Given], other: str
+) -> None:
     """Raise DllmBenchError for the first need that `given`, by slot, does not give.
 
     Needs of slots that are not in `given` are left out. other: what may be chosen instead of the

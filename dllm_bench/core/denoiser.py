@@ -104,7 +104,8 @@ class Execution(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AddedRows:
-    """Rows that every branch feeds beside those of the canvas; no row of the canvas sees them.
+    """Rows that every branch feeds beside those of the canvas; no row of the canvas sees them,
+    unless `sees_EX` has the rows of the canvas, too.
 
     An object is the key of the masks made for it: a piece gives equal rows as the same object.
     """
@@ -115,7 +116,8 @@ class AddedRows:
     """Their canvas positions, int64; several rows may have the same."""
     sees_EX: Tensor
     """Which of the F positions of `ForwardPlan.feed` and of each other they see, bool (E, F + E):
-    as far as a row of the canvas at their position does. Of the cache they see what it sees."""
+    as far as a row of the canvas at their position does; or (F + E, F + E): what all rows see. Of
+    the cache they see what a row of the canvas sees."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,8 @@ class ForwardPlan:
     forward: int = 0  # index of this forward in its request
     clock: int = 0  # round of a cache that counts rounds itself (`PrefixCache`)
     feature_layers: tuple[int, ...] = ()  # layers whose outputs a drafter reads; -1: embedding
-    added: AddedRows | None = None  # fed behind `feed`, for a model whose logits are not shifted;
-    # their logits follow those of `rows`
+    added: AddedRows | None = None  # fed behind `feed`; their logits follow those of `rows`, and
+    # with shifted logits, under causal attention only, are of the token after each
     alone: int | None = None  # fed positions from here on are seen by themselves only; None: none
     only_M: Tensor | None = None  # indices into flattened (K, R) of the rows to compute, for a
     # model that `picks_rows`: its logits are (1, M, V) then; None: all rows, (K, R, V)
@@ -208,6 +210,11 @@ class KVCache(Protocol):
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
         """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`."""
+
+    def keep_rows(self, rows_S: Tensor) -> None:
+        """Keep the K/V of rows of the last forward, by their places among all that were fed, as
+        those of the positions from `length` on; `keep` has stored what lies before them.
+        """
 
     @property
     def probed(self) -> Tensor | None:

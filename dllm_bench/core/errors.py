@@ -1,4 +1,9 @@
-"""`DllmBenchError`, the error for mistakes that the user can correct."""
+"""`DllmBenchError`, for mistakes that the user can correct, and its words for an unknown name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 
 class DllmBenchError(Exception):
@@ -6,3 +11,36 @@ class DllmBenchError(Exception):
 
     The message says what was asked for, what was found, and what to do.
     """
+
+
+SHOWN = 5  # of many known names, the nearest ones
+
+
+def unknown_name(
+    kind: str, name: str, known: Sequence[str], more: str = "", listing: str = ""
+) -> str:
+    """The error message for an unknown name: the nearest known one, if any, then the choices.
+
+    Of many known names the nearest few are shown. `more` is added after the names, for choices that
+    are not names; `listing` is the command that prints all names.
+    """
+    question = did_you_mean(name, known)
+    choose = f"{question}Choose" if question else "choose"
+    shown = nearest(name, known)
+    if len(shown) < len(known):
+        command = f"; `{listing}` lists them" if listing else ""
+        more = f" (the nearest of {len(known)}{command}){more}"
+    return f"There is no {kind} {name!r}; {choose} one of: {', '.join(shown)}{more}."
+
+
+def nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The known names, or of more than twice `SHOWN` the nearest ones, nearest first."""
+    if len(known) <= 2 * SHOWN:
+        return list(known)
+    return get_close_matches(name, known, n=SHOWN, cutoff=0)
+
+
+def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
+    """ "did you mean 'x'? " with the nearest known name after `prefix`; empty if none is near."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {prefix + near[0]!r}? " if near else ""

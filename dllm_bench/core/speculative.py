@@ -11,13 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.decoder import Piece
-from dllm_bench.core.denoiser import Denoiser, KVCache
+from dllm_bench.core.denoiser import AddedRows, Denoiser, KVCache
 
 GREEDY = 1e-5
 """Temperatures below this one take the most probable token."""
@@ -80,6 +81,11 @@ class Sampler:
         probabilities_DV = self.probabilities(logits_DV)
         return self.draw(probabilities_DV), probabilities_DV
 
+    def joined(self, distributions: Sequence[Tensor | None]) -> Tensor | None:
+        """The probabilities (D, V) of tokens that were sampled one by one; None where greedy."""
+        known = [one for one in distributions if one is not None]
+        return torch.cat(known) if known else None
+
 
 def one_hot(tokens_D: Tensor, vocabulary: int) -> Tensor:
     """Probabilities (D, V), float32, that are 1 for the given tokens."""
@@ -128,6 +134,9 @@ class Proposal:
     survival_D: Tensor | None = None
     """Logit of the probability that a token is accepted if all before it are; None without a
     confidence head."""
+    parents_D: Tensor | None = None
+    """Of a tree: the draft token, from 1, that each token follows, an earlier one; 0: the anchor.
+    Tokens that follow the same one differ. None: each follows the one before it."""
     calls: int = 0
     """Calls of the drafter's network."""
     fed: int = 0
@@ -140,23 +149,43 @@ class Proposal:
 
     def first(self, n: int) -> Proposal:
         """The proposal cut to its first n tokens."""
-        probabilities_DV, survival_D = self.probabilities_DV, self.survival_D
-        return replace(
-            self,
-            tokens_D=self.tokens_D[:n],
-            probabilities_DV=None if probabilities_DV is None else probabilities_DV[:n],
-            survival_D=None if survival_D is None else survival_D[:n],
-        )
+        of_tokens = ("tokens_D", "probabilities_DV", "survival_D", "parents_D")
+        known: dict[str, Any] = {name: getattr(self, name) for name in of_tokens}
+        return replace(self, **{k: v[:n] for k, v in known.items() if v is not None})
+
+    @cached_property
+    def path_DR(self) -> Tensor:
+        """Of a tree: which of the anchor and the draft tokens lead to each token, itself included,
+        bool (D, D + 1).
+        """
+        assert self.parents_D is not None
+        before_R = torch.nn.functional.pad(self.parents_D, (1, 0))  # the anchor precedes itself
+        path_RR = torch.eye(len(before_R), dtype=torch.bool, device=before_R.device)
+        for _ in range(len(self).bit_length()):  # paths twice as long
+            path_RR = path_RR | path_RR[before_R]
+            before_R = before_R[before_R]
+        return path_RR[1:]
+
+    def rows_after(self, anchor: int) -> AddedRows | None:
+        """The rows of a tree, in which each token sees its path; None for a chain, which is fed as
+        part of the canvas.
+        """
+        if self.parents_D is None:
+            return None
+        return AddedRows(self.tokens_D, anchor - 1 + self.path_DR.sum(-1), self.path_DR)
 
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What verification decided; both are 0-d int64 on the device."""
+    """What verification decided, int64 on the device."""
 
     count: Tensor
-    """How many draft tokens are accepted."""
+    """How many draft tokens are accepted, 0-d."""
     bonus: Tensor
-    """The target's own token after them."""
+    """The target's own token after them, 0-d."""
+    path_D: Tensor | None = None
+    """Of a tree: the draft tokens, from 0, that are accepted, then the others; None: the accepted
+    ones are the first."""
 
 
 HeadState = Tensor | None

@@ -69,6 +69,7 @@ class Forward:
     proposed: Count = 0  # draft tokens that this call verified
     accepted: Count = 0  # draft tokens that were kept; other committed tokens are the target's own
     drafted: tuple[Token, ...] = ()  # the whole proposal, before it was cut to `proposed`
+    parents: tuple[Count, ...] = ()  # of a tree: the draft token, from 1, before each; 0: none
     survival: tuple[float, ...] = ()  # logits of a confidence head, one per drafted token
     changes: tuple[Change, ...] = ()  # what was revised after this forward
     canvas: Count = 0  # new positions of the canvas that it saw, where the canvas grows

@@ -109,16 +109,31 @@ def neg_entropy(
 
 
 def keep_top_p(logits_RV: Tensor, top_p: float) -> Tensor:
-    """`numerics.keep_top_p` of rows of float32 or shorter, by a search for the least token kept."""
+    """`numerics.keep_top_p` of rows of float32 or shorter, by a search for the least token kept.
+
+    It is the largest whose equals and betters sum to more than `top_p`. Each launch finds four
+    bits of its key from the sums over the parts that the one before wrote; of equals the lowest
+    ids stay.
+    """
     from dllm_bench.decoding import kernels
 
     best_R, _, sum_R, _ = row_statistics(logits_RV, entropy=False)
-    rows, _, logits = _rows(logits_RV)
-    kept_RV = torch.empty(logits_RV.shape, dtype=logits_RV.dtype, device=logits_RV.device)
+    rows, parts, logits = _rows(logits_RV)
     bits = 16 if logits_RV.dtype == torch.bfloat16 else 32  # of the integers in their order
+    digits, programs = bits // 4, (rows * parts,)
+    mass_DXJ = best_R.new_empty((digits, *programs, 16))
+    least_DR = best_R.new_empty((digits + 1, rows), dtype=torch.int32)
+    equal_3X = best_R.new_empty((3, *programs))
+    kept_RV = torch.empty(logits_RV.shape, dtype=logits_RV.dtype, device=logits_RV.device)
+    search, sizes = (best_R, sum_R, top_p, least_DR, mass_DXJ), (parts, SPAN, bits)
     with torch.cuda.device_of(logits_RV):
-        arguments = (logits, best_R, sum_R, kept_RV, top_p, SEARCHED, bits)
-        kernels.keep_top_p[(rows,)](*arguments, num_warps=WARPS)
+        for digit in range(digits):
+            arguments = (logits, search, digit, *sizes, SEARCHED)
+            kernels.mass_of_parts[programs](*arguments, num_warps=WARPS)
+        arguments = (logits, search, equal_3X, digits, *sizes)
+        kernels.equals_of_parts[programs](*arguments, num_warps=WARPS)
+        arguments = (logits, search, equal_3X, kept_RV, digits, *sizes)
+        kernels.cut_parts[programs](*arguments, num_warps=WARPS)
     return kept_RV
 
 

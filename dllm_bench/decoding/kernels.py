@@ -1,5 +1,5 @@
 """The Triton kernels of `fused`: statistics of parts of rows, then of rows from their parts; the
-published entropy of parts; and the cut at top-p, one row a program.
+published entropy of parts; and the cut at top-p, a digit of its bound a launch.
 
 A part is what one program holds in registers, so no loop rescales anything. With one program per
 row, 32 rows of 152,064 tokens would leave 100 of an H200's 132 multiprocessors idle and keep the
@@ -123,49 +123,109 @@ def key_of(value_S: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def keep_top_p(
+def least_of(
+    least_DR: tl.tensor,
+    mass_DXJ: tl.tensor,
+    digit: tl.tensor,
+    enough: tl.tensor,
+    PARTS: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tl.tensor:
+    """The largest key, as far as the digits before `digit` say, whose equals and betters in this
+    program's row sum to more than `enough`.
+    """
+    later, part_P = digit > 0, tl.arange(0, triton.next_power_of_2(PARTS))
+    last = (digit - 1) * (tl.num_programs(0) // PARTS) + tl.program_id(0) // PARTS
+    at_PJ = (last * PARTS + part_P[:, None]) * 16 + tl.arange(0, 16)[None, :]
+    mass_PJ = tl.load(mass_DXJ + at_PJ, mask=later & (part_P < PARTS)[:, None], other=0.0)
+    least = tl.load(least_DR + last, mask=later, other=-(2 ** (BITS - 1)))
+    reached = tl.sum((tl.sum(mass_PJ, 0) > enough).to(tl.int32), 0)
+    return least + (tl.maximum(reached - 1, 0) << (BITS - 4 * tl.maximum(digit, 1)))
+
+
+@triton.jit(do_not_specialize=["digit"])
+def mass_of_parts(
     rows: tl.tuple,
-    best_R: tl.tensor,
-    sum_R: tl.tensor,
-    kept_RV: tl.tensor,
-    top_p: tl.tensor,
+    search: tl.tuple,
+    digit: tl.tensor,
+    PARTS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BITS: tl.constexpr,
+    SEARCHED: tl.constexpr,
+) -> None:
+    """Mass of a part's tokens from each value of a digit on: one program per part of a row.
+
+    search: best_R, sum_R, top_p; least_DR and mass_DXJ, which digit after digit fills.
+    """
+    best_R, sum_R, top_p, least_DR, mass_DXJ = search
+    program = tl.program_id(0)
+    row, rows_D = program // PARTS, tl.num_programs(0) // PARTS
+    best, enough = tl.load(best_R + row), top_p * tl.load(sum_R + row)
+    least = least_of(least_DR, mass_DXJ, digit, enough, PARTS, BITS)
+    tl.store(least_DR + digit * rows_D + row, least)  # every part of a row writes the same
+    bound_J = least + (tl.arange(0, 16) << (BITS - 4 - 4 * digit))
+    mass_SJ = tl.zeros((SEARCHED, 16), tl.float32)  # summed once, at the end
+    for start in range(0, SPAN, SEARCHED):
+        at_S = program % PARTS * SPAN + start + tl.arange(0, SEARCHED)
+        logit_S = part_of(rows, row, at_S, tl.float32)
+        reaches_SJ = key_of(logit_S, BITS)[:, None] >= bound_J[None, :]
+        mass_SJ += tl.where(reaches_SJ, tl.exp(logit_S - best)[:, None], 0.0)
+    at_J = (digit * tl.num_programs(0) + program) * 16 + tl.arange(0, 16)
+    tl.store(mass_DXJ + at_J, tl.sum(mass_SJ, 0))
+
+
+@triton.jit(do_not_specialize=["digits"])
+def equals_of_parts(
+    rows: tl.tuple,
+    search: tl.tuple,
+    equal_3X: tl.tensor,
+    digits: tl.tensor,
+    PARTS: tl.constexpr,
     SPAN: tl.constexpr,
     BITS: tl.constexpr,
 ) -> None:
-    """Rows of float32 or shorter, cut at `top_p`: one program per row.
-
-    The least token kept is the largest whose equals and betters sum to more than `top_p`. It is
-    found four bits of its key at a time, each by one read of the row. One more read finds how many
-    of its equals stay, and another one writes what is kept; of equals the lowest ids stay.
-    """
-    row, length = tl.program_id(0), rows[2]
+    """Mass of a part's tokens above the least key kept; mass of an equal one; number of equals."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    best_R, sum_R, top_p, least_DR, mass_DXJ = search
+    row = program // PARTS
     best, enough = tl.load(best_R + row), top_p * tl.load(sum_R + row)
-    span_S, digit_J = tl.arange(0, SPAN), tl.arange(0, 16)
-    least = tl.full((), -(2 ** (BITS - 1)), tl.int32)
-    for shift in tl.static_range(BITS - 4, -1, -4):
-        bound_J = least + (digit_J << shift)
-        above_J = tl.zeros((16,), tl.float32)
-        for start in range(0, length, SPAN):
-            logit_S = part_of(rows, row, start + span_S, tl.float32)
-            mass_S = tl.exp(logit_S - best)
-            reaches_SJ = key_of(logit_S, BITS)[:, None] >= bound_J[None, :]
-            above_J += tl.sum(tl.where(reaches_SJ, mass_S[:, None], 0.0), 0)
-        digits = tl.sum((above_J > enough).to(tl.int32), 0)
-        least += tl.maximum(digits - 1, 0) << shift
-    above, each = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
-    for start in range(0, length, SPAN):
-        logit_S = part_of(rows, row, start + span_S, tl.float32)
-        mass_S, key_S = tl.exp(logit_S - best), key_of(logit_S, BITS)
-        above += tl.sum(tl.where(key_S > least, mass_S, 0.0), 0)
-        each = tl.maximum(each, tl.max(tl.where(key_S == least, mass_S, 0.0), 0))
-    several = tl.where(each > 0, (enough - above) / each, length)
-    room = tl.minimum(tl.maximum(several, 0), length).to(tl.int32) + 1
-    for start in range(0, length, SPAN):
-        at_S = start + span_S
-        logit_S = part_of(rows, row, at_S, tl.float32)
-        key_S = key_of(logit_S, BITS)
-        equal_S = (key_S == least).to(tl.int32)
-        stays_S = (key_S > least) | ((equal_S > 0) & (tl.cumsum(equal_S, 0) <= room))
-        room -= tl.sum(equal_S, 0)
-        kept_S = tl.where(stays_S, logit_S, float("-inf")).to(kept_RV.dtype.element_ty)
-        tl.store(kept_RV + row.to(tl.int64) * length + at_S, kept_S, mask=at_S < length)
+    least = least_of(least_DR, mass_DXJ, digits, enough, PARTS, BITS)
+    tl.store(least_DR + digits * (programs // PARTS) + row, least)
+    at_S = program % PARTS * SPAN + tl.arange(0, SPAN)
+    logit_S = part_of(rows, row, at_S, tl.float32)
+    mass_S, key_S = tl.exp(logit_S - best), key_of(logit_S, BITS)
+    tl.store(equal_3X + program, tl.sum(tl.where(key_S > least, mass_S, 0.0), 0))
+    each = tl.max(tl.where(key_S == least, mass_S, 0.0), 0)
+    tl.store(equal_3X + programs + program, each)
+    tl.store(equal_3X + 2 * programs + program, tl.sum((key_S == least).to(tl.float32), 0))
+
+
+@triton.jit(do_not_specialize=["digits"])
+def cut_parts(
+    rows: tl.tuple,
+    search: tl.tuple,
+    equal_3X: tl.tensor,
+    kept_RV: tl.tensor,
+    digits: tl.tensor,
+    PARTS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BITS: tl.constexpr,
+) -> None:
+    """Write the logits kept of a part: above the least key, and its first equals in the row."""
+    program, apart, length = tl.program_id(0), tl.num_programs(0), rows[2]
+    part_P = tl.arange(0, triton.next_power_of_2(PARTS))
+    row, part = program // PARTS, program % PARTS
+    _, sum_R, top_p, least_DR, _ = search
+    at_P, there_P = equal_3X + row * PARTS + part_P, part_P < PARTS
+    above = tl.sum(tl.load(at_P, mask=there_P, other=0.0), 0)
+    each = tl.max(tl.load(at_P + apart, mask=there_P, other=0.0), 0)
+    before = tl.sum(tl.load(at_P + 2 * apart, mask=part_P < part, other=0.0), 0)
+    several = tl.where(each > 0, (top_p * tl.load(sum_R + row) - above) / each, length)
+    room = tl.minimum(tl.maximum(several, 0), length).to(tl.int32) + 1 - before.to(tl.int32)
+    at_S = part * SPAN + tl.arange(0, SPAN)
+    logit_S = part_of(rows, row, at_S, tl.float32)
+    key_S, least = key_of(logit_S, BITS), tl.load(least_DR + digits * (apart // PARTS) + row)
+    equal_S = (key_S == least).to(tl.int32)
+    stays_S = (key_S > least) | ((equal_S > 0) & (tl.cumsum(equal_S, 0) <= room))
+    kept_S = tl.where(stays_S, logit_S, float("-inf")).to(kept_RV.dtype.element_ty)
+    tl.store(kept_RV + row.to(tl.int64) * length + at_S, kept_S, mask=at_S < length)

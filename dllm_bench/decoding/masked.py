@@ -18,32 +18,48 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import (
+    END,
+    HOLD,
+    LENGTH,
+    ONE_WORKER,
     READS,
+    WORTH,
     Cache,
     Explore,
     MaskedPiece,
     Reads,
     Revise,
+    Round,
     Schedule,
     Score,
+    Scores,
     Select,
     Stop,
+    WorkerGroup,
 )
 from dllm_bench.core.declared import Amount
-from dllm_bench.core.decoder import FIXED_CANVAS, ComposedDecoder, Condition, Piece, parts_of
-from dllm_bench.core.decoder_summary import DecoderSummary, MostBranches, RenewalRounds
+from dllm_bench.core.decoder import (
+    FIXED_CANVAS,
+    BlockLength,
+    ComposedDecoder,
+    Condition,
+    DecoderSummary,
+    MostBranches,
+    Need,
+    Piece,
+    RenewalRounds,
+    parts_of,
+)
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, SpecialTokens
-from dllm_bench.core.round import END, HOLD, LENGTH, ONE_WORKER, WORTH, Round, Scores, WorkerGroup
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
 from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.numerics import forbid
-from dllm_bench.decoding.round_log import FORCED, WINNER, RoundLog
+from dllm_bench.decoding.rounds import FORCED, WINNER, RoundLog, WindowTracker, masks_per_block
 from dllm_bench.decoding.switches import Guidance, Smoothing, guided_forward
-from dllm_bench.decoding.windows import WindowTracker, masks_per_block
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 MASKS = "masks"  # host: `masks_per_block` of the last window, flattened
@@ -79,6 +95,15 @@ class MaskedDecoder(ComposedDecoder):
         if self.smoothing:
             switches["smoothing"] = Smoothing(self.smoothing)
         return {**super().slots(), **switches}
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Attention to masks, unless every position is the last one that a forward sees."""
+        single = {BlockLength(1), Condition.ABSOLUTE_BLOCKS} <= self.schedule.gives
+        is_causal = single and Condition.FULL_ATTENTION not in self.cache.gives
+        if is_causal or Condition.CAUSAL in self.cache.gives:
+            return frozenset()
+        return frozenset({Need("model", Condition.MASKS)})
 
     def summary(self) -> DecoderSummary:
         full = Condition.FULL_ATTENTION in self.cache.gives
@@ -127,6 +152,7 @@ class MaskedDecoder(ComposedDecoder):
         Batched and unbatched decoding produce identical tokens. The time of a forward is what
         passed for its request, waiting for the others included.
         """
+        self.check_run_fits(model, batch)
         return run_batched(model, (self.decode(model, request) for request in requests), batch)
 
     def decode(
@@ -192,7 +218,7 @@ class MaskedDecoder(ComposedDecoder):
         asked = dict(workers.needs)
         if request.pinned:
             asked[f"request {request.id!r} with pinned tokens"] = frozenset({FIXED_CANVAS})
-        self.check_run_fits(model, asked)
+        self.check_run_fits(model, asked=asked)
         grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, grid.length)
         if self._revises:
@@ -348,13 +374,13 @@ class MaskedDecoder(ComposedDecoder):
             if logits_KRV.shape[1] > window.width and self.score.reads_rows != "fed":
                 logits_KRV = logits_KRV[:, : window.width]
             scores = self.score(logits_KRV, branches, window)
-            return without_unfed(scores, plan, branches.special.mask)
+            return scores.without_unfed(plan, branches.special.mask)
         scores = self.score(logits_KRV, branches, replace(window, rows_M=only_M))
         shape = window.eligible_KW.shape
         scores = scores.map(
             lambda v: v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]).view(shape)
         )
-        return without_unfed(scores, plan, branches.special.mask)
+        return scores.without_unfed(plan, branches.special.mask)
 
     def _check_progress(self, round: Round, log: RoundLog) -> None:
         """Refuse to loop forever: a round commits nothing if all candidates are the mask token, and
@@ -375,15 +401,3 @@ class MaskedDecoder(ComposedDecoder):
             f"Request {round.request.id!r} is not decoded after {len(log.forwards)} forwards: "
             f"{reason}"
         )
-
-
-def without_unfed(scores: Scores, plan: ForwardPlan, mask: int) -> Scores:
-    """The scores, in which masks that the forward left out come last and stay masks."""
-    if plan.scored_M is None or (plan.sets is not None and plan.sets.counts_rest):
-        return scores
-    unfed_W = torch.ones_like(scores.ids_KW[0], dtype=torch.bool)
-    unfed_W = unfed_W.index_fill_(0, plan.scored_M, False)
-    low = scores.map(
-        lambda v: v.masked_fill(unfed_W, -torch.inf if v.is_floating_point() else mask)
-    )
-    return replace(low, probability_KW=scores.probability_KW.masked_fill(unfed_W, 0))

@@ -14,13 +14,20 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.declared import Amount, Positive, Probability
-from dllm_bench.core.decoder import CAUSAL_MODEL, ComposedDecoder, Condition
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder import (
+    CAUSAL_MODEL,
+    ComposedDecoder,
+    Condition,
+    Conditions,
+    DecoderSummary,
+    Need,
+)
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
 from dllm_bench.core.speculative import (
@@ -34,12 +41,134 @@ from dllm_bench.core.speculative import (
     Verify,
     VerifyLength,
     VerifyResult,
+    one_hot,
+    row_at,
 )
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import to_device, to_host
-from dllm_bench.decoding.verification import FixedLength, Rejection, TruncatedSampler
+from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+# --- what is sampled, the length of drafts, and which tokens are kept -----------------------------
+
+
+@dataclass(frozen=True)
+class TruncatedSampler(Sampler):
+    """Samples among the most probable tokens alone."""
+
+    top_p: float = 1.0
+    """Tokens are left out whose more probable ones sum to more than this."""
+    top_k: int | None = None
+    """How many tokens are left at most; None: all."""
+
+    def probabilities(self, logits_DV: Tensor) -> Tensor:
+        if self.greedy:
+            return super().probabilities(logits_DV)
+        scaled_DV = logits_DV.float() / self.temperature
+        if self.top_k is not None:
+            scaled_DV = keep_top_k(scaled_DV, self.top_k)
+        return keep_top_p(scaled_DV, self.top_p).softmax(-1)
+
+
+@register("length.fixed")
+@dataclass(frozen=True)
+class FixedLength(VerifyLength):
+    """The same limit for every proposal.
+
+    Verify the whole draft, or always its first tokens up to a fixed number.
+
+    The reference for every other length rule: calibration data are collected with it, and it is
+    what a production system with a static speculation budget does.
+    """
+
+    tokens: int | None = None
+    """Most draft tokens verified; None: all of them, 0: plain autoregressive decoding."""
+
+    def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
+        return [len(proposal.tokens_D[: self.tokens]) for proposal in proposals]
+
+
+@register("verify.greedy_match")
+@dataclass(frozen=True)
+class GreedyMatch(Verify):
+    """Accept while the target draws the same token; the text is its plain decoding.
+
+    Verification by equality, the rule of the z-lab DFlash release and of DDTree's.
+
+    The target draws its own token at every proposed position. Draft tokens are accepted as long as
+    they equal what it drew, and its first differing token is kept. The draft's distributions are
+    not used, so drafters take their most probable token at any temperature; a token is accepted
+    with probability p_t(draft token). Of a tree the one path is accepted whose tokens it drew.
+    """
+
+    reads_probabilities: ClassVar[bool] = False
+    gives: ClassVar[Conditions] = frozenset({Condition.DRAFT_TREES})
+
+    def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
+        own_R, _ = sampler.sample(logits_RV)
+        if proposal.parents_D is None:
+            count = (own_R[:-1] == proposal.tokens_D).long().cumprod(0).sum()
+            return VerifyResult(count, row_at(own_R, count))
+        wrong_D = own_R[proposal.parents_D] != proposal.tokens_D
+        left_D = (proposal.path_DR[:, 1:] & wrong_D).any(-1)
+        path_D = left_D.long().sort(stable=True).indices
+        count = (~left_D).sum()
+        last = row_at(torch.nn.functional.pad(path_D + 1, (1, 0)), count)
+        return VerifyResult(count, row_at(own_R, last), path_D)
+
+
+TINY = 1e-8
+"""Smallest draft probability and smallest residual mass used as a divisor."""
+
+
+@register("verify.rejection")
+@dataclass(frozen=True)
+class Rejection(Verify):
+    """Takes one random number per draft token, also after a rejection, then one for the next.
+
+    At temperature 0 it takes none.
+
+    Speculative sampling by rejection, DeepSpec's rule (Leviathan et al. 2023, Chen et al. 2023).
+
+    Token x is accepted with probability min(1, p_t(x) / p_d(x)). After the first rejection the next
+    token is drawn from the normalised residual max(p_t - p_d, 0), after full acceptance from p_t. A
+    position is accepted with probability sum min(p_t, p_d). At temperature 0 a token is accepted if
+    it is the target's argmax, and no distribution is made.
+    """
+
+    reads_probabilities: ClassVar[bool] = True
+
+    def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
+        if sampler.greedy:
+            return GreedyMatch()(proposal, logits_RV, sampler)
+        target_RV = sampler.probabilities(logits_RV)
+        draft_DV = proposal.probabilities_DV
+        if draft_DV is None:
+            draft_DV = one_hot(proposal.tokens_D, target_RV.shape[-1])
+        accepted_D = self.acceptance_probability(proposal.tokens_D, draft_DV, target_RV)
+        count = (sampler.uniforms(len(proposal)) < accepted_D).long().cumprod(0).sum()
+        bonus = sampler.draw(self.next_distribution(count, draft_DV, target_RV)[None])[0]
+        return VerifyResult(count, bonus)
+
+    @staticmethod
+    def acceptance_probability(tokens_D: Tensor, draft_DV: Tensor, target_RV: Tensor) -> Tensor:
+        """Probability (D,) that each token is accepted if all before it are."""
+        tokens_D1 = tokens_D[:, None]
+        draft_D = draft_DV.gather(1, tokens_D1)[:, 0].clamp(min=TINY)
+        return (target_RV[:-1].gather(1, tokens_D1)[:, 0] / draft_D).clamp(max=1)
+
+    @staticmethod
+    def next_distribution(count: Tensor, draft_DV: Tensor, target_RV: Tensor) -> Tensor:
+        """Probabilities (V,) of the token after `count` accepted ones."""
+        nothing_1V = torch.zeros_like(target_RV[:1])
+        target_V = row_at(target_RV, count)
+        residual_V = (target_V - row_at(torch.cat([draft_DV, nothing_1V]), count)).clamp(min=0)
+        mass = residual_V.sum()
+        return torch.where(mass > TINY, residual_V / mass.clamp(min=TINY), target_V)
+
+
+# --- the loop -------------------------------------------------------------------------------------
 
 
 @register("decoder.speculative")
@@ -62,13 +191,14 @@ class SpeculativeDecoder(ComposedDecoder):
     """Of the target and of drafters that have none of their own; 1 leaves no token out."""
     top_k: Positive | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
     """The same; None leaves no token out."""
+    needs: ClassVar[frozenset[Need]] = frozenset({CAUSAL_MODEL})
 
     def prepare(self, model: Target, request: Request) -> Request:
         """The request with what the pieces have to know beforehand; loads the drafter's network.
 
         DllmBenchError if the model is not autoregressive or does not fit the drafter.
         """
-        self.check_run_fits(model, {"decoder=speculative": frozenset({CAUSAL_MODEL})})
+        self.check_run_fits(model)
         check_prompt(request, model.special)
         self.draft.new_cache(model, 0)
         return self.prepare_pieces(model, request)
@@ -140,8 +270,9 @@ class SpeculativeDecoder(ComposedDecoder):
                 active, proposals, target_forward(active, plans), strict=True
             )
         ]
-        for one, verified in zip(active, _copy_to_host(results, drafts), strict=True):
-            self._commit(one, verified)
+        copied = _copy_to_host(results, drafts)
+        for one, verified, result in zip(active, copied, results, strict=True):
+            self._commit(one, verified, result.path_D)
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
         """The draft after the committed tokens, before it is cut."""
@@ -161,17 +292,26 @@ class SpeculativeDecoder(ComposedDecoder):
         one.record_draft(proposal)
         return proposal
 
-    def _commit(self, one: _ActiveRequest, verified: _Verified) -> None:
-        """Keep the accepted tokens up to an end token, and the target's own token after them."""
-        count, bonus, drafted, survival = verified
-        end = first_end(drafted[:count], one.model.special)
-        kept = drafted[: count if end is None else end + 1]
-        new = [*kept] if end is not None else [*kept, bonus]
-        one.record_verification(accepted=len(kept), drafted=drafted, survival=survival)
+    def _commit(self, one: _ActiveRequest, verified: _Verified, path_D: Tensor | None) -> None:
+        """Keep the accepted tokens up to an end token, and the target's own token after them.
+
+        path_D: where they are among the drafts of a tree; None: they are the first.
+        """
+        accepted = verified.accepted
+        end = first_end(accepted, one.model.special)
+        new = [*accepted, verified.bonus] if end is None else accepted[: end + 1]
+        kept = len(accepted) if end is None else end + 1
+        one.forwards[-1] = replace(one.forwards[-1], accepted=kept, **verified.draft)
         one.commit(new)
         one.round_due = False
-        one.kv.crop(one.committed - 1)
         features_1FC = one.kv.features
+        if path_D is not None:
+            rows_S = path_D[: len(new) - 1] + 1  # behind the anchor
+            one.kv.keep_rows(rows_S)
+            if features_1FC is not None:
+                rows_S = torch.nn.functional.pad(rows_S, (1, 0))
+                features_1FC = features_1FC.index_select(1, rows_S)
+        one.kv.crop(one.committed - 1)
         one.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
 
 
@@ -288,21 +428,19 @@ class _ActiveRequest:
         self.forwards += [row, head] if has_head else [row]
 
     def plan(self, kind: ForwardKind, proposal: Proposal, layers: tuple[int, ...]) -> ForwardPlan:
-        """Feed what is not cached and the draft; logits of the D + 1 positions after the anchor."""
-        stop = self.committed + len(proposal)
-        self.canvas_1L[0, self.committed : stop] = proposal.tokens_D
+        """Feed what is not cached and the draft; logits of the tokens after the anchor and after
+        each draft token. A tree is fed beside the canvas.
+        """
+        added = proposal.rows_after(self.committed - 1)
+        stop = self.committed + (len(proposal) if added is None else 0)
+        if added is None:
+            self.canvas_1L[0, self.committed : stop] = proposal.tokens_D
         feed, rows = (self.kv.length, stop), (self.committed, stop + 1)
-        self.forwards.append(Forward(kind, 1, stop - feed[0], feed[0], proposed=len(proposal)))
-        return ForwardPlan(
-            kind, feed, rows, feed, attention="block_causal", block=1, feature_layers=layers
+        plan = ForwardPlan(
+            kind, feed, rows, feed, "block_causal", 1, feature_layers=layers, added=added
         )
-
-    def record_verification(
-        self, accepted: int, drafted: tuple[int, ...], survival: tuple[float, ...]
-    ) -> None:
-        """Complete the last forward's row: the whole draft, and how many tokens were accepted."""
-        row = self.forwards[-1]
-        self.forwards[-1] = replace(row, accepted=accepted, drafted=drafted, survival=survival)
+        self.forwards.append(Forward(kind, 1, plan.fed, feed[0], proposed=len(proposal)))
+        return plan
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append the tokens that the last forward decided."""
@@ -333,19 +471,34 @@ class _ActiveRequest:
         return Generation(self.request.id, ids, tuple(self.born), cut, trace)
 
 
-_Verified = tuple[int, int, tuple[int, ...], tuple[float, ...]]
-"""Count, next token, draft tokens and their survival logits (4 digits) of one request."""
+class _Verified(NamedTuple):
+    """What the host learns of a verification."""
+
+    accepted: list[int]  # tokens
+    bonus: int
+    draft: dict[str, Any]  # the facts of `Forward` about the whole draft
 
 
 def _copy_to_host(
     results: Sequence[VerifyResult], drafts: Sequence[Proposal]
 ) -> Iterator[_Verified]:
-    """What was verified for each request, in one copy for all."""
-    joined = []
+    """What was verified for each request, in one copy for all; survival logits to 4 digits."""
+    joined, lengths = [], []
     for result, draft in zip(results, drafts, strict=True):
-        survival_D = draft.tokens_D[:0] if draft.survival_D is None else draft.survival_D
-        parts = torch.stack([result.count, result.bonus]), draft.tokens_D, survival_D
-        joined.append(torch.cat([part.double() for part in parts]))
-    for (count, bonus, *rest), draft in zip(to_host(joined), drafts, strict=True):
-        drafted, survival = rest[: len(draft)], rest[len(draft) :]
-        yield int(count), int(bonus), (*map(int, drafted),), (*(round(z, 4) for z in survival),)
+        decided = torch.stack([result.count, result.bonus])
+        maybe = (decided, draft.tokens_D, draft.survival_D, draft.parents_D, result.path_D)
+        parts = [decided[:0] if part is None else part.double() for part in maybe]
+        lengths.append([len(part) for part in parts])
+        joined.append(torch.cat(parts))
+    for values, each in zip(to_host(joined), lengths, strict=True):
+        rest = iter(values)
+        (count, bonus), tokens, survival, parents, path = ([*islice(rest, n)] for n in each)
+        drafted = (*map(int, tokens),)
+        places = map(int, path) if path else range(len(drafted))
+        accepted = [drafted[place] for place in islice(places, int(count))]
+        facts = {
+            "drafted": drafted,
+            "survival": (*(round(logit, 4) for logit in survival),),
+            "parents": (*map(int, parents),),
+        }
+        yield _Verified(accepted, int(bonus), facts)

@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_bench.core.contracts import MaskedPiece, Reads
+from dllm_bench.core.contracts import MaskedPiece, Reads, Round
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.batching import Answer, Step, run_forward
 

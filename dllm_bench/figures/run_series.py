@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.core.trace import Trace
 from dllm_bench.methods.drafting import (
     StepProfile,

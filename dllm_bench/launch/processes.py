@@ -25,7 +25,7 @@ from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
-from dllm_bench.parallel.group import AnnouncingDecoder, ParallelLayout, RankGroup
+from dllm_bench.parallel import AnnouncingDecoder, ParallelLayout, RankGroup
 from dllm_bench.runs.dependencies import Dependencies, Loaded
 from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
 from dllm_bench.runs.runner import WARMUPS, RunSession, decode_share

@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 
 from dllm_bench.core.blocks import BlockGrid
+from dllm_bench.core.contracts import Round
 from dllm_bench.core.declared import Positive, PositiveProportion, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.methods.common import Blocks
 from dllm_bench.registry import register
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache
+from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import BlockLength, Condition, Conditions, Need
-from dllm_bench.core.decoder_summary import RenewalRounds
+from dllm_bench.core.decoder import BlockLength, Condition, Conditions, Need, RenewalRounds
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -37,9 +35,9 @@ def spans_given(attention: Attention, final: bool = True) -> Conditions:
     final: whether it keeps nothing but finished blocks.
     """
     full = attention == "full"
-    own = Condition.FULL_ATTENTION if full else Condition.FINAL_KV
     given = {Condition.FED_WINDOW, Condition.OWN_SPANS}
-    return frozenset(given | ({own} if full or final else set()))
+    given.add(Condition.FULL_ATTENTION if full else Condition.BLOCK_CAUSAL)
+    return frozenset(given | ({Condition.FINAL_KV} if final and not full else set()))
 
 
 Reuse = Literal["none", "exact", "approximate"]
@@ -98,8 +96,10 @@ class CausalCache(Cache):
     """
 
     reuse: Reuse = "none"
-    gives: ClassVar[Conditions] = frozenset({Condition.FINAL_KV})
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", BlockLength(1))})
+    gives: ClassVar[Conditions] = frozenset({Condition.FINAL_KV, Condition.CAUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need("schedule", BlockLength(1)), Need("model", Condition.SHIFTED)}
+    )
 
     def plan(self, round: Round) -> ForwardPlan:
         reuse_prefix(self.reuse, round)
@@ -251,10 +251,14 @@ class BlockCache(Cache):
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Exact reuse ends with a whole block of both prompts."""
+        """Exact reuse ends with a whole block of both prompts; approximate reuse lets a text depend
+        on the request before.
+        """
         needs = {Need("schedule", Condition.BLOCKS_IN_ORDER)}
         if self.reuse == "exact":
             needs.add(Need("schedule", Condition.ABSOLUTE_BLOCKS))
+        if self.reuse == "approximate":
+            needs.add(Need("batch", Condition.ONE_REQUEST))
         return frozenset(needs)
 
     def plan(self, round: Round) -> ForwardPlan:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import Reads, Schedule, Score, Scores, Select, Stop, StopFlags
+from dllm_bench.core.contracts import Reads, Round, Schedule, Score, Scores, Select, Stop, StopFlags
 from dllm_bench.core.declared import Amount, Positive, Probability, Proportion
 from dllm_bench.core.decoder import (
     ONE_BRANCH,
@@ -32,7 +32,6 @@ from dllm_bench.core.decoder import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import (
     Candidates,

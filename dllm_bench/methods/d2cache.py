@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache, Reads, Score, Scores
+from dllm_bench.core.contracts import Cache, Reads, Round, Score, Scores
 from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockProgress, Window
-from dllm_bench.core.contracts import Cache, Revise, Scores, Select
+from dllm_bench.core.contracts import Cache, Revise, Round, Scores, Select
 from dllm_bench.core.declared import Count, Positive
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.caches import spans_given

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import Reads, Score, Scores
+from dllm_bench.core.contracts import HOLD, Reads, Round, Score, Scores
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.round import HOLD, Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import forbid

@@ -5,6 +5,9 @@ injected as keys and values. Every token is drawn from the distribution of its o
 of the other tokens. Both published variants: the drafter's `silent` says whether the anchor's slot
 predicts a token too (DeepSpec) or not (z-lab). Blocks of nothing but silent slots (z-lab's block
 size 1, its baseline) draft nothing and leave the drafter out.
+
+DFlash 2 (z-lab/dflash@07ebd93, dflash/model.py; announced as "DFlash 2: Keep Drafting Parallel",
+there is no paper) adds convolutions over the slots, and a walk along their best candidates.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from dllm_bench.core.denoiser import KVCache
@@ -29,11 +33,12 @@ from dllm_bench.registry import register
 
 
 class DrawnTokens(NamedTuple):
-    """The first three fields of `Proposal`, with the same meaning."""
+    """The first fields of `Proposal`, with the same meaning."""
 
     tokens_D: Tensor
-    probabilities_DV: Tensor | None
+    probabilities_DV: Tensor | None = None
     survival_D: Tensor | None = None
+    parents_D: Tensor | None = None
 
 
 @register("draft.dflash")
@@ -95,3 +100,50 @@ class DFlash(Draft):
     ) -> DrawnTokens:
         """Draw all slots at once; too short a step to be timed as a head of its own."""
         return DrawnTokens(*sampler.sample(logits_NV))
+
+
+@register("draft.dflash2")
+@dataclass(frozen=True)
+class DFlash2(DFlash):
+    """A block of draft tokens, each chosen among its slot's candidates by the token before it.
+
+    The candidates of a slot are its K most probable tokens. A path selector adds to their logits
+    what the token chosen before them says; sampled tokens are drawn from the softmax of the sums at
+    the decoder's temperature. The last block is cut to the tokens that the request still lacks.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.drafter.candidates:
+            raise DllmBenchError(
+                "DFlash 2 needs a drafter with a path selector, and this one has none; choose "
+                "another drafter, decoder/draft=dflash or decoder/draft=dspark."
+            )
+
+    def slots_in(self, context: Context) -> int:
+        return self._slots if context.left is None else min(self._slots, context.left + 1)
+
+    def _draw(
+        self,
+        network: BlockNetwork,
+        context: Context,
+        hidden_DH: Tensor,
+        logits_NV: Tensor,
+        sampler: Sampler,
+    ) -> DrawnTokens:
+        context.head_begins()
+        sampler = Sampler(sampler.temperature, sampler.uniforms)  # top-p and top-k are the target's
+        count = min(self.drafter.candidates, logits_NV.shape[1])
+        ids_DK = logits_NV.topk(count).indices.sort(1).values  # drawn in the order of tokens
+        unary_DK = logits_NV.gather(1, ids_DK)
+        tokens, distributions = [context.tokens_L[-1]], []
+        for hidden_H, ids_K, unary_K in zip(hidden_DH, ids_DK, unary_DK, strict=True):
+            score_K = unary_K + network.path_bias(tokens[-1], hidden_H, ids_K)
+            place_1, probabilities_1K = sampler.sample(score_K[None])
+            tokens.append(ids_K.index_select(0, place_1)[0])
+            distributions.append(probabilities_1K)
+        drawn_DV = sampler.joined(distributions)
+        if drawn_DV is not None:
+            among_DV = torch.zeros_like(logits_NV, dtype=drawn_DV.dtype)
+            drawn_DV = among_DV.scatter_(1, ids_DK, drawn_DV)
+        return DrawnTokens(torch.stack(tokens[1:]), drawn_DV)

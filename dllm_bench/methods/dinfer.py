@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.declared import Amount, Count, Probability
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.methods.caches import DualCache, NoCache
 from dllm_bench.methods.common import falling

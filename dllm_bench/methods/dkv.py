@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache, Scores, Select
+from dllm_bench.core.contracts import Cache, Round, Scores, Select
 from dllm_bench.core.declared import Count, Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import to_device, true_indices

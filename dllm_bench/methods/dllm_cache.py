@@ -17,11 +17,10 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dllm_bench.core.contracts import Cache
+from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Positive, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import stable_top
 from dllm_bench.methods.caches import NoCache
@@ -69,7 +68,7 @@ class DLLMCache(Cache):
     every: Positive = 7  # the same of the response
     share: Proportion = 0.25  # of the response's rows that a layer computes in the other forwards
     gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
+    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("model", Condition.CHOSEN_ROWS)})
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_bench.core.blocks import HELD, LEFT, Window
-from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.contracts import HOLD, Round, Scores, Select
 from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.round import HOLD, Round
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.decoding.switches import with_added
 from dllm_bench.methods.common import count_in_block

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache
+from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Count, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.numerics import generator

@@ -81,9 +81,7 @@ class ModelDraft(Draft):
         drafted = len(text_L) - len(context.tokens_L)
         return Proposal(
             text_L[-drafted:],
-            None
-            if sampler.greedy
-            else torch.cat([one for one in distributions if one is not None]),
+            sampler.joined(distributions),
             calls=drafted,
             fed=len(text_L) - 1 - cached,
             cached=cached,

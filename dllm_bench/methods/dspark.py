@@ -85,9 +85,7 @@ class DSpark(DFlash):
             distributions.append(probabilities_1V)
         return DrawnTokens(
             torch.stack(tokens[1:]),
-            None
-            if sampler.greedy
-            else torch.cat([one for one in distributions if one is not None]),
+            sampler.joined(distributions),
             torch.stack(survivals) if survivals else None,
         )
 

@@ -57,9 +57,7 @@ class Eagle3(Draft):
         kv.crop(context.anchor)
         return Proposal(
             torch.cat(tokens),
-            None
-            if sampler.greedy
-            else torch.cat([one for one in distributions if one is not None]),
+            sampler.joined(distributions),
             calls=len(tokens),
             fed=fed,
             cached=cached,

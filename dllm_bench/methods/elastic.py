@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dllm_bench.core.contracts import Cache
+from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Amount, Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices
@@ -98,7 +97,9 @@ class ElasticCache(Cache):
     window: Positive = 16  # masks
     gamma: Amount = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("score", Condition.ROW_BY_ROW)})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {ONE_BRANCH, Need("score", Condition.ROW_BY_ROW), Need("model", Condition.CHOSEN_ROWS)}
+    )
 
     def on_start(self, round: Round) -> None:
         branches = round.state

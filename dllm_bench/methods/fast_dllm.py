@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import Cache, Schedule, Scores, Select
+from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
 from dllm_bench.core.declared import Positive, PositiveAmount
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident, step_in_block
@@ -194,7 +193,9 @@ class HierarchicalCache(Cache):
     """
 
     inside: bool = False  # whether forwards may feed the open sub-block alone
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.SUB_BLOCKS)})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need("schedule", Condition.SUB_BLOCKS), Need("model", Condition.SHIFTED)}
+    )
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]

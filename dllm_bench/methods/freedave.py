@@ -24,11 +24,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Explore, Scores
+from dllm_bench.core.contracts import Explore, Round, Scores
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import Condition, Conditions
-from dllm_bench.core.decoder_summary import MostBranches
-from dllm_bench.core.round import Round
+from dllm_bench.core.decoder import Condition, Conditions, MostBranches
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import confidence_order, first_of
 from dllm_bench.registry import register

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import FilterHead, Reads, Scores, Select, Stop
+from dllm_bench.core.contracts import FilterHead, Reads, Round, Scores, Select, Stop
 from dllm_bench.core.declared import Probability
 from dllm_bench.core.decoder import (
     FIXED_CANVAS,
@@ -22,7 +22,6 @@ from dllm_bench.core.decoder import (
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.decoding.numerics import top1
 from dllm_bench.registry import register

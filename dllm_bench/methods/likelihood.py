@@ -24,8 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import ModelAbilities
-from dllm_bench.core.decoder_summary import Condition, DecoderSummary
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Likelihood, Option, Request
@@ -134,7 +133,7 @@ class _Scorer:
     @property
     def is_causal(self) -> bool:
         """Whether no row sees a later position, so that one forward tells all tokens."""
-        return Condition.CAUSAL in ModelAbilities(self.model).gives and self.decoder.block == 1
+        return getattr(self.model, "attention_form", None) == "causal" and self.decoder.block == 1
 
     def causal(self) -> list[tuple[float, float]]:
         """The log-probability of each token, without masks."""

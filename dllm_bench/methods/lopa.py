@@ -22,12 +22,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Explore, Scores
+from dllm_bench.core.contracts import Explore, Round, Scores
 from dllm_bench.core.declared import Count, Positive, PositiveProportion, Proportion
-from dllm_bench.core.decoder import Condition, Conditions, Need
-from dllm_bench.core.decoder_summary import MostBranches
+from dllm_bench.core.decoder import Condition, Conditions, MostBranches, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import at_least_float32, stable_top
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register

@@ -15,10 +15,9 @@ from typing import ClassVar
 import torch
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores
+from dllm_bench.core.contracts import Round, Scores
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Need
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.methods.common import step_in_block
 from dllm_bench.methods.revising import (

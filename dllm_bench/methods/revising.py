@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LEFT, Window
-from dllm_bench.core.contracts import Reads, Revise, Scores
+from dllm_bench.core.contracts import HOLD, Reads, Revise, Round, Scores
 from dllm_bench.core.declared import Count
 from dllm_bench.core.decoder import Condition, Need
-from dllm_bench.core.round import HOLD, Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
 from dllm_bench.methods.common import count_in_block

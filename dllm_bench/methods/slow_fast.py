@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.declared import Probability
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident, open_block
 from dllm_bench.registry import register

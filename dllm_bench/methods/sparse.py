@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from dllm_bench.core.contracts import Cache
+from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Positive, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import stable_top
 from dllm_bench.methods.caches import NoCache, step_of_block

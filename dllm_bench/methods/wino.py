@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.declared import Positive, PositiveProportion, Probability
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.common import most_confident, open_block
@@ -84,7 +83,10 @@ class Wino(ReadsStanding):
     tau: Probability = 0.9  # masked again below this probability; 0: never
     first: int = 30  # fewer than this in a block's first forward
     precision: Precision = "float64"  # of the second row's probability
-    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("cache", Condition.FULL_ATTENTION)}
+    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {
+        Need("cache", Condition.FULL_ATTENTION),
+        Need("model", Condition.UNSHIFTED),
+    }
 
     def on_plan(self, round: Round) -> None:
         """Feed the window once more, as masks."""

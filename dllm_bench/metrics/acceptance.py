@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dllm_bench.core.request import Generation
-from dllm_bench.core.trace import ForwardKind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics.metric import Column, MetricDefinition, MetricFamily, Ratio
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ class DraftRound(NamedTuple):
     proposed: int  # draft tokens verified
     accepted: int  # draft tokens accepted
     committed: int  # accepted tokens and the target's own
+    depth: int | None = None  # tokens of the longest path of a tree; None: a chain
+
+    @property
+    def longest(self) -> int:
+        """Tokens proposed in a row."""
+        return self.proposed if self.depth is None else self.depth
 
 
 def rounds(generation: Generation) -> list[DraftRound]:
@@ -47,8 +53,18 @@ def rounds_of(trace: Trace, born: Sequence[int]) -> list[DraftRound]:
         if forward.kind == ForwardKind.VERIFY or forward.proposed:
             ended = new[index] == forward.accepted
             proposed = forward.accepted if ended else forward.proposed
-            rounds.append(DraftRound(proposed, forward.accepted, new[index]))
+            depth = proposed if ended else max(depths(forward.parents[:proposed]))
+            chain = DraftRound(proposed, forward.accepted, new[index])
+            rounds.append(chain._replace(depth=depth) if forward.parents else chain)
     return rounds
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Tokens of the path to the anchor, 0, and to each token of a tree."""
+    found = [0]
+    for parent in parents:
+        found.append(found[parent] + 1)
+    return found
 
 
 LOOP = {
@@ -65,28 +81,48 @@ def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -
     rows = trace.forwards
     if any(row.masks and row.proposed for row in rows):  # a masked model that drafts for itself
         spent_s = sum(row.ms for row in rows if row.proposed) / 1000
-        found = [list(one) for one in rounds_of(trace, born)]
-        return {"rounds": found, **({"verify_s": spent_s} if spent_s else {})}
+        return {"rounds": _stored_rounds(trace, born), **({"verify_s": spent_s} if spent_s else {})}
     if not rows or any(row.kind not in LOOP or row.masks for row in rows):
         return {}
     verified = [(index, row) for index, row in enumerate(rows) if row.kind == ForwardKind.VERIFY]
     spent = {kind: sum(row.ms for row in rows if row.kind == kind) / 1000 for kind in LOOP}
     timed = any(spent.values())
     columns: dict[str, Any] = {f"{kind}_s": spent[kind] for kind in LOOP if timed}
-    columns["rounds"] = [list(one) for one in rounds_of(trace, born)]
+    columns["rounds"] = _stored_rounds(trace, born)
     if all(row.survival for _, row in verified):
         columns["survival"] = [list(row.survival) for _, row in verified]
     if all(len(row.drafted) >= row.proposed for _, row in verified):  # older traces lack the rest
         starts = [sum(forward < index for forward in born) for index, _ in verified]
         pairs = zip(verified, starts, strict=True)
-        columns["right"] = [common_prefix(row.drafted, ids[start:]) for (_, row), start in pairs]
+        columns["right"] = [right_tokens(row, ids[start:]) for (_, row), start in pairs]
     return columns
+
+
+def _stored_rounds(trace: Trace, born: Sequence[int]) -> list[list[int]]:
+    return [[n for n in one if n is not None] for one in rounds_of(trace, born)]
+
+
+def right_tokens(row: Forward, text: Sequence[int]) -> int:
+    """Number of first tokens of a text that a draft has, as a chain or along a path of a tree."""
+    if not row.parents:
+        return common_prefix(row.drafted, text)
+    places = {pair: at for at, pair in enumerate(zip(row.parents, row.drafted, strict=True), 1)}
+    count = place = 0
+    while count < len(text) and (place, text[count]) in places:
+        place, count = places[place, text[count]], count + 1
+    return count
 
 
 def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
     """Number of first tokens in which a draft and a text are equal."""
     pairs = zip(drafted, text, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def longest_draft(samples: DataFrame) -> int:
+    """The most tokens proposed in a row; 0 without drafts."""
+    rounds = (DraftRound(*one) for rounds in samples.rounds for one in rounds or ())
+    return max((one.longest for one in rounds), default=0)
 
 
 def over_rounds(count: Callable[[DraftRound], float]) -> Column:
@@ -199,8 +235,8 @@ ALL = (
 
 
 def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]) -> MetricFamily:
-    """Rounds that accepted the token at a position ÷ those that count there, by (tokens proposed,
-    tokens accepted, position from 1).
+    """Rounds that accepted the token at a position ÷ those that count there, by (tokens proposed in
+    a row, tokens accepted, position from 1).
 
     The interval is Wilson's, corrected for the rounds of one sample being alike.
     """
@@ -208,7 +244,7 @@ def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]
     def share(k: int) -> Ratio:
         return Ratio(
             over_rounds(lambda r: min(r.proposed, r.accepted) >= k),
-            over_rounds(lambda r: counts(r.proposed, r.accepted, k)),
+            over_rounds(lambda r: counts(r.longest, r.accepted, k)),
         )
 
     return MetricFamily(name, "share", text, share, "rounds", is_share=True)

@@ -200,7 +200,7 @@ def observed(samples: DataFrame) -> list[ObservedDraft]:
         ObservedDraft(tuple(logits[:proposed]), accepted)
         for rounds, survival in zip(samples.rounds, samples.survival, strict=True)
         if survival is not None
-        for (proposed, accepted, _), logits in zip(rounds or (), survival, strict=True)
+        for (proposed, accepted, *_), logits in zip(rounds or (), survival, strict=True)
         if logits
     ]
 

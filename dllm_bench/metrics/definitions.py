@@ -8,8 +8,7 @@ are in `accuracy`.
 
 from __future__ import annotations
 
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.metrics import acceptance, calibration, fidelity, served, speed
 from dllm_bench.metrics.metric import MetricDefinition, MetricFamily
 from dllm_bench.metrics.sample_stats import Samples, frame_of

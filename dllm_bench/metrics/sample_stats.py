@@ -60,7 +60,8 @@ class SampleStats:
     empty: bool  # the text is blank
     idle: Count | None = None  # forwards over full blocks that Fast-dLLM's cached loops would add
     idle_dinfer: Count | None = None  # the same for dInfer's loop as released
-    rounds: Sequence[Sequence[DraftLength]] | None = None  # [proposed, accepted, committed] each
+    rounds: Sequence[Sequence[DraftLength]] | None = None  # [proposed, accepted, committed]
+    # each, and of a tree its depth
     survival: Sequence[Sequence[Logit]] | None = None  # logits of each round's whole draft
     right: Sequence[DraftLength] | None = None  # first tokens of each draft that equal the text
     prefill_s: Seconds | None = None  # time by kind of forward, of speculative decoding

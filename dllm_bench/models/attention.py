@@ -153,9 +153,10 @@ def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Te
     cached_C = _cached(shape, device)
     fresh_FF, old_FC = _sees(shape, fed_F, fed_F), _sees(shape, fed_F, cached_C)
     if shape.added is not None:
-        canvas = shape.feed[1] - shape.feed[0]
-        fresh_FF[:canvas, canvas:] = False
-        fresh_FF[canvas:] &= shape.added.sees_EX
+        sees_EX, canvas = shape.added.sees_EX, shape.feed[1] - shape.feed[0]
+        first = len(fed_F) - len(sees_EX)  # 0 if it has the rows of the canvas, too
+        fresh_FF[:first, canvas:] = False
+        fresh_FF[first:] &= sees_EX
     same_branch_KK = torch.eye(shape.branches, dtype=torch.bool, device=device)
     fresh_KFKF = same_branch_KK[:, None, :, None] & fresh_FF[None, :, None, :]
     rows = len(fed_F) * shape.branches

@@ -293,6 +293,22 @@ class PositionCache:
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
 
+    def keep_rows(self, rows_S: Tensor) -> None:
+        """Keep the K/V of rows of the last forward as those of the positions from `length` on."""
+        assert self.kept is not None
+        first, last = self._length, self._length + len(rows_S)
+        if self.of_all_layers is not None:
+            stored_N21GCE, fresh_N2KGFE = self.of_all_layers
+            kept_N2GSE = fresh_N2KGFE[:, :, 0].index_select(3, rows_S)
+            stored_N21GCE[:, :, 0, :, first:last] = kept_N2GSE
+        else:
+            rows_S = rows_S + self.kept.feed[0]  # they were written behind what was cached
+            for layer in self.positions:
+                for stored in (layer.keys, layer.values):
+                    assert stored is not None
+                    stored[:, :, first:last] = stored.index_select(2, rows_S)
+        self._length = last
+
     @property
     def execution(self) -> Execution:
         """How the last forward ran."""

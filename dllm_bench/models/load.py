@@ -94,7 +94,7 @@ class LoadedModel:
     def attention_warning(self, attention: str, block: int) -> str | None:
         """A warning if a decoder uses other attention than the weights were trained with.
 
-        None where it is the same, and for autoregressive models: their denoiser raises an error.
+        None where it is the same, and for autoregressive models, whose decoders have to fit.
         """
         trained = self.attention_form
         same_block = self.block in (None, block) or attention == "full"

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import PLAIN_CLASSES
 from dllm_bench.models.attention import (
@@ -214,39 +213,13 @@ class TransformerDenoiser(Denoiser):
         return logits
 
     def _check(self, plan: ForwardPlan, length: int) -> None:
-        """Raise an error for rows that are not fed, and for plans this model cannot follow.
+        """Raise ValueError for rows that are not fed.
 
         With shifted logits, rows may end one position after the fed span.
         """
         (start, stop), (first, last) = plan.feed, plan.rows
-        ahead = int(self.shifted)
-        if not self.shifted and last == stop + 1:
-            raise DllmBenchError(
-                "The decoder asks for the token after those it feeds, and this model predicts each "
-                "position at its own row; use a model with shifted logits, or another decoder."
-            )
-        if plan.added is not None and self.shifted:
-            raise DllmBenchError(
-                "The decoder feeds rows beside the canvas that predict their own positions, and "
-                "this model predicts a position at the row before it; use a model whose logits are "
-                "not shifted, or another decoder."
-            )
-        if plan.recompute is not None and not self.chooses_rows:
-            raise DllmBenchError(
-                f"The cache lets every layer choose the rows it computes, which is not done with "
-                f"{type(self._module).__name__} here: its layers are compiled, split over "
-                "processes or not made of one norm, attention, one norm and MLP; choose another "
-                "decoder.cache."
-            )
-        if not start <= first < last <= stop + ahead or stop > length:
+        if not start <= first < last <= stop + int(self.shifted) or stop > length:
             raise ValueError(f"Rows {plan.rows} of {plan.feed} fed, canvas {length}.")
-        if self.attention_form == "causal" and not is_causal(plan):
-            raise DllmBenchError(
-                f"This model is autoregressive, but the decoder asks for {plan.attention} "
-                f"attention (blocks of {plan.block}); use an autoregressive or speculative "
-                f"decoder, or a diffusion model. If these weights were trained as one, set "
-                f"model.attention_form=full, and model.shifted=false if row i predicts position i."
-            )
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """Hidden states (K, F, H) before the last norm."""

@@ -19,7 +19,6 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.runs import runner
-from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import BatchSpan, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -44,12 +43,6 @@ def check(spec: RunSpec) -> None:
         raise DllmBenchError(
             f"batch={spec.batch} has shapes that are not compiled, and the run asks for "
             f"compile={mode}; set hardware.compile=none, or batch=1."
-        )
-    if setting_in(spec.decoder, "cache.reuse") == "approximate":
-        raise DllmBenchError(
-            f"batch={spec.batch} decodes requests together, and with "
-            "decoder.cache.reuse=approximate a text depends on the request before; choose "
-            "reuse=exact or none, or batch=1."
         )
 
 

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Reads, Score, Scores, Stop, StopFlags
+from dllm_bench.core.contracts import Reads, Round, Score, Scores, Stop, StopFlags
 from dllm_bench.core.decoder import Condition, Conditions
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder

@@ -40,6 +40,11 @@ def drafts_of_text(
     """The drafts of one text, in order."""
     drafts = []
     for index, row in enumerate(trace.forwards):
+        if row.parents:
+            raise DllmBenchError(
+                "A load is simulated from drafts that are chains, but this run drafted trees; "
+                "choose a run of another decoder.draft."
+            )
         if row.kind == ForwardKind.VERIFY:
             follows = ids[sum(forward < index for forward in born) :]
             right = common_prefix(row.drafted, follows)

@@ -57,7 +57,8 @@ class ForwardStep:
     proposed: draft tokens that this forward verified.
     accepted: how many of them were kept. They are the first of `committed`; the rest are the
         target's own tokens.
-    drafted: texts of all proposed draft tokens, verified or not; empty if they were not stored.
+    drafted: texts of all proposed draft tokens, verified or not; empty if they were not stored, or
+        are a tree.
     survival: per draft token, the confidence head's logit that it is accepted if all before it are.
     """
 
@@ -173,7 +174,7 @@ def forward_steps(
             filled=filled / canvas if canvas else 1.0,
             proposed=forward.proposed,
             accepted=forward.accepted,
-            drafted=[texts[token] for token in forward.drafted],
+            drafted=[] if forward.parents else [texts[token] for token in forward.drafted],
             survival=list(forward.survival),
         )
         steps.append(step)

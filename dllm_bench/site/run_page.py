@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
 from dllm_bench.registry import TARGET
 from dllm_bench.site import colours
@@ -256,9 +257,8 @@ def metric_texts(record: RunRecord) -> dict[str, str]:
     """Metric -> value as text, empty if it is undefined; one value per position for a family."""
     samples = record.samples
     texts = {name: significant(value) for name, value in measure_all(samples).items()}
-    longest = max((turn[0] for rounds in samples.rounds for turn in rounds or ()), default=0)
     for name, family in FAMILIES.items():
-        values = [family.at(k)(samples) for k in range(1, longest + 1)]
+        values = [family.at(k)(samples) for k in range(1, longest_draft(samples) + 1)]
         defined = any(value is not None for value in values)
         joined = ", ".join(significant(value) or "–" for value in values)
         texts[name + PER_POSITION] = joined if defined else ""

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from dllm_bench import __version__
 from dllm_bench.core.declared import Count
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import TARGET, instantiate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from dllm_bench.core.decoder_summary import Condition
+from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.registry import instantiate

@@ -422,8 +422,8 @@ def _check_drafts(columns: Mapping[str, list]) -> None:
     per_round = [columns[name] for name in ("survival", "right") if name in columns]
     for rounds, *others in zip(columns.get("rounds", ()), *per_round, strict=False):
         known = [len(other) for other in others if other is not None]
-        if any(len(one) != 3 for one in rounds or ()) or set(known) - {len(rounds or ())}:
-            raise ValueError("rounds that are no three counts, or of unequal number")
+        if any(len(one) not in (3, 4) for one in rounds or ()) or set(known) - {len(rounds or ())}:
+            raise ValueError("rounds that are no three or four counts, or of unequal number")
 
 
 @cache

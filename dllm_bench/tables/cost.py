@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from statistics import median, quantiles
 from typing import Any
 
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
 from dllm_bench.store.groups import RunConfig, setting_in

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from dllm_bench.core.choices import unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.paths import PACKAGE, conf_dir, conf_dirs, conf_file, options
 from dllm_bench.tables.spec import (
     CUT,

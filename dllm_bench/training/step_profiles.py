@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import CAUSAL_MODEL, ModelAbilities, require
+from dllm_bench.core.decoder import CAUSAL_MODEL, abilities, require
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.drafting import StepProfile
@@ -49,7 +49,7 @@ class ProfileJob:
 
 def measure(model: Any, job: ProfileJob) -> list[list[float]]:
     """Seconds of every timed step, one list per size."""
-    given = {"model": ModelAbilities(model)}
+    given = {"model": abilities(model)}
     require("a profile of verifying steps", frozenset({CAUSAL_MODEL}), given, "model")
     kv, canvas_1L = _context(model, job)
     seconds: list[list[float]] = [[] for _ in job.batches]

@@ -13,7 +13,7 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.decoding.verification import FixedLength
+from dllm_bench.decoding.speculative import FixedLength
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.registry import find

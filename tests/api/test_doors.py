@@ -133,16 +133,3 @@ def test_a_batch_of_padded_prompts_gives_the_rows_of_single_ones(tmp_path: Path)
         alone = generate_with(module, plain, torch.tensor([row]), **settings)[0].tolist()
         new = alone[len(row) :]
         assert whole[width : width + len(new)] == new
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [({"num_beams": 4}, "num_beams"), ({"max_new_tokens": 0}, "no max_new_tokens")],
-)
-def test_arguments_without_effect_are_refused(settings: dict[str, Any], words: str) -> None:
-    from dllm_bench.api.custom_generate import generate_with
-    from dllm_bench.core.errors import DllmBenchError
-
-    module = transformers_object("tiny-llada")
-    with pytest.raises(DllmBenchError, match=words):
-        generate_with(module, {}, torch.tensor([[5]]), **{"max_new_tokens": 8, **settings})

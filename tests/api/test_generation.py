@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import dllm_bench as db
-from dllm_bench.api.generation import Committed, spec_of
+from dllm_bench.api.generation import Committed
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
@@ -20,7 +20,6 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.registry import register
-from dllm_bench.runs.prompts import PromptGenerator
 from tests.api.models import loaded
 
 PROMPTS = ["Question: Tom has 3 apples and buys 4 more. How many apples?\nAnswer:", "2 + 2 ="]
@@ -116,35 +115,6 @@ def test_an_end_token_of_the_prompt_stops_no_gap_before_it() -> None:
         assert done.text.endswith(" apples.")
 
 
-@pytest.mark.parametrize(
-    ("prompts", "decoder", "settings", "message"),
-    [
-        ([GAPS], "ngram_speculative", {}, "SpeculativeDecoder writes one token after another"),
-        ([GAPS], "daedal", {}, "keep their places, which schedule Daedal does not give"),
-        ([GAPS], "fast_dllm", {"max_new_tokens": 32}, "max_new_tokens=32 was given; leave that"),
-        ([GAPS, "2 + 2 ="], "fast_dllm", {}, "those with masks in a call of their own"),
-        (["<|mask|> 4 = 7"], "fast_dllm", {}, "begin the prompt with a text"),
-    ],
-)
-def test_masks_that_cannot_be_filled_are_refused(
-    prompts: list[str], decoder: str, settings: dict[str, int], message: str
-) -> None:
-    seen = list[Any]()
-    with pytest.raises(DllmBenchError, match=message):
-        db.generate(loaded("tiny-llada"), prompts, decoder, on_commit=seen.append, **settings)
-    assert seen == []
-
-
-def test_a_benchmark_with_masks_in_its_prompts_is_refused() -> None:
-    generator = PromptGenerator(
-        spec_of(loaded("tiny-llada"), db.decoder("fast_dllm")),
-        db.decoder("fast_dllm"),
-        loaded("tiny-llada"),
-    )
-    with pytest.raises(DllmBenchError, match="has 4 mask tokens to fill.*answered, not filled"):
-        generator(GAPS, 32, ())
-
-
 def test_the_stub_names_what_the_package_offers() -> None:
     from pathlib import Path
 
@@ -230,25 +200,6 @@ def test_settings_and_pieces_of_a_decoder_can_be_replaced() -> None:
     assert (type(made.cache).__name__, made.schedule.block) == ("DualCache", 8)
     (done,) = db.generate(loaded("tiny-llada"), PROMPTS[0], made, 32)
     assert len(done.trace) <= 2 * 32 / 8
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"select.thau": 1}, "thau"),
-        ({"select": "nope"}, "no decoder/select 'nope'"),
-        ({"select.tau": "x"}, "tau .x.; give a number"),
-        ({"draft": Every()}, "no slot 'draft'"),
-    ],
-)
-def test_a_wrong_setting_of_a_decoder_is_one_sentence(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(DllmBenchError, match=words):
-        db.decoder("fast_dllm", **settings)
-
-
-def test_following_a_batch_is_refused() -> None:
-    with pytest.raises(DllmBenchError, match="batch=2"):
-        db.generate(loaded("tiny-llada"), PROMPTS, "fast_dllm", 32, batch=2, on_commit=print)
 
 
 def test_the_state_of_hydra_stays_as_it_was() -> None:

@@ -129,27 +129,6 @@ def test_the_source_of_an_own_module_is_in_its_run(
     assert run_of(wrapped(OwnModule()), tmp_path).identity_hash != record.identity_hash
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"model.chat": True}, "is an object and stays as it is"),
-        ({"hardware.dtype": "bfloat16"}, "is an object and stays as it is"),
-        ({"hardware.replicas": 2}, "asks for several processes"),
-        ({"hardware": "cpu-dp2"}, "asks for several processes"),
-    ],
-)
-def test_what_an_object_cannot_follow_is_refused(
-    settings: dict[str, Any], words: str, module: Any, tmp_path: Path
-) -> None:
-    with pytest.raises(DllmBenchError, match=words):
-        run_of(wrapped(module), tmp_path, **settings)
-
-
-def test_a_benchmark_object_is_not_stored(module: Any, tmp_path: Path) -> None:
-    with pytest.raises(DllmBenchError, match="use evaluate"):
-        db.run(wrapped(module), "fast_dllm", 3, results=tmp_path)  # type: ignore[arg-type]
-
-
 def test_a_run_leaves_the_number_of_threads_as_it_was(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)

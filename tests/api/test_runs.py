@@ -141,19 +141,3 @@ def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(
 def test_an_own_benchmark_is_evaluated() -> None:
     record = db.evaluate(loaded("tiny-llada"), "fast_dllm", Letters(), batch=2)
     assert record.score is not None and record.score.n == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings", "words"),
-    [
-        (("tiny-lada", "vanilla", "minigsm"), {}, "did you mean 'tiny-llada'"),
-        (("tiny-llada", "vanilla", "minigsm"), {"limit": 0}, "limit is 0"),
-        (("tiny-llada", "vanilla", "minigsm"), {"bach": 2}, "did you mean 'batch'"),
-        (("tiny-llada", "vanilla", "minigsm"), {"decoder.cache.evry": 2}, "evry"),
-    ],
-)
-def test_errors_are_those_of_the_command_line(
-    arguments: tuple[str, str, str], settings: dict, words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(DllmBenchError, match=words):
-        db.run(*arguments, results=tmp_path, **settings)

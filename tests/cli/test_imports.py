@@ -15,6 +15,7 @@ import pytest
 
 from dllm_bench.cli.main import COMMANDS, GROUPS
 from scripts.install import IMPORTED
+from tests.tiers import covering
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = (
@@ -44,7 +45,7 @@ NOT_FOR_EMBEDDED = (  # a model that ships with the package is a short text's wh
     "matplotlib",
     "datasets",
 )
-HELP = [[name] for name in COMMANDS if name not in GROUPS]
+HELP = [[], *([name] for name in COMMANDS if name not in GROUPS)]
 HELP += [["lm-eval", "run"]]  # lm-eval's own, as that of lm-eval
 HELP += [[group, name] for group, (_, names) in GROUPS.items() for name in names]
 MISTAKES = {
@@ -54,6 +55,8 @@ MISTAKES = {
     "generate tiny-llada fast_dllm hello seed=1": "no setting of a decoder",
     "run model=tiny-lada": "'tiny-llada'",
     "run decoder=fastdllm": "'fast_dllm'",
+    "run decoder=dspark": "full attention",
+    "run model=dream-base": "dllm-bench prefetch dream-base",
     "run benchmark=minigsn": "'minigsm'",
     "run decoder.select.tao=1": "select.tau",
     "table lopa/tabel4": "'lopa/table4'",
@@ -131,7 +134,7 @@ def test_a_wrong_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:
         assert named in error, text
 
 
-@pytest.mark.parametrize("model", ["tiny-llada", "tiny-dream-base", "tiny-sdar"])
+@pytest.mark.parametrize("model", covering(3, ["tiny-llada", "tiny-dream-base", "tiny-sdar"]))
 def test_a_text_of_an_embedded_model_imports_no_classes_of_transformers(
     model: str, tmp_path: Path
 ) -> None:
@@ -168,6 +171,7 @@ def test_commands_of_the_makefile_write_bytecode() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.exhaustive
 def test_the_install_compiles_what_a_text_imports(tmp_path: Path) -> None:
     names = "import sys; print(*sorted(name for name in sys.modules if '.' in name))"
     text = "['generate', 'tiny-llada', 'fast_dllm', 'Tom has 3 apples.']"

@@ -11,8 +11,7 @@ import pytest
 import dllm_bench as db
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
-from dllm_bench.core.choices import SHOWN, unknown_name
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import SHOWN, DllmBenchError, unknown_name
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.paths import assets_dir
 
@@ -55,23 +54,6 @@ def test_a_wrong_name_is_answered_in_a_few_lines(words: tuple[str, ...], capsys:
     assert "--help` lists them" in message
 
 
-def test_an_added_setting_that_nothing_reads_is_refused_without_naming_a_file(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    message = refusal(capsys, "run", "+foo=3", "model=tiny-llada", "benchmark=minigsm", "limit=1")
-    assert "'foo'" in message
-    assert "--cfg job" in message
-    assert ".py" not in message
-
-
-def test_a_mask_token_that_is_missing_is_asked_for_as_a_setting() -> None:
-    tokenizer = db.load_model("tiny-llada").text.tokenizer
-    with pytest.raises(DllmBenchError, match="no token of the model's tokenizer") as wrong:
-        db.wrap(lambda ids: ids, tokenizer, mask_token="<|nothing|>")  # type: ignore[arg-type]
-    assert "yaml" not in str(wrong.value)
-
-
 def test_a_mask_token_is_given_as_its_text() -> None:
     for text in (f"model.mask_token={MASK_TEXT}", f"model.mask_token='{MASK_TEXT}'"):
         assert compose(["model=tiny-llada", text])["model"]["mask_token"] == MASK_TEXT
@@ -89,25 +71,12 @@ def test_a_setting_of_a_piece_is_found_by_its_last_name(name: str) -> None:
         compose(["decoder=fast_dllm", f"{name}=0.7"])
 
 
-def test_a_decoder_object_hints_at_the_setting_of_the_piece() -> None:
-    with pytest.raises(DllmBenchError, match=r"select\.tau"):
-        db.decoder("fast_dllm", tau=0.7)
-
-
 def test_a_lora_folder_whose_base_is_absent_is_told_how_to_name_it(tmp_path: Path) -> None:
     config = {"base_model_name_or_path": "owner/base"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(DllmBenchError, match="adapter of 'owner/base', which was not") as error:
         db.load_model(tmp_path)
     assert f"model.lora={tmp_path}" in str(error.value)
-
-
-def test_a_missing_model_names_prefetch(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ("run", "model=llada-instruct", "benchmark=minigsm", "limit=1")
-    assert "dllm-bench prefetch llada-instruct" in refusal(capsys, *words)
 
 
 def test_an_autoregressive_layout_is_told_how_to_be_a_diffusion_model(tmp_path: Path) -> None:

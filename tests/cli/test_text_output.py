@@ -198,12 +198,6 @@ def test_an_unknown_sample_is_a_sentence_with_examples() -> None:
         show.named_sample({"a": sample("a"), "b": sample("b")}, ["a", "b"], "z", "run")
 
 
-def test_a_number_counts_samples_unless_it_is_a_name() -> None:
-    samples = {"a": sample("a"), "0": sample("0"), "c": sample("c")}
-    found = [show.named_sample(samples, ["0", "c", "a"], name, "run").id for name in "c20"]
-    assert found == ["c", "a", "0"]
-
-
 def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.open(spec(), total=3):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dllm_bench.parallel.group import (ParallelLayout, RankGroup)
 from dllm_bench.launch.workers import PRELOAD
+from dllm_bench.parallel import ParallelLayout, RankGroup
 
 PATIENCE_S = 120.0  # for a machine with much other work
 

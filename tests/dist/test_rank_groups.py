@@ -12,23 +12,16 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.errors import (DllmBenchError)
-from dllm_bench.core.request import (Generation, Request)
-from dllm_bench.methods.caches import BlockCache
-from dllm_bench.methods.caches import DualCache
-from dllm_bench.methods.caches import NoCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.defaults import Greedy
-from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.common import Blocks
-from dllm_bench.methods.common import Pipeline
-from dllm_bench.methods.common import Confidence
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache
+from dllm_bench.methods.common import Blocks, Confidence, Eos, NegEntropy, Pipeline, Threshold
 from dllm_bench.methods.credit import Credit
-from dllm_bench.methods.common import NegEntropy
 from dllm_bench.methods.dream import Sampled
-from dllm_bench.methods.common import Threshold
-from dllm_bench.methods.common import Eos
-from dllm_bench.parallel.group import (ParallelLayout, RankGroup, decoded, encoded)
+from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.parallel import ParallelLayout, RankGroup, decoded, encoded
 from tests.dist.rank_groups import on_all_ranks
 from tests.helpers import tiny_denoiser
 

@@ -21,22 +21,22 @@ import torch
 import yaml
 from torch import Tensor
 
+from dllm_bench import parallel
 from dllm_bench.api.compose import compose
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.decoding import fused, masked
-from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding import fused
+from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.common import Blocks, Threshold
 from dllm_bench.methods.lopa import Lookahead
-from dllm_bench.methods.wino import Wino
 from dllm_bench.models import attention, layer_ops
 from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.parallel import branch
+from dllm_bench.parallel import BranchWorkerGroup
 from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
 from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_guard
 from tests.helpers import VOCAB, tiny_denoiser
-from tests.pieces import BLOCK, decoders
+from tests.pieces import BLOCK, adds_rows, decoders
 from tests.speculative import with_drafter
 from tests.tiers import covering
 
@@ -52,7 +52,7 @@ DTYPES = ("float32", "bfloat16")
 BATCHED = ("fast_dllm_dual", "dspark")
 ROUNDED = ("lopa_dist", "eb_sampler")
 """Decoders whose entropies are rounded to the logits' own dtype."""
-DEEP = ("d2f", "lopa", "lopa_dream", "d3llm", "sdar")
+DEEP = ("d2f", "lopa", "lopa_dream", "d3llm", "sdar", "multi_bd")
 """Decoders with several open blocks, which need a second block to open."""
 TWICE = ("eagle3", "dspark_threshold")
 """Decoders that wait twice a round: once for what was accepted, which the next draft continues, and
@@ -70,14 +70,8 @@ exhaustive, drill = pytest.mark.exhaustive, pytest.mark.drill
 
 @pytest.fixture(scope="module", autouse=True)
 def guard(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The device is there, and no vocabulary is too small to leave rows out."""
+    """The device is there."""
     load_guard(tmp_path_factory.mktemp("guard"))
-
-
-@pytest.fixture(autouse=True)
-def rows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a large vocabulary."""
-    monkeypatch.setattr(masked, "LARGE", 1)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +105,7 @@ def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
     """A model that the decoder fits."""
     if not isinstance(decoder, MaskedDecoder):
         return model("qwen3", dtype)
-    return model("llada" if isinstance(decoder.revise, Wino) else "dream", dtype)
+    return model("llada" if adds_rows(decoder) else "dream", dtype)
 
 
 def requests(count: int, new: int) -> list[Request]:
@@ -145,13 +139,16 @@ def decoded(
     if kind is not None:
         form = {"attention_form": real.attention_form}
         real = kind(real.module, real.special, real.shifted, **form)
+    fake = claimed_model(real)
+    if isinstance(decoder, MaskedDecoder):  # rows are left out as with a large vocabulary
+        real.vocab_size = fake.vocab_size = LARGE
     given = [decoder.prepare(real, request) for request in requests(batch, new)]
     generate = generate or (
         lambda decoder, model, all_: decoder.generate_stream(model, all_, batch)
     )
     with reads.hooked():
         expected = facts(generate(decoder, real, given))
-    fake = watch.watched(claimed_model(real))
+    fake = watch.watched(fake)
     with reads.hooked(watch), device(watch):
         assert facts(generate(decoder, fake, given)) == expected
     assert [key for key in reads.left() if not key.startswith(ON_CPU_ALONE)] == []
@@ -223,11 +220,11 @@ def test_workers_that_share_branches_wait_for_nothing_more(
     """The first of two; the other one sends zeros."""
     of_two = {"get_rank": lambda group: 0, "get_world_size": lambda group: 2}
     shared = SimpleNamespace(**of_two, all_reduce=lambda values, group: None)
-    monkeypatch.setattr(branch, "dist", shared)
-    workers: list[branch.BranchWorkerGroup] = []
+    monkeypatch.setattr(parallel, "dist", shared)
+    workers: list[BranchWorkerGroup] = []
 
     def generate(decoder: Any, model: Any, given: Any) -> list[Generation]:
-        workers.append(branch.BranchWorkerGroup(Any, commits=True))
+        workers.append(BranchWorkerGroup(Any, commits=True))
         return [decoder.generate(model, request, workers[-1]) for request in given]
 
     check_waits(decoded(named("lopa_dist"), "bfloat16", 1, 2 * BLOCK, generate))
@@ -310,14 +307,14 @@ PLANTED = {read: "the host waits", chosen_by_list: "the host waits", mixed: "sam
 @exhaustive
 @pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
 def test_a_planted_fault_is_found(
-    named: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor], object]
+    named: Callable[[str], Any], fault: Callable[[Tensor], object]
 ) -> None:
-    select = Threshold.__call__
+    class Faulty(Threshold):
+        def __call__(self, scores: Any, window: Any, state: Any) -> Tensor:
+            fault(scores.probability_KW)
+            return super().__call__(scores, window, state)
 
-    def faulty(self: Threshold, scores: Any, window: Any, state: Any) -> Tensor:
-        fault(scores.probability_KW)
-        return select(self, scores, window, state)
-
-    monkeypatch.setattr(Threshold, "__call__", faulty)
+    decoder = named("fast_dllm")
+    planted = replace(decoder, select=Faulty(decoder.select.tau))
     with pytest.raises((AssertionError, RuntimeError), match=PLANTED[fault]):
-        check(Case("fast_dllm", "float32"), named)
+        check(Case("fast_dllm", "float32"), lambda name: planted)

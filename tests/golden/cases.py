@@ -80,7 +80,7 @@ def recorded(file: str) -> tuple[Case, ...]:
         prompts = whole.get("prompts")
         runs = [run for group in GROUPS for run in whole.get(group, ())]
         whole = [{"prompt": prompts[run["prompt_index"]]} | run if prompts else run for run in runs]
-    return tuple({"file": file, "index": index} | case for index, case in enumerate(whole))
+    return tuple(case | {"file": file, "index": index} for index, case in enumerate(whole))
 
 
 def cases(file: str, *methods: str) -> list[Case]:

@@ -11,16 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Round
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.dkv import Drawn
-from dllm_bench.methods.dllm_cache import MostChanged
+from dllm_bench.methods.dllm_cache import DLLMCache, MostChanged
 from dllm_bench.methods.dpad import DPadCache
 from tests.golden.cases import (
     Case,
@@ -268,19 +269,26 @@ def dllm_cache(params: Settings) -> MaskedDecoder:
 
 
 @replayed("caches/dllm_cache_cases.json")
-def test_dllm_cache(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dllm_cache(case: Case) -> None:
     """Rows that layers chose are recorded where similarity decided; the others follow from the
     intervals.
     """
-    chosen, choose = list[list[int]](), MostChanged.choose
+    chosen = list[list[int]]()
 
-    def recorded_choice(self: MostChanged, old_SC: Tensor, new_SC: Tensor) -> Tensor:
-        index_R = choose(self, old_SC, new_SC)
-        chosen.append(sorted((index_R + self.prompt).tolist()))
-        return index_R
+    class Recorded(MostChanged):
+        def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
+            index_R = super().choose(old_SC, new_SC)
+            chosen.append(sorted((index_R + self.prompt).tolist()))
+            return index_R
 
-    monkeypatch.setattr(MostChanged, "choose", recorded_choice)
-    generation, model = replay(case, dllm_cache(case["params"]))
+    class RecordedCache(DLLMCache):
+        def plan(self, round: Round) -> ForwardPlan:
+            plan = super().plan(round)
+            return replace(plan, recompute=Recorded(**vars(plan.recompute)))
+
+    decoder = dllm_cache(case["params"])
+    decoder = replace(decoder, cache=RecordedCache(**vars(decoder.cache)))
+    generation, model = replay(case, decoder)
     assert list(generation.ids) == case["output"]
     assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
     rows, gaps = ([one for f in case[name] for one in f] for name in ("selected", "sel_gap"))

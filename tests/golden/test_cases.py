@@ -13,13 +13,16 @@ from dllm_bench.paths import conf_dir, options
 from scripts import update_docs
 from tests.golden import (
     test_cache_traces,
+    test_ddtree_traces,
     test_dflash2_traces,
     test_dinfer_traces,
     test_dream_traces,
     test_freedave_traces,
     test_learn2pd_traces,
     test_masked_traces,
+    test_multi_bd_traces,
     test_revising_traces,
+    test_s2d2_traces,
     test_sampler_traces,
     test_speculative_traces,
 )
@@ -27,13 +30,16 @@ from tests.golden.cases import GOLDEN, is_known, is_listed, known, recorded
 
 REPLAYING = (
     test_cache_traces,
+    test_ddtree_traces,
     test_dflash2_traces,
     test_dinfer_traces,
     test_dream_traces,
     test_freedave_traces,
     test_learn2pd_traces,
     test_masked_traces,
+    test_multi_bd_traces,
     test_revising_traces,
+    test_s2d2_traces,
     test_sampler_traces,
     test_speculative_traces,
 )
@@ -49,13 +55,7 @@ OTHERWISE = {
 NOT_IMPLEMENTED = {  # methods without a decoder here
     f"new2026/{name}.json"
     for name in (
-        "ddtree",
-        "ddtree_build",
         "diffusion_gemma_cases",
-        "multi_bd_cases",
-        "s2d2",
-        "s2d2_llada2_cases",
-        "s2d2_sdar_cases",
         "wedlm_cases",
     )
 }

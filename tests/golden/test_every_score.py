@@ -16,7 +16,7 @@ import torch
 from dllm_bench.core.contracts import Score
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.windows import WindowTracker
+from dllm_bench.decoding.rounds import WindowTracker
 from dllm_bench.methods.common import Blocks
 from tests.golden.test_forward import forward
 from tests.helpers import golden_dir, load_denoiser

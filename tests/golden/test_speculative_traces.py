@@ -23,8 +23,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import Rejection
+from dllm_bench.decoding.speculative import Rejection, SpeculativeDecoder
 from dllm_bench.methods.dflash import DFlash
 from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.methods.dspark import DSpark

@@ -14,10 +14,9 @@ import pytest
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress
-from dllm_bench.core.contracts import Explore, Schedule, Select, Stop, StopFlags
+from dllm_bench.core.contracts import Explore, Round, Schedule, Select, Stop, StopFlags
 from dllm_bench.core.decoder import Conditions
 from dllm_bench.core.request import Request
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder

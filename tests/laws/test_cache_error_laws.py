@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from dllm_bench.api.compose import compose
+from dllm_bench.core.contracts import Round
 from dllm_bench.core.decoder import Condition
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.round import Round
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.run_one import run
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
@@ -25,8 +25,7 @@ from dllm_bench.methods.dllm_cache import DLLMCache
 from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.paths import assets_dir
-from dllm_bench.runs import cache_error
-from dllm_bench.runs.cache_error import MeasuredDenoiser, check, kl, uncached
+from dllm_bench.runs.cache_error import MeasuredDenoiser, check, kl
 from dllm_bench.runs.progress import summary
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
@@ -98,23 +97,22 @@ def test_the_branches_of_a_lookahead_are_measured_each(model) -> None:
 
 
 @pytest.mark.parametrize("name", covering(2, sorted(CACHED)))
-def test_what_is_compared_is_the_forward_of_no_cache(name: str, monkeypatch) -> None:
+def test_what_is_compared_is_the_forward_of_no_cache(name: str) -> None:
     """Of every decoder with a cache and full attention: what is fed, seen and read."""
     decoder, wanted, made = CACHED[name], list[ForwardPlan](), list[ForwardPlan]()
-    plan_of_cache = type(decoder.cache).plan
+    kind = type(decoder.cache)
 
-    def plan(cache: Any, round: Round) -> ForwardPlan:
-        wanted.append(NoCache().plan(round))
-        return plan_of_cache(cache, round)
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def plan(self, round: Round) -> ForwardPlan:
+            wanted.append(NoCache().plan(round))
+            return cast("ForwardPlan", super().plan(round))
 
-    def remembered(plan: ForwardPlan, held: int) -> ForwardPlan:
-        made.append(uncached(plan, held))
-        return made[-1]
-
-    monkeypatch.setattr(type(decoder.cache), "plan", plan)
-    monkeypatch.setattr(cache_error, "uncached", remembered)
-    found = MeasuredDenoiser(tiny_denoiser("llada", seed=1))
-    decoder.generate(cast("Any", found), REQUEST)
+    cache = Watched(**{part.name: getattr(decoder.cache, part.name) for part in fields(kind)})
+    model = tiny_denoiser("llada", seed=1)
+    forward = model.forward
+    model.forward = lambda *asked: made.append(asked[1]) or forward(*asked)
+    replace(decoder, cache=cache).generate(cast("Any", MeasuredDenoiser(model)), REQUEST)
+    made = made[1::2]  # every second forward is the uncached one
     assert [view(plan) for plan in made] == [view(plan) for plan in wanted]
     assert not any(plan.stores or plan.sets or plan.probe or plan.recompute for plan in made)
 

@@ -17,14 +17,12 @@ from torch.nn.functional import cosine_similarity
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
 from dllm_bench.methods.elastic import ElasticCache
-from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import Watched, tiny_denoiser
 
 NEW, LAYERS = 24, 4
@@ -193,11 +191,3 @@ def test_blocks_limit_the_window(model: Any) -> None:
     assert all(max(one) < min(other) for one, other in pairwise([born[:8], born[8:16], born[16:]]))
     kinds = [ForwardKind.PREFILL] + [ForwardKind.DENOISE] * (len(watched.plans) - 1)
     assert [plan.kind for plan in watched.plans] == kinds
-
-
-def test_what_elastic_cache_refuses() -> None:
-    for settings in ({"window": 0}, {"gamma": -0.1}):
-        with pytest.raises(DllmBenchError, match="ElasticCache has "):
-            ElasticCache(**settings)
-    with pytest.raises(DllmBenchError, match="ElasticCache needs a explore with"):
-        replace(elastic(4, 0.9), explore=Lookahead(3))

@@ -13,19 +13,14 @@ import pytest
 import torch
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import PROMPT, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.caches import DualCache, NoCache
-from dllm_bench.methods.common import AnyOf, Blocks, Confidence, Eos, Threshold, TopK, Union
-from dllm_bench.methods.credit import Credit
-from dllm_bench.methods.d3llm import EndFill
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import AnyOf, Blocks, Confidence, Eos, Threshold
 from dllm_bench.methods.daedal import Daedal, MaskLast
-from dllm_bench.methods.learn2pd import EndOfTextPrediction, Oracle
-from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import Watched, tiny_denoiser
 from tests.pieces import Table
 
@@ -161,32 +156,3 @@ def test_mask_last_keeps_other_candidates() -> None:
 
 
 GROWS = Daedal(8, 4)
-REFUSED = {
-    "DualCache": {"cache": DualCache()},
-    "Lookahead": {"explore": Lookahead(2)},
-    "Credit": {"score": Credit(Confidence())},
-    "EndFill": {"revise": EndFill(), "stop": Eos("token", turn_end=False)},
-    "EndOfTextPrediction": {"stop": AnyOf((Filled(), EndOfTextPrediction()))},
-    "Oracle": {"select": Union(Threshold(0.9), Oracle())},
-    "TopK": {"select": TopK(4)},
-    "smoothing": {"smoothing": 0.3},
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_goes_by_position_is_refused(name: str) -> None:
-    with pytest.raises(DllmBenchError, match=f"{name}.*choose another"):
-        replace(decoder(GROWS), **REFUSED[name])
-
-
-def test_pinned_tokens_are_refused() -> None:
-    with pytest.raises(
-        DllmBenchError, match="pinned tokens needs a schedule with positions that keep .* Daedal"
-    ):
-        decoder(GROWS).generate(Table(), replace(REQUEST, pinned=((2, 5),)))
-
-
-@pytest.mark.parametrize("name", ["initial", "factor", "eos_window"])
-def test_settings_without_sense_are_refused(name: str) -> None:
-    with pytest.raises(DllmBenchError, match=f"{name} 0"):
-        replace(GROWS, **{name: 0})

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.contracts import Select
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -141,9 +140,7 @@ def test_the_filter_reads_the_models_probabilities(model) -> None:
     assert all((seen < 1).all() for seen in shown["probability"])
 
 
-def test_a_filter_of_another_block_length_is_refused() -> None:
-    with pytest.raises(DllmBenchError, match="Filter needs a schedule with blocks of 16"):
-        replace(VANILLA, select=Filter(Constant(0.0, block=16)))
+def test_a_filter_goes_with_a_pipeline_of_its_block_length() -> None:
     for pipelined in (Pipeline(8, 0.1, 0.9), Pipeline(16, 0.1, 0.9)):
         select = Filter(Constant(0.0, block=pipelined.block))
         assert replace(VANILLA, select=select, schedule=pipelined)
@@ -210,16 +207,6 @@ def test_a_reference_that_ends_early_is_followed_as_far_as_it_goes(model) -> Non
         assert found.ids[:13] == wanted[:13]
         assert len(found.ids) == 32 and ROLES["mask"] not in found.ids
         assert len(set(found.born[16:])) == 16, "beyond it one token per forward"
-
-
-def test_an_oracle_without_reference_says_so(model) -> None:
-    with pytest.raises(DllmBenchError, match="no reference"):
-        generate(replace(VANILLA, select=Oracle()), model)
-
-
-def test_the_oracle_and_its_reference_decode_equal_blocks() -> None:
-    with pytest.raises(DllmBenchError, match="Oracle needs a schedule with blocks of 8"):
-        replace(VANILLA, select=Oracle(VANILLA), schedule=Blocks(16))
 
 
 def test_the_reference_is_made_before_the_clock_starts(model) -> None:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Likelihood, Option, Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.likelihood import LikelihoodDecoder
@@ -169,15 +168,3 @@ def test_a_bare_text_begins_behind_the_token_that_begins_texts() -> None:
     bare, given = (likelihood(EXACT, model, Option(p, OPTION)) for p in ((), (model.special.bos,)))
     assert bare == given
     assert likelihood(EXACT, model, Option(PROMPT, ())).nats == 0
-
-
-def test_what_it_cannot_do_is_refused() -> None:
-    model = tiny_denoiser("llada", seed=3)
-    with pytest.raises(DllmBenchError, match="asks for a text; choose another decoder"):
-        LikelihoodDecoder().generate(model, Request("text", PROMPT, 8))
-    with pytest.raises(DllmBenchError, match="at most 12 are enumerated"):
-        likelihood(EXACT, model, Option(PROMPT, OPTION * 3))
-    with pytest.raises(DllmBenchError, match=r"make decoder\.draws a multiple"):
-        LikelihoodDecoder(draws=40)
-    with pytest.raises(DllmBenchError, match="1 or more"):
-        LikelihoodDecoder(block=0)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
@@ -174,11 +173,6 @@ def test_creation_weighs_against_what_is_left() -> None:
 CREDIT = Credit(NegEntropy(), alpha=1.0, beta=0.9)
 
 
-def test_raw_confidence_is_refused_where_it_is_not_kept() -> None:
-    with pytest.raises(DllmBenchError, match="Lookahead needs a score with raw confidence.*Credit"):
-        replace(BASE, score=CREDIT, explore=Lookahead(3, reads="raw"))
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_raw_confidence_of_a_plain_score_is_its_confidence(model, schedule) -> None:
     raw, fused = (
@@ -215,18 +209,3 @@ def test_ranking_and_vote_read_the_raw_confidence() -> None:
         branches = explore.spawn(state.pick(base), (scores.pick(base), window.pick(base)))
         assert branches.born_KL[0].tolist().index(0) == first
         assert branches.memo[CREATION][0] == max((fused_KW, raw_KW)[reads == "raw"][0])
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: Lookahead(-1), "k -1; give a whole number of 0 or more"),
-        (lambda: Lookahead(2, alpha=1.5), "alpha 1.5"),
-        (lambda: Lookahead(2, sliding=0), "sliding 0"),
-        (lambda: Lookahead(2, sliding=4, fraction=0.5), "sliding 4 and fraction 0.5"),
-        (lambda: Lookahead(2, reads="both"), "reads 'both'; give 'fused' or 'raw'"),
-    ],
-)
-def test_impossible_numbers_are_refused(make, sentence) -> None:
-    with pytest.raises(DllmBenchError, match=sentence):
-        make()

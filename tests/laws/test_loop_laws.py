@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dllm_bench.core.contracts import Stop
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import ForwardKind
@@ -88,12 +87,6 @@ def test_guidance_goes_with_lookahead_and_pipeline(model) -> None:
     generation = decoder.generate(model, REQUEST)
     assert MASKED not in generation.born
     assert {forward.branches for forward in generation.trace.forwards} <= {2, 4, 6}
-
-
-@pytest.mark.parametrize("cache", [PrefixCache(), DualCache(), BlockCache()], ids=str)
-def test_guidance_refuses_caches(cache) -> None:
-    with pytest.raises(DllmBenchError, match=f"guidance 1.0 needs .* {type(cache).__name__}"):
-        replace(BASE, cache=cache, guidance=1.0)
 
 
 def test_autoregressive_decoding_is_greedy_next_token_prediction() -> None:

@@ -7,28 +7,25 @@ ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
-from torch import Tensor
 
-from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward
-from dllm_bench.decoding import batching, masked
-from dllm_bench.decoding.batching import RunForward, forward
-from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold
 from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks
 from dllm_bench.methods.lopa import Lookahead
-from dllm_bench.methods.wino import Wino
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import tiny_denoiser
-from tests.pieces import decoders
+from tests.pieces import adds_rows, decoders
 from tests.tiers import covering
 
 REQUESTS = [
@@ -61,7 +58,7 @@ def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> 
 @pytest.mark.parametrize("name", covering(4, decoders()))
 def test_every_decoder_batched(name: str) -> None:
     decoder = decoders()[name]
-    layout = "llada" if isinstance(decoder.revise, Wino) else "dream"  # which adds rows
+    layout = "llada" if adds_rows(decoder) else "dream"
     check(decoder, model(layout), batch=3)
 
 
@@ -90,24 +87,27 @@ def test_sub_blocks_on_a_model_of_theirs(inside: bool) -> None:
     check(decoder, model("fast_dllm_v2"), batch=3)
 
 
-@pytest.mark.parametrize("batch", [1, 4, 9])
-def test_the_next_request_starts_when_one_ends(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While requests wait, the batch is full, and no request starts early."""
-    sizes: list[int] = []
-    begun: list[str] = []
+def watch_forwards(model: Any) -> list[int]:
+    """How many requests share each of the model's forwards from here on."""
+    alone, together, sizes = model.forward, model.forward_batch, list[int]()
+    model.forward = lambda *asked: sizes.append(1) or alone(*asked)
+    model.forward_batch = lambda *asked: sizes.append(len(asked[0])) or together(*asked)
+    return sizes
 
-    def watched(denoiser: Denoiser, asks: Sequence[RunForward]) -> list[Tensor]:
-        sizes.append(len(asks))
-        return forward(denoiser, asks)
+
+@pytest.mark.parametrize("batch", [1, 4, 9])
+def test_the_next_request_starts_when_one_ends(batch: int) -> None:
+    """While requests wait, the batch is full, and no request starts early."""
+    watched, begun = copy(model("llada")), list[str]()
+    sizes = watch_forwards(watched)
 
     def waiting() -> Iterator[Request]:
         for request in REQUESTS:
             begun.append(request.id)
             yield request
 
-    monkeypatch.setattr(batching, "forward", watched)
     finished = []
-    for found in BLOCKS.generate_stream(model("llada"), waiting(), batch):
+    for found in BLOCKS.generate_stream(watched, waiting(), batch):
         assert len(begun) - len(finished) <= batch
         finished.append(found)
     assert [*begun] == [request.id for request in REQUESTS] and len(finished) == len(REQUESTS)
@@ -117,9 +117,10 @@ def test_the_next_request_starts_when_one_ends(batch: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["whole canvas", "block causal", "dual"])
-def test_batched_rows_may_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked, "LARGE", 1)
-    check(PLANS[name], model("dream"), batch=3)
+def test_batched_rows_may_be_left_out(name: str) -> None:
+    large = copy(model("dream"))
+    large.vocab_size = LARGE
+    check(PLANS[name], large, batch=3)
 
 
 def test_a_request_that_cannot_be_decoded_is_refused() -> None:

@@ -210,22 +210,6 @@ def test_equal_decoders_are_equal_values() -> None:
     assert replace(BASE, select=Threshold(0.4)) != BASE
 
 
-def test_misfit_names_both_pieces() -> None:
-    with pytest.raises(DllmBenchError, match="TopK needs a schedule with .*Pipeline does not"):
-        replace(BASE, select=TopK(), schedule=Pipeline(8, 0.1, 0.95))
-
-
-def test_block_must_divide_the_generation(model) -> None:
-    """The refusal names the settings that make another length possible."""
-    pipeline = replace(BASE, select=Threshold(0.5), schedule=Pipeline(5, 0.1, 0.9))
-    with pytest.raises(DllmBenchError, match="does not divide the generation length 24"):
-        replace(BASE, schedule=Blocks(5)).generate(model, REQUESTS[0])
-    with pytest.raises(DllmBenchError, match=r"block to a divisor of 24.*schedule\.short"):
-        replace(BASE, schedule=Blocks(5)).generate(model, REQUESTS[0])
-    with pytest.raises(DllmBenchError, match=r"schedule\.floor=true"):
-        pipeline.generate(model, REQUESTS[0])
-
-
 @pytest.mark.parametrize("block", [32, 40])
 def test_a_generation_shorter_than_a_block_is_one_block(model, block) -> None:
     long, exact = (

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify, VerifyLength
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
+from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
+from dllm_bench.methods.ddtree import DDTree
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
     NGramDraft,
@@ -54,12 +54,26 @@ class Estimated(FromDistribution):
     gives = frozenset({"survival estimates"})
 
 
+@dataclass(frozen=True)
+class FixedTree(Draft):
+    """Two tokens after the anchor and two after the first of them, whatever the text."""
+
+    needs = DDTree.needs
+    longest = 4
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        tokens_D, parents_D = torch.tensor([3, 0, 1, 0]), torch.tensor([0, 0, 1, 1])
+        return Proposal(tokens_D, parents_D=parents_D)
+
+
 LAW_CASES: dict[str, tuple[Draft, Verify, VerifyLength]] = {
     "rejection": (FromDistribution(2, (0.7, 0.1, 0.1, 0.1)), Rejection(), FixedLength()),
     "one_token": (FromDistribution(1, (0.1, 0.2, 0.3, 0.4)), Rejection(), FixedLength()),
     "no_common_ground": (FromDistribution(3, (1.0, 0.0, 0.0, 0.0)), Rejection(), FixedLength()),
     "greedy_draft": (NGramDraft(3, 2), Rejection(), FixedLength()),
     "match": (FromDistribution(2, (0.7, 0.1, 0.1, 0.1)), GreedyMatch(), FixedLength()),
+    "tree": (FixedTree(), GreedyMatch(), FixedLength()),
+    "cut_tree": (FixedTree(), GreedyMatch(), FixedLength(3)),
     "none": (NoDraft(), Rejection(), FixedLength()),
     "random": (RandomDraft(2), Rejection(), FixedLength()),
     "adversarial": (AdversarialDraft(2), Rejection(), FixedLength()),

@@ -411,8 +411,3 @@ def test_lookahead_is_the_released_loop_with_and_without_a_competing_base(k, bas
     rounds = [f for f in generation.trace.forwards if f.branches > 1]
     lost = [f for f in rounds if f.winner == f.branches - 1]
     assert bool(lost) == base, "the base wins a round if it may, and never otherwise"
-
-
-def test_a_base_cannot_always_and_never_continue() -> None:
-    with pytest.raises(DllmBenchError, match="change one of the two"):
-        Lookahead(3, base_wins=True, base_competes=False)

@@ -66,13 +66,9 @@ def test_approximate_reuse_feeds_less_of_a_prompt_that_is_one_block() -> None:
     assert [reused[name].trace.forwards[0].cached for name in PROMPTS] == [0, 18, 19, 0]
     with pytest.raises(DllmBenchError, match="needs a schedule with absolute blocks"):
         MaskedDecoder(*parts, BlockCache(reuse="exact"))
-
-
-def test_full_attention_is_never_exact() -> None:
-    with pytest.raises(DllmBenchError, match="choose reuse approximate or none"):
-        BlockCache("full", reuse="exact")
-    with pytest.raises(DllmBenchError, match="reuse 'all'; give 'none' or"):
-        BlockCache(reuse="all")  # type: ignore[arg-type]
+    decoder = MaskedDecoder(*parts, BlockCache(reuse="approximate"))
+    with pytest.raises(DllmBenchError, match="one request at a time, which batch 2 does not give"):
+        decoder.generate_stream(tiny_denoiser("dream", seed=1), [], 2)
 
 
 @pytest.mark.parametrize("first", [4, 8])

@@ -18,8 +18,7 @@ from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding import masked
-from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import tiny_denoiser
 from tests.pieces import Table, decoders
@@ -35,6 +34,7 @@ class Picking(Table):
 
     def __init__(self) -> None:
         super().__init__()
+        self.vocab_size = LARGE
         self.asked: list[tuple[int, int]] = []
 
     def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
@@ -47,11 +47,6 @@ class Picking(Table):
         masked_X = tokens_KL[:, slice(*plan.rows)].flatten() == self.special.mask
         assert masked_X[plan.only_M].all() and plan.only_M.diff().gt(0).all()
         return logits_KRV.flatten(0, 1)[plan.only_M][None]
-
-
-@pytest.fixture(autouse=True)
-def _every_vocabulary_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked, "LARGE", 0)
 
 
 def with_lookahead() -> dict[str, MaskedDecoder]:

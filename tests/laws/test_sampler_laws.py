@@ -348,29 +348,3 @@ def test_a_delayed_cache_feeds_what_it_does_not_hold(model) -> None:
     renewed = generate(model, cache=DelayedCache(delay=1, every=1)).trace
     assert sorted({forward.fed for forward in renewed.forwards}) == [16, 24, 32, 49]
     assert sum(forward.fed == 49 for forward in renewed.forwards) == 32 - 3
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: replace(BY_8, score=Confidence(), select=EntropyBound(0.1)), "needs a score with"),
-        (lambda: EntropyBound(0.1, least=0), "EntropyBound has least 0"),
-        (lambda: EntropyBound(0.1, left_out="first"), "has left_out 'first'"),
-        (lambda: LocalLeap(0.9, 0.7, -1), "radius -1"),
-        (lambda: Stable(TopK(), 0.9, -1.0), "Stable has eps -1.0"),
-        (lambda: Stable(TopK(), 0.9, 0.1, commits="one"), "has commits 'one'"),
-        (lambda: KLHistory(length=0), "KLHistory has length 0"),
-        (lambda: replace(BY_8, select=Stable(TopK(), 0.9, 0.1)), "divergences from earlier"),
-        (lambda: Dilated(base=0), "Dilated has base 0"),
-        (lambda: SlowFast(0.9, 0.3, explores=1), "SlowFast has explores 1"),
-        (lambda: EarlyExit(block=0), "EarlyExit has block 0"),
-        (lambda: AnswerGap(width=0), "AnswerGap has width 0"),
-        (lambda: replace(PROPHET, schedule=Blocks(8)), "the whole generation as one block"),
-        (lambda: DelayedCache(delay=-1), "DelayedCache has delay -1"),
-        (lambda: TokenCounts("nowhere.json"), "There are no token counts 'nowhere.json'"),
-        (lambda: WithEntropy(Confidence(last="ends")), "inner score has last 'ends'"),
-    ],
-)
-def test_impossible_numbers_are_refused(make, sentence) -> None:
-    with pytest.raises(DllmBenchError, match=sentence):
-        make()

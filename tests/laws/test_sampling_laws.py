@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
@@ -238,26 +237,3 @@ def test_what_was_drawn_is_what_is_committed(explore) -> None:
     start = len(A.prompt_ids)
     for at, (token, born) in enumerate(zip(generation.ids, generation.born, strict=True)):
         assert (start + at, token) in drawn[born] | drawn[max(born - 1, 0)]
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: Gumbel(temperature=-1.0), "Gumbel has temperature -1.0"),
-        (lambda: Sampled(temperature=-0.1), "Sampled has temperature -0.1"),
-        (lambda: Sampled(top_p=0.0), "Sampled has top_p 0.0"),
-        (lambda: Sampled(top_k=0), "Sampled has top_k 0"),
-        (lambda: Gumbel(precision="bfloat16"), "give 'float32' or 'float64'"),
-        (
-            lambda: replace(DECODER, score=Gumbel(Credit(Confidence()))),
-            "Gumbel needs a inner with scores of the logits alone.*Credit",
-        ),
-        (
-            lambda: replace(DECODER, score=Sampled(Gumbel())),
-            "Sampled needs a inner with scores of the logits alone.*Gumbel",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(make, sentence) -> None:
-    with pytest.raises(DllmBenchError, match=sentence):
-        make()

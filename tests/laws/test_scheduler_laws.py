@@ -22,8 +22,7 @@ from scipy.stats import chi2
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.drafting import NGramDraft, StepProfile, Temperatures
+from dllm_bench.methods.drafting import StepProfile, Temperatures
 from dllm_bench.methods.dspark import (
     AsynchronousLength,
     HardwareAwareLength,
@@ -365,10 +364,3 @@ def test_the_piece_reads_logits_of_every_request() -> None:
     assert HardwareAwareLength(profile)(proposals) == early_stop(
         [x.double().sigmoid().tolist() for x in logits], profile
     )
-
-
-def test_it_needs_estimates() -> None:
-    with pytest.raises(
-        DllmBenchError, match="HardwareAwareLength needs a draft with survival estimates"
-    ):
-        SpeculativeDecoder(NGramDraft(3, 2), length=HardwareAwareLength(FLAT))

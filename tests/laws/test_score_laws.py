@@ -16,7 +16,6 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.decoder import Condition
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.defaults import Greedy
@@ -390,21 +389,6 @@ def test_credit_leaves_its_memory_as_it_is_whatever_reads_it(sampler) -> None:
     assert set(memos[0]) == set(memos[1]) == {START, CREDIT, IDS}
     assert memos[0][START] == memos[1][START]
     assert all(torch.equal(memos[0][key], memos[1][key]) for key in (CREDIT, IDS))
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: Confidence("float16"), "Confidence has precision 'float16'; give 'float32' or"),
-        (lambda: NegEntropy(eps=-1.0), "NegEntropy has eps -1.0"),
-        (lambda: Credit(Confidence(), beta=1.2), "Credit has beta 1.2"),
-        (lambda: Credit(Confidence(), scope="row"), "Credit has scope 'row'; give 'block' or"),
-        (lambda: Credit(Credit(Confidence())), "Credit has another Credit"),
-    ],
-)
-def test_impossible_scores_are_refused(make, sentence) -> None:
-    with pytest.raises(DllmBenchError, match=sentence):
-        make()
 
 
 def test_a_repeat_penalty_is_restricted_to_tokens_of_the_same_block() -> None:

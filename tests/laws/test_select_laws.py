@@ -21,7 +21,7 @@ from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
-from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold, TopK, Union
+from dllm_bench.methods.common import Blocks, Confidence, Threshold, TopK, Union
 from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Origin
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
@@ -190,28 +190,6 @@ def test_the_frechet_bound_commits_what_the_factor_does_and_more(delta) -> None:
         expected_W = bound_W.view(3, 8)[:, order_W].flatten()
         assert committed(FrechetBound(delta), moved_W).equal(expected_W)
     assert more
-
-
-@pytest.mark.parametrize("select", [Epsilon(), Origin(), Ration(Threshold(0.9), 2)], ids=str)
-def test_steps_are_counted_in_one_open_block(select) -> None:
-    with pytest.raises(DllmBenchError, match="needs a schedule with one open block at a time"):
-        replace(WHOLE, select=select, schedule=Pipeline(8, 0.1, 0.95))
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: FrechetBound(-0.1), "FrechetBound has delta -0.1"),
-        (lambda: Epsilon(0), "Epsilon has steps 0"),
-        (lambda: Origin(4, eps=2.0), "Origin has eps 2.0"),
-        (lambda: Origin(4, ties="canvas"), "Origin has alg_temp None and ties canvas"),
-        (lambda: Ration(Threshold(0.9), 0), "Ration has steps 0"),
-        (lambda: Hierarchy(0.9, low=7), "Hierarchy has low 7"),
-    ],
-)
-def test_impossible_numbers_are_refused(make, sentence) -> None:
-    with pytest.raises(DllmBenchError, match=sentence):
-        make()
 
 
 def test_more_steps_than_can_be_useful_are_refused(model) -> None:

@@ -20,10 +20,8 @@ from torch import Tensor
 from dllm_bench.api.generation import decoder as configured_decoder
 from dllm_bench.api.models import load_model
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Select
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -281,8 +279,3 @@ def test_selectors_choose_in_each_branch_by_its_scores(name: str) -> None:
         alone = chosen(select, scores.pick(k), window.pick(k), state.pick(k))
         for one, all_ in zip(alone, together, strict=True):
             assert torch.equal(one[0], all_[k])
-
-
-def test_a_base_alone_is_needed() -> None:
-    with pytest.raises(DllmBenchError, match="draft_steps 0; give a whole number of 1 or more"):
-        SelfDraft(0)

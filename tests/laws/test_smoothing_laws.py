@@ -13,7 +13,7 @@ from dllm_bench.core.contracts import Cache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.caches import CausalCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
 from dllm_bench.methods.dinfer import VicinityCache
 from dllm_bench.methods.dpad import DPadCache
@@ -154,19 +154,6 @@ def test_compiled_layers_are_fed_alike(model: Any, monkeypatch: pytest.MonkeyPat
 def test_the_default_is_none_and_leaves_the_hash_of_a_run_as_it_was() -> None:
     assert "smoothing" not in describe(PLAIN)
     assert instantiate(describe(SMOOTHED), "decoder") == SMOOTHED
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"smoothing": -0.1}, "smoothing -0.1; give a number of 0"),
-        ({"guidance": 1.0}, "smoothing 0.3 needs a guidance with one prompt, which guidance 1.0"),
-        ({"cache": CausalCache(), "schedule": Blocks(1)}, "smoothing 0.3 needs a cache with"),
-    ],
-)
-def test_what_cannot_be_smoothed_is_refused(change: dict, message: str) -> None:
-    with pytest.raises(DllmBenchError, match=message):
-        replace(SMOOTHED, **change)
 
 
 def test_a_function_of_ids_is_refused(model: Any) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.decoding.defaults import NoRevision
@@ -19,7 +18,6 @@ from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, Confidence
 from dllm_bench.methods.dmax import Leftmost, SoftRevision
 from dllm_bench.methods.llada21 import Edit
-from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.runs.cache_error import MeasuredDenoiser
 from tests.helpers import ROLES, Watched, tiny_denoiser
 from tests.pieces import Table
@@ -123,14 +121,3 @@ def test_guidance_and_the_error_of_a_cache_feed_the_same_rows(model: Any) -> Non
     guided = replace(SOFT, cache=NoCache("block_causal"), guidance=1e-7)
     plain = replace(guided, guidance=0.0)
     assert guided.generate(model, REQUEST).ids == plain.generate(model, REQUEST).ids
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(DllmBenchError, match="SoftRevision needs a explore with one branch"):
-        replace(SOFT, explore=Lookahead(2))
-    with pytest.raises(DllmBenchError, match="SoftRevision has likeliest 0"):
-        SoftRevision(sure=0.9, likeliest=0)
-    with pytest.raises(DllmBenchError, match=r"sure 1\.5"):
-        SoftRevision(sure=1.5)
-    with pytest.raises(DllmBenchError, match=r"tau 1\.1"):
-        Leftmost(1.1)

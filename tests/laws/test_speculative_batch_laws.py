@@ -19,8 +19,7 @@ from scipy.stats import chi2
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import LengthRule, Proposal, VerifyLength
 from dllm_bench.core.trace import Forward, ForwardKind
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
+from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
 from dllm_bench.methods.drafting import ModelDraft, StepProfile, SurvivalThreshold
 from dllm_bench.methods.dspark import AsynchronousLength, HardwareAwareLength
 from dllm_bench.models.drafters import SmallModelDrafter
@@ -36,7 +35,7 @@ from tests.laws.test_output_law import (
     deviation,
     joint_law,
 )
-from tests.laws.test_speculative_laws import MAKERS
+from tests.laws.test_speculative_laws import MAKERS, speculative
 from tests.speculative import Chain
 from tests.tiers import covering
 
@@ -70,7 +69,7 @@ def outcome(generation: Generation) -> tuple[tuple[int, ...], tuple[int, ...], l
 def test_requests_side_by_side_are_requests_alone(
     name: str, temperature: float, folder: Path, target: TransformerDenoiser
 ) -> None:
-    decoder = SpeculativeDecoder(MAKERS[name](folder), temperature=temperature)
+    decoder = speculative(MAKERS[name](folder), temperature=temperature)
     together = decoder.generate_batch(target, REQUESTS)
     alone = [decoder.generate(target, request) for request in REQUESTS]
     assert [found.request_id for found in together] == [request.id for request in REQUESTS]

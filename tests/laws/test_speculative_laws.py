@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +23,23 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
-from dllm_bench.methods.dflash import DFlash
-from dllm_bench.methods.dflash2 import DFlash2
+from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
+from dllm_bench.methods.ddtree import DDTree, likeliest_tree
+from dllm_bench.methods.dflash import DFlash, DFlash2
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
     ModelDraft,
     NGramDraft,
     NoDraft,
     RandomDraft,
-    SurvivalThreshold,
 )
 from dllm_bench.methods.dspark import DSpark
 from dllm_bench.methods.eagle3 import Eagle3
 from dllm_bench.metrics import acceptance
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
+from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint
 from tests.speculative import DRAFTERS, FromDistribution, write_drafter
 from tests.tiers import covering
 
@@ -66,8 +65,22 @@ def trained(folder: Path, name: str) -> Draft:
     return (DSpark if name.startswith("dspark") else kind)(TrainedBlockDrafter(source))
 
 
+def tree(folder: Path, name: str, budget: int, width: int | None = None) -> DDTree:
+    source = write_drafter(folder / name, DRAFTERS[name], seed=4)
+    return DDTree(TrainedBlockDrafter(source), budget=budget, width=width)
+
+
+def speculative(draft: Draft, **settings: Any) -> SpeculativeDecoder:
+    """A decoder with a rule of verification that the draft fits."""
+    if isinstance(draft, DDTree):
+        settings = {"verify": GreedyMatch()} | settings
+    return SpeculativeDecoder(draft, **settings)
+
+
 MAKERS: dict[str, Callable[[Path], Draft]] = {
     **{name: (lambda folder, name=name: trained(folder, name)) for name in DRAFTERS},
+    "ddtree": lambda folder: tree(folder, "dflash_zlab", 7),
+    "ddtree_deepspec": lambda folder: tree(folder, "dflash", 12),
     "none": lambda folder: NoDraft(),
     "ngram": lambda folder: NGramDraft(5, 2),
     "always_wrong": lambda folder: FromDistribution(3),
@@ -102,7 +115,9 @@ def plain_text(model: TransformerDenoiser, prompt: tuple[int, ...], new: int) ->
 def test_greedy_text_is_the_targets_own(
     draft: Draft, verify: Verify, target: TransformerDenoiser
 ) -> None:
-    decoder = SpeculativeDecoder(draft, verify)
+    if not isinstance(verify, GreedyMatch) and isinstance(draft, DDTree):
+        pytest.skip("refused")
+    decoder = speculative(draft, verify=verify)
     for prompt in PROMPTS:
         generation = decoder.generate(target, Request("greedy", prompt, NEW))
         assert list(generation.ids[: generation.cut["length"]]) == plain_text(target, prompt, NEW)
@@ -113,7 +128,7 @@ def test_the_verified_length_does_not_change_the_text(
     draft: Draft, tokens: int, target: TransformerDenoiser
 ) -> None:
     prompt = PROMPTS[1]
-    decoder = SpeculativeDecoder(draft, length=FixedLength(tokens))
+    decoder = speculative(draft, length=FixedLength(tokens))
     generation = decoder.generate(target, Request("cut", prompt, NEW))
     assert list(generation.ids[: generation.cut["length"]]) == plain_text(target, prompt, NEW)
     rows = [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
@@ -129,7 +144,7 @@ def test_the_end_inside_of_a_block_ends_the_text(draft: Draft, folder: Path) -> 
     plain = plain_text(model, PROMPTS[1], NEW)
     for end in set(plain):
         model.special = SpecialTokens(mask=ROLES["mask"], eos=end)
-        generation = SpeculativeDecoder(draft).generate(model, Request("end", PROMPTS[1], NEW))
+        generation = speculative(draft).generate(model, Request("end", PROMPTS[1], NEW))
         wanted = plain[: plain.index(end) + 1]
         assert list(generation.ids) == wanted
         assert generation.cut["eos"] == generation.emitted == len(wanted) - 1
@@ -137,7 +152,7 @@ def test_the_end_inside_of_a_block_ends_the_text(draft: Draft, folder: Path) -> 
 
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_short_answers(draft: Draft, new: int, target: TransformerDenoiser) -> None:
-    generation = SpeculativeDecoder(draft).generate(target, Request("short", PROMPTS[2], new))
+    generation = speculative(draft).generate(target, Request("short", PROMPTS[2], new))
     assert generation.emitted == generation.cut["length"] == new
     assert list(generation.ids[:new]) == plain_text(target, PROMPTS[2], new)
     assert (len(generation.trace) == 1) == (new == 1), "the prefill alone decides one token"
@@ -203,7 +218,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
             return rounds[-1][1]
 
     values = {field.name: getattr(draft, field.name) for field in fields(draft)}
-    decoder = SpeculativeDecoder(Watched(**values))
+    decoder = speculative(Watched(**values))
     generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))  # type: ignore[arg-type]
     text = [*PROMPTS[1], *generation.ids]
     once = fed_at_once(target, text, draft.feature_layers)
@@ -222,7 +237,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
 
 
 def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
-    generation = SpeculativeDecoder(draft, temperature=1.0).generate(
+    generation = speculative(draft, temperature=1.0).generate(
         target, Request("trace", PROMPTS[2], NEW, seed=3)
     )
     rows = generation.trace.forwards
@@ -243,7 +258,11 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
         assert new == row.accepted + 1 or (ended and new == row.accepted)
         assert (row.fed, row.cached) == (row.proposed + 1, position)
         begins = position - len(PROMPTS[2]) + 1
-        assert row.drafted[: row.accepted] == generation.ids[begins : begins + row.accepted]
+        follows = generation.ids[begins:]
+        if isinstance(draft, DDTree):
+            assert acceptance.right_tokens(row, follows) >= row.accepted
+        else:
+            assert row.drafted[: row.accepted] == follows[: row.accepted]
         estimated = "survival estimates" in draft.gives
         assert len(row.survival) == (len(row.drafted) if estimated else 0)
         position += new
@@ -258,7 +277,7 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
 def rights(generation: Generation) -> dict[int, int]:
     """Number of committed tokens before a round -> first tokens of its whole draft that follow."""
     found = acceptance.speculative_columns(generation.trace, generation.born, generation.ids)
-    committed = accumulate((made for *_, made in found["rounds"]), initial=1)
+    committed = accumulate((made for _, _, made, *_ in found["rounds"]), initial=1)
     return dict(zip(committed, found["right"], strict=False))
 
 
@@ -267,8 +286,8 @@ def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(
 ) -> None:
     """Greedily: a text verified in full accepts what is right; one that verifies none knows it."""
     request = Request("right", PROMPTS[1], NEW)
-    whole = SpeculativeDecoder(draft).generate(target, request)
-    none = SpeculativeDecoder(draft, length=FixedLength(0)).generate(target, request)
+    whole = speculative(draft).generate(target, request)
+    none = speculative(draft, length=FixedLength(0)).generate(target, request)
     accepted = [made.accepted for made in acceptance.rounds(whole)]
     assert list(rights(whole).values()) == accepted
     for at, right in rights(whole).items():
@@ -279,7 +298,7 @@ def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(
 def test_equal_inputs_equal_tokens_and_no_request_leaks(
     draft: Draft, target: TransformerDenoiser
 ) -> None:
-    decoder = SpeculativeDecoder(draft, temperature=0.8)
+    decoder = speculative(draft, temperature=0.8)
     first, second = Request("a", PROMPTS[1], NEW, seed=1), Request("b", PROMPTS[2], NEW, seed=2)
     alone = decoder.generate(target, second)
     decoder.generate(target, first)
@@ -287,8 +306,8 @@ def test_equal_inputs_equal_tokens_and_no_request_leaks(
     assert (after.ids, after.born) == (alone.ids, alone.born)
     other = decoder.generate(target, replace(second, seed=5))
     assert other.ids != alone.ids
-    assert decoder == SpeculativeDecoder(draft, temperature=0.8)
-    assert hash(decoder) == hash(SpeculativeDecoder(draft, temperature=0.8))
+    assert decoder == speculative(draft, temperature=0.8)
+    assert hash(decoder) == hash(speculative(draft, temperature=0.8))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -304,16 +323,16 @@ def test_a_drafter_that_is_the_target_has_every_token_accepted(
 # --- what is refused, what is stored -------------------------------------------------------------
 
 
-def test_a_cut_by_survival_needs_estimates() -> None:
-    with pytest.raises(DllmBenchError, match=r"Threshold needs a draft with survival estimates"):
-        SpeculativeDecoder(NGramDraft(3, 2), length=SurvivalThreshold(0.5))
+def test_a_rejection_refuses_trees(folder: Path) -> None:
+    message = "DDTree needs a verify with acceptance along the paths of a tree, which verify Reject"
+    with pytest.raises(DllmBenchError, match=message):
+        SpeculativeDecoder(tree(folder, "dflash_zlab", 3), Rejection())
 
 
-def test_a_diffusion_model_is_no_target() -> None:
-    with pytest.raises(DllmBenchError, match="autoregressive target"):
-        SpeculativeDecoder(NoDraft()).generate(
-            tiny_denoiser("dream", 0), Request("dream", (1, 2), 4)
-        )
+def test_a_tree_needs_slots_that_are_independent(folder: Path) -> None:
+    for name in ("dspark", "dflash2"):
+        with pytest.raises(DllmBenchError, match="takes the tokens of a block as independent"):
+            tree(folder, name, 3)
 
 
 def test_traces_of_before_still_load() -> None:
@@ -411,3 +430,81 @@ def test_a_draft_is_no_longer_than_what_is_left(folder: Path, target: Transforme
     for row in rows:
         assert row.proposed == min(draft.longest, left)
         left -= row.accepted + 1
+
+
+# --- trees ---------------------------------------------------------------------------------------
+
+
+def rounds_with(draft: Draft, target: TransformerDenoiser, temperature: float) -> list[Any]:
+    """Tokens, and what each round drafted and accepted."""
+    decoder = SpeculativeDecoder(draft, GreedyMatch(), temperature=temperature)
+    generation = decoder.generate(target, Request("r", PROMPTS[1], NEW, seed=2))
+    rows = [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
+    return [generation.ids, *((row.drafted, row.accepted, row.fed) for row in rows)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("name", ["dflash", "dflash_zlab"])
+def test_a_tree_of_width_one_is_the_drafters_chain(
+    name: str, temperature: float, folder: Path, target: TransformerDenoiser
+) -> None:
+    """With the same random numbers, one of each row."""
+    chain = trained(folder, name)
+    thin = tree(folder, name, budget=64, width=1)
+    assert rounds_with(thin, target, temperature) == rounds_with(chain, target, temperature)
+
+
+def test_a_smaller_tree_is_the_beginning_of_a_larger_one() -> None:
+    logits_NV = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0))
+    tokens_D, parents_D = likeliest_tree(logits_NV, 64)
+    for budget in (1, 2, 7, 63):
+        fewer_D, parents_of_fewer_D = likeliest_tree(logits_NV, budget)
+        assert fewer_D.tolist() == tokens_D[:budget].tolist()
+        assert parents_of_fewer_D.tolist() == parents_D[:budget].tolist()
+
+
+def test_a_tree_holds_the_most_probable_prefixes() -> None:
+    """Of all 3 + 9 + 27 there are."""
+    logits_NV = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    log_NV = logits_NV.log_softmax(-1).double()
+    prefixes = [p for length in (1, 2, 3) for p in product(range(3), repeat=length)]
+    scores = {p: float(sum(log_NV[at, token] for at, token in enumerate(p))) for p in prefixes}
+    for budget in (1, 5, 20, 39, 50):
+        tokens_D, parents_D = likeliest_tree(logits_NV, budget)
+        found: list[tuple[int, ...]] = [()]
+        for token, parent in zip(tokens_D.tolist(), parents_D.tolist(), strict=True):
+            found.append((*found[parent], token))
+        assert found[1:] == sorted(prefixes, key=scores.__getitem__, reverse=True)[:budget]
+
+
+def test_more_of_a_tree_accepts_no_less(folder: Path, target: TransformerDenoiser) -> None:
+    """From the same text, and no less than the chain where the tree holds it."""
+    text = list(PROMPTS[1])
+    for _ in range(8):
+        accepted = [
+            first_accepted(tree(folder, "dflash_zlab", budget), text, target)
+            for budget in (1, 4, 16, 64)
+        ]
+        assert accepted == sorted(accepted)
+        text += plain_text(target, tuple(text), 1)
+
+
+def first_accepted(draft: Draft, text: list[int], target: TransformerDenoiser) -> int:
+    """Tokens that the first round after a text accepts."""
+    generation = SpeculativeDecoder(draft, GreedyMatch()).generate(
+        target, Request("first", tuple(text), 12)
+    )
+    return acceptance.rounds(generation)[0].accepted
+
+
+def test_forwards_of_fixed_shapes_keep_the_accepted_path(
+    folder: Path, target: TransformerDenoiser
+) -> None:
+    """Their keys and values are in one store for all layers."""
+    fixed = FixedShapeDenoiser(target.module, target.special, True, attention_form="causal")
+    draft = tree(folder, "dflash_zlab", 12)
+    for prompt in PROMPTS:
+        request = Request("fixed", prompt, NEW)
+        found, wanted = (speculative(draft).generate(m, request) for m in (fixed, target))
+        assert (found.ids, found.born) == (wanted.ids, wanted.born)
+    assert fixed.shapes_met

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.store.spec import RunSpec

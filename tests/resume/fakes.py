@@ -18,7 +18,7 @@ import torch
 
 from dllm_bench.benchmarks.items import repeat_items
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.runs.dependencies import Dependencies
@@ -181,18 +181,6 @@ class DyingDecoder(FakeDecoder):
     def generate(self, model: Any, request: Request) -> Generation:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("still alive")
-
-
-@dataclass
-class LastWords(FakeDecoder):
-    """Kills its own process when it is asked for one request."""
-
-    deadly: str = "item-5"
-
-    def generate(self, model: Any, request: Request) -> Generation:
-        if request.id == self.deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().generate(model, request)
 
 
 def deps(**changes: Any) -> Dependencies:

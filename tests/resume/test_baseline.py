@@ -24,7 +24,6 @@ from tests.resume import fakes
 
 OWN, BASELINE = "own", "baseline"
 OTHER = {"_target_": "elsewhere", "name": "plain"}
-Generate = Callable[[Request], tuple[int, ...]]
 
 
 @dataclass

@@ -126,8 +126,6 @@ def test_what_has_no_batches_is_refused() -> None:
     assert "baseline" in refused(batch=2, baseline={"_target_": "elsewhere"})
     for several in ("branch_parallel", "tensor_parallel"):
         assert "asks for several" in refused(batch=2, hardware={**cpu, several: 2})
-    approximate = {**fakes.spec(2).decoder, "cache": {"reuse": "approximate"}}
-    assert "depends on the request before" in refused(batch=2, decoder=approximate)
     assert "not compiled" in refused(batch=2, model={"name": "fake", "compile": "max"})
 
 

@@ -131,27 +131,6 @@ def test_death_at_a_point_of_the_path(
     assert fakes.timeless(record) == fakes.timeless(whole)
 
 
-def test_a_half_written_line_is_dropped_and_its_sample_done_again(
-    tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path)
-    monkeypatch.setattr(
-        store_module.OpenRunFolder, "append", die_at_nth(5, store_module.OpenRunFolder.append)
-    )
-    with pytest.raises(Killed):
-        run(fakes.spec(N), store=store, deps=fakes.deps())
-    monkeypatch.undo()
-    samples = store.path(fakes.spec(N)) / SAMPLES
-    text = samples.read_bytes()
-    for cut_at in (len(text) - 1, len(text) - 40, text.rfind(b"\n", 0, -1) + 3):
-        samples.write_bytes(text[:cut_at])
-        with store.open(fakes.spec(N)) as opened:
-            assert len(opened.samples) == 4
-            assert samples.read_bytes().endswith(b"}\n")
-    record = run(fakes.spec(N), store=store, deps=fakes.deps())
-    assert fakes.timeless(record) == fakes.timeless(whole)
-
-
 def test_a_full_disk_is_a_sentence_and_costs_one_sample(
     tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,34 +154,31 @@ def generated(text: str, *, stop: tuple[str, ...] = (), eos_at: int | None = Non
     return cut(Generation("r", tuple(ids), (0,) * len(ids), {}, trace), request, MODEL)
 
 
-def test_a_text_ends_at_the_first_end_token() -> None:
-    result = generated("hello world again", eos_at=5)
-    assert result.text == "hello"
-    assert result.cut == {"eos": 5, "length": 17}
-    assert result.emitted == 5
-
-
-def test_a_text_ends_at_the_first_stop_string_and_the_reason_is_kept() -> None:
-    result = generated("x = 1\n\nQ: y\nA: z", stop=("A:", "Q:"))
-    assert result.text == "x = 1\n\n"
-    assert result.cut == {"stop": 7, "length": 16}
-
-
-def test_a_stop_string_behind_the_end_does_not_count() -> None:
-    result = generated("abc STOP", stop=("STOP",), eos_at=3)
-    assert result.text == "abc"
-    assert result.cut == {"eos": 3, "length": 8}
-
-
-def test_both_reasons_are_kept() -> None:
-    result = generated("ab;cd.", stop=(";",), eos_at=5)
-    assert (result.text, result.cut) == ("ab", {"eos": 5, "stop": 2, "length": 6})
-    assert result.emitted == 2
-
-
-def test_without_a_stop_string_only_the_length_ends_it() -> None:
-    result = generated("abc")
-    assert (result.text, result.cut, result.emitted) == ("abc", {"length": 3}, 3)
+@pytest.mark.parametrize(
+    ("result", "text", "cut_at", "emitted"),
+    [
+        (generated("abc"), "abc", {"length": 3}, 3),
+        (generated("hello world again", eos_at=5), "hello", {"eos": 5, "length": 17}, 5),
+        (
+            generated("x = 1\n\nQ: y\nA: z", stop=("A:", "Q:")),
+            "x = 1\n\n",
+            {"stop": 7, "length": 16},
+            7,
+        ),
+        (generated("abc STOP", stop=("STOP",), eos_at=3), "abc", {"eos": 3, "length": 8}, 3),
+        (
+            generated("ab;cd.", stop=(";",), eos_at=5),
+            "ab",
+            {"eos": 5, "stop": 2, "length": 6},
+            2,
+        ),
+    ],
+    ids=["length", "end token", "first stop string", "stop string after the end", "both"],
+)
+def test_a_text_ends_at_the_first_end_or_stop_string_and_every_reason_is_kept(
+    result: Generation, text: str, cut_at: dict[str, int], emitted: int
+) -> None:
+    assert (result.text, result.cut, result.emitted) == (text, cut_at, emitted)
 
 
 def test_masks_that_are_left_are_no_text(tmp_path: Path) -> None:

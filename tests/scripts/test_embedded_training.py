@@ -24,7 +24,7 @@ from scripts.embedded import adapt, data, export, network, objectives
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded import train as training
 from scripts.embedded.optim import Muon
-from scripts.embedded.recipes import RECIPES, Phase
+from scripts.embedded.recipes import RECIPES
 from tests.tiers import covering
 
 TOLERANCE = 1e-4  # float32, states of size 1
@@ -364,12 +364,6 @@ def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
     export.write_checkpoint(tmp_path, weights, sizes, "qwen3", _tokenizer())
     with pytest.raises(DllmBenchError, match="starts from a tiny-qwen3-fixed of 552 words"):
         training.prepare(replace(RECIPES["tiny-trunk-qwen3"], pool_size=20), None, tmp_path)
-
-
-def test_a_recipe_of_the_first_tasks_keeps_the_first_vocabulary() -> None:
-    assert RECIPES["tiny-qwen3-fixed"].first_vocabulary
-    assert not RECIPES["tiny-sdar"].first_vocabulary
-    assert Phase("masked", 1, 0, 1e-3).data[0][0] == "minigsm"
 
 
 def test_progress_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from dllm_bench.api.random_model import random_model, random_request
 from dllm_bench.api.roofline import Ceilings, RoundShape, layer_parameters, roofline_ms
-from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.paths import options
 from dllm_bench.store.record import RunRecord
 from scripts.perf import __main__ as command
@@ -64,13 +64,12 @@ def test_parts_of_a_step_are_all_of_it() -> None:
     assert generation.ids == measures.ours(0, 4).generate(model, request).ids
 
 
-def test_a_watch_leaves_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_leaves_rows_as_they_are() -> None:
     """What is measured at a large vocabulary is what runs there: unused rows are left out."""
-    monkeypatch.setattr("dllm_bench.decoding.masked.LARGE", 0)
     model, request = random_model(64, TINY), random_request(6, 32, 64)
-    asked: list[Any] = []
+    model.vocab_size, asked = LARGE, list[Any]()
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda *a: asked.append(a[1].only_M) or forward(*a))
+    model.forward = lambda *a: asked.append(a[1].only_M) or forward(*a)
     split(measures.ours(2, 100), model, request)
     assert all(rows_M is not None for rows_M in asked)
 

@@ -76,21 +76,6 @@ def test_recorded_cases_are_those_of_the_methods_named() -> None:
     assert counts[0] > counts[1] + counts[2] > counts[1] > 0
 
 
-def test_a_case_is_named_by_its_method_and_its_parameters() -> None:
-    case = {"method": "a", "params": {"tau": 0.5, "early_stop": False}}
-    named = ("x.json", "x.json a b", "x.json tau=0.5|0.7", "x.json y.json a early_stop=False")
-    other = ("x.json b", "x.json tau=0.7", "x.json a tau=0.5 early_stop=True", "x.json absent=1")
-    assert all(update_docs.names_case(golden.split(), case) for golden in named)
-    assert not any(update_docs.names_case(golden.split(), case) for golden in other)
-
-
-def test_a_decoder_says_its_rule_what_differs_and_its_cases() -> None:
-    said = update_docs.head_of(
-        "# a rule\n# of two lines.\n# differs: this\n# too.\n# golden: x y\nz: 1 # no\n"
-    )
-    assert said == {"rule": "a rule of two lines.", "differs": "this too.", "golden": "x y"}
-
-
 def test_a_card_keeps_its_text_and_lists_the_runs() -> None:
     query = ["model=tiny", "benchmark=quiz", "decoder=lopa", "hardware=cpu", TOKENS]
     spec = spec_of(compose(query))

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import yaml
 
+from tests.style.trees import tree_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dllm_bench"
 ENGINE = sorted(
-    p
-    for part in ("core", "decoding", "methods", "parallel")
-    for p in (PACKAGE / part).rglob("*.py")
+    [p for part in ("core", "decoding", "methods") for p in (PACKAGE / part).rglob("*.py")]
+    + [PACKAGE / "parallel.py"]
 )
 CEILINGS = Path(__file__).with_name("engine.yaml")
 CONTRACTS = {
@@ -50,7 +51,7 @@ def code_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in (*skipped, tokenize.ENDMARKER, tokenize.ENCODING):
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         value = node.value if isinstance(node, ast.Expr) else None
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
@@ -71,7 +72,7 @@ def contract_names() -> set[str]:
 
 def public_names(path: Path, classes: Iterable[str]) -> Iterator[str]:
     """Public fields and methods that the classes declare, each once."""
-    for node in ast.parse(path.read_text("utf-8")).body:
+    for node in tree_of(path.read_text("utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name in classes:
             for part in node.body:
                 name = getattr(part, "name", None)
@@ -85,7 +86,7 @@ def public_names(path: Path, classes: Iterable[str]) -> Iterator[str]:
 
 def functions(path: Path) -> Iterator[ast.FunctionDef]:
     """All functions and methods of a file."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree_of(path.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef):
             yield node
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.style.trees import tree_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dllm_bench"
 METHODS = frozenset(
@@ -55,7 +57,7 @@ FOLDERS = (
 
 def file_calls(source: str) -> Iterator[str]:
     """Names of calls that open, look up, change or remove files."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if not isinstance(node, ast.Call):
             continue
         match node.func:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from tests.style.trees import tree_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = sorted((ROOT / "dllm_bench").rglob("*.py"))
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
@@ -65,7 +67,7 @@ def imported(tree: ast.AST, known: Iterable[str]) -> Iterator[str]:
 
 def circle(files: Iterable[Path], root: Path = ROOT) -> list[str]:
     """Modules that import each other in a circle; empty where there is none."""
-    trees = {module_of(path, root): ast.parse(path.read_text("utf-8")) for path in files}
+    trees = {module_of(path, root): tree_of(path.read_text("utf-8")) for path in files}
     graph = {
         module: {name for name in imported(tree, trees) if name != module}
         for module, tree in trees.items()
@@ -81,7 +83,7 @@ def repeated_classes(files: Iterable[Path]) -> dict[str, list[str]]:
     """Public class names that more than one file defines."""
     places: Mapping[str, list[str]] = defaultdict(list)
     for path in files:
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in tree_of(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path.stem)
     return {name: found for name, found in places.items() if len(found) > 1}
@@ -90,10 +92,9 @@ def repeated_classes(files: Iterable[Path]) -> dict[str, list[str]]:
 def dialect(text: str) -> list[str]:
     """Every use of a banned word, with its line and what to write instead."""
     return [
-        f"line {number}: {match[0]!r} ({instead})"
-        for number, line in enumerate(text.splitlines(), 1)
+        f"line {text.count(chr(10), 0, match.start()) + 1}: {match[0]!r} ({instead})"
         for pattern, instead in DIALECT.items()
-        for match in re.finditer(pattern, line, re.IGNORECASE)
+        for match in re.finditer(pattern, text, re.IGNORECASE)
     ]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.style.trees import tree_of
+
 PACKAGE = Path(__file__).resolve().parents[2] / "dllm_bench"
 WRITER = "core/terminal.py"
 STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
@@ -16,7 +18,7 @@ OTHERS = {"cli/main.py": "redirects a closed standard output", "runs/progress.py
 
 def terminal_uses(source: str) -> Iterator[str]:
     """What could write to the terminal: print, rich's own consoles and bars, the streams."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         match node:
             case ast.Call(func=ast.Name(id="print" | "Console" | "pprint" as name)):
                 yield name

@@ -156,16 +156,6 @@ def test_a_table_that_reports_nothing_gives_numbers_alone(tmp_path, monkeypatch,
     assert measured.delta.isna().all()
 
 
-def test_nothing_reported_gives_no_verdict(tmp_path, monkeypatch) -> None:
-    store = Store(tmp_path)
-    planned = planned_small(store, FULL, monkeypatch)
-    seal(store, record_of(spec_at(planned, "S2", "code")))
-    built = build(small_table(), FULL, planned_small(store, FULL, monkeypatch))
-    found = cell(built, "S2", "code", "tps_max")
-    assert not isnan(found.value) and isnan(found.delta)
-    assert (found.verdict, found.planned.cell.reported) == (CellVerdict.NONE, None)
-
-
 def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monkeypatch) -> None:
     for load, marked in ((2.5, False), (2.7, True)):
         monkeypatch.setitem(ENVIRONMENT, "load", load)

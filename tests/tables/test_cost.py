@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.paths import options
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.settings import SettingsCache

@@ -62,16 +62,6 @@ def test_an_interval_covers_the_truth_and_a_second_measurement(
     assert again >= 0.93 * draws
 
 
-def test_items_alone_would_cover_a_second_measurement_far_too_rarely() -> None:
-    """Why passes are drawn: the same runs, their samples taken for those of a single pass."""
-    rng, covered = np.random.default_rng(3), 0
-    for _ in range(100):
-        first, second = (times(rng, np.ones(ITEMS), 0.1) for _ in range(2))
-        low, high = speed(first.mean(0)[None])[1]
-        covered += low <= speed(second)[0] <= high
-    assert covered < 50
-
-
 def test_what_differs_between_passes_widens_times_and_no_counts() -> None:
     rng = np.random.default_rng(1)
     items = rng.lognormal(0, 0.2, ITEMS)

@@ -70,20 +70,29 @@ def test_rounds_come_from_trace_and_tokens() -> None:
     )
 
 
+def test_a_tree_reaches_as_far_as_its_longest_path() -> None:
+    """Its positions are those of paths, what is verified are all its tokens."""
+    tree = {"proposed": 4, "drafted": (7, 8, 7, 5, 6), "parents": (0, 0, 1, 3, 4)}
+    rows = [
+        Forward(ForwardKind.PREFILL, 1, 5, 0),
+        Forward(ForwardKind.VERIFY, 1, 5, 5, accepted=1, **tree),
+        Forward(ForwardKind.VERIFY, 1, 5, 7, accepted=2, **tree),
+    ]
+    born, ids = (0, 1, 1, 2, 2), (3, 8, 9, 7, 7)
+    found = acceptance.rounds_of(Trace(rows), born)
+    assert found == [DraftRound(4, 1, 2, 3), DraftRound(2, 2, 2, 2)]
+    columns = acceptance.speculative_columns(Trace(rows), born, ids)
+    assert columns["rounds"] == [[4, 1, 2, 3], [2, 2, 2, 2]]
+    assert columns["right"] == [1, 2]
+    samples = [drafted(found)]
+    assert measure("acceptance/verified", samples) == (5 + 3) / 2
+    shares = [measure(f"acceptance/survival@{k}", samples) for k in (1, 2, 3, 4)]
+    assert shares == [1.0, 0.5, 0.0, None]
+
+
 def test_nothing_is_undefined() -> None:
     for samples in ([], [drafted([])]):
         assert all(entry(samples) is None for entry in acceptance.ALL)
-
-
-@given(
-    st.lists(
-        st.integers(0, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1
-    )
-)
-def test_length_is_one_plus_the_accepted(pairs: list[tuple[int, int]]) -> None:
-    samples = [drafted([(n, a, a + 1) for n, a in pairs])]
-    length = measure("acceptance/length", samples)
-    assert length == pytest.approx(1 + sum(a for _, a in pairs) / len(pairs))
 
 
 @given(st.lists(st.integers(0, 5), min_size=1))

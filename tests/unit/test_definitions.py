@@ -21,12 +21,6 @@ def test_every_definition_says_what_it_counts(name: str) -> None:
         assert any(word in entry.text for word in ("mean", "ratio of sums", "fastest"))
 
 
-def test_no_name_is_given_twice() -> None:
-    assert not DEFINITIONS.keys() & FAMILIES.keys()
-    kinds = {name.partition("/")[0] for name in EVERY}
-    assert {"tpf", "tps", "latency", "speedup", "acceptance", "round_ms", "calibration"} <= kinds
-
-
 @pytest.mark.parametrize(
     "name",
     "tpf  tpf/emitted@1  acceptance/conditional  acceptance/conditional@0  acceptance/conditional@ "

@@ -21,8 +21,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verification import FixedLength
+from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
 from dllm_bench.methods.drafting import (
     ModelDraft,
     NGramDraft,
@@ -33,7 +32,7 @@ from dllm_bench.methods.drafting import (
     read_temperatures,
 )
 from dllm_bench.methods.dspark import AsynchronousLength, DSpark, HardwareAwareLength
-from dllm_bench.metrics import acceptance, calibration
+from dllm_bench.metrics import calibration
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -173,6 +172,9 @@ def test_a_draft_is_held_against_what_follows() -> None:
     first, last = drafts_of_text(trace, born, ids)
     assert first == StoredDraft((2.0, 1.0, -1.0), 3, 2, 2)
     assert last == StoredDraft((0.5, 0.0, 0.0), 3, 1, 1)
+    tree = [*rows, Forward(ForwardKind.VERIFY, 1, 3, 5, drafted=(6, 7), parents=(0, 0))]
+    with pytest.raises(DllmBenchError, match="this run drafted trees"):
+        drafts_of_text(Trace(tree), born, ids)
     drafts = StoredDrafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
     assert len(drafts.texts) == 1, "a text that ended with its prefill has no draft"
     assert drafts.observed() == [
@@ -199,15 +201,6 @@ def test_drafts_of_verified_texts_are_no_load(folder: Path, target: TransformerD
     assert drafts.observed(), "calibration data all the same"
     with pytest.raises(DllmBenchError, match=r"length\.tokens=0"):
         drafts.served()
-
-
-def test_outcomes_are_those_of_verification(folder: Path, target: TransformerDenoiser) -> None:
-    """Whole drafts of greedy text: right is accepted, but for what lies past the end."""
-    generation = SpeculativeDecoder(drafter("spoiled", folder)).generate(target, ONE)
-    rounds = acceptance.rounds(generation)
-    for one, found in zip(StoredDrafts.of([sample(generation)]).texts[0], rounds, strict=True):
-        assert one.right == found.accepted
-        assert one.tokens == found.proposed
 
 
 # --- temperatures --------------------------------------------------------------------------------
@@ -310,23 +303,6 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
         assert found["ece_scaled"] == pytest.approx(after.ece, abs=1e-5)
     assert fitted["runs"][0].startswith(run)
     assert fitted["draft"] == {"_target_": "nowhere", "drafter": {"sha256": "d" * 64}}, "no place"
-
-
-def test_temperatures_are_fitted_once_for_the_measures_of_all_positions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rounds = [
-        calibration.ObservedDraft((0.3 * i - 1, 1 - 0.2 * i, 0.5)[: 1 + i % 3], i % 3)
-        for i in range(24)
-    ]
-    first, second = rounds[:12], rounds[12:]
-    monkeypatch.setattr(calibration, "halves", lambda samples: (first, second))
-    calibration._fitted.cache_clear()
-    found = [calibration.outcomes_scaled([], k) for k in (1, 2, 3)]
-    assert calibration._fitted.cache_info().misses == 1
-    for k, outcomes in enumerate(found, 1):
-        own = calibration.fit_temperatures([replace(r, logits=r.logits[:k]) for r in first])
-        assert outcomes == calibration.outcomes(second, k - 1, own) and outcomes.predicted
 
 
 def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(

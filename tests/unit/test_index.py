@@ -155,14 +155,6 @@ def test_what_is_read_of_the_index_is_what_the_records_hold(results: Path) -> No
                 assert entry.spec.identity_hash == whole.identity_hash
 
 
-def test_a_folder_lists_its_runs_as_the_store_does(results: Path) -> None:
-    found = Store(results / "runs")
-    listed = dict(RecordIndex(found).folders())
-    assert list(listed) == found.folders()
-    for folder, fingerprint in listed.items():
-        assert fingerprint == store.record_fingerprint(folder)
-
-
 def entries(found: Store) -> int:
     """How many values the index holds."""
     return len((found.root / index.FILE).read_text().splitlines())

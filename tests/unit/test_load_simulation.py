@@ -17,7 +17,7 @@ import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
-from dllm_bench.decoding.verification import FixedLength
+from dllm_bench.decoding.speculative import FixedLength
 from dllm_bench.methods.drafting import (
     StepProfile,
     SurvivalThreshold,
@@ -245,14 +245,6 @@ def test_more_users_are_slower_each_and_more_in_sum(
         assert 1 <= p.tokens_per_round <= p.verified_per_request <= 8
 
 
-def test_autoregressive_points_follow_from_the_profile(
-    points: dict[str, list[FrontierPoint]],
-) -> None:
-    for p in points["ar"]:
-        assert p.tokens_per_s_user == pytest.approx(FILLING.rate(p.requests))
-        assert p.verified_per_request == p.tokens_per_round == 1
-
-
 def test_the_scheduler_verifies_less_under_load(points: dict[str, list[FrontierPoint]]) -> None:
     verified = [p.verified_per_request for p in points["hardware_aware"]]
     assert all(after <= before + 0.05 for before, after in pairwise(verified))
@@ -270,21 +262,6 @@ def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Front
         others = [points[name][index] for name in ("ar", "fixed", "all", "threshold")]
         best = max(p.tokens_per_s_device for p in others)
         assert points[rule][index].tokens_per_s_device >= 0.98 * best
-
-
-def test_fixed_drafts_cost_throughput_under_load(points: dict[str, list[FrontierPoint]]) -> None:
-    first, last = ({n: p[i].tokens_per_s_device for n, p in points.items()} for i in (0, -1))
-    assert first["all"] > first["ar"] and last["all"] < last["ar"]
-
-
-def test_a_better_drafter_is_faster() -> None:
-    found = [
-        frontier([ServingSystem("d", texts(20, 60, [rate] * 5), fixed_rule())], FILLING, [4])[0]
-        for rate in (0.0, 0.3, 0.6, 0.9, 1.0)
-    ]
-    speeds = [p.tokens_per_s_user for p in found]
-    assert speeds == sorted(speeds)
-    assert speeds[0] == pytest.approx(100.0)
 
 
 def test_a_service_level_reads_the_frontier() -> None:

@@ -6,7 +6,6 @@ of 32 KiB, records of crc32, length, type) and takes the records' own protobuf f
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import json
 import struct
@@ -23,7 +22,7 @@ import pytest
 
 from dllm_bench.cli.main import main
 from dllm_bench.registry import instantiate
-from dllm_bench.runs.loggers import NoLogger, WandbLogger
+from dllm_bench.runs.loggers import WandbLogger
 from dllm_bench.runs.runner import run
 from dllm_bench.store.store import RunState, Store
 from tests.resume import fakes
@@ -148,6 +147,7 @@ def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_samples(
     assert f"W&B: logged to {folder}; send it with: wandb sync {folder}" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("offline")
 def test_the_table_has_prompt_target_answer_and_verdict(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
@@ -268,17 +268,3 @@ def test_no_logger_needs_no_wandb(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert Store(tmp_path).state(fakes.spec(2)) is RunState.SEALED
-
-
-def test_nothing_of_the_package_imports_wandb_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted: list[str] = []
-    original = builtins.__import__
-
-    def noting(name: str, *rest: Any, **more: Any) -> Any:
-        wanted.append(name)
-        return original(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", noting)
-    NoLogger()
-    WandbLogger()
-    assert "wandb" not in wanted

@@ -94,33 +94,27 @@ def test_of_equal_tokens_the_first_is_taken(length: int) -> None:
         assert argmax(values_NV.to(dtype)).tolist() == [length // 2, length - 1, 0]
 
 
-def test_the_size_of_a_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits_KWV = logits_of(4613)
-    whole = read_logits(logits_KWV, entropy=True)
-    monkeypatch.setattr(numerics, "CACHED", 1)
-    rows = read_logits(logits_KWV, entropy=True)
+def test_the_size_of_a_chunk_changes_nothing() -> None:
+    """Many rows are read in several portions, a single one in one."""
+    length = 4613
+    rows = 2 * numerics.CACHED // length
+    logits_1RV = 4 * torch.randn(1, rows, length, generator=torch.Generator().manual_seed(0))
+    together = read_logits(logits_1RV, entropy=True)
+    apart = [read_logits(logits_1RV[:, [row]], entropy=True) for row in range(rows)]
     for name in ("ids_KW", "probability_KW", "neg_entropy_KW"):
-        assert getattr(whole, name).equal(getattr(rows, name))
+        assert getattr(together, name).equal(torch.cat([getattr(one, name) for one in apart], 1))
 
 
 @pytest.mark.parametrize(("precision", "eps"), [("model", 0.0), ("model", 1e-10), ("float32", 0.1)])
+@pytest.mark.parametrize("length", [50, numerics.CACHED // 2])  # two rows at a time
 def test_a_rounded_entropy_is_the_published_one_to_the_bit(
-    monkeypatch: pytest.MonkeyPatch, precision: Precision, eps: float
+    precision: Precision, eps: float, length: int
 ) -> None:
-    logits_KWV = logits_of(50, torch.bfloat16)
+    logits_KWV = logits_of(length, torch.bfloat16)
     law_KW = neg_entropy(logits_KWV, precision, eps)
-    monkeypatch.setattr(numerics, "CACHED", 100)  # two rows at a time
     seen = read_logits(logits_KWV, precision, entropy=True, eps=eps)
     assert seen.neg_entropy_KW is not None and seen.neg_entropy_KW.equal(law_KW)
     assert seen.neg_entropy_KW.dtype == dtype_of(logits_KWV, precision)
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_margin_is_the_difference_of_the_two_surest(length: int) -> None:
-    logits_KWV = logits_of(length)
-    best_KW2 = logits_KWV.double().softmax(-1).topk(2).values
-    expected_KW = best_KW2[..., 0] - best_KW2[..., 1]
-    assert torch.allclose(margin(logits_KWV).double(), expected_KW, rtol=1e-5, atol=1e-6)
 
 
 def test_it_takes_floats_that_lie_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,13 +49,6 @@ def test_a_class_moved_to_another_module_keeps_every_hash(monkeypatch: pytest.Mo
     assert RunSpec.from_config(config).identity_hash == before
 
 
-def test_identity_holds_no_module_path() -> None:
-    config = compose(["model=tiny-llada", "decoder=learn2pd_eotp", "benchmark=minigsm"])
-    identity = RunSpec.from_config(config).identity()
-    assert targets(identity)
-    assert not [target for target in targets(identity) if target.startswith("dllm_bench")]
-
-
 @pytest.mark.parametrize("path", sorted((conf_dir() / "decoder").rglob("*.yaml")), ids=str)
 def test_every_configured_target_is_registered_under_its_slot(path: Path) -> None:
     for target in targets(yaml.safe_load(path.read_text())):

@@ -18,7 +18,7 @@ import dllm_bench.methods
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.cli.main import main
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace

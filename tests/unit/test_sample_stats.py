@@ -136,11 +136,6 @@ def test_idle_rounds_that_renew_the_cache_count_twice(every: int) -> None:
     assert differ > 10
 
 
-def test_a_block_of_32_filled_at_once_costs_six_forwards_where_every_second_round_renews() -> None:
-    generation = replace(generation_of([(ForwardKind.PREFILL, 32)]), renewal_rounds=2)
-    assert len(generation.trace) + idle_forwards(generation, 4, 8) == 6  # 4 rounds, 2 renewals
-
-
 def test_a_block_left_with_masks_has_no_idle_forwards() -> None:
     generation = generation_of([(ForwardKind.PREFILL, 8), (ForwardKind.DENOISE, 24)])
     cut = Generation("r", (5,) * 8, (0,) * 8, {}, Trace(generation.trace.forwards[:1]))

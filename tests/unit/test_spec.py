@@ -22,7 +22,6 @@ from dllm_bench.store import hardware, inputs
 from dllm_bench.store.spec import (
     Role,
     RunSpec,
-    canonical,
     digest,
     leaves,
     role_of,
@@ -84,11 +83,6 @@ def spec(**changes: Any) -> RunSpec:
             node = node[parent]
         node[name] = value
     return RunSpec.from_config(config, resolve)
-
-
-def test_every_key_of_a_composed_configuration_is_classed() -> None:
-    for key, _ in leaves(CONFIG):
-        assert role_of(key) in Role
 
 
 def test_a_key_nobody_classed_is_refused() -> None:
@@ -330,10 +324,6 @@ def test_a_configuration_is_split_by_role() -> None:
 def test_the_number_of_items_is_not_part_of_the_identity() -> None:
     assert spec(limit=10) == spec(limit=120) == spec(limit=None)
     assert spec(limit=10).to_plain()["limit"] == 10
-
-
-def test_canonical_form() -> None:
-    assert canonical({"b": (1.0, 2.5), "a": None}) == {"b": [1, 2.5]}
 
 
 def test_a_decoder_is_built_from_plain_data_and_described_back() -> None:

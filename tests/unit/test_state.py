@@ -22,12 +22,6 @@ def fresh() -> DecodeState:
     return DecodeState.start(Request("r", (7, 8), 3), SPECIAL)
 
 
-def test_start_is_prompt_then_masks() -> None:
-    state = fresh()
-    assert state.tokens_KL.tolist() == [[7, 8, 1, 1, 1]]
-    assert state.born_KL.tolist() == [[PROMPT, PROMPT, MASKED, MASKED, MASKED]]
-
-
 def test_commit_stamps_and_never_overwrites() -> None:
     state = fresh()
     state.forwards = 4
@@ -114,12 +108,6 @@ def test_fork_and_pick_carry_tokens_and_memo() -> None:
 def test_fork_needs_one_branch() -> None:
     with pytest.raises(ValueError, match="one branch"):
         fresh().fork(2).fork(2)
-
-
-def test_truncate_cuts_tokens_and_born() -> None:
-    state = fresh()
-    state.truncate(4)
-    assert state.length == 4 and state.born_KL.shape == (1, 4)
 
 
 @pytest.mark.parametrize(("count", "room", "left"), [(0, 2, 5), (2, 2, 7), (2, 3, 7), (3, 1, 6)])

@@ -308,15 +308,6 @@ def test_a_record_of_a_newer_version_is_refused_loudly(tmp_path: Path) -> None:
     assert store.record(SPEC_5) == record
 
 
-def test_a_record_is_compact_and_readable(tmp_path: Path) -> None:
-    _, record = made(tmp_path)
-    text = record.to_json()
-    assert "\0" not in text
-    assert '"emitted": [' in text
-    assert max(map(len, text.splitlines())) < 5000
-    assert text.count("\n") < 250
-
-
 def test_provenance_is_cheap_and_complete(root: Path) -> None:
     provenance.environment()  # file caches
     started = time.process_time()

@@ -1,7 +1,8 @@
-"""minimath, miniread and minirule: deterministic, split by content, gold answers right.
+"""Generated tasks: split by content, words of the vocabulary, gold answers right and graded so.
 
-Answers are worked out again from the prompt's text alone, so that a generator that asks one thing
-and answers another is found.
+That a seed always draws the same problems is held by `test_frozen_items`. Answers of minimath,
+miniread and minirule are worked out again from the prompt's text alone, so that a generator that
+asks one thing and answers another is found.
 """
 
 from __future__ import annotations
@@ -14,51 +15,44 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.benchmarks import evalplus
 from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
-from dllm_bench.benchmarks.embedded.generated import (
-    SPLIT_SIZE,
-    GeneratedProblem,
-    GeneratedTask,
-    split_of,
-)
-from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
+from dllm_bench.benchmarks.lm_eval import task_file
 from dllm_bench.benchmarks.tasks import sources
 from scripts.embedded import tokenizer as embedded
-from tests.tiers import covering
+from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, lm_eval_benchmark, mean
 
 COUNT = 400
 TASKS: Mapping[str, GeneratedTask] = {
-    task.name: task
-    for task in (
-        minimath.TASK, miniread.SPAN, miniread.COUNT,
-        minirule.FREE, minirule.CHOICE, minirule.RANGE,
-    )
-}  # fmt: skip
+    name: task
+    for name, task in {**sources.GENERATED, **evalplus.GENERATED}.items()
+    if name != "miniparallel"
+}
+LONGEST = {  # (task, vocabulary of the first models) -> tokens of a prompt, of an answer
+    **{(name, False): (96, 56) for name in TASKS if name.startswith(("minimath", "minir"))},
+    ("minigsm", False): (64, 56),
+    ("minicode", False): (64, 56),
+    ("ministory", False): (80, 224),
+    ("minigsm_free", False): (64, 96),
+    ("minicode_free", True): (64, 96),
+}
 
 
 @pytest.fixture(scope="module")
 def test_items() -> dict[str, list[GeneratedProblem]]:
-    return {name: _problems(name, "test", COUNT) for name in TASKS}
-
-
-def _problems(name: str, split: str, count: int, seed: int = 0) -> list[GeneratedProblem]:
-    return list(TASKS[name].problems(split, count, seed))
-
-
-@pytest.mark.parametrize("name", covering(4, TASKS))
-def test_problems_are_the_same_for_a_seed(
-    name: str, test_items: dict[str, list[GeneratedProblem]]
-) -> None:
-    assert _problems(name, "test", 50) == test_items[name][:50]
-    assert _problems(name, "test", 50, seed=1) != test_items[name][:50]
+    return {name: list(task.problems("test", COUNT)) for name, task in TASKS.items()}
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_splits_share_no_problem(name: str, test_items: dict[str, list[GeneratedProblem]]) -> None:
-    train = _problems(name, "train", COUNT)
+    train = list(TASKS[name].problems("train", COUNT))
     assert {p.content for p in train}.isdisjoint(p.content for p in test_items[name])
+    assert {p.prompt for p in train}.isdisjoint(p.prompt for p in test_items[name])
     assert len({p.prompt for p in train}) == COUNT
-    assert all(split_of(p.content) == "train" for p in train)
+    assert list(TASKS[name].problems("train", 50, seed=1)) != train[:50]
+    with pytest.raises(ValueError, match="splits 'train' and 'test'"):
+        next(TASKS[name].problems("dev", 1))
 
 
 def test_both_forms_of_a_case_are_in_one_split() -> None:
@@ -67,12 +61,6 @@ def test_both_forms_of_a_case_are_in_one_split() -> None:
         free, choice = (draw(random.Random(seed)) for draw in draws)
         assert free.content == choice.content
         assert free.prompt != choice.prompt
-
-
-@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
-def test_an_unknown_split_is_a_sentence(task: GeneratedTask) -> None:
-    with pytest.raises(ValueError, match="splits 'train' and 'test'"):
-        next(task.problems("dev", 1))
 
 
 def _check_equations(text: str) -> list[int]:
@@ -221,35 +209,34 @@ def test_every_letter_is_right_as_often(
     assert all(finals.count(letter) > COUNT / 8 for letter in minirule.LETTERS)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(("name", "first"), LONGEST)
 def test_texts_are_words_of_the_vocabulary(
-    name: str, test_items: dict[str, list[GeneratedProblem]]
+    name: str, first: bool, test_items: dict[str, list[GeneratedProblem]]
 ) -> None:
-    tokenizer: Any = embedded.build_tokenizer()
+    tokenizer: Any = embedded.build_tokenizer(first=first)
     first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
     for problem in test_items[name]:
         prompt, answer = (tokenizer(t).input_ids for t in (problem.prompt, problem.continuation))
         assert prompt + answer == tokenizer(problem.prompt + problem.continuation).input_ids
         assert min(prompt + answer) >= first_word
-        assert len(prompt) <= 96
-        assert len(answer) < 56
+        assert len(prompt) <= LONGEST[name, first][0] and len(answer) < LONGEST[name, first][1]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [*TASKS, "miniparallel"])
 def test_the_harness_asks_and_grades(name: str) -> None:
-    primary = (
-        f"{task_file(name)['metric_list'][0]['metric']},{task_file(name)['filter_list'][0]['name']}"
-    )
-    benchmark = LmEvalBenchmark(
-        name=name, task=name, max_new_tokens=64, primary=primary, chat=False, limit=12
-    )
-    rows = sources.rows(name, "test", None)
-    assert [row["id"] for row in rows[:2]] == [f"{name}/test/0", f"{name}/test/1"]
-    assert len(rows) == SPLIT_SIZE
+    if name in evalplus.GENERATED:
+        benchmark: Any = evalplus_benchmark(name, limit=20)
+    else:
+        file = task_file(name)
+        primary = f"{file['metric_list'][0]['metric']},{file['filter_list'][0]['name']}"
+        split = {"split": "shuffle"} if name == "miniparallel" else {}
+        benchmark = lm_eval_benchmark(name, primary, limit=20, **split)
     asked = list(benchmark.requests(lambda text: [len(text)]))
-    assert [r.prompt for r in asked] == [item["prompt"] for item in benchmark.items]
-    gold = {item["id"]: " " + item["answer"] for item in benchmark.items}
-    assert all(score.value == 1.0 for score in benchmark.score(gold).values())
-    other = dict(zip(gold, [*list(gold.values())[1:], " "], strict=True))
-    assert sum(score.value for score in benchmark.score(other).values()) < len(gold) / 2
+    assert [r.prompt for r in asked] == [
+        item["prompt"] if "prompt" in item else minigsm.prompt_of(item["question"])
+        for item in benchmark.items
+    ]
+    texts = gold(benchmark)
+    assert mean(benchmark.score(texts)) == 1
+    assert mean(benchmark.score(foreign(texts))) < 0.5
     assert replace(benchmark, limit=3).dataset_hash() != benchmark.dataset_hash()

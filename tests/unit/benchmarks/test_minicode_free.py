@@ -1,4 +1,4 @@
-"""minicode_free: deterministic, split by content, gold programs right, each written in many ways.
+"""minicode_free: gold programs right, each written in many ways.
 
 What a docstring asks for is worked out from its text alone, and what a gold program does from its
 lines, without running it.
@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.embedded import minicode_free
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, split_of
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem
 from dllm_bench.benchmarks.embedded.minicode import CHAIN_WORDS
 from scripts.embedded import tokenizer as embedded
-from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, mean
 
-COUNT = 1000
-MAX_NEW_TOKENS = 96
+COUNT = 300
 SUM = re.compile(r"(\d+) ([-+*]) (\d+)")
 
 
@@ -70,17 +68,6 @@ def done(problem: GeneratedProblem) -> list[tuple[str, str]]:
     return steps
 
 
-def test_problems_are_the_same_for_a_seed(problems: list[GeneratedProblem]) -> None:
-    assert list(minicode_free.TASK.problems("test", 50)) == problems[:50]
-    assert list(minicode_free.TASK.problems("test", 50, seed=1)) != problems[:50]
-
-
-def test_splits_share_no_problem(problems: list[GeneratedProblem]) -> None:
-    train = list(minicode_free.TASK.problems("train", COUNT))
-    assert {p.content for p in train}.isdisjoint(p.content for p in problems)
-    assert all(split_of(p.content) == "train" for p in train)
-
-
 def test_gold_programs_do_what_is_asked(problems: list[GeneratedProblem]) -> None:
     for problem in problems:
         steps = asked(problem)
@@ -100,21 +87,3 @@ def test_one_problem_has_many_right_programs_of_many_lengths() -> None:
     bodies = {minicode_free.body(random.Random(seed), steps) for seed in range(200)}
     assert len(bodies) > 150
     assert len({len(tokenizer(body).input_ids) for body in bodies}) > 20
-
-
-def test_texts_are_words_of_the_first_vocabulary(problems: list[GeneratedProblem]) -> None:
-    tokenizer: Any = embedded.build_tokenizer(first=True)
-    first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
-    for problem in problems:
-        prompt, answer = (tokenizer(t).input_ids for t in (problem.prompt, problem.continuation))
-        assert prompt + answer == tokenizer(problem.prompt + problem.continuation).input_ids
-        assert min(prompt + answer) >= first_word
-        assert len(prompt) <= 64
-        assert len(answer) < MAX_NEW_TOKENS
-
-
-def test_gold_is_right_and_foreign_answers_are_not() -> None:
-    benchmark = evalplus_benchmark("minicode_free", limit=50)
-    texts = gold(benchmark)
-    assert mean(benchmark.score(texts)) == 1
-    assert mean(benchmark.score(foreign(texts))) < 0.1

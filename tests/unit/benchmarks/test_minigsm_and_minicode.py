@@ -1,4 +1,4 @@
-"""minigsm and minicode: deterministic, split by content, gold answers right.
+"""minigsm and minicode: gold answers right.
 
 Canonical programs are our own and run here; nothing a model wrote is executed.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.embedded import minicode, minigsm
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem
 
-COUNT = 1000
+COUNT = 300
 VERB = "|".join(verb for verbs in minigsm.VERBS.values() for verb in verbs)
 
 
@@ -27,38 +27,6 @@ def gsm_test() -> list[GeneratedProblem]:
 @pytest.fixture(scope="module")
 def code_test() -> list[GeneratedProblem]:
     return list(minicode.TASK.problems("test", COUNT))
-
-
-def test_minigsm_is_deterministic_and_extends(gsm_test: list[GeneratedProblem]) -> None:
-    assert list(minigsm.TASK.problems("test", 50)) == gsm_test[:50]
-    assert list(minigsm.TASK.problems("test", 50, seed=1)) != gsm_test[:50]
-
-
-def test_minicode_is_deterministic_and_extends(code_test: list[GeneratedProblem]) -> None:
-    assert list(minicode.TASK.problems("test", 50)) == code_test[:50]
-
-
-def test_ids_are_stable_and_distinct(
-    gsm_test: list[GeneratedProblem], code_test: list[GeneratedProblem]
-) -> None:
-    for task, problems in ((minigsm.TASK, gsm_test), (minicode.TASK, code_test)):
-        items = task.items("test")
-        assert [item["id"] for item in items] == [f"{task.name}/test/{i}" for i in range(COUNT)]
-        for problem, item in zip(problems, items, strict=True):
-            assert {**problem.fields, "id": item["id"]} == item
-    assert len({p.prompt for p in gsm_test}) == COUNT
-    assert len({p.prompt for p in code_test}) == COUNT
-
-
-def test_minigsm_splits_share_no_problem(gsm_test: list[GeneratedProblem]) -> None:
-    train = list(minigsm.TASK.problems("train", 2 * COUNT))
-    assert {p.prompt for p in train}.isdisjoint(p.prompt for p in gsm_test)
-    assert {p.content for p in train}.isdisjoint(p.content for p in gsm_test)
-
-
-def test_minicode_splits_share_no_prompt(code_test: list[GeneratedProblem]) -> None:
-    train = {p.prompt for p in minicode.TASK.problems("train", 2 * COUNT)}
-    assert train.isdisjoint(p.prompt for p in code_test)
 
 
 def test_every_number_of_steps_occurs(gsm_test: list[GeneratedProblem]) -> None:
@@ -104,18 +72,3 @@ def test_canonical_solutions_pass_their_tests(code_test: list[GeneratedProblem])
         inputs = item["base_input"] + item["plus_input"]
         results = {repr(scope[item["entry_point"]](*args)) for args in inputs}
         assert len(results) >= minicode.MIN_DISTINCT_RESULTS
-
-
-def test_minicode_has_the_evalplus_fields(code_test: list[GeneratedProblem]) -> None:
-    item = code_test[0].fields
-    assert item["prompt"].endswith('"""\n')
-    assert item["prompt"].startswith("def ")
-    assert item["canonical_solution"].startswith("    ")
-    assert (len(item["base_input"]), len(item["plus_input"])) == (4, 12)
-    assert (item["contract"], item["atol"]) == ("", 0.0)
-
-
-@pytest.mark.parametrize("task", [minigsm.TASK, minicode.TASK])
-def test_unknown_split_is_a_sentence(task: GeneratedTask) -> None:
-    with pytest.raises(ValueError, match="splits 'train' and 'test'"):
-        next(task.problems("dev", 1))

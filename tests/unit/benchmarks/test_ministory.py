@@ -1,4 +1,4 @@
-"""ministory: deterministic, split by content, gold answers right, wording free but kept.
+"""ministory: gold answers right, wording free but kept.
 
 Results are worked out again from the question's text alone; an answer is read sentence by sentence.
 """
@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.embedded import minigsm, ministory
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, split_of
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem
 from scripts.embedded import tokenizer as embedded
-from tests.benchmark_helpers import foreign, gold, lm_eval_benchmark, mean
 
-COUNT = 1000
-MAX_NEW_TOKENS = 224
+COUNT = 300
 OPS = {verb: op for op, verbs in minigsm.VERBS.items() for verb in verbs}
 
 
@@ -34,17 +32,6 @@ def results_of(question: str) -> list[int]:
         ops = [OPS[word] for word in sentence.rstrip(".").split() if word in OPS]
         results.append(minigsm.apply_op(ops[0], results[-1], number) if ops else number)
     return results
-
-
-def test_problems_are_the_same_for_a_seed(problems: list[GeneratedProblem]) -> None:
-    assert list(ministory.TASK.problems("test", 50)) == problems[:50]
-    assert list(ministory.TASK.problems("test", 50, seed=1)) != problems[:50]
-
-
-def test_splits_share_no_problem(problems: list[GeneratedProblem]) -> None:
-    train = list(ministory.TASK.problems("train", COUNT))
-    assert {p.content for p in train}.isdisjoint(p.content for p in problems)
-    assert all(split_of(p.content) == "train" for p in train)
 
 
 def test_answers_are_worked_right(problems: list[GeneratedProblem]) -> None:
@@ -72,24 +59,3 @@ def test_one_problem_has_many_right_answers_of_one_length(monkeypatch: pytest.Mo
     assert len(set(answers)) == len(answers)
     assert len({answer.split("#### ")[1] for answer in answers}) == 1
     assert len({len(tokenizer(answer).input_ids) for answer in answers}) == 1
-
-
-def test_texts_are_words_of_the_vocabulary(problems: list[GeneratedProblem]) -> None:
-    tokenizer: Any = embedded.build_tokenizer()
-    first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
-    sizes = []
-    for problem in problems:
-        prompt, answer = (tokenizer(t).input_ids for t in (problem.prompt, problem.continuation))
-        assert prompt + answer == tokenizer(problem.prompt + problem.continuation).input_ids
-        assert min(prompt + answer) >= first_word
-        assert len(prompt) <= 80
-        sizes.append(len(answer))
-    assert max(sizes) < MAX_NEW_TOKENS
-    assert set(sizes) == {113, 135, 157, 179, 201}
-
-
-def test_gold_is_right_and_foreign_answers_are_not() -> None:
-    benchmark = lm_eval_benchmark("ministory", limit=200)
-    texts = gold(benchmark)
-    assert mean(benchmark.score(texts)) == 1
-    assert mean(benchmark.score(foreign(texts))) < 0.1

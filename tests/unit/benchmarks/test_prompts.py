@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks import code_answers
-from dllm_bench.benchmarks.embedded import minigsm
 from dllm_bench.benchmarks.evalplus import PROBLEM_SETS, EvalPlusBenchmark, _download
 from dllm_bench.benchmarks.items import is_reachable, local_data_only
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
@@ -160,12 +159,6 @@ def test_mbpp_plus_as_a_request_has_lm_eval_s_wording(real_data: Path) -> None:
     answers = {i["id"]: f"{i['canonical_solution']}\n```\nSo." for i in benchmark.items}
     ends = evalplus_benchmark("mbpp_plus", chat=True, hard_stop=("```",), **settings)
     assert {score.value for score in ends.score(answers).values()} == {1.0}
-
-
-def test_embedded_prompts_are_those_of_training() -> None:
-    gsm, code = lm_eval_benchmark("minigsm", limit=20), evalplus_benchmark("minicode", limit=20)
-    assert prompts(gsm) == [minigsm.prompt_of(item["question"]) for item in gsm.items]
-    assert prompts(code) == [item["prompt"] for item in code.items]
 
 
 def test_chat_forms(real_data: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS
@@ -27,114 +28,19 @@ from tests.unit.models.forms import (
     step,
 )
 
-ONE = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 4096}
-LLADA2_MINI = {
-    **ONE,
-    "vocab_size": 157184,
-    "hidden_size": 2048,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 20,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "moe_intermediate_size": 512,
-    "num_experts": 256,
-    "num_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 1,
-    "partial_rotary_factor": 0.5,
-}
-PUBLISHED = {  # adapter, sizes in its config.json, billions of parameters it is published with
-    "LLaDA-8B": (
-        "llada",
-        {
-            "d_model": 4096,
-            "n_layers": 32,
-            "n_heads": 32,
-            "mlp_hidden_size": 12288,
-            "vocab_size": 126464,
-            "max_sequence_length": 4096,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 5e5,
-        },
-        8.016,
-    ),
-    "LLaDA-MoE-7B-A1B": (
-        "llada_moe",
-        {
-            **ONE,
-            "vocab_size": 157184,
-            "hidden_size": 2048,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "expert_intermediate_size": 1024,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-        },
-        7.357,
-    ),
-    "LLaDA2.0-mini": ("llada2", LLADA2_MINI, 16.256),
-    "Dream-v0-7B": (
-        "dream",
-        {
-            **ONE,
-            "vocab_size": 152064,
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-        },
-        7.616,
-    ),
-    "SDAR-8B": (
-        "sdar",
-        {
-            **ONE,
-            "vocab_size": 151936,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-        },
-        8.191,
-    ),
-    "SDAR-30B-A3B": (
-        "sdar_moe",
-        {
-            **ONE,
-            "vocab_size": 151936,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": True,
-        },
-        30.532,
-    ),
-}
+PUBLISHED = yaml.safe_load((Path(__file__).parents[2] / "data/published_sizes.yaml").read_text())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_give_published_parameter_counts(name: str) -> None:
     """On the meta device: nothing is allocated, and names of all tensors are worked out."""
-    adapter, sizes, billions = PUBLISHED[name]
+    published = PUBLISHED[name]
+    adapter = ADAPTERS[published["adapter"]]
     with torch.device("meta"):
-        module = ADAPTERS[adapter].build(sizes, "sdpa")
+        module = adapter.build(published["sizes"], "sdpa")
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    assert round(parameters / 1e9, 3) == billions
-    expected = published_shapes(ADAPTERS[adapter], shapes_of(module))
+    assert round(parameters / 1e9, 3) == published["billions"]
+    expected = published_shapes(adapter, shapes_of(module))
     buffers = sum(b.numel() for n, b in module.named_buffers() if n in shapes_of(module))
     assert sum(math.prod(shape) for shape in expected.values()) == parameters + buffers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.dflash import DFlash
-from dllm_bench.methods.dflash2 import DFlash2
+from dllm_bench.methods.dflash import DFlash, DFlash2
 from dllm_bench.methods.drafting import ModelDraft
 from dllm_bench.methods.dspark import DSpark
 from dllm_bench.methods.eagle3 import Eagle3
@@ -24,7 +24,7 @@ from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, T
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.store.spec import Role, split
 from tests.helpers import tiny_checkpoint, tiny_denoiser
-from tests.speculative import DEEPSPEC, DRAFTERS, DSPARK, write_drafter
+from tests.speculative import DRAFTERS, DSPARK, write_drafter
 
 REQUEST = Request("drafters", (1, 2, 3), 4)
 
@@ -87,17 +87,32 @@ def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
         TrainedBlockDrafter(other.source, sha256=here.sha256)
 
 
-def test_a_drafter_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DllmBenchError, match="decoder/draft=eagle3"):
-        TrainedBlockDrafter(stored(tmp_path, "eagle3"))
-    with pytest.raises(DllmBenchError, match="decoder/draft=dflash, dflash2 or dspark"):
-        TrainedChainDrafter(stored(tmp_path, "dspark"))
-    with pytest.raises(DllmBenchError, match="needs a drafter with a transition head"):
-        DSpark(TrainedBlockDrafter(stored(tmp_path, "dflash")))
-    with pytest.raises(DllmBenchError, match="needs a drafter with a transition head"):
-        DSpark(TrainedBlockDrafter(stored(tmp_path, "dflash2")))
-    with pytest.raises(DllmBenchError, match="needs a drafter with a path selector"):
-        DFlash2(TrainedBlockDrafter(stored(tmp_path, "dspark")))
+def block_drafter(folder: Path, name: str) -> TrainedBlockDrafter:
+    return TrainedBlockDrafter(stored(folder, name))
+
+
+WRONG_PIECES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: block_drafter(path, "eagle3"), "decoder/draft=eagle3"),
+    (
+        lambda path: TrainedChainDrafter(stored(path, "dspark")),
+        "decoder/draft=dflash, dflash2 or dspark",
+    ),
+    (lambda path: DSpark(block_drafter(path, "dflash")), "drafter with a transition head"),
+    (lambda path: DSpark(block_drafter(path, "dflash2")), "drafter with a transition head"),
+    (lambda path: DFlash2(block_drafter(path, "dspark")), "drafter with a path selector"),
+    (lambda path: DFlash(block_drafter(path, "dflash_zlab"), slots=7), "choose 1 to 6"),
+    (lambda path: DFlash(block_drafter(path, "dflash"), slots=5), "choose 1 to"),
+    (lambda _: TrainedBlockDrafter("assets/drafters/none"), r"decoder\.draft\.drafter\.source"),
+    (lambda _: TrainedBlockDrafter("/nowhere/at/all"), "no model folder"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), WRONG_PIECES)
+def test_a_drafter_that_does_not_fit_is_refused(
+    make: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DllmBenchError, match=words):
+        make(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -139,21 +154,7 @@ def test_specforges_dspark_is_refused(tmp_path: Path) -> None:
         TrainedBlockDrafter(str(tmp_path))
 
 
-def test_more_slots_than_trained(tmp_path: Path) -> None:
-    with pytest.raises(DllmBenchError, match="choose 1 to 6"):
-        DFlash(TrainedBlockDrafter(stored(tmp_path, "dflash_zlab")), slots=7)
-    with pytest.raises(DllmBenchError, match="choose 1 to"):
-        DFlash(TrainedBlockDrafter(write_drafter(tmp_path / "d", DEEPSPEC)), slots=5)
-
-
 def test_a_draft_model_over_other_tokens(tmp_path: Path) -> None:
     small = SmallModelDrafter(str(tiny_checkpoint("dream", tmp_path, 0)))
     with pytest.raises(DllmBenchError, match="autoregressive model over the target's vocabulary"):
         SpeculativeDecoder(ModelDraft(small, 3)).prepare(tiny_denoiser("qwen3", 0), REQUEST)
-
-
-def test_a_missing_drafter() -> None:
-    with pytest.raises(DllmBenchError, match=r"decoder\.draft\.drafter\.source"):
-        TrainedBlockDrafter("assets/drafters/nobody-trained-this")
-    with pytest.raises(DllmBenchError, match="no model folder"):
-        TrainedBlockDrafter("/nowhere/at/all")

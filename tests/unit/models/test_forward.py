@@ -107,31 +107,6 @@ def test_rows_are_a_slice_of_all_rows(model: TransformerDenoiser, rows: tuple[in
     close(some, full(model, canvas())[:, slice(*rows)])
 
 
-def test_shifted_models_predict_from_the_row_before() -> None:
-    dream, llada = (tiny_denoiser(layout, seed=3) for layout in ("dream", "llada"))
-    with torch.inference_mode():
-        bidirectional = torch.zeros(1, 1, LENGTH, LENGTH)
-        raw, unshifted = (
-            model.module(canvas(), attention_mask=bidirectional).logits for model in (dream, llada)
-        )
-    close(full(dream, canvas())[:, 1:], raw[:, :-1])
-    close(full(dream, canvas())[:, 0], raw[:, 0])
-    close(full(llada, canvas()), unshifted)
-
-
-def test_exact_block_cache_equals_no_cache(model: TransformerDenoiser) -> None:
-    """Block by block, each kept in the forward that also feeds the next one."""
-    tokens_1L, kv = canvas(), model.new_cache(LENGTH)
-    expected = full(model, tokens_1L, "block_causal")
-    for stop in (PROMPT + BLOCK, PROMPT + 2 * BLOCK, LENGTH):
-        retired = stop - BLOCK
-        step = plan((kv.length, stop), (retired, stop), (kv.length, retired), "block_causal")
-        close(forward(model, tokens_1L, step, kv), expected[:, retired:stop])
-        assert kv.length == retired
-        again = plan((retired, stop), None, (retired, retired), "block_causal")
-        close(forward(model, tokens_1L, again, kv), expected[:, retired:stop])
-
-
 def test_keeping_all_fed_positions_leaves_the_next_window_exact(model: TransformerDenoiser) -> None:
     tokens_1L, kv, cut = canvas(), model.new_cache(LENGTH), PROMPT + BLOCK
     expected = full(model, tokens_1L, "block_causal")
@@ -219,12 +194,6 @@ def test_a_forward_that_is_not_kept_leaves_the_cache_alone(model: TransformerDen
     model.forward(canvas(seed=9), plan((8, LENGTH), (PROMPT + 8, LENGTH), (8, 20)), kv)
     assert kv.length == 13
     assert torch.equal(model.forward(canvas(), after, kv), before)
-
-
-def test_requests_do_not_leak_into_each_other(model: TransformerDenoiser) -> None:
-    alone = full(model, canvas(seed=2))
-    forward(model, canvas(seed=1), plan((0, LENGTH), None, (0, 20)), model.new_cache(LENGTH))
-    assert torch.equal(full(model, canvas(seed=2)), alone)
 
 
 def test_logits_may_be_changed_in_place(model: TransformerDenoiser) -> None:

@@ -27,15 +27,12 @@ from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.models.wrapped import BorrowedDenoiser
-from dllm_bench.paths import assets_dir
-from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.helpers import VOCAB, tiny_checkpoint, tiny_denoiser
 from tests.unit.models.common import resident
 from tests.unit.models.test_lora import write_adapter
 
 PLAIN = ("llada", "dream", "fast_dllm_v2", "sdar", "qwen2", "qwen3", "llama")
 OTHERS = ("llada_moe", "llada2")
-EMBEDDED = ("tiny-llada", "tiny-dream-base", "tiny-sdar", "tiny-qwen3", "tiny-fast-dllm-v2")
-GOLDEN = ("llada", "dream")
 LENGTH, PREFIX, BLOCK = 27, 11, 4
 TAPS = (-1, 0, 1)
 LAST = torch.tensor(1)
@@ -124,16 +121,6 @@ def check(model: TransformerDenoiser, plan: ForwardPlan, branches: int, joined: 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_own_layers_equal_those_of_transformers(layout: str, name: str, joined: bool) -> None:
     check(tiny_denoiser(layout, seed=4), *FORWARDS[name], joined)
-
-
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_own_layers_equal_those_of_embedded_models(name: str) -> None:
-    check(load_denoiser(assets_dir() / name), *FORWARDS["branches behind a prefix"], True)
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_own_layers_equal_those_of_golden_checkpoints(golden: Path, name: str) -> None:
-    check(load_denoiser(golden / name), *FORWARDS["branches behind a prefix"], False)
 
 
 LOPA = ("branches behind a prefix", "branches, kept")

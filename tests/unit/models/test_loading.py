@@ -5,28 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import save_file
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import checkpoint
-from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import read_token_texts, read_tokenizer
-from dllm_bench.paths import conf_dir
 from tests.helpers import (
     ROLES,
-    shard,
     tiny_checkpoint,
     tiny_denoiser,
 )
@@ -60,15 +54,6 @@ def test_a_tokenizer_whose_settings_add_tokens_is_left_to_transformers(tmp_path:
     added = {"99999": {"content": "<more>", "special": True}}
     file.write_text(json.dumps({**settings, "added_tokens_decoder": added}))
     assert read_token_texts(tmp_path / "model") is None
-
-
-def test_shards_equal_one_file(folder: Path) -> None:
-    before = logits(load_model(spec(folder)))
-    files = shard(folder)
-    assert torch.equal(logits(load_model(spec(folder))), before)
-    files[1].unlink()
-    with pytest.raises(DllmBenchError, match=r"lacks b\.safetensors"):
-        load_model(spec(folder))
 
 
 def test_what_was_read_of_a_file_does_not_stay_in_memory(
@@ -256,28 +241,11 @@ def test_the_hubs_name_of_a_file_is_its_hash(folder: Path, tmp_path: Path) -> No
     assert content_hash(spec(folder)) != before
 
 
-def test_importing_the_loader_does_not_import_transformers() -> None:
-    code = "import sys, dllm_bench.models.load; print('transformers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
 def test_a_pinned_commit_is_hashed_without_files() -> None:
     one, other = (
         content_hash(ModelSpec("pinned", "owner/model", revision=digit * 40)) for digit in "ab"
     )
     assert one != other
-
-
-WEIGHTS = [path for path in (conf_dir() / "model").glob("*.yaml") if path.stem != "served"]
-
-
-@pytest.mark.parametrize("path", sorted(WEIGHTS), ids=lambda p: p.stem)
-def test_every_model_file_is_a_spec(path: Path) -> None:
-    found = ModelSpec(**yaml.safe_load(path.read_text()))
-    assert found.name == path.stem
-    assert found.adapter in ADAPTERS
-    assert not (found.chat and found.bos)
 
 
 def test_thinking_is_passed_to_the_template(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,39 +65,35 @@ def test_an_adapter_uses_the_published_names(layout: str, folder: Path, tmp_path
     assert resident(folder / "model.safetensors"), whole.metadata
 
 
-def test_adapters_that_a_merge_would_get_wrong(layout: str, folder: Path, tmp_path: Path) -> None:
-    sides = torch.randn(2, 32), torch.randn(32, 2)
-    dora = write_adapter(tmp_path / "dora", PARAMETER[layout], sides, use_dora=True)
-    with pytest.raises(DllmBenchError, match="use_dora=True"):
-        load_model(spec(folder, lora=str(dora)))
-    wide = write_adapter(tmp_path / "wide", PARAMETER[layout], (torch.randn(2, 31), sides[1]))
-    with pytest.raises(DllmBenchError, match=rf"{PARAMETER[layout]} \(32, 31\)"):
-        load_model(spec(folder, lora=str(wide)))
-    strange = write_adapter(tmp_path / "strange", "model.nothing.weight", sides)
-    with pytest.raises(DllmBenchError, match="nothing"):
-        load_model(spec(folder, lora=str(strange)))
+SIDES = torch.ones(2, 32), torch.ones(32, 2)
+PART = {"target_modules": ["attn_out", "o_proj"]}
+KEY = PARAMETER["dream"]
+ABSENT = KEY.replace(".1.", ".0.").replace(".", r"\.")
 
 
-def test_incomplete_adapters(layout: str, folder: Path, tmp_path: Path) -> None:
-    """A scale for another rank, no pairs at all, a listed module without its pair in one layer."""
-    sides, key = (torch.randn(2, 32), torch.randn(32, 2)), PARAMETER[layout]
-    other = write_adapter(tmp_path / "other", key, sides, r=16)
-    with pytest.raises(DllmBenchError, match="says r=16 and holds 1 pairs of rank 2;"):
-        load_model(spec(folder, lora=str(other)))
-    empty = write_adapter(tmp_path / "empty", key, sides)
-    save_file({}, empty / "adapter_model.safetensors")
-    with pytest.raises(DllmBenchError, match="holds 0 pairs of rank none;"):
-        load_model(spec(folder, lora=str(empty)))
-    nameless = write_adapter(tmp_path / "nameless", key, sides, r=None)
-    with pytest.raises(DllmBenchError, match="adapter_config.json has no 'r'"):
-        load_model(spec(folder, lora=str(nameless)))
-    part = {"target_modules": [key.split(".")[-2]]}
-    partial = write_adapter(tmp_path / "partial", key, sides, **part)
-    absent = key.replace(".1.", ".0.").replace(".", r"\.")
-    with pytest.raises(DllmBenchError, match=rf"holds no pair for \({absent}\)"):
-        load_model(spec(folder, lora=str(partial)))
-    chosen = write_adapter(tmp_path / "chosen", key, sides, **part, layers_to_transform=[1])
-    load_model(spec(folder, lora=str(chosen)))
+@pytest.mark.parametrize(
+    ("key", "sides", "changes", "words"),
+    [
+        (KEY, SIDES, {"use_dora": True}, "use_dora=True"),
+        (KEY, (torch.ones(2, 31), SIDES[1]), {}, rf"{KEY} \(32, 31\)"),
+        ("model.nothing.weight", SIDES, {}, "nothing"),
+        (KEY, SIDES, {"r": 16}, "says r=16 and holds 1 pairs of rank 2;"),
+        (KEY, None, {}, "holds 0 pairs of rank none;"),
+        (KEY, SIDES, {"r": None}, "adapter_config.json has no 'r'"),
+        (KEY, SIDES, PART, rf"holds no pair for \({ABSENT}\)"),
+        (KEY, SIDES, {**PART, "layers_to_transform": [1]}, None),
+    ],
+)
+def test_an_adapter_that_a_merge_would_get_wrong_is_refused(
+    key: str, sides: Any, changes: dict[str, Any], words: str | None, tmp_path: Path
+) -> None:
+    """Among them a scale for another rank, no pairs, a listed module without one in a layer."""
+    folder = tiny_checkpoint("dream", tmp_path / "base", 5)
+    adapter = write_adapter(tmp_path / "adapter", key, sides or SIDES, **changes)
+    if sides is None:
+        save_file({}, adapter / "adapter_model.safetensors")
+    with nullcontext() if words is None else pytest.raises(DllmBenchError, match=words):
+        load_model(spec(folder, lora=str(adapter)))
 
 
 def test_an_unmerged_adapter_equals_the_merged_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +18,9 @@ from dllm_bench.cli.train_drafter import drafter_job
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.dflash import DFlash
-from dllm_bench.methods.dflash2 import DFlash2
+from dllm_bench.methods.dflash import DFlash, DFlash2
 from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.methods.dspark import DSpark
 from dllm_bench.methods.eagle3 import Eagle3
@@ -181,9 +182,7 @@ def test_the_chain_is_what_decoding_would_draft(model: LoadedModel, tmp_path: Pa
 # --- texts ---------------------------------------------------------------------------------------
 
 
-def test_the_targets_own_texts_are_decoded_once(
-    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_targets_own_texts_are_decoded_once(model: LoadedModel, tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     first = answered(model, 3, file)
     decoder: Any = SpeculativeDecoder(NoDraft())
@@ -194,19 +193,20 @@ def test_the_targets_own_texts_are_decoded_once(
         answer = text.ids[text.prompt :]
         assert answer == wanted[: len(answer)]
         assert len(answer) == 20 or answer[-1] == ROLES["eos"]
-    asked: list[str] = []
-    generate = SpeculativeDecoder.generate
+    begun, watched = list[tuple[int, ...]](), copy(target)
 
-    def counted(self: Any, model: Any, request: Request) -> Any:
-        asked.append(request.id)
-        return generate(self, model, request)
+    def forward(tokens_KL: Any, plan: Any, kv: Any) -> Any:
+        if plan.kind == ForwardKind.PREFILL:
+            begun.append((*tokens_KL[0, :6].tolist(),))
+        return target.forward(tokens_KL, plan, kv)
 
-    monkeypatch.setattr(SpeculativeDecoder, "generate", counted)
+    watched.forward = forward
+    model, (*_, fourth, fifth) = replace(model, denoiser=watched), prompts(5)
     assert answered(model, 5, file)[:3] == first
-    assert asked == ["3", "4"]
+    assert begun == [fourth, fifth]
     file.write_text(file.read_text()[:-5])  # stopped while the last line was written
     assert answered(model, 5, file)[:3] == first
-    assert asked == ["3", "4", "4"]
+    assert begun == [fourth, fifth, fifth]
 
 
 def test_rows_are_filled_behind_the_answer() -> None:

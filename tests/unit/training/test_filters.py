@@ -13,7 +13,7 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.methods.learn2pd import Filter, Oracle
+from dllm_bench.methods.learn2pd import Filter
 from dllm_bench.models.filters import LearnedFilter
 from dllm_bench.paths import assets_dir
 from dllm_bench.training import filters as training
@@ -362,12 +362,3 @@ def test_mistakes_are_one_sentence(
     assert main(["train", "filter", *arguments, "--results", str(tmp_path)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and word in lines[0]
-
-
-def test_the_recording_changes_nothing(tmp_path: Path) -> None:
-    request = Request("x", tuple(encode(PROMPTS[0])), 32)
-    recording = traces.oracle_decoder(SOURCE, [])
-    plain = replace(recording, select=recording.select.oracle)
-    assert isinstance(plain.select, Oracle)
-    one, other = (decoder.generate(model(), request) for decoder in (recording, plain))
-    assert (one.ids, one.born) == (other.ids, other.born)

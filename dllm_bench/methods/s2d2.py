@@ -1,0 +1,252 @@
+"""S2D2 (arXiv 2603.25702): a block-diffusion model verifies its own drafts, as blocks of one token.
+
+Released code: phymhan/S2D2@279500a, SDAR/generate_ssd_policy.py and LLaDA2/generate_utils.py. A
+forward drafts all masks of a block. If verification looks worth it, nothing is committed, and the
+next forward feeds the block twice: the drafts, each of which sees what is before it, and the masks,
+each of which sees the drafts before it. So a mask's row says what the model, with blocks of one
+token, thinks of its position. Left out of the released loops: the bandit that decides when to
+verify, and the threshold where a step of several tokens is filled up after a verification.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Reads, Round, Scores, Select
+from dllm_bench.core.declared import Amount, Positive, Probability
+from dllm_bench.core.decoder import (
+    FIXED_CANVAS,
+    ONE_BRANCH,
+    ONE_OPEN_BLOCK,
+    Condition,
+    Conditions,
+    Need,
+)
+from dllm_bench.core.denoiser import AddedRows
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.numerics import generator, read_logits
+from dllm_bench.methods.common import most_confident
+from dllm_bench.registry import register
+
+VERIFY = "s2d2.verify"  # host: whether the next forward verifies
+VERIFIES = MemoKey[int]("s2d2.verifies")  # whether this one does
+ROUTED = MemoKey[Tensor]("s2d2.routed")  # whether the drafts of this forward are verified, (K,)
+ON = MemoKey[Tensor]("s2d2.on")  # whether the drafts before were, with `worth_off`, (K,)
+DRAFTS = MemoKey[Tensor]("s2d2.drafts")  # drafted tokens (K, W)
+PROBABILITY = MemoKey[Tensor]("s2d2.probability")  # and theirs, (K, W)
+LAWS = MemoKey[Tensor]("s2d2.laws")  # and the distributions they are from, (K, W, V)
+TAKEN = MemoKey[Tensor]("s2d2.taken")  # what a verification commits, (K, W)
+TINY = 1e-12  # smallest probability of a draft used as a divisor, as released
+MARGIN = 0.05  # between the two most probable tokens, as released
+
+Estimate = Literal["entropy", "margin", "collision"]
+"""How likely a draft is to be accepted: exp(-H / ln V) of its distribution's entropy H; 1 if its
+two best tokens are more than `MARGIN` apart, else 0; or the sum of squared probabilities."""
+
+
+@register("select.self_verified")
+@dataclass(frozen=True, kw_only=True)
+class SelfVerified(Select):
+    """Drafts that the next forward verifies, or what `inner` chooses.
+
+    Verified are the drafts of the first run of masks. At temperature 0 a draft is accepted while it
+    is the most probable token of its mask's row, and the first other position gets that token.
+    Above, draft x is accepted with probability min(1, q(x) / p(x)), and the first other one gets a
+    sample of max(q - p, 0); drawn drafts (`decoder/score=sampled`, the same temperature) then have
+    the distribution of decoding token by token. The released "greedy" loop is temperature 1 with
+    the most probable drafts: its text depends on the seed, and has neither distribution.
+    """
+
+    inner: Select  # of forwards whose drafts are not verified
+    least: Positive = 1  # masks of a run that is verified
+    worth: float | None = None  # verified where the expected number of accepted drafts, less the
+    # cost, is at least this; None: always
+    worth_off: float | None = None  # the same after drafts that were verified, which others have to
+    # exceed `worth` for (hysteresis); None: `worth`
+    estimate: Estimate = "entropy"
+    cost: Amount = 1.0  # of a verification, in tokens
+    cost_above: Probability | None = None
+    """Each mask with a probability above this costs as much; None: each verification does."""
+    temperature: Amount = 0.0  # T
+    temper: Amount = 1.0  # exponent of q / p
+    resamples: bool = True  # whether the first other position is sampled; false: keeps its draft
+    ratio: Probability | None = None  # above temperature 0: drafts with q / p of at least this are
+    # accepted anyway
+    ratio_anywhere: bool = False  # also after the first run
+    number: Positive = 1  # tokens that a verifying forward commits at least; beside those accepted
+    # the most probable drafts
+    also_above: Probability | None = None
+    """Drafts with a probability above this are accepted anyway."""
+    causal: Literal["none", "finished", "decoded"] = "none"  # whether rows of finished blocks see
+    # nothing after them, or those before the first mask, too
+    reads_rows: ClassVar[Reads] = "window"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            ONE_BRANCH,
+            ONE_OPEN_BLOCK,
+            FIXED_CANVAS,
+            Need("cache", Condition.BLOCK_CAUSAL),
+            Need("model", Condition.UNSHIFTED),
+        }
+    )
+
+    @property
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """Random numbers above temperature 0."""
+        return frozenset({Condition.DRAWS} if self.temperature > 0 else ())
+
+    def on_plan(self, round: Round) -> None:
+        """Feed the block twice if it is verified."""
+        verifies = bool(round.host.get(VERIFY, [0])[0])
+        round.state.memo[VERIFIES] = int(verifies)
+        if verifies:
+            round.plan = replace(round.plan, kind=ForwardKind.VERIFY)
+        if verifies or self.causal != "none":
+            round.plan = replace(round.plan, added=self._rows(round, verifies))
+
+    def _rows(self, round: Round, verifies: bool) -> AddedRows:
+        """The block's drafts if it is verified, and what all rows see."""
+        window, state = round.window, round.state
+        device = state.tokens_KL.device
+        feed_F, block_E = (
+            torch.arange(*span, device=device)
+            for span in (round.plan.feed, (window.start, window.stop if verifies else window.start))
+        )
+        key_X = torch.cat([feed_F, block_E])
+        query_X1 = key_X[:, None]
+        added_X = torch.arange(len(key_X), device=device) >= len(feed_F)
+        sees_XX = torch.ones_like(query_X1 > key_X)
+        if verifies:
+            drafts_X = added_X & (key_X < query_X1)
+            sees_XX = drafts_X | (~added_X & (key_X < window.start))
+            sees_XX |= torch.eye(len(key_X), dtype=torch.bool, device=device)
+        if self.causal != "none":
+            first = window.eligible_KW[0].long().cumsum(0).eq(0).sum() + window.start
+            end = first if self.causal == "decoded" else window.start
+            sees_XX = sees_XX & ((key_X <= query_X1) | (query_X1 >= end))
+        tokens_E = window.of(state.tokens_KL)[0, : len(block_E)]
+        if verifies:
+            tokens_E = torch.where(window.eligible_KW[0], state.memo[DRAFTS][0], tokens_E)
+        return AddedRows(tokens_E, block_E, sees_XX)
+
+    def on_scores(self, round: Round) -> None:
+        logits_KWV = round.rows_KRV[:, : round.window.width].float()
+        if self.temperature > 0:
+            logits_KWV = logits_KWV / self.temperature
+        if round.state.memo[VERIFIES]:
+            self._judge(round, logits_KWV)
+        else:
+            self._route(round, logits_KWV)
+
+    def _route(self, round: Round, logits_KWV: Tensor) -> None:
+        """Decide whether the drafts are verified, and remember them."""
+        memo, scores, masked_KW = round.state.memo, round.scores, round.window.eligible_KW
+        span_KW = first_run(masked_KW)
+        verify_K = span_KW.sum(1) >= self.least
+        if self.worth is not None:
+            reached_KW = self._acceptance(logits_KWV).masked_fill(~span_KW, 1).cumprod(1)
+            cost_K = torch.full_like(reached_KW[:, 0], self.cost)
+            if self.cost_above is not None:
+                cost_K *= (masked_KW & (scores.probability_KW > self.cost_above)).sum(1)
+            gain_K = (reached_KW * span_KW).sum(1) - cost_K
+            worth_K = gain_K >= self.worth
+            if self.worth_off is not None:
+                on_K = memo[ON] if ON in memo else torch.zeros_like(worth_K)
+                worth_K = torch.where(on_K, gain_K >= self.worth_off, gain_K > self.worth)
+                memo[ON] = torch.where(masked_KW.any(1), worth_K, on_K)
+            verify_K = verify_K & worth_K
+        memo[ROUTED], memo[DRAFTS] = verify_K, scores.ids_KW
+        memo[PROBABILITY] = scores.probability_KW
+        if self.temperature > 0:
+            memo[LAWS] = logits_KWV.softmax(-1)
+
+    def _acceptance(self, logits_KWV: Tensor) -> Tensor:
+        """The estimate for each row, (K, W)."""
+        if self.estimate == "entropy":
+            read = read_logits(logits_KWV, "float32", entropy=True)
+            assert read.neg_entropy_KW is not None
+            return (read.neg_entropy_KW / math.log(logits_KWV.shape[-1])).exp()
+        laws_KWV = logits_KWV.softmax(-1)
+        if self.estimate == "margin":
+            best_KW2 = laws_KWV.topk(2).values
+            return (best_KW2[..., 0] - best_KW2[..., 1] > MARGIN).float()
+        return laws_KWV.square().sum(-1)
+
+    def _judge(self, round: Round, logits_KWV: Tensor) -> None:
+        """Put what verification decided in place of the scores of the masks' rows."""
+        memo, window = round.state.memo, round.window
+        drafts_KW, masked_KW = memo[DRAFTS], window.eligible_KW
+        span_KW = first_run(masked_KW)
+        own_KW, ratio_KW = round.scores.ids_KW, torch.zeros_like(memo[PROBABILITY])
+        wrong_KW = span_KW & (own_KW != drafts_KW)
+        if self.temperature > 0:
+            laws_KWV = logits_KWV.softmax(-1)
+            likely_KW = laws_KWV.gather(2, drafts_KW[..., None])[..., 0]
+            ratio_KW = (likely_KW / memo[PROBABILITY].clamp(min=TINY)).pow(self.temper).clamp(max=1)
+            place_KW = (span_KW.cumsum(1) - 1).clamp(min=0)
+            drawn_KW = uniforms(round.state, span_KW.shape[1])[place_KW]
+            wrong_KW = span_KW & (drawn_KW >= ratio_KW)
+        first_KW = wrong_KW & (wrong_KW.cumsum(1) == 1)
+        if self.temperature > 0:
+            at_K11 = first_KW.long().argmax(1)[:, None, None].expand(-1, 1, laws_KWV.shape[2])
+            law_KV, before_KV = (x.gather(1, at_K11)[:, 0] for x in (laws_KWV, memo[LAWS]))
+            own_KW = drawn(law_KV, before_KV, round.state)[:, None].expand_as(own_KW)
+        taken_KW = span_KW & (wrong_KW.cumsum(1) == 0) | first_KW
+        if self.ratio is not None:
+            anywhere_KW = masked_KW if self.ratio_anywhere else span_KW
+            taken_KW = taken_KW | (anywhere_KW & (ratio_KW >= self.ratio))
+        if self.also_above is not None:
+            taken_KW = taken_KW | (masked_KW & (memo[PROBABILITY] > self.also_above))
+        ids_KW = torch.where(first_KW & self.resamples, own_KW, drafts_KW)
+        ids_KW = torch.where(masked_KW, ids_KW, window.of(round.state.tokens_KL))
+        round.scores = Scores(ids_KW, memo[PROBABILITY], memo[PROBABILITY])
+        if self.number > 1:
+            missing_K = (self.number - taken_KW.sum(1)).clamp(min=0)
+            left = replace(window, eligible_KW=masked_KW & ~taken_KW)
+            taken_KW = taken_KW | most_confident(round.scores, left, missing_K)
+        memo[TAKEN] = taken_KW
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        if state.memo.get(VERIFIES):
+            return state.memo[TAKEN]
+        return without_routed(self.inner(scores, window, state), state)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW, ids_KW = self.inner.on_stall(scores, window, state)
+        return without_routed(where_KW, state), ids_KW
+
+    def on_commit(self, round: Round) -> None:
+        if not round.state.memo[VERIFIES]:
+            round.ask(VERIFY, round.state.memo[ROUTED].long())
+
+
+def without_routed(where_KW: Tensor, state: DecodeState) -> Tensor:
+    """The positions, or none where the drafts are verified, (K, W)."""
+    routed_K = state.memo.get(ROUTED)
+    return where_KW if routed_K is None else where_KW & ~routed_K[:, None]
+
+
+def first_run(masked_KW: Tensor) -> Tensor:
+    """The first contiguous masks, bool (K, W)."""
+    begun_KW = masked_KW.cumsum(1) > 0
+    return masked_KW & ((begun_KW & ~masked_KW).cumsum(1) == 0)
+
+
+def uniforms(state: DecodeState, count: int) -> Tensor:
+    """Random numbers of a verification, (count,) float64."""
+    numbers = generator(state, "s2d2")
+    return torch.rand(count, generator=numbers, dtype=torch.float64, device=numbers.device)
+
+
+def drawn(law_KV: Tensor, draft_KV: Tensor, state: DecodeState) -> Tensor:
+    """Tokens (K,) from what `law` has more than `draft`; from `law` if it has nothing more."""
+    residual_KV = (law_KV - draft_KV).clamp(min=0)
+    residual_KV = torch.where(residual_KV.sum(1, keepdim=True) > 0, residual_KV, law_KV)
+    return torch.multinomial(residual_KV, 1, generator=generator(state, "s2d2 residual"))[:, 0]

@@ -1,0 +1,359 @@
+"""Several processes that decode one request: branch parallelism and tensor parallelism.
+
+`RankGroup.join` makes the process groups: the processes lie on a mesh of branches x tensors, with
+tensor neighbours next to each other. Process 0 announces each request as numbers on a channel of
+its own: `AnnouncingDecoder` is its decoder, and `follow` is the loop of the other processes. All
+take the same steps. launch/ starts the processes and notices when one dies.
+
+Branches (LoPA, arXiv 2512.16229, §3.3): branch k goes to worker k mod size. There are two exchanges
+a round: the ratings of all branches (a number each), and the winner's scores (token, probability
+and confidence per window position) with what a score remembers. From these every worker makes the
+same next branches. K/V are kept by one of two protocols: "winner" stores the own branch's first and
+then overwrites it with the winner's, by one all-reduce; "none" relies on block-causal attention,
+under which the K/V that are kept are the same in all branches. Left out: overlap of an exchange
+with the next forward.
+
+Tensors: torch's own plans, applied to the transformers module of a denoiser. Projections to the
+heads and to the MLP's hidden layer are split by output, those back by input, so that a layer costs
+two sums over the processes. `lm_head` is split over the vocabulary and its logits are gathered;
+every process holds the whole embedding and all norms, and the K/V of its own heads. Left out:
+experts, quantised and compiled models, unmerged adapters, and reading only a share of a checkpoint
+(each process reads all of it, then drops the rest).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import Linear
+from torch.profiler import record_function
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, WorkerGroup
+from dllm_bench.core.decoder import Condition, Decoder, DecoderSummary, Need
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.layers import module_layers
+from dllm_bench.models.transformer import TransformerDenoiser
+
+# --- branches -------------------------------------------------------------------------------------
+
+EXCHANGE, COMMIT = "branch exchange", "branch commit"  # names in a profile
+
+
+@dataclass
+class TrafficLog:
+    """Bytes that a worker received, one number per round."""
+
+    exchanged: list[int] = field(default_factory=list)  # ratings, scores and memo
+    committed: list[int] = field(default_factory=list)  # K/V
+
+    def open_round(self) -> None:
+        """Begin the count of a round."""
+        self.exchanged.append(0)
+        self.committed.append(0)
+
+
+class BranchWorkerGroup(WorkerGroup):
+    """The workers of a process group, `size` of them; this one is `rank`.
+
+    commits: whether the winner's K/V are sent (the protocol "winner").
+    """
+
+    def __init__(self, group: dist.ProcessGroup, commits: bool) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.commits = commits
+        if not commits:  # every worker keeps K/V of its own branch
+            self.needs = {"hardware.commit=none": frozenset({Need("cache", Condition.FINAL_KV)})}
+        self.traffic = TrafficLog()
+        self._branches = 1
+        self._before: dict[MemoKey[Tensor], Tensor] = {}  # memo before this worker's scores
+
+    def divide(
+        self, branches: DecodeState, window: Window, plan: ForwardPlan
+    ) -> tuple[DecodeState, Window, ForwardPlan]:
+        """Every size-th branch. All workers get equally many; a branch may go to two of them."""
+        self.traffic.open_round()
+        self._branches = branches.branches
+        turns = torch.arange(-(-self._branches // self.size), device=branches.tokens_KL.device)
+        index = (self.rank + self.size * turns) % self._branches
+        own = branches.take(index)
+        self._before = own.memo.tensors()
+        if plan.visible_K is not None:
+            plan = replace(plan, visible_K=plan.visible_K.index_select(0, index))
+        if plan.added_KFH is not None:
+            plan = replace(plan, added_KFH=plan.added_KFH.index_select(0, index))
+        return own, window.take(index), plan
+
+    def gather(self, rating_K: Tensor) -> Tensor:
+        if self._branches == 1:
+            return rating_K
+        rating_XX = rating_K.new_zeros(len(rating_K), self.size)  # branches of a worker, workers
+        rating_XX[:, self.rank] = rating_K
+        return self._sum(rating_XX.flatten()[: self._branches])
+
+    def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:
+        kv.keep(plan, winner // self.size)  # this worker's branch with the winner's index
+        if not self.commits or self._branches == 1 or not plan.stores:
+            return
+        assert isinstance(kv, PositionCache)  # of the denoisers of this package
+        with record_function(COMMIT):
+            packed = self._winners(winner, kv.packed(plan))
+            dist.all_reduce(packed.view(torch.uint8), group=self.group)
+            kv.unpack(plan, packed)
+        self.traffic.committed[-1] += packed.nbytes
+
+    def collect_winner(
+        self,
+        winner: Tensor,
+        branches: DecodeState,
+        own: DecodeState,
+        scores: tuple[Scores, ...],
+    ) -> tuple[DecodeState, tuple[Scores, ...]]:
+        if self._branches == 1:
+            return own, scores
+        memo = own.memo.tensors()
+        learned = {key: v for key, v in memo.items() if self._before.get(key) is not v}
+        values = [value for one in scores for value in one.tensors().values()]
+        rows = iter(self._of_winner(winner, [*values, *learned.values()]))
+        scores = tuple(one.map(lambda _: next(rows)) for one in scores)
+        state = branches.pick(winner)
+        for key, row in zip(learned, rows, strict=True):
+            state.memo[key] = row
+        for number, value in own.memo.numbers().items():
+            state.memo[number] = value
+        return state, scores
+
+    def _of_winner(self, winner: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
+        """The winner's row (1, …) of per-branch tensors, from the worker that computed it.
+
+        A tensor that is given twice (a probability that is the confidence) is sent once.
+        """
+        turn = (winner // self.size).reshape(1)
+        own = {id(value): shrunk(value.index_select(0, turn)) for value in values}
+        packed = torch.cat([row.contiguous().flatten().view(torch.uint8) for row in own.values()])
+        parts = self._sum(self._winners(winner, packed)).split([row.nbytes for row in own.values()])
+        rows = {
+            key: part.clone().view(row.dtype).view(row.shape)
+            for (key, row), part in zip(own.items(), parts, strict=True)
+        }
+        return [rows[id(value)].to(value.dtype) for value in values]
+
+    def _winners(self, winner: Tensor, packed: Tensor) -> Tensor:
+        """The values (X,) on the worker that computed the winner, zeros on all others: their sum
+        over the workers is the winner's, bit for bit, and the host need not know who that is.
+        """
+        packed.view(torch.uint8).mul_(winner % self.size == self.rank)
+        return packed
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """On every worker, the values of the only worker where they are not 0, bit for bit."""
+        with record_function(EXCHANGE):
+            dist.all_reduce(values.view(torch.uint8), group=self.group)
+        self.traffic.exchanged[-1] += values.nbytes
+        return values
+
+
+def shrunk(values: Tensor) -> Tensor:
+    """int64 as int32: token ids, positions and counters fit."""
+    return values.int() if values.dtype == torch.int64 else values
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+BY_OUTPUT = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+BY_OUTPUT_MLP = ("mlp.gate_proj", "mlp.up_proj")
+BY_INPUT = ("self_attn.o_proj", "mlp.down_proj")
+
+
+def shard(denoiser: TransformerDenoiser, mesh: DeviceMesh) -> None:
+    """Split the module behind `denoiser` over a mesh of one dimension, in place."""
+    check(denoiser, mesh.size())
+    split = (*BY_OUTPUT, *BY_OUTPUT_MLP)
+    layers = "model.layers.*."
+    plan: dict[str, Any] = {f"{layers}{name}": ColwiseParallel() for name in split}
+    plan |= {f"{layers}{name}": RowwiseParallel() for name in BY_INPUT}
+    plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
+    denoiser.layers = module_layers(denoiser.module)  # the collectives are in the module's hooks
+    parallelize_module(denoiser.module, mesh, plan, src_data_rank=None)
+    denoiser.parts = mesh.size()
+    denoiser.chooses_rows = False  # each process would choose by the V of its own heads
+
+
+def check(denoiser: TransformerDenoiser, parts: int) -> None:
+    """Raise DllmBenchError for a model that cannot be split."""
+    module = denoiser.module
+    if type(denoiser) is not TransformerDenoiser:
+        raise DllmBenchError(
+            f"Tensor parallelism over {parts} processes cannot split compiled layers; set "
+            "hardware.compile=none."
+        )
+    names = (*BY_OUTPUT, *BY_OUTPUT_MLP, *BY_INPUT)
+    for layer in module.model.layers:
+        linear = {name for name, part in layer.named_modules() if type(part) is Linear}
+        if not linear.issuperset(names):
+            raise DllmBenchError(
+                f"Tensor parallelism splits plain linear layers, and this model "
+                f"({type(module).__name__}) has none called "
+                f"{', '.join(sorted(set(names) - linear))}; use a dense model, not quantised, "
+                "with its adapter merged."
+            )
+    config = module.config
+    heads = {config.num_attention_heads, config.num_key_value_heads}
+    if any(count % parts for count in heads):
+        raise DllmBenchError(
+            f"Tensor parallelism over {parts} processes splits the heads evenly, and this model "
+            f"has {config.num_attention_heads} heads and {config.num_key_value_heads} K/V heads; "
+            "choose a divisor of both."
+        )
+
+
+# --- the processes of a run -----------------------------------------------------------------------
+
+BRANCH, TENSOR = "branch", "tensor"
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+IDLE = timedelta(days=7)  # of the channel: processes wait for the next request however long it is
+OVER, PREPARE, GENERATE = range(3)
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """How the processes of a run divide their work."""
+
+    branches: int = 1  # processes that share the branches of a round
+    tensors: int = 1  # processes that share each tensor
+    commits: bool = True  # whether the winner's K/V are sent, see above
+    timeout_s: float = 120.0  # how long a process waits for another within a request
+
+    @property
+    def processes(self) -> int:
+        """Processes of the run."""
+        return self.branches * self.tensors
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The processes of a run, from the view of one of them."""
+
+    layout: ParallelLayout
+    mesh: DeviceMesh  # branches x tensors
+    channel: dist.ProcessGroup  # for announcements
+    workers: BranchWorkerGroup  # this process and those that share its branches
+
+    @classmethod
+    def join(cls, layout: ParallelLayout, rank: int, meeting: Path, device: str) -> RankGroup:
+        """Connect to the other processes through the file `meeting`; all of them call this."""
+        if os.path.isdir("/sys/class/net/lo"):  # all on one machine: the loopback is enough
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        kind = device.partition(":")[0]
+        dist.init_process_group(
+            BACKENDS[kind],
+            init_method=meeting.absolute().as_uri(),
+            rank=rank,
+            world_size=layout.processes,
+            timeout=timedelta(seconds=layout.timeout_s),
+        )
+        shape, names = (layout.branches, layout.tensors), (BRANCH, TENSOR)
+        mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+        channel = dist.new_group(backend="gloo", timeout=IDLE)
+        return cls(layout, mesh, channel, BranchWorkerGroup(mesh.get_group(BRANCH), layout.commits))
+
+    def split(self, denoiser: Denoiser) -> None:
+        """Split the model over the tensor dimension of the mesh."""
+        if self.layout.tensors == 1:
+            return
+        if not isinstance(denoiser, TransformerDenoiser):
+            raise TypeError(f"Cannot split a {type(denoiser).__name__}.")
+        shard(denoiser, self.mesh[TENSOR])
+
+    def generate(self, decoder: Decoder, model: Denoiser, request: Request) -> Generation:
+        """This process's part in decoding `request`."""
+        if self.layout.branches > 1 and isinstance(decoder, MaskedDecoder):
+            return decoder.generate(model, request, self.workers)
+        return decoder.generate(model, request)
+
+    def announce(self, what: int, which: int = 0, request: Request | None = None) -> None:
+        """Process 0 tells the others what to do next and with which decoder, in two broadcasts."""
+        numbers = [] if request is None else encoded(request)
+        for message in ([what, which, len(numbers)], numbers):
+            dist.broadcast(torch.tensor(message, dtype=torch.int64), src=0, group=self.channel)
+
+    def receive(self) -> tuple[int, int, Request | None]:
+        """What to do, with which decoder and request, as announced by process 0."""
+        head = torch.zeros(3, dtype=torch.int64)
+        dist.broadcast(head, src=0, group=self.channel)
+        what, which, length = head.tolist()
+        numbers = torch.zeros(length, dtype=torch.int64)
+        dist.broadcast(numbers, src=0, group=self.channel)
+        return what, which, decoded(numbers.tolist()) if length else None
+
+    def follow(self, decoders: Sequence[Decoder], model: Denoiser) -> None:
+        """Do what process 0 announces until it announces the end; then leave the group."""
+        while True:
+            what, which, request = self.receive()
+            if request is None:
+                break
+            decoder = decoders[which]
+            torch.manual_seed(request.seed)
+            if what == PREPARE:
+                decoder.prepare(model, request)
+            else:
+                self.generate(decoder, model, request)
+        dist.destroy_process_group()
+
+    def leave(self) -> None:
+        """Process 0 announces the end and leaves the group."""
+        self.announce(OVER)
+        dist.destroy_process_group()
+
+
+def encoded(request: Request) -> list[int]:
+    """A request as numbers, without its id and text, which decoding does not need."""
+    reference = request.reference
+    known = -1 if reference is None else len(reference)
+    head = [request.max_new_tokens, request.seed, known]
+    return [*head, *(reference or ()), *request.prompt_ids]
+
+
+def decoded(numbers: list[int]) -> Request:
+    """Inverse of `encoded`."""
+    new, seed, known, *ids = numbers
+    reference = None if known < 0 else tuple(ids[:known])
+    prompt = tuple(ids[max(known, 0) :])
+    return Request("announced", prompt, new, seed=seed, reference=reference)
+
+
+@dataclass(frozen=True)
+class AnnouncingDecoder:
+    """The decoder of process 0: it announces every call, so that all processes make it."""
+
+    decoder: Decoder
+    ranks: RankGroup
+    which: int = 0  # index of `decoder` among the decoders of the other processes
+
+    def summary(self) -> DecoderSummary:
+        return self.decoder.summary()
+
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        self.ranks.announce(PREPARE, self.which, request)
+        return self.decoder.prepare(model, request)
+
+    def generate(self, model: Denoiser, request: Request) -> Generation:
+        self.ranks.announce(GENERATE, self.which, request)
+        return self.ranks.generate(self.decoder, model, request)

@@ -1,1 +1,0 @@
-"""Several processes that decode one request: branch parallelism and tensor parallelism."""

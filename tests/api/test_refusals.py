@@ -1,0 +1,138 @@
+"""What a call of the Python interface refuses, and what the message says to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dllm_bench as db
+from dllm_bench.api.custom_generate import generate_with
+from dllm_bench.api.generation import spec_of
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import Blocks, Confidence, Threshold
+from dllm_bench.methods.wino import Wino
+from dllm_bench.runs.prompts import PromptGenerator
+from tests.api.models import loaded, transformers_object
+
+GAPS = "Tom has 3 apples and buys <|mask|><|mask|> more, so he has <|mask|><|mask|> apples."
+OBJECT = "is an object and stays as it is"
+HIDES = "hides positions from each other .*choose another decoder"
+ALONE = MaskedDecoder(Confidence(), Threshold(0.9), Blocks(32, sees_rest=False), NoCache())
+SHADOWED = replace(ALONE, schedule=Blocks(32), revise=Wino())
+Call = Callable[[Path], Any]
+
+
+def function(ids: torch.Tensor) -> torch.Tensor:
+    """tiny-llada as a function of ids."""
+    return loaded("tiny-llada").denoiser.module(input_ids=ids, use_cache=False).logits
+
+
+def never(_: object) -> None:
+    raise AssertionError("a token was committed before the refusal")
+
+
+def generate(*prompts: str, decoder: Any = "fast_dllm", **settings: Any) -> Call:
+    model = loaded("tiny-llada")
+    return lambda _: db.generate(model, [*prompts], decoder, on_commit=never, **settings)
+
+
+def decoder(**settings: Any) -> Call:
+    return lambda _: db.decoder("fast_dllm", **settings)
+
+
+def wrapped(model: Any, **settings: Any) -> Any:
+    settings = {"mask_token": "<|mask|>", **settings}
+    return db.wrap(model, loaded("tiny-llada").text.tokenizer, **settings)
+
+
+def wrap(model: Any, **settings: Any) -> Call:
+    return lambda _: wrapped(model, **settings)
+
+
+def of_function(decoder: Any) -> Call:
+    return lambda _: db.generate(wrapped(function), "2 + 2 =", decoder, 32)
+
+
+def load(source: str, **settings: Any) -> Call:
+    return lambda _: db.load_model(source, **settings)
+
+
+def run(model: str = "tiny-llada", **settings: Any) -> Call:
+    return lambda results: db.run(model, "vanilla", "minigsm", results=results, **settings)
+
+
+def of_object(benchmark: Any = "minigsm", **settings: Any) -> Call:
+    model = transformers_object("tiny-llada")
+    return lambda results: db.run(
+        wrapped(model), "fast_dllm", benchmark, results=results, limit=1, **settings
+    )
+
+
+def of_transformers(**settings: Any) -> Call:
+    asked = {"max_new_tokens": 8, **settings}
+    model = transformers_object("tiny-llada")
+    return lambda _: generate_with(model, {}, torch.tensor([[5]]), **asked)
+
+
+def prompt_with_masks(_: Path) -> None:
+    made = db.decoder("fast_dllm")
+    PromptGenerator(spec_of(loaded("tiny-llada"), made), made, loaded("tiny-llada"))(GAPS, 32, ())
+
+
+def unknown_class(_: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    wrapped(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=2048)))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (generate(GAPS, decoder="ngram_speculative"), "writes one token after another"),
+        (generate(GAPS, decoder="daedal"), "keep their places, which schedule Daedal does not"),
+        (generate(GAPS, max_new_tokens=32), "max_new_tokens=32 was given; leave that"),
+        (generate(GAPS, "2 + 2 ="), "those with masks in a call of their own"),
+        (generate("<|mask|> 4 = 7"), "begin the prompt with a text"),
+        (generate("2 + 2 =", "3 =", max_new_tokens=32, batch=2), "batch=2"),
+        (prompt_with_masks, "has 4 mask tokens to fill.*answered, not filled"),
+        (decoder(**{"select.thau": 1}), "thau"),
+        (decoder(tau=0.7), r"select\.tau"),
+        (decoder(select="nope"), "no decoder/select 'nope'"),
+        (decoder(**{"select.tau": "x"}), "tau .x.; give a number"),
+        (decoder(draft=Threshold(0.9)), "no slot 'draft'"),
+        (of_function("fast_dllm_dual"), "has no cache"),
+        (of_function("block_diffusion"), "keeps keys and values|attention"),
+        (of_function(SHADOWED), HIDES),
+        (of_function(ALONE), HIDES),
+        (wrap(lambda ids: ids), "returned"),
+        (wrap(function, mask_token="<nothing>"), "no token of the model's tokenizer"),
+        (wrap(function, attention="blocks"), "full, block, causal"),
+        (wrap(function, block=8), "block=8"),
+        (unknown_class, "wrap a function in place of it"),
+        (load("tiny-lada"), "did you mean 'tiny-llada'"),
+        (load("nobody/nothing"), "not in the local Hugging Face cache"),
+        (load("tiny-llada", dtipe="float32"), "dtipe"),
+        (load("tiny-llada", dtype="int3"), "float32, bfloat16"),
+        (run("tiny-lada"), "did you mean 'tiny-llada'"),
+        (run(limit=0), "limit is 0"),
+        (run(bach=2), "did you mean 'batch'"),
+        (run(**{"decoder.cache.evry": 2}), "evry"),
+        (of_object(**{"model.chat": True}), OBJECT),
+        (of_object(**{"hardware.dtype": "bfloat16"}), OBJECT),
+        (of_object(**{"hardware.replicas": 2}), "asks for several processes"),
+        (of_object(hardware="cpu-dp2"), "asks for several processes"),
+        (of_object(3), "use evaluate"),
+        (of_transformers(num_beams=4), "num_beams"),
+        (of_transformers(max_new_tokens=0), "no max_new_tokens"),
+    ],
+)
+def test_a_refused_call_says_what_to_do(call: Call, words: str, tmp_path: Path) -> None:
+    with pytest.raises(DllmBenchError, match=words):
+        call(tmp_path)
