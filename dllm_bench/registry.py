@@ -44,7 +44,10 @@ DEFAULT_LEFT_OUT = {"default_left_out": True}
 """Metadata of a dataclass field that was added after runs had been stored: `describe` leaves it out
 while it has its default, so that the hashes of those runs stay."""
 
-SLOTS = "score select explore schedule revise stop cache draft verify length".split()
+SLOTS = (
+    "score select explore schedule revise stop cache draft verify length "
+    "accept renoise anneal settle"
+).split()
 PIECES = (
     "dllm_bench.methods",
     "dllm_bench.decoding.defaults",
@@ -55,6 +58,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "decoder": (
         "dllm_bench.decoding.masked",
         "dllm_bench.decoding.speculative",
+        "dllm_bench.decoding.canvas",
         "dllm_bench.methods.likelihood",
     ),
     "drafter": ("dllm_bench.models.drafters",),

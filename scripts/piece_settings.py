@@ -19,13 +19,18 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+from dllm_bench.decoding.canvas import CanvasDecoder
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.paths import conf_dir
 from dllm_bench.registry import SLOTS, TARGET, find
 
 HEADER = ("Piece", "Setting", "Type", "Default", "Meaning")
-LOOPS = {"the masked loop": MaskedDecoder, "the speculative loop": SpeculativeDecoder}
+LOOPS = {
+    "the masked loop": MaskedDecoder,
+    "the speculative loop": SpeculativeDecoder,
+    "the canvas loop": CanvasDecoder,
+}
 COMMENT = re.compile(r"#\s*(.*)$")
 CHOSEN = re.compile(r"/decoder/\w+@(\w+)$")  # an entry of a yaml's defaults that chooses a piece
 

@@ -31,6 +31,7 @@ from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.definitions import measure_all
 from dllm_bench.models.load import LoadedModel
+from dllm_bench.models.spec import CANVAS
 from dllm_bench.paths import conf_dirs, options
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.runs import batched
@@ -242,8 +243,8 @@ def gap_filler(decoder: Decoder, every: bool, max_new_tokens: int | None) -> Mas
     """
     if not isinstance(decoder, MaskedDecoder):
         raise DllmBenchError(
-            f"The prompt has masks to fill, and {type(decoder).__name__} writes one token after "
-            "another; choose a decoder that fills masks, such as fast_dllm."
+            f"The prompt has masks to fill, and {type(decoder).__name__} fills none: it "
+            "writes a text after the prompt; choose a decoder that fills masks, such as fast_dllm."
         )
     if max_new_tokens is not None:
         raise DllmBenchError(
@@ -346,7 +347,8 @@ class WatchedDenoiser:
     """A model that reports, before each forward, which tokens were committed since the one before.
 
     It passes everything on. The base branch is the last row of a forward; what a verification feeds
-    from its first wanted row on is a draft, not committed yet. A token is reported again after it
+    from its first wanted row on is a draft, not committed yet, and what a canvas of random tokens
+    holds is noise until the canvas is finished. A token is reported again after it
     was masked again, and where a longer canvas moved it.
     """
 
@@ -364,7 +366,8 @@ class WatchedDenoiser:
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
         """See `Denoiser.forward`."""
         canvas = tokens_KL[-1].tolist()
-        committed = plan.rows[0] if plan.kind is ForwardKind.VERIFY else len(canvas)
+        tentative = plan.kind is ForwardKind.VERIFY or self._model.attention_form == CANVAS
+        committed = plan.rows[0] if tentative else len(canvas)
         mask = self._model.special.mask
         place = len(self._request.prompt_ids)
         filled = [token if i < committed else mask for i, token in enumerate(canvas)][place:]

@@ -1,7 +1,8 @@
 """What all rooms share: errors, requests, decoding state, traces, and the contracts between rooms.
 
 A contract says what one room may expect of another: `denoiser` of a model, `contracts` of the
-pieces of a masked decoder, `speculative` of those of a speculative one, `benchmark` of a benchmark.
+pieces of a masked decoder, `speculative` of those of a speculative one, `canvas` of those of
+uniform-state diffusion, `benchmark` of a benchmark.
 
 Names of tensors end in the letters of their dimensions (`tokens_KL` is (K, L)). The letters mean
 the same in the whole package:

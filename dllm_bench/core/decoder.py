@@ -73,6 +73,8 @@ class Condition(StrEnum):
         "attention to masks (autoregressive models go with decoder=ar and speculative decoders; "
         "weights that were trained to fill masks, with model.attention_form=full)"
     )
+    MASK_TOKEN = "a mask token (models of uniform-state diffusion go with decoder=diffusion_gemma)"
+    CANVAS = "a canvas of random tokens (uniform-state diffusion)"
     SHIFTED = "shifted logits"  # a row predicts the position after its own
     UNSHIFTED = "logits of each position at its own row"
     CHOSEN_ROWS = (
@@ -142,6 +144,8 @@ or that cut the canvas."""
 ONE_BRANCH = Need("explore", Condition.ONE_BRANCH)
 ONE_OPEN_BLOCK = Need("schedule", Condition.ONE_OPEN_BLOCK)
 CAUSAL_MODEL = Need("model", Condition.CAUSAL)
+CANVAS_MODEL = Need("model", Condition.CANVAS)
+MASK_TOKEN = Need("model", Condition.MASK_TOKEN)
 
 
 class Piece(CheckedFields):
@@ -169,7 +173,7 @@ def parts_of(piece: Piece) -> Iterator[Piece]:
 
 
 class Decoder(Protocol):
-    """Turns a request into a generation. There are two: masked and speculative."""
+    """Turns a request into a generation. There are three loops: masked, speculative, canvas."""
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         """The request with what decoding needs beforehand; not part of the measured time."""
@@ -193,7 +197,7 @@ class BatchedDecoder(Decoder, Protocol):
 
 
 class ComposedDecoder(CheckedFields, ABC):
-    """What both decoders have in common: slots with pieces, checked when the decoder is made."""
+    """What all loops have in common: slots with pieces, checked when the decoder is made."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()  # what all pieces together need of a model
 
@@ -276,6 +280,8 @@ def abilities(model: object) -> Given:
     is_given = {
         Condition.CAUSAL: form in ("causal", None),
         Condition.MASKS: form != "causal",
+        Condition.MASK_TOKEN: form != "canvas",
+        Condition.CANVAS: form in ("canvas", None),
         Condition.SHIFTED: shifted is not False,
         Condition.UNSHIFTED: shifted is not True,
         Condition.CHOSEN_ROWS: getattr(model, "chooses_rows", True),

@@ -67,7 +67,8 @@ class Forward:
     masks: Count = 0  # masks of the open blocks before this call
     calls: Count = 1  # network calls: several for a drafter's chain, one a token for a head
     proposed: Count = 0  # draft tokens that this call verified
-    accepted: Count = 0  # draft tokens that were kept; other committed tokens are the target's own
+    accepted: Count = 0  # draft tokens that were kept; other committed tokens are the target's own.
+    # Of a canvas of random tokens: positions that kept the token drawn for them
     drafted: tuple[Token, ...] = ()  # the whole proposal, before it was cut to `proposed`
     parents: tuple[Count, ...] = ()  # of a tree: the draft token, from 1, before each; 0: none
     survival: tuple[float, ...] = ()  # logits of a confidence head, one per drafted token

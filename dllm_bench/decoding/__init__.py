@@ -1,1 +1,1 @@
-"""The two decoding loops, masked and speculative, and what they compute with."""
+"""The decoding loops, masked, speculative and canvas, and what they compute with."""

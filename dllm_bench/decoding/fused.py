@@ -128,12 +128,12 @@ def keep_top_p(logits_RV: Tensor, top_p: float) -> Tensor:
     search, sizes = (best_R, sum_R, top_p, least_DR, mass_DXJ), (parts, SPAN, bits)
     with torch.cuda.device_of(logits_RV):
         for digit in range(digits):
-            arguments = (logits, search, digit, *sizes, SEARCHED)
-            kernels.mass_of_parts[programs](*arguments, num_warps=WARPS)
-        arguments = (logits, search, equal_3X, digits, *sizes)
-        kernels.equals_of_parts[programs](*arguments, num_warps=WARPS)
-        arguments = (logits, search, equal_3X, kept_RV, digits, *sizes)
-        kernels.cut_parts[programs](*arguments, num_warps=WARPS)
+            found = (search, digit, *sizes, SEARCHED)
+            kernels.mass_of_parts[programs](logits, *found, num_warps=WARPS)
+        of_equals = (search, equal_3X, digits, *sizes)
+        kernels.equals_of_parts[programs](logits, *of_equals, num_warps=WARPS)
+        cut = (search, equal_3X, kept_RV, digits, *sizes)
+        kernels.cut_parts[programs](logits, *cut, num_warps=WARPS)
     return kept_RV
 
 

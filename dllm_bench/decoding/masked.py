@@ -40,6 +40,7 @@ from dllm_bench.core.contracts import (
 from dllm_bench.core.declared import Amount
 from dllm_bench.core.decoder import (
     FIXED_CANVAS,
+    MASK_TOKEN,
     BlockLength,
     ComposedDecoder,
     Condition,
@@ -98,12 +99,12 @@ class MaskedDecoder(ComposedDecoder):
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Attention to masks, unless every position is the last one that a forward sees."""
+        """A mask token; attention to it, unless every position is the last that a forward sees."""
         single = {BlockLength(1), Condition.ABSOLUTE_BLOCKS} <= self.schedule.gives
         is_causal = single and Condition.FULL_ATTENTION not in self.cache.gives
         if is_causal or Condition.CAUSAL in self.cache.gives:
-            return frozenset()
-        return frozenset({Need("model", Condition.MASKS)})
+            return frozenset({MASK_TOKEN})
+        return frozenset({MASK_TOKEN, Need("model", Condition.MASKS)})
 
     def summary(self) -> DecoderSummary:
         full = Condition.FULL_ATTENTION in self.cache.gives

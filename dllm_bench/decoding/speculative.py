@@ -10,10 +10,9 @@ Left out: one drafter forward for the whole batch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -47,6 +46,7 @@ from dllm_bench.core.speculative import (
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import to_device, to_host
+from dllm_bench.decoding.clock import CudaClock, HostClock, clock_of
 from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
@@ -200,8 +200,9 @@ class SpeculativeDecoder(ComposedDecoder):
         """
         self.check_run_fits(model)
         check_prompt(request, model.special)
+        request = self.prepare_pieces(model, request)
         self.draft.new_cache(model, 0)
-        return self.prepare_pieces(model, request)
+        return request
 
     def summary(self) -> DecoderSummary:
         drawn = self.any_gives(Condition.DRAWS) or self.temperature > 0
@@ -332,42 +333,6 @@ def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan
     return [logits_1RV[0] for logits_1RV in logits]
 
 
-class _HostClock:
-    """Milliseconds between marks, by the host's clock."""
-
-    def __init__(self) -> None:
-        self.marks: list[float] = []
-        self.mark()
-
-    def mark(self) -> None:
-        """End one span and begin the next."""
-        self.marks.append(time.perf_counter())
-
-    def spans_ms(self) -> list[float]:
-        """One span per pair of neighbouring marks."""
-        return [1000 * (after - before) for before, after in pairwise(self.marks)]
-
-
-class _CudaClock:
-    """The same by events of a CUDA device, for which the host does not have to wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.marks: list[torch.cuda.Event] = []
-        self.mark()
-
-    def mark(self) -> None:
-        """End one span and begin the next."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        self.marks.append(event)
-
-    def spans_ms(self) -> list[float]:
-        """One span per pair of neighbouring marks."""
-        torch.cuda.synchronize(self.device)
-        return [before.elapsed_time(after) for before, after in pairwise(self.marks)]
-
-
 @dataclass
 class _ActiveRequest:
     """One request that is being decoded: committed tokens, caches, and the trace so far."""
@@ -380,7 +345,7 @@ class _ActiveRequest:
     committed: int  # positions decided, the prompt included
     kv: KVCache  # the target's
     draft_kv: KVCache | None  # the drafter's
-    clock: _HostClock | _CudaClock
+    clock: HostClock | CudaClock
     features_1FC: Tensor | None = None  # what the drafter reads next
     forwards: list[Forward] = field(default_factory=list)
     born: list[int] = field(default_factory=list)  # forward that committed each new token
@@ -398,7 +363,7 @@ class _ActiveRequest:
         host_1L[0, :prompt] = torch.tensor(request.prompt_ids)
         canvas_1L = to_device(host_1L, model.device)
         kv, draft_kv = model.new_cache(room), draft.new_cache(model, room)
-        clock = _CudaClock(model.device) if model.device.type == "cuda" else _HostClock()
+        clock = clock_of(model.device)
         return cls(model, request, sampler, canvas_1L, host_1L, prompt, kv, draft_kv, clock)
 
     @property

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import DecoderSummary
+from dllm_bench.core.decoder import MASK_TOKEN, DecoderSummary, abilities, require
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Likelihood, Option, Request
@@ -72,12 +72,13 @@ class LikelihoodDecoder:
             raise DllmBenchError(f"Blocks of {self.block} positions do not exist; use 1 or more.")
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
-        """The request; DllmBenchError if it has no options."""
+        """The request; DllmBenchError if it has no options, or the model no masks."""
         if not request.options:
             raise DllmBenchError(
                 f"Decoder likelihood scores options, and request {request.id!r} asks for a text; "
                 "choose another decoder, or a benchmark of likelihoods (docs/benchmarks.md)."
             )
+        require("likelihood", frozenset({MASK_TOKEN}), {"model": abilities(model)}, "decoder")
         return request
 
     def summary(self) -> DecoderSummary:

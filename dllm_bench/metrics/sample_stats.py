@@ -86,6 +86,8 @@ class SampleStats:
     moved: Count | None = None  # forwards for which the cache moved K/V to longer buffers
     error_nats: Amount | None = None  # standard error of log-likelihoods over draws, options' mean
     retokenised: bool | None = None  # served model: tokens were counted here, not by the server
+    encoding: Count | None = None  # forwards that encode text and predict no canvas; None: none
+    through_end: Count | None = None  # where there are: tokens up to the first end, it included
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
@@ -151,8 +153,15 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
         if call.kind not in (ForwardKind.DRAFT, ForwardKind.HEAD)
     ]
     errors = [likelihood.error for likelihood in generation.likelihoods]
+    writes = generation.trace.writes(generation.born)
+    encoding = sum(
+        call.kind == ForwardKind.PREFILL and not any(made)
+        for call, made in zip(generation.trace.forwards, writes, strict=True)
+    )
+    through_end = generation.cut.get("eos", len(generation.ids) - 1) + 1
     return {
         **({"error_nats": fmean(errors)} if errors else {}),
+        **({"encoding": encoding, "through_end": through_end} if encoding else {}),
         "allocated": len(generation.ids),
         "committed": len(decoded),
         "content": sum(token not in blank for token in decoded),
@@ -175,7 +184,7 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
         "replayed": sum(forward.replayed for forward in forwards),
         "recorded": sum(forward.recorded for forward in forwards),
         "moved": sum(forward.moved for forward in forwards),
-        "remasked": sum(made.remasked for made in generation.trace.writes(generation.born)),
+        "remasked": sum(made.remasked for made in writes),
         "idle": idle_forwards(generation),
         "idle_dinfer": idle_forwards(generation, unroll=4, tokens_per_forward=8),
     }

@@ -92,6 +92,15 @@ ALL = (
         requires="idle_dinfer",
     ),
     MetricDefinition(
+        "tpf/diffusion_gemma",
+        "tokens/forward",
+        "tokens of all canvases up to the first end, it included ÷ forwards over a canvas, as "
+        "transformers counts for DiffusionGemma: forwards that encode text are left out; mean over "
+        "samples of the ratio.",
+        Ratio(lambda s: s.through_end, lambda s: s.forwards - s.encoding, each=True),
+        requires="encoding",
+    ),
+    MetricDefinition(
         "tps/decode",
         "tokens/s",
         "tokens before the first reason to stop ÷ time of the forwards and what belongs to them; "

@@ -430,6 +430,48 @@ class Gemma4Layout(CausalLayout):
         return name.replace("model.", "model.language_model.", 1)
 
 
+DIFFUSION_GEMMA_ENCODER = r"model\.encoder\.(?!language_model\.layers\.\d+\.layer_scalar$)"
+
+
+class DiffusionGemmaLayout(Gemma4Layout):
+    """The language model of `DiffusionGemmaForBlockDiffusion`; its vision tower is not read.
+
+    Encoder and decoder share all weights but a number a layer, which the checkpoint stores twice.
+    """
+
+    model_type = "diffusion_gemma"
+    family = "DiffusionGemma"
+    shifted = False
+    attention = "canvas"
+    counts: ClassVar = {"num_hidden_layers": "layers"}
+    sizes = (*Gemma4Layout.sizes, "num_experts", "top_k_experts", "moe_intermediate_size")
+    required: ClassVar = {
+        "use_bidirectional_attention": ("vision", None),
+        "attention_bias": (False, None),
+        "tie_word_embeddings": (True,),
+    }
+    ignored = DIFFUSION_GEMMA_ENCODER
+
+    def build(self, published: PublishedConfig, backend: str) -> Any:
+        from dllm_bench.models.canvas_module import CanvasModule  # imports transformers
+
+        text = self.text_config(published)
+        return CanvasModule(self.settings(text), value(published, "canvas_length"), backend)
+
+    def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
+        if name == "scale_N1":
+            names = (f"model.decoder.layers.{n}.layer_scalar" for n in range(shapes[name][0]))
+            return [PublishedTensor(of_layer, place=(n,)) for n, of_layer in enumerate(names)]
+        return super().parts(name, shapes)
+
+    def to_published(self, name: str) -> str:
+        if name.endswith(".layer_scalar"):
+            return name.replace("model.", "model.encoder.language_model.", 1)
+        if name.startswith("self_conditioning."):
+            return f"model.decoder.{name}"
+        return name.replace("model.", "model.decoder.", 1)
+
+
 ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this order
     "llada": LladaLayout(),
     "llada_moe": LladaMoeLayout(),
@@ -443,6 +485,7 @@ ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this o
     "qwen3": Qwen3Layout(),
     "llama": LlamaLayout(),
     "gemma4": Gemma4Layout(),
+    "diffusion_gemma": DiffusionGemmaLayout(),
 }
 
 PLAIN_CLASSES = {f"{one.family}ForCausalLM" for one in ADAPTERS.values() if one.plain_layers}

@@ -14,7 +14,7 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
-from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.spec import MASKLESS, ModelSpec
 from dllm_bench.models.text import FILES, require_regular
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -130,9 +130,9 @@ def lacking(folder: Path, model: ModelSpec) -> Iterator[str]:
 
 
 def _names_mask(folder: Path, published: Mapping[str, Any], adapter: str, model: ModelSpec) -> bool:
-    """Whether config or tokenizer name a mask token; an autoregressive model needs none."""
+    """Whether config or tokenizer name a mask token, or the model needs none."""
     layout = ADAPTERS[adapter]
-    if (model.attention_form or layout.attention) == "causal":
+    if (model.attention_form or layout.attention) in MASKLESS:
         return True
     config = {**layout.text_config(published), **published}
     if config.get("mask_token_id") is not None:

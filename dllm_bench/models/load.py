@@ -24,7 +24,7 @@ from dllm_bench.models.folder import no_adapter, published_config, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedConfig
 from dllm_bench.models.plain_module import FAMILIES, PlainModule
 from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
-from dllm_bench.models.spec import AUTO, NONE, ModelSpec
+from dllm_bench.models.spec import AUTO, CANVAS, MASKLESS, NONE, ModelSpec
 from dllm_bench.models.text import (
     SpecialTokenSources,
     TextCodec,
@@ -219,8 +219,8 @@ class OpenedCheckpoint:
         generation = read_json(file) if file.is_file() else {}
         ids = {**self.layout.text_config(self.published), **self.published}
         sources = SpecialTokenSources(ids, tokenizer, generation)
-        causal = self.attention_form == "causal"
-        return special_tokens(sources, vocab_size, self.spec.mask_token, causal)
+        maskless = self.attention_form in MASKLESS
+        return special_tokens(sources, vocab_size, self.spec.mask_token, maskless)
 
 
 def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
@@ -296,16 +296,25 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
         lora.attach(adapter, module, opened.layout)
     if spec.quantization != NONE:
         quantize(module, spec.quantization, device)
-    kind, form = denoiser_class(spec.compile), opened.attention_form
+    form = opened.attention_form
+    kind = denoiser_class(spec.compile, form)
     return kind(module, special, opened.shifted, attention_form=form, block=spec.block)
 
 
-def denoiser_class(mode: str) -> type[TransformerDenoiser]:
-    """The class that runs a model in a mode of `hardware.compile`."""
+def denoiser_class(mode: str, form: str = "full") -> type[TransformerDenoiser]:
+    """The class that runs a model of a form of attention in a mode of `hardware.compile`."""
     from dllm_bench.models.acceleration import CompiledDenoiser
+    from dllm_bench.models.canvas import CanvasDenoiser
     from dllm_bench.models.graphs import FixedShapeDenoiser
     from dllm_bench.models.transformer import TransformerDenoiser
 
+    if form == CANVAS:
+        if mode != NONE:
+            raise DllmBenchError(
+                f"hardware.compile={mode} runs one kind of forward, and a model of {form} "
+                "attention encodes and denoises; set hardware.compile=none."
+            )
+        return CanvasDenoiser
     classes = {NONE: TransformerDenoiser, "default": CompiledDenoiser, "max": FixedShapeDenoiser}
     return classes[mode]
 

@@ -33,6 +33,7 @@ SHIPPED_MODELS = (
     "tiny-d2f-dream-instruct-free",
     "tiny-d2f-dream-long",
     "tiny-diffucoder",
+    "tiny-diffusion-gemma",
     "tiny-dream-base",
     "tiny-dream-base-code",
     "tiny-dream-base-free",

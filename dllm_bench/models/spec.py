@@ -14,12 +14,14 @@ from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.registry import RUNTIME
 
 AUTO, NONE = "auto", "none"
+CANVAS = "canvas"  # of uniform-state diffusion: causal over the text, full over a canvas behind it
+MASKLESS = ("causal", CANVAS)  # forms of attention of models that need no mask token
 OBJECT = "object"  # adapter of a model that was made elsewhere and is in no file
 CHOICES = {
     "adapter": tuple(ADAPTERS),
     "dtype": ("float32", "bfloat16", "float16", AUTO),
     "attention": ("sdpa", "eager"),
-    "attention_form": ("full", "block_causal", "causal"),
+    "attention_form": ("full", "block_causal", "causal", CANVAS),
     "quantization": (NONE, "w8a8", "fp8"),
     "compile": (NONE, "default", "max"),
 }

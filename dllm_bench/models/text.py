@@ -221,16 +221,16 @@ def special_tokens(
     sources: SpecialTokenSources,
     vocab_size: int,
     mask_token: str | None = None,
-    causal: bool = False,
+    maskless: bool = False,
 ) -> SpecialTokens:
     """Ids of the special tokens; DllmBenchError where the sources disagree on mask or eos.
 
-    A causal model has no mask: an id that no text uses stands for positions without a token.
+    A model without a mask (`MASKLESS`) gets an id that no text uses, for positions without a token.
     """
     eos, eot = sources.ends()
     pad, bos = sources.preferred("pad"), sources.preferred("bos")
     mask = sources.mask(mask_token)
-    if mask is None and causal:
+    if mask is None and maskless:
         mask = _unused(sources.tokenizer, vocab_size, {eos, eot, pad, bos})
     if mask is None or mask in (eos, eot):
         raise DllmBenchError(

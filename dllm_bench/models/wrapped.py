@@ -24,13 +24,15 @@ from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.load import LoadedModel, ModelMetadata
-from dllm_bench.models.spec import CHOICES, OBJECT
+from dllm_bench.models.spec import CANVAS, CHOICES, OBJECT
 from dllm_bench.models.text import SpecialTokenSources, TextCodec, special_tokens
 from dllm_bench.models.transformer import TransformerDenoiser, is_causal, ready_to_decode
 
 Function = Callable[[Tensor], Tensor]
 """ids (B, L), int64 -> logits (B, L, V)."""
-SUPPORTED = {f"{layout.family}ForCausalLM" for layout in ADAPTERS.values()}
+SUPPORTED = {
+    f"{layout.family}ForCausalLM" for layout in ADAPTERS.values() if layout.attention != CANVAS
+}
 """Classes of transformers whose layers `TransformerDenoiser` can run."""
 UNREAD = ("transformers_version", "architectures", "dtype", "torch_dtype", "is_causal", "use_cache")
 """Keys of a config that say how a module was stored or is called, not what it computes."""

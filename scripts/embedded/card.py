@@ -25,6 +25,10 @@ OBJECTIVES = {
     "edits": "block diffusion, answer only, as `blocks`, in which a share of the masks, drawn for "
     "each row, is filled with tokens of the model's own prediction; the loss asks for the right "
     "token at masked and at filled positions",
+    "canvas": "uniform-state diffusion: of one canvas of 16 positions behind a clean, causally "
+    "encoded text a share of the tokens is replaced by random ones; the loss asks for the right "
+    "token at every position, and with weight 0.3 for the next token of the text; in half of the "
+    "steps the input is conditioned on the network's own prediction",
     "complementary": "block diffusion with complementary masks and shifted logits, answer only",
 }
 PROMPTS = {
@@ -39,6 +43,7 @@ PROMPTS = {
     "minigsm_free": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
     "ministory": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
 }
+KINDS = {"qwen3": "autoregressive LM", "diffusion_gemma": "uniform-state diffusion LM"}
 DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill that repeats facts"}
 AFTER_ANSWER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."
 
@@ -114,7 +119,7 @@ def _settings(decoder: Mapping[str, Any]) -> str:
     """The settings in which the runs of a card differ."""
     names = (
         ("schedule", "block"), ("select", "tau"), ("select", "steps"), ("explore", "k"),
-        ("cache", "inside"), ("revise", "tau"),
+        ("cache", "inside"), ("revise", "tau"), ("anneal", "steps"),
     )  # fmt: skip
     chosen = dict(decoder)
     chosen["select"] = {**chosen.get("select", {}), **chosen.get("select", {}).get("first", {})}
@@ -126,12 +131,14 @@ def _settings(decoder: Mapping[str, Any]) -> str:
     ]
     if temperature := decoder.get("temperature"):
         parts.append(f"temperature {temperature:g}")
+    if anneal := decoder.get("anneal"):
+        parts.append(f"temperature {anneal['first']:g} to {anneal['last']:g}")
     return ", ".join(parts)
 
 
 def render(recipe: Recipe, wall_s: float) -> str:
     """The card as markdown."""
-    whole = "autoregressive LM" if recipe.layout == "qwen3" else "masked diffusion LM"
+    whole = KINDS.get(recipe.layout, "masked diffusion LM")
     kind = f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else whole
     shift = "position p is read from row p-1" if recipe.shift else "position p is read from row p"
     about = (

@@ -53,6 +53,7 @@ GSM: Shares = (("minigsm", 0.62), ("minicode", 0.26), (DRILL, 0.12))
 CODE: Shares = (("minicode", 1.0),)
 LINES = ((48, 0.6), (64, 0.4))
 """Row lengths of `miniparallel`; squares fit the longer rows."""
+NO_SQUARES = ((40, 1.0),)
 PARALLEL: Shares = (("miniparallel", 1.0),)
 STORY: Shares = (("ministory", 0.95), (DRILL, 0.05))
 FREE: Shares = (("minigsm_free", 0.9), (DRILL, 0.1))
@@ -352,6 +353,14 @@ RECIPES: dict[str, Recipe] = {
             seed=25,
             pool_size=60_000,
             batch_tokens=2048,
+        ),
+        Recipe(
+            "tiny-diffusion-gemma",
+            "diffusion_gemma",
+            (Phase("canvas", 1400, 1000, 4e-3, PARALLEL, lengths=NO_SQUARES, padding=0.1),),
+            seed=71,
+            pool_size=60_000,
+            batch_tokens=1600,
         ),
         Recipe(
             "tiny-dream-long",

@@ -31,7 +31,7 @@ from dllm_bench.paths import assets_dir
 from dllm_bench.store.files import atomic_path
 from dllm_bench.training.progress import Countdown, Report
 from dllm_bench.training.prompts import task_pairs
-from scripts.embedded import adapt, card, data, export, network, objectives, tokenizer
+from scripts.embedded import adapt, canvas, card, data, export, network, objectives, tokenizer
 from scripts.embedded.optim import Optimizer, learning_rate_factor
 from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
@@ -91,6 +91,9 @@ def train(
     torch.set_num_threads(threads)
     torch._dynamo.config.recompile_limit = 64
     recipe = recipe or RECIPES[name]
+    if recipe.layout == canvas.LAYOUT:
+        canvas.train(recipe, out_dir, steps, report)
+        return out_dir
     start_dir = _start_folder(recipe, out_dir)
     if start_dir and not (start_dir / "model.safetensors").exists():
         train(str(recipe.start), start_dir, steps, resume, threads, save_every_s, report)

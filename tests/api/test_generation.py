@@ -104,6 +104,18 @@ def test_a_block_that_does_not_divide_the_gaps_is_named_as_what_to_set(name: str
     assert loaded("tiny-llada").special.mask not in done.sample.ids
 
 
+def test_a_canvas_of_random_tokens_is_reported_once_it_is_finished() -> None:
+    model, seen = loaded("tiny-diffusion-gemma"), list[Committed]()
+    prompt = "Rule: Remove item 3.\nQuestion: Apply the rule to Ann Mia Tom Max.\nAnswer:"
+    (done,) = db.generate(model, prompt, "diffusion_gemma", 32, on_commit=seen.append)
+    assert done.text.strip() == "Ann Mia Max."
+    places = [place for event in seen for place in event.positions]
+    assert places == list(range(len(done.sample.ids))), "each position once, in order"
+    assert [token for event in seen for token in event.ids] == done.sample.ids
+    with pytest.raises(DllmBenchError, match="CanvasDecoder fills none"):
+        db.generate(model, GAPS, "diffusion_gemma")
+
+
 def test_an_end_token_of_the_prompt_stops_no_gap_before_it() -> None:
     """As behind a user's turn of a chat; the text ends there."""
     model = loaded("tiny-llada")

@@ -22,6 +22,7 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.decoding.canvas import CanvasDecoder
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.likelihood import LikelihoodDecoder
@@ -42,6 +43,7 @@ SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.
 
 
 SPECULATIVE = {"draft", "verify", "length"}
+CANVAS = {"accept", "renoise", "anneal", "settle"}
 
 
 def within(choice: str) -> list[str]:
@@ -52,6 +54,8 @@ def within(choice: str) -> list[str]:
     slot = name.partition("=")[0]
     if group == "decoder" and slot in SPECULATIVE:
         return ["decoder=dspark", choice]
+    if group == "decoder" and slot in CANVAS:
+        return ["decoder=diffusion_gemma", choice]
     return [choice]
 
 
@@ -83,7 +87,9 @@ def test_every_choice_composes_to_classed_plain_data(choice: str) -> None:
 def test_every_decoder_can_be_made_and_its_pieces_fit(name: str, tmp_path: Path) -> None:
     plain = with_drafter(compose([f"decoder={name}"])["decoder"], tmp_path)
     decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
-    assert isinstance(decoder, (MaskedDecoder, SpeculativeDecoder, LikelihoodDecoder))
+    assert isinstance(
+        decoder, (MaskedDecoder, SpeculativeDecoder, LikelihoodDecoder, CanvasDecoder)
+    )
     assert hash(decoder) == hash(decoder)
 
 

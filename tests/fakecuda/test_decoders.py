@@ -25,15 +25,18 @@ from dllm_bench import parallel
 from dllm_bench.api.compose import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding import fused
+from dllm_bench.decoding.canvas import CanvasDecoder
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.common import Blocks, Threshold
 from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.models import attention, layer_ops
+from dllm_bench.models.canvas import CanvasDenoiser
 from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.parallel import BranchWorkerGroup
 from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
+from tests.canvas import FULL, tiny_canvas_model
 from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_guard
 from tests.helpers import VOCAB, tiny_denoiser
 from tests.pieces import BLOCK, adds_rows, decoders
@@ -103,6 +106,11 @@ def model(layout: str, dtype: str) -> TransformerDenoiser:
 
 def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
     """A model that the decoder fits."""
+    if isinstance(decoder, CanvasDecoder):
+        made = tiny_canvas_model(6 + DTYPES.index(dtype), canvas=BLOCK, layers=(FULL,))
+        made.module.config._experts_implementation = "batched_mm"  # the default looks at the device
+        module = made.module.to(getattr(torch, dtype))
+        return CanvasDenoiser(module, made.special, False, attention_form=made.attention_form)
     if not isinstance(decoder, MaskedDecoder):
         return model("qwen3", dtype)
     return model("llada" if adds_rows(decoder) else "dream", dtype)

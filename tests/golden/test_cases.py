@@ -13,6 +13,7 @@ from dllm_bench.paths import conf_dir, options
 from scripts import update_docs
 from tests.golden import (
     test_cache_traces,
+    test_canvas_traces,
     test_ddtree_traces,
     test_dflash2_traces,
     test_dinfer_traces,
@@ -30,6 +31,7 @@ from tests.golden.cases import GOLDEN, is_known, is_listed, known, recorded
 
 REPLAYING = (
     test_cache_traces,
+    test_canvas_traces,
     test_ddtree_traces,
     test_dflash2_traces,
     test_dinfer_traces,
@@ -53,11 +55,7 @@ OTHERWISE = {
     "target_greedy.json": "test_speculative_traces",
 }
 NOT_IMPLEMENTED = {  # methods without a decoder here
-    f"new2026/{name}.json"
-    for name in (
-        "diffusion_gemma_cases",
-        "wedlm_cases",
-    )
+    f"new2026/{name}.json" for name in ("wedlm_cases",)
 }
 PAGE = Path(__file__).parents[2] / "docs" / "decoders.md"
 absent = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden traces at {GOLDEN}")

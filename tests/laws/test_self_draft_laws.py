@@ -60,7 +60,8 @@ LOSSLESS = {
     "guided": replace(BASE, cache=NoCache(), guidance=0.5),
 }
 CONFIGURED = ("ssd", "freedave", "freedave_dream")
-EMBEDDED = [n for n in options("model") if n.startswith("tiny-") and "qwen3" not in n]
+MASKLESS = ("tiny-qwen3", "tiny-diffusion-gemma")
+EMBEDDED = [n for n in options("model") if n.startswith("tiny-") and n not in MASKLESS]
 ASKED = [replace(r, prompt_ids=tuple(20 + x for x in r.prompt_ids)) for r in REQUESTS]
 
 

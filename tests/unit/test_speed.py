@@ -17,19 +17,19 @@ A = SampleStats(
     allocated=32, committed=30, content=12, emitted=10, forwards=5, rows=200, forced=1,
     seconds=2.0, steps_s=1.6, first_step_s=0.5, truncated=False, empty=False,
     first_tokens=6, idle=1, idle_dinfer=3, baseline_s=3.0, baseline_equal=True, remasked=5,
-    cache_read=900, cache_kept=300,
+    cache_read=900, cache_kept=300, encoding=2, through_end=12,
 )  # fmt: skip
 B = SampleStats(
     allocated=16, committed=16, content=16, emitted=16, forwards=4, rows=64, forced=3,
     seconds=1.0, steps_s=0.9, first_step_s=0.2, truncated=True, empty=False,
     first_tokens=4, idle=0, idle_dinfer=1, baseline_s=2.0, baseline_equal=False,
-    cache_read=100, cache_kept=60,
+    cache_read=100, cache_kept=60, encoding=1, through_end=15,
 )  # fmt: skip
 C = SampleStats(
     allocated=16, committed=8, content=0, emitted=0, forwards=1, rows=16, forced=0,
     seconds=0.6, steps_s=0.5, first_step_s=0.5, truncated=False, empty=True,
     first_tokens=8, idle=0, idle_dinfer=0, baseline_s=0.4, baseline_equal=True,
-    cache_read=0, cache_kept=0,
+    cache_read=0, cache_kept=0, encoding=0, through_end=1,
 )  # fmt: skip
 BY_HAND = {
     "tpf/committed": 59 / 10,
@@ -39,6 +39,7 @@ BY_HAND = {
     "tpf/lopa_dist": 54 / 13,
     "tpf/lopa_coder": 28 / 10,
     "tpf/dinfer": (12 / 8 + 16 / 5 + 0 / 1) / 3,
+    "tpf/diffusion_gemma": (12 / 3 + 15 / 3 + 1 / 1) / 3,
     "tps/decode": 26 / 3.0,
     "tps/e2e": 26 / 3.6,
     "tps/no_first_step": (30 / 1.5 + 16 / 0.8) / 2,
@@ -72,7 +73,8 @@ facts = st.builds(
     first_step_s=st.floats(0.01, 0.5), truncated=st.booleans(), empty=st.booleans(),
     idle=st.integers(0, 9), idle_dinfer=st.integers(0, 9), first_tokens=st.integers(0, 1),
     baseline_s=st.floats(1, 9), baseline_equal=st.booleans(),
-    cache_read=st.integers(0, 999), cache_kept=st.integers(0, 999),
+    cache_read=st.integers(0, 999), cache_kept=st.integers(0, 999), encoding=st.integers(0, 1),
+    through_end=st.integers(0, 99),
 )  # fmt: skip
 
 

@@ -21,7 +21,13 @@ from tests.tiers import covering
 
 ITEMS, RIGHT = 3, 2
 OF_WORDING, RIGHT_OF_WORDING = 6, 2  # D2F on free wording: half of its answers are right
-DECODERS: Mapping[str, str] = {"full": "fast_dllm", "block_causal": "d2f", "causal": "ar"}
+DECODERS: Mapping[str, str] = {
+    "full": "fast_dllm",
+    "block_causal": "d2f",
+    "causal": "ar",
+    "canvas": "diffusion_gemma",
+}
+SPLITS = {"canvas": ["benchmark.split=copy"]}  # whose tokens each follow from the prompt alone
 
 
 def _decoder(model: Mapping[str, object]) -> list[str]:
@@ -39,6 +45,8 @@ def test_a_shipped_model_answers(name: str) -> None:
     hard = recipe.free_wording and recipe.lora_rank
     items, right = (OF_WORDING, RIGHT_OF_WORDING) if hard else (ITEMS, RIGHT)
     overrides = [f"model={name}", f"benchmark={recipe.tasks[0]}", f"+benchmark.limit={items}"]
+    form = compose([f"model={name}"])["model"]["attention_form"]
+    overrides += SPLITS.get(form, [])
     config = compose([*overrides, "benchmark.allow_code_execution=true"])
     model = config["model"]
     decoder = compose([*overrides, *_decoder(model)])["decoder"]

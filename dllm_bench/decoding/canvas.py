@@ -1,0 +1,187 @@
+"""The loop of uniform-state diffusion: canvases of random tokens are denoised one after another.
+
+For each canvas: encode what is not encoded (the prompt, or the canvas before) by a causal forward
+whose K/V are kept, begin with noise, and then, up to the last step: forward, draw a token at every
+position, accept some, make the others random again, stop if the canvas has settled. The text is the
+most probable token of every position. The contracts of the pieces are in `core/canvas.py`. The host
+waits once a step, and requests share nothing but copies (`batching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.canvas import Accept, Anneal, CanvasModel, CanvasScores, Renoise, Settle
+from dllm_bench.core.decoder import (
+    CANVAS_MODEL,
+    MASK_TOKEN,
+    ComposedDecoder,
+    DecoderSummary,
+    Need,
+)
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
+from dllm_bench.core.state import check_prompt
+from dllm_bench.core.trace import Change, Forward, ForwardKind, Trace
+from dllm_bench.core.transfer import to_device
+from dllm_bench.decoding.batching import (
+    Answer,
+    DecodeSteps,
+    Step,
+    host_values,
+    run_batched,
+    run_forward,
+)
+from dllm_bench.decoding.clock import clock_of
+from dllm_bench.decoding.numerics import read_logits
+from dllm_bench.registry import register
+
+
+@register("decoder.canvas")
+@dataclass(frozen=True)
+class CanvasDecoder(ComposedDecoder):
+    """Uniform-state diffusion, put together from four pieces; equal seeds give equal texts."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({CANVAS_MODEL})
+
+    accept: Accept
+    renoise: Renoise
+    anneal: Anneal
+    settle: Settle
+
+    def summary(self) -> DecoderSummary:
+        return DecoderSummary(uses_seed=True, stops_on_end_token=True)
+
+    def prepare(self, model: CanvasModel, request: Request) -> Request:
+        """The request; DllmBenchError if the model or the request is of another kind."""
+        pinned = f"request {request.id!r} with pinned tokens"
+        asked = {pinned: frozenset({MASK_TOKEN})} if request.pinned else {}
+        self.check_run_fits(model, asked=asked)
+        check_prompt(request, model.special)
+        return self.prepare_pieces(model, request)
+
+    def generate(self, model: CanvasModel, request: Request) -> Generation:
+        """Decode one request; `ids` are whole canvases, `cut` says where the limit lies."""
+        return next(self.generate_stream(model, [request], 1))
+
+    def generate_stream(
+        self, model: CanvasModel, requests: Iterable[Request], batch: int
+    ) -> Iterator[Generation]:
+        """Decode `batch` requests at a time; yield each as soon as it is finished."""
+        return run_batched(model, (self.decode(model, request) for request in requests), batch)
+
+    def decode(self, model: CanvasModel, request: Request) -> DecodeSteps:
+        """The loop: yields the copies and forwards it wants, returns the generation."""
+        text = _CanvasText(model, self.prepare(model, request))
+        while not text.finished:
+            yield from text.encode()
+            yield from self._denoise(text)
+        return text.generation()
+
+    def _denoise(self, text: _CanvasText) -> Generator[Step, Answer, None]:
+        """Write one canvas."""
+        model, numbers, before = text.model, text.numbers, list[Tensor]()
+        size, mean_1CH = (model.canvas_length, model.vocab_size), None
+        canvas_C = self.renoise(*size, numbers)
+        for left in range(self.anneal.steps, 0, -1):
+            logits_1CV = yield from text.denoise(canvas_C, mean_1CH)
+            logits_1CV.div_(self.anneal(left))
+            drawn_C1 = logits_1CV[0].softmax(-1).multinomial(1, generator=numbers)
+            read = read_logits(logits_1CV, entropy=True)
+            assert read.neg_entropy_KW is not None
+            top_C, entropy_C = read.ids_KW[0], -read.neg_entropy_KW[0]
+            scores = CanvasScores(logits_1CV[0], drawn_C1[:, 0], top_C, entropy_C)
+            noise_C, accepted_C = self.renoise(*size, numbers), self.accept(scores)
+            canvas_C = torch.where(accepted_C, scores.drawn_C, noise_C)
+            facts_2 = torch.stack([self.settle(before, scores), accepted_C.sum()])
+            before.append(top_C)
+            settles, accepted, *top = yield from host_values(torch.cat([facts_2, top_C]))
+            text.write(top, accepted)
+            if settles:
+                break
+            mean_1CH = model.mean_embeddings(logits_1CV)
+        text.end_canvas(before[-1])
+
+
+class _CanvasText:
+    """One request that is being decoded: its tokens, cache, random numbers, and the trace."""
+
+    def __init__(self, model: CanvasModel, request: Request) -> None:
+        self.model, self.request = model, request
+        self.begins = self.prompt = len(request.prompt_ids)  # where the open canvas begins
+        canvases = -(-request.max_new_tokens // model.canvas_length)
+        host_1L = torch.zeros(1, self.prompt + canvases * model.canvas_length, dtype=torch.long)
+        host_1L[0, : self.prompt] = torch.tensor(request.prompt_ids)
+        self.tokens_1L = to_device(host_1L, model.device)
+        self.kv, self.clock = model.new_cache(host_1L.shape[1]), clock_of(model.device)
+        self.numbers = torch.Generator(model.device).manual_seed(request.seed)
+        self.ids: list[int] = []  # the most probable tokens of all canvases
+        self.born: list[int] = []  # the forward that wrote each of them
+        self.forwards: list[Forward] = []
+
+    @property
+    def finished(self) -> bool:
+        """Whether a canvas holds an end token, or the limit is reached."""
+        ended = first_end(self.ids, self.model.special) is not None
+        return ended or len(self.ids) >= self.request.max_new_tokens
+
+    def encode(self) -> Generator[Step, Answer, None]:
+        """Keep the K/V of what is not encoded; no logits are wanted."""
+        span, device = (self.kv.length, self.begins), self.model.device
+        none_M = torch.zeros(0, dtype=torch.long, device=device)
+        causal = ForwardPlan(ForwardKind.PREFILL, span, span, span, "block_causal", 1)
+        plan = replace(causal, only_M=none_M)
+        yield from self._forward(plan)
+        self.kv.keep(plan, torch.zeros((), dtype=torch.long, device=device))
+        self.clock.mark()
+
+    def denoise(self, canvas_C: Tensor, mean_1CH: Tensor | None) -> Generator[Step, Answer, Tensor]:
+        """Logits (1, C, V) of the canvas, given the mean embeddings of its last prediction."""
+        span = (self.begins, self.begins + len(canvas_C))
+        self.tokens_1L[0, slice(*span)] = canvas_C
+        plan = ForwardPlan(ForwardKind.DENOISE, span, span, (0, 0), added_KFH=mean_1CH)
+        return (yield from self._forward(plan))
+
+    def _forward(self, plan: ForwardPlan) -> Generator[Step, Answer, Tensor]:
+        """Run a forward and add it to the trace."""
+        logits_1CV = yield from run_forward(self.tokens_1L, plan, self.kv)
+        ran, cached = self.kv.execution._asdict(), plan.cached(self.kv.length)
+        self.forwards.append(Forward(plan.kind, 1, plan.fed, cached, **ran))
+        return logits_1CV
+
+    def write(self, top: list[int], accepted: int) -> None:
+        """Record what the last forward predicts for the open canvas, and what that changes."""
+        self.clock.mark()
+        index, first = len(self.forwards) - 1, self.begins - self.prompt
+        if len(self.ids) == first:
+            self.ids += top
+            self.born += [index] * len(top)
+        changes = [
+            Change(at, self.ids[at], self.born[at], token)
+            for at, token in enumerate(top, first)
+            if token != self.ids[at]
+        ]
+        self.forwards[-1] = replace(self.forwards[-1], changes=tuple(changes), accepted=accepted)
+        for change in changes:
+            self.ids[change.position], self.born[change.position] = change.after, index
+
+    def end_canvas(self, top_C: Tensor) -> None:
+        """Let the next canvas begin behind this one, which holds its most probable tokens."""
+        end = self.prompt + len(self.ids)
+        self.tokens_1L[0, self.begins : end] = top_C
+        self.begins = end
+
+    def generation(self) -> Generation:
+        """All canvases; tokens beyond the limit are cut by the reason "length"."""
+        each, forwards = self.kv.bytes_per_position, list[Forward]()
+        for row, ms in zip(self.forwards, self.clock.spans_ms(), strict=True):
+            held = row.cached + row.fed * (row.kind == ForwardKind.PREFILL)
+            read, kept = each * row.cached, each * held
+            forwards.append(replace(row, ms=ms, read_bytes=read, kept_bytes=kept))
+        cut = cut_reasons(self.ids, self.request.max_new_tokens, self.model.special)
+        return Generation(self.request.id, tuple(self.ids), tuple(self.born), cut, Trace(forwards))

@@ -1,0 +1,203 @@
+"""DiffusionGemma against transformers' own loop: recorded steps, and `generate` itself.
+
+Random numbers are those of torch's stream after the same seed, so every step is equal: the canvas
+that was fed, which positions were accepted, the most probable tokens, and what is fed next.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.canvas import Accept, CanvasScores
+from dllm_bench.core.request import Generation, Request, SpecialTokens
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.canvas import CanvasDecoder
+from tests.canvas import (
+    FULL,
+    NO_TOKEN,
+    SLIDING,
+    canvas_decoder,
+    published,
+    read_here,
+    scaled_apart,
+    tiny_canvas_model,
+)
+from tests.golden.cases import Case, agreement, replayed
+from tests.helpers import Watched
+
+PAD = 0
+SETTINGS = {  # of transformers' generation configuration -> of the decoder here
+    "max_denoising_steps": "anneal__steps",
+    "t_max": "anneal__first",
+    "t_min": "anneal__last",
+    "entropy_bound": "accept__gamma",
+    "stability_threshold": "settle__rounds",
+    "confidence_threshold": "settle__entropy",
+}
+
+
+@dataclass(frozen=True)
+class WatchedAccept(Accept):
+    """Acceptance that keeps what it decided and saw."""
+
+    inner: Accept
+    seen: list[tuple[Tensor, CanvasScores]] = field(default_factory=list, compare=False)
+
+    def __call__(self, scores: CanvasScores) -> Tensor:
+        self.seen.append((self.inner(scores), scores))
+        return self.seen[-1][0]
+
+
+class WatchedCanvas(Watched):
+    """A watched model of uniform-state diffusion."""
+
+    def __init__(self, model: Any, eos: int | None) -> None:
+        super().__init__(model)
+        self.canvas_length, self.attention_form = model.canvas_length, model.attention_form
+        self.mean_embeddings = model.mean_embeddings
+        self.special = SpecialTokens(NO_TOKEN, NO_TOKEN if eos is None else eos, PAD)
+
+
+def decoder_for(params: dict[str, Any]) -> CanvasDecoder:
+    """The decoder with the numbers that `generate` was called with."""
+    given = {SETTINGS[key]: value for key, value in params.items() if key in SETTINGS}
+    return canvas_decoder(**given)
+
+
+def padded(generation: Generation, pad: int | None) -> list[int]:
+    """The tokens as the library returns them: padded behind the end, if it has a padding token."""
+    ids, end = list(generation.ids), generation.cut.get("eos")
+    if end is None or pad is None:
+        return ids
+    return [*ids[: end + 1], *[pad] * (len(ids) - end - 1)]
+
+
+def tokens_per_forward(generation: Generation, pad: int | None) -> float:
+    """The library's count: tokens that are no padding, by forwards over a canvas alone."""
+    denoising = sum(one.kind is ForwardKind.DENOISE for one in generation.trace.forwards)
+    return sum(token != pad for token in padded(generation, pad)) / denoising
+
+
+def canvases_over_time(generation: Generation) -> list[list[int]]:
+    """The most probable tokens of the open canvas after each of its forwards, from the trace."""
+    ids, found, end = list(generation.ids), list[list[int]](), len(generation.ids)
+    for forward in reversed(generation.trace.forwards):
+        if forward.kind is not ForwardKind.DENOISE:
+            end -= CANVAS
+            continue
+        found.append(ids[end - CANVAS : end])
+        for change in forward.changes:
+            assert ids[change.position] == change.after
+            ids[change.position] = change.before
+    return found[::-1]
+
+
+CANVAS = 16
+
+
+@replayed("new2026/diffusion_gemma_cases.json")
+def test_the_recorded_steps(case: Case) -> None:
+    params = case["params"]
+    eos, pad = params["eos_token_id"], params.get("pad_token_id")
+    model = WatchedCanvas(tiny_canvas_model(0, canvas=CANVAS), eos)
+    plain = decoder_for(params)
+    watch = WatchedAccept(plain.accept)
+    request = Request("golden", tuple(case["prompt"]), params["max_new_tokens"], seed=case["seed"])
+    generation = replace(plain, accept=watch).generate(model, request)
+    fed = [
+        canvas[0, slice(*plan.feed)].tolist()
+        for canvas, plan in zip(model.canvases, model.plans, strict=True)
+        if plan.kind is ForwardKind.DENOISE
+    ]
+    with agreement(case):
+        assert padded(generation, pad) == case["output"]
+        assert len(fed) == case["decoder_forwards"]
+        assert len(generation.trace) - len(fed) == case["encoder_forwards"]
+        assert tokens_per_forward(generation, pad) == pytest.approx(
+            case["tokens_per_forward"], rel=1e-5
+        )
+        steps = case["steps"]
+        assert fed == [step["input"] for step in steps]
+        assert [x.nonzero()[:, 0].tolist() for x, _ in watch.seen] == [
+            sorted(step["accepted"]) for step in steps
+        ]
+        counts = [one.accepted for one in generation.trace.forwards if one.cached]
+        assert [count for count in counts if count] == [len(step["accepted"]) for step in steps]
+        tops = [step["argmax"] for step in steps]
+        assert [scores.top_C.tolist() for _, scores in watch.seen] == tops
+        assert canvases_over_time(generation) == tops
+        for (_, scores), step in zip(watch.seen, steps, strict=True):
+            assert float(scores.entropy_C.mean()) == pytest.approx(step["mean_entropy"], abs=2e-5)
+
+
+SHAPES: tuple[dict[str, Any], ...] = (
+    {},
+    {"canvas": 8, "layers": (SLIDING, FULL), "window": 8},
+    {"canvas": 4, "layers": (FULL,), "spread": 20},
+    {"canvas": 12, "layers": (SLIDING, FULL), "window": 32, "spread": 40},
+)
+COUNT = 48
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[tuple[Any, Any]]:
+    """Of each shape transformers' model and the one here; layers are scaled differently twice."""
+    made = [published(seed, **shape) for seed, shape in enumerate(SHAPES, 1)]
+    return [(one, read_here(one)) for one in (*map(scaled_apart, made[:2]), *made[2:])]
+
+
+def settings_of(index: int, numbers: random.Random) -> dict[str, Any]:
+    """Settings of one comparison; every sixth takes the most probable tokens."""
+    given = {
+        "max_denoising_steps": numbers.choice([1, 4, 12, 20]),
+        "entropy_bound": numbers.choice([0.1, 1.0, 4.0, 1e4]),
+        "stability_threshold": numbers.choice([0, 1, 2]),
+        "confidence_threshold": numbers.choice([0.005, 1.0, 3.0]),
+    }
+    return given | ({"t_min": 1e-6, "t_max": 2e-6} if index % 6 == 5 else {})
+
+
+def generated(model: Any, prompt: list[int], new: int, settings: dict[str, Any], seed: int) -> Any:
+    """What transformers makes of it."""
+    from transformers.models.diffusion_gemma import generation_diffusion_gemma as library
+
+    bound = library.EntropyBoundSamplerConfig(settings["entropy_bound"])
+    rest = {key: value for key, value in settings.items() if key != "entropy_bound"}
+    torch.manual_seed(seed)
+    return model.generate(torch.tensor([prompt]), max_new_tokens=new, sampler_config=bound, **rest)
+
+
+def test_equals_the_librarys_generate(pairs: list[tuple[Any, Any]]) -> None:
+    """Sampled and greedy, one canvas and several, that stop early by settling and by an end."""
+    numbers, covered = random.Random(0), {"several": 0, "settled": 0, "ended": 0, "greedy": 0}
+    for seed in range(COUNT):
+        theirs, model = pairs[seed % len(pairs)]
+        size = model.canvas_length
+        prompt = [numbers.randrange(3, 500) for _ in range(numbers.choice([1, 5, 12, 31]))]
+        settings, new = (
+            settings_of(seed, numbers),
+            numbers.choice([size, 2 * size, 3 * size, size + 1]),
+        )
+        request, eos, pad = Request("one", tuple(prompt), new, seed=seed), None, None
+        decoder = decoder_for(settings)
+        if seed % 3 == 2:
+            eos, pad = decoder.generate(model, request).ids[size // 2], PAD
+        ours = decoder.generate(WatchedCanvas(model, eos), request)
+        ends = {"eos_token_id": eos, "pad_token_id": pad}
+        expected = generated(theirs, prompt, new, settings | ends, seed)
+        assert padded(ours, pad) == expected.sequences[0, len(prompt) :].tolist(), settings
+        rate = pytest.approx(float(expected.tokens_per_forward), rel=1e-5)
+        assert tokens_per_forward(ours, pad) == rate
+        kinds = [one.kind for one in ours.trace.forwards]
+        encoded, steps = kinds.count(ForwardKind.PREFILL), settings["max_denoising_steps"]
+        covered["several"] += encoded > 1
+        covered["settled"] += len(kinds) - encoded < encoded * steps
+        covered["ended"] += eos is not None and len(ours.ids) < -(-new // size) * size
+        covered["greedy"] += "t_min" in settings
+    assert min(covered.values()) >= 8, covered
