@@ -35,6 +35,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PLUGINS
 
 TARGET = "_target_"
+RUNTIME = {"runtime": True}
+"""Metadata of a setting that is no part of a run's identity, since it cannot change what the run
+puts out, or what it names enters as a content hash."""
 PACKAGE = "dllm_bench."
 
 DEFAULT_LEFT_OUT = {"default_left_out": True}

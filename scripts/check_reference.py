@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dllm_bench.launch.run_one import needs_several, run
+from dllm_bench.launch.run_one import run
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from scripts.update_reference import REFERENCE
@@ -38,9 +38,9 @@ def chosen_records(words: Sequence[str], every: bool) -> Iterator[RunRecord]:
     seen: set[tuple[str, str]] = set()
     for record in reference_records():
         spec = record.spec
-        pair = spec.label, str(spec.model["name"])
+        pair = spec.label, spec.model.name
         wanted = not words or any(word in " ".join(pair) for word in words)
-        if wanted and (every or pair not in seen) and not needs_several(spec.hardware):
+        if wanted and (every or pair not in seen) and not spec.hardware.several:
             seen.add(pair)
             yield record
 
@@ -74,7 +74,7 @@ def main() -> None:
             different += bool(columns)
             result = ", ".join(f"{name} differs in {n} samples" for name, n in columns.items())
             seconds = time.monotonic() - started
-            name = f"{old.spec.benchmark['name']} {old.spec.model['name']} {old.spec.label}"
+            name = f"{old.spec.benchmark.name} {old.spec.model.name} {old.spec.label}"
             print(f"{name} {old.spec.short} ({seconds:.0f} s): {result or 'the same'}", flush=True)
             checked += 1
     if not checked:

@@ -203,7 +203,7 @@ def update_cards(results: Path) -> None:
     store = Store(results / "runs")
     records = [read_record(e.path) for e in store.entries() if e.state is RunState.SEALED]
     for card in sorted(assets_dir().glob("*/CARD.md")):
-        own = [r for r in records if r is not None and r.spec.model["name"] == card.parent.name]
+        own = [r for r in records if r is not None and r.spec.model.name == card.parent.name]
         if own:
             card.write_text(measured(card.read_text(), own))
 

@@ -94,15 +94,24 @@ Bench = LmEvalBenchmark | EvalPlusBenchmark
 
 
 def lm_eval_benchmark(task: str, primary: str = STRICT, **settings: Any) -> LmEvalBenchmark:
-    return LmEvalBenchmark(task, task, 64, primary, allow_code_execution=True, **settings)
+    return LmEvalBenchmark(
+        name=task,
+        task=task,
+        max_new_tokens=64,
+        primary=primary,
+        allow_code_execution=True,
+        **settings,
+    )
 
 
 def lm_eval_likelihood(task: str, primary: str, **settings: Any) -> LikelihoodBenchmark:
-    return LikelihoodBenchmark(task, task, 1, primary, **settings)
+    return LikelihoodBenchmark(name=task, task=task, max_new_tokens=1, primary=primary, **settings)
 
 
 def evalplus_benchmark(dataset: str, **settings: Any) -> EvalPlusBenchmark:
-    return EvalPlusBenchmark(dataset, dataset, 64, allow_code_execution=True, **settings)
+    return EvalPlusBenchmark(
+        name=dataset, dataset=dataset, max_new_tokens=64, allow_code_execution=True, **settings
+    )
 
 
 def encode(prompt: str | Turns) -> list[int]:

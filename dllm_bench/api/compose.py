@@ -48,6 +48,7 @@ from dllm_bench.paths import (
     place_of,
 )
 from dllm_bench.registry import check_plain_types
+from dllm_bench.store.groups import RunConfig
 
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
@@ -260,6 +261,7 @@ def to_plain(cfg: DictConfig) -> Plain:
 def checked(cfg: DictConfig) -> Plain:
     """The configuration as dicts and lists; DllmBenchError for a value of a wrong type."""
     plain = to_plain(cfg)
+    RunConfig(plain)  # each setting is what its field declares
     check_plain_types(plain)
     return plain
 
@@ -306,11 +308,11 @@ def default_pieces(decoder: str) -> Mapping[str, str]:
 class ComposedJob:
     """One job of `dllm-bench run`, composed.
 
-    config: the whole run configuration as plain data.
+    config: the whole run configuration.
     reads_data: the benchmark refers to the data directory, whether that is set or not.
     """
 
-    config: Plain
+    config: RunConfig
     reads_data: bool
 
 
@@ -341,7 +343,7 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
 def composed_job(cfg: DictConfig) -> ComposedJob:
     """The configuration Hydra passed to a task, as plain data."""
     with as_sentences():
-        config = checked(named(cfg, HydraConfig.get()))
+        config = RunConfig(checked(named(cfg, HydraConfig.get())))
     benchmark = str(OmegaConf.to_container(cfg.benchmark, resolve=False))
     return ComposedJob(config, reads_data="${paths.data}" in benchmark)
 

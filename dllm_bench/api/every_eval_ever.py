@@ -25,7 +25,6 @@ from dllm_bench.metrics.accuracy import LEVEL, MeanScore
 from dllm_bench.paths import ASSETS
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import write_atomic
-from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import GROUPS, RunSpec, digest, slug
 from dllm_bench.store.store import RunEntry
@@ -110,7 +109,7 @@ def identity_of(record: RunRecord) -> Identity:
     """Ids and places of a run's files."""
     key = digest([record.identity_hash, record.sealed_at])  # two labs may make the same run
     return Identity(
-        benchmark=str(record.spec.benchmark["name"]),
+        benchmark=record.spec.benchmark.name,
         model=model_id(record.spec),
         sealed_at=str(record.sealed_at),
         uuid=UUID(hex=key[:32], version=4),
@@ -121,11 +120,11 @@ def model_id(spec: RunSpec) -> str:
     """The model's id on the hub; dllm-bench/NAME if it ships, else unknown/NAME."""
     from dllm_bench.models.sources import is_hub_id  # imports torch, which takes seconds
 
-    path = str(spec.model.get("path") or "")
+    path = spec.model.path or ""
     if is_hub_id(path):
         return path
     owner = LIBRARY if path.startswith(ASSETS) else "unknown"
-    return f"{owner}/{slug(str(spec.model['name']))}"
+    return f"{owner}/{slug(spec.model.name)}"
 
 
 def evaluation(
@@ -153,15 +152,15 @@ def evaluation(
 
 def model_info(spec: RunSpec, model: str, version: str) -> Plain:
     """The model, and who controlled its deployment."""
-    served, owner = is_served(spec.model), model.split("/")[0]
-    engine = {"name": str(spec.model.get("engine", LIBRARY))} if served else {}
+    served, owner = spec.model.is_served, model.split("/")[0]
+    engine = {"name": spec.model.engine or LIBRARY} if served else {}
     details = {
         "deployment_type": "unknown" if served else "self_deployed",
         "model_availability": "unknown" if owner == "unknown" else "open_weights",
         **as_details(spec.inputs),
     }
     return {
-        "name": str(spec.model["name"]),
+        "name": spec.model.name,
         "id": model,
         "developer": owner,
         "inference_engine": engine or {"name": LIBRARY, "version": version},
@@ -171,7 +170,7 @@ def model_info(spec: RunSpec, model: str, version: str) -> Plain:
 
 def result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plain:
     """The primary score with its interval, how it is computed, and how the texts were decoded."""
-    spec, name = record.spec, str(record.spec.benchmark["name"])
+    spec, name = record.spec, record.spec.benchmark.name
     metric, key = primary_of(record)
     further = {**record.scores, **{k: v for k, v in record.summary.items() if v is not None}}
     return {
@@ -208,13 +207,13 @@ def result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plain:
 
 def generation(record: RunRecord) -> Plain:
     """How the texts were decoded; without paths, which are this machine's own."""
-    spec, limits = record.spec, record.spec.benchmark.get("max_new_tokens")
+    spec, limits = record.spec, record.spec.benchmark.max_new_tokens
     settings = spec.identity()
     groups = {f"{k}_settings": v for k in (*GROUPS, "baseline") if (v := settings.get(k))}
     details = {"run": spec.identity_hash, "decoder": spec.label, "device": record.devices}
     further = {"seed": spec.seed, "batch": spec.batch, "limit": spec.limit}
     return {
-        "generation_args": {"max_tokens": limits} if isinstance(limits, int) and limits else {},
+        "generation_args": {"max_tokens": limits} if limits else {},
         "additional_details": as_details({**details, **further, **groups}),
     }
 
@@ -222,12 +221,12 @@ def generation(record: RunRecord) -> Plain:
 def result_id(record: RunRecord) -> str:
     """Joins a run's samples with its score."""
     metric, key = primary_of(record)
-    return f"{record.spec.benchmark['name']}:{metric},{key}"
+    return f"{record.spec.benchmark.name}:{metric},{key}"
 
 
 def source_data(spec: RunSpec, dataset: str | None) -> Plain:
     """The benchmark's data: on the hub if its id there was given, else as this package has them."""
-    name, sha256 = str(spec.benchmark["name"]), str(spec.inputs.get("dataset", ""))
+    name, sha256 = spec.benchmark.name, str(spec.inputs.get("dataset", ""))
     if dataset:
         return {"dataset_name": name, "source_type": "hf_dataset", "hf_repo": dataset}
     where = {"source_id": name, "source_version": sha256}

@@ -83,11 +83,11 @@ def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
     """
     for entry in entries:
         record = sealed_record(entry)
-        spec, folder = record.spec, out / slug(f"{record.spec.model['name']}-{record.spec.folder}")
+        spec, folder = record.spec, out / slug(f"{record.spec.model.name}-{record.spec.folder}")
         moment = datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
         results = folder / f"results_{moment}.json"
         write_atomic(results, json.dumps(lm_eval_results(record), indent=2))
-        samples = folder / f"samples_{slug(str(spec.benchmark['name']))}_{moment}.jsonl"
+        samples = folder / f"samples_{slug(spec.benchmark.name)}_{moment}.jsonl"
         lines = (json.dumps(one) for one in lm_eval_samples(record, rows_of(entry, texts)))
         write_atomic(samples, "".join(f"{line}\n" for line in lines))
         yield from (results, samples)
@@ -95,7 +95,7 @@ def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
 
 def lm_eval_results(record: RunRecord) -> Plain:
     """The content of lm-eval's `results_*.json`."""
-    spec, task = record.spec, str(record.spec.benchmark["name"])
+    spec, task = record.spec, record.spec.benchmark.name
     metric, key = primary_of(record)
     scores: Plain = {"alias": task}
     if record.score:
@@ -108,25 +108,25 @@ def lm_eval_results(record: RunRecord) -> Plain:
         "group_subtasks": {task: []},
         "configs": {task: {"task": task, **spec.benchmark}},
         "versions": {task: spec.inputs.get("dataset", "")[:8]},
-        "n-shot": {task: spec.benchmark.get("shots", 0)},
+        "n-shot": {task: spec.benchmark.shots},
         "higher_is_better": {task: {metric: True}},
         "n-samples": {task: {"original": count, "effective": count}},
         "config": {
             "model": "dllm_bench",
-            "model_args": {"model": spec.model["name"], "decoder": spec.decoder},
+            "model_args": {"model": spec.model.name, "decoder": spec.decoder},
             "batch_size": spec.batch,
             "limit": spec.limit,
             "random_seed": spec.seed,
             "dllm_bench": {"run": spec.identity_hash, **record.environment},
         },
         "date": record.sealed_at,
-        "model_name": f"{spec.model['name']}-{spec.label}",
+        "model_name": f"{spec.model.name}-{spec.label}",
     }
 
 
 def primary_of(record: RunRecord) -> tuple[str, str]:
     """Metric and filter that the run's score is, as lm-eval names them."""
-    metric, _, key = str(record.spec.benchmark.get("primary", Metric)).partition(",")
+    metric, _, key = (record.spec.benchmark.primary or Metric).partition(",")
     return metric, key or Filter
 
 
@@ -167,7 +167,7 @@ def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
     for entry in entries:
         record = sealed_record(entry)
         spec, tpf, found = record.spec, record.summary.get("tpf/emitted"), set(record.values)
-        task, method = str(spec.benchmark["name"]), f"{spec.label}-{spec.model['name']}"
+        task, method = spec.benchmark.name, f"{spec.label}-{spec.model.name}"
         if record.score is None or tpf is None:
             raise DllmBenchError(
                 f"Run {spec.short} has no score or no tokens per forward; choose graded runs of "

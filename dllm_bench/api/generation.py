@@ -39,6 +39,7 @@ from dllm_bench.runs.prompts import PromptGenerator
 from dllm_bench.runs.runner import read, sample_record, timed
 from dllm_bench.site.colours import colours_of_forward
 from dllm_bench.site.decoding_order import DecodingOrder, decoding_order
+from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
 from dllm_bench.store.hardware import wait_for
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -301,9 +302,11 @@ def spec_of(model: LoadedModel, decoder: Decoder, **settings: Any) -> RunSpec:
     nothing of the weights.
     """
     return RunSpec(
-        model={"name": model.metadata.name},
+        model=ModelGroup({"name": model.metadata.name}),
         decoder=describe(decoder),
-        **{"benchmark": {}, "hardware": {"device": model.denoiser.device.type}, **settings},
+        benchmark=BenchmarkGroup({}),
+        hardware=Hardware({"device": model.denoiser.device.type}),
+        **settings,
     )
 
 

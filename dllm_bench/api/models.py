@@ -11,6 +11,7 @@ from dllm_bench.api.compose import as_override, compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import load, wrapped
 from dllm_bench.models.load import LoadedModel
+from dllm_bench.store.groups import Hardware
 from dllm_bench.store.inputs import model_spec, resolve_model
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def load_model(source: str | Path, **settings: Any) -> LoadedModel:
     """
     changed = [as_override(f"++model.{key}", value) for key, value in settings.items()]
     model = compose([as_override("model", str(source)), *changed])["model"]
-    loaded = load.load_model(model_spec(resolve_model(model, {})))
+    loaded = load.load_model(model_spec(resolve_model(model, Hardware({}))))
     made = {"dtype": loaded.metadata.dtype, "attention": loaded.metadata.attention}
     return replace(loaded, settings={**model, **made})
 

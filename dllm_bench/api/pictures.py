@@ -137,7 +137,7 @@ def trade_off(
     for record in records_of(store, model, benchmark):
         spec = record.spec
         if record.score and record.summary.get(speed) is not None:
-            key = spec.model["name"], spec.benchmark["name"], frozenset(record.values)
+            key = spec.model.name, spec.benchmark.name, frozenset(record.values)
             groups.setdefault(key, []).append(record)
     if not groups:
         wanted = f"{model or 'any model'} on {benchmark or 'any benchmark'}"
@@ -149,7 +149,7 @@ def trade_off(
     largest = max(groups.values(), key=len)
     points = with_front(pd.DataFrame([_trade_off_point(record, speed) for record in largest]))
     spec = largest[0].spec
-    title = f"{spec.model['name']} on {spec.benchmark['name']}, n = {len(largest[0].values)}"
+    title = f"{spec.model.name} on {spec.benchmark.name}, n = {len(largest[0].values)}"
 
     def drawn(form: str) -> bytes:
         return image(points, title, f"{metric.name} ({metric.unit})", form)

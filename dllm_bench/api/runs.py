@@ -28,8 +28,8 @@ from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.spec import NONE
 from dllm_bench.registry import describe, instantiate
-from dllm_bench.runs.dependencies import PROCESSES
 from dllm_bench.store.files import results_directory
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import HARDWARE_SETTINGS_OF_MODELS, ObjectInputs, resolve
 from dllm_bench.store.kept_tokenizers import keep_tokenizer
 from dllm_bench.store.record import RunRecord
@@ -181,10 +181,10 @@ def make_run(
     config = chosen.composed({**settings, **place})
     tasks, loaded = chosen.tasks, chosen.loaded
     if tasks is not None:
-        check({**config, "benchmark": {}}, reads_data=False)
+        check(RunConfig({**config, "benchmark": {}}), reads_data=False)
         config["benchmark"] = {"name": tasks.name}
     else:
-        check(config, reads_data=False)
+        check(RunConfig(config), reads_data=False)
     deps = REAL
     if tasks is not None:
         deps = replace(deps, benchmark=lambda _: tasks)
@@ -195,9 +195,10 @@ def make_run(
         require_same(loaded, spec)
         if loaded.content is not None:
             keep_tokenizer(loaded.text.tokenizer, spec.inputs.get("tokenizer"))
-    store = Store(results_directory(config["paths"]["results"]) / "runs")
+    ready = RunConfig(config)
+    store = Store(results_directory(ready.paths.results) / "runs")
     shown = RunProgress() if progress else None
-    logger, threads = instantiate(config["logger"], "logger"), torch.get_num_threads()
+    logger, threads = instantiate(ready.logger, "logger"), torch.get_num_threads()
     try:
         return run_spec(spec, store=store, logger=logger, progress=shown, deps=deps)
     finally:
@@ -220,24 +221,24 @@ def require_same(loaded: LoadedModel, spec: RunSpec) -> None:
     """Raise DllmBenchError if the run would not be that of the object: its device, its processes,
     or the files that it was loaded from.
     """
-    name, device = loaded.metadata.name, str(spec.hardware["device"])
+    name, device = loaded.metadata.name, spec.hardware.device
     if loaded.metadata.device.partition(":")[0] != device.partition(":")[0]:
         raise DllmBenchError(
             f"Model {name!r} is on {loaded.metadata.device}, and hardware="
-            f"{spec.hardware['name']} is {device}; move the model, or choose its hardware."
+            f"{spec.hardware.name} is {device}; move the model, or choose its hardware."
         )
-    several = [key for key in PROCESSES if int(spec.hardware.get(key, 1)) > 1]
-    if several:
+    if several := spec.hardware.several:
         raise DllmBenchError(
-            f"Model {name!r} is an object of this process, and hardware={spec.hardware['name']} "
+            f"Model {name!r} is an object of this process, and hardware={spec.hardware.name} "
             f"asks for several processes ({several[0]}); choose hardware of one process, or name "
             "the model in place of the object."
         )
-    unapplied = [key for key in ("quantization", "compile") if spec.model.get(key, NONE) != NONE]
+    unapplied = [key for key in ("quantization", "compile") if getattr(spec.model, key) != NONE]
     if loaded.content is not None and unapplied:
         raise DllmBenchError(
-            f"Model {name!r} is an object and runs as it is, and hardware={spec.hardware['name']} "
-            f"asks for {unapplied[0]}={spec.model[unapplied[0]]}; choose hardware without it."
+            f"Model {name!r} is an object and runs as it is, and hardware={spec.hardware.name} "
+            f"asks for {unapplied[0]}={getattr(spec.model, unapplied[0])}; choose hardware without "
+            "it."
         )
     known = loaded.metadata.weights_sha256
     if known is not None and spec.inputs["weights"] != known:
@@ -279,7 +280,7 @@ def records(results: str | Path | None = None, by: Literal["run", "sample"] = "r
 
 def open_store(results: str | Path | None = None) -> Store:
     """The store of a results directory; the configured one if none is named."""
-    folder = compose([])["paths"]["results"] if results is None else results
+    folder = RunConfig(compose([])).paths.results if results is None else results
     return Store(results_directory(str(folder)) / "runs")
 
 
@@ -288,10 +289,10 @@ def _identity_row(record: RunRecord) -> dict[str, Any]:
     spec = record.spec
     return {
         "run": spec.short,
-        "benchmark": spec.benchmark["name"],
-        "model": spec.model["name"],
+        "benchmark": spec.benchmark.name,
+        "model": spec.model.name,
         "decoder": spec.label,
-        "hardware": spec.hardware.get("name"),
+        "hardware": spec.hardware.name,
         "seed": spec.seed,
         "limit": spec.limit,
         "batch": spec.batch,

@@ -26,6 +26,7 @@ from dllm_bench.benchmarks.embedded import minicode, minicode_free
 from dllm_bench.benchmarks.embedded.generated import SPLITS
 from dllm_bench.benchmarks.items import (
     PLAIN,
+    BenchmarkSettings,
     Item,
     LazyRequests,
     active_stops,
@@ -154,42 +155,23 @@ POSTPROCESS: Mapping[str, MakeProgram] = {
 
 
 @register("benchmark.evalplus")
-@dataclass(frozen=True, eq=False)
-class EvalPlusBenchmark(Benchmark):
-    """One problem set with its prompt form."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
+    """One problem set with its prompt form. `primary` is "plus" or "base"; there are no shots.
 
-    name: str
+    template: "plain" (the model continues the prompt), "chat" (one user turn: `instruction`, then
+    the prompt, in a fence if there is an instruction), "diffucoder" (a fixed text) or "instruct" (a
+    user turn, then the beginning of the answer with an open fence).
+    """
+
     dataset: str
     """A name of PROBLEM_SETS."""
-    max_new_tokens: int
-    shots: int = 0
-    """Always 0: these sets have no few-shot examples."""
-    template: str = PLAIN
-    """One of "plain" (the model continues the prompt), "chat" (one user turn: `instruction`, then
-    the prompt, in a fence if there is an instruction), "diffucoder" (a fixed text) and "instruct"
-    (a user turn, then the beginning of the answer with an open fence)."""
-    chat: bool = True
-    """Whether the model takes chat turns; if not, "chat" becomes "plain"."""
     instruction: str = ""
-    stop: Sequence[str] = ()
-    """Strings that end an answer unless `escape_until` is set."""
-    hard_stop: Sequence[str] = ()
-    """Strings that always end an answer."""
-    escape_until: bool = False
-    """Use the whole budget of new tokens: only `hard_stop` ends an answer."""
     postprocess: str = "assembled"
     """A name of POSTPROCESS."""
-    split: str = "test"
+    primary: str = "plus"
     limit: int | None = None
     """Number of problems; None for all of the split."""
-    repeats: int = 1
-    """How many samples each problem gets (avg@k, pass@k)."""
-    primary: str = "plus"
-    """The metric that counts, "plus" or "base"."""
-    data_dir: str | None = None
-    """Directory of original files; None uses EvalPlus's download."""
-    allow_code_execution: bool = False
-    """Consent to run programs that a model wrote."""
 
     def check(self) -> None:
         """Raise DllmBenchError for unknown names, absent data or EvalPlus, or missing consent."""

@@ -1,4 +1,4 @@
-"""Items of a benchmark: read, ordered, hashed, made into requests.
+"""Settings of a benchmark, and its items: read, ordered, hashed, made into requests.
 
 The order of a benchmark is a seeded shuffle of its whole split. Any `limit` therefore takes a mix
 of easy and hard items, and a larger limit adds items to those of a smaller one. This module imports
@@ -16,14 +16,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Annotated, Any, overload
 
 from dllm_bench.core.benchmark import Encode, Turns
+from dllm_bench.core.declared import Positive, Range
 from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.core.request import Request
 from dllm_bench.paths import expanded
+from dllm_bench.registry import RUNTIME
 
 Item = Mapping[str, Any]
 """One question with what is needed to grade its answer; has an `id`."""
@@ -37,6 +40,35 @@ TEMPLATES: Mapping[str, tuple[bool, bool]] = {
 }
 """Prompt template -> (chat turns instead of text, a turn of its own for each few-shot example)."""
 _MAY_DOWNLOAD: ContextVar[bool] = ContextVar("may_download", default=True)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BenchmarkSettings:
+    """Settings of benchmarks; one that has no use for a setting does not take it."""
+
+    name: str
+    """Name in records and tables."""
+    max_new_tokens: Positive
+    primary: str = ""
+    """The metric that counts, as "<metric>,<filter>" of a task file."""
+    shots: Annotated[int, Range(0, 1000)] = 0
+    template: str = PLAIN
+    """How prompts are written."""
+    chat: bool = True
+    """Whether the model takes chat turns; if not, prompts are plain whatever `template` says."""
+    stop: Sequence[str] = ()
+    """Strings that end a text unless `escape_until` is set."""
+    hard_stop: Sequence[str] = ()
+    """Strings that always end a text."""
+    escape_until: bool = False
+    """Use the whole budget of new tokens: only `hard_stop` ends a text."""
+    split: str = "test"
+    repeats: Annotated[int, Range(1, 1024)] = 1
+    """How many samples each item gets (avg@k, pass@k)."""
+    data_dir: str | None = field(default=None, metadata=RUNTIME)
+    """Directory of original files; None reads from the hub or its cache."""
+    allow_code_execution: bool = field(default=False, metadata=RUNTIME)
+    """Consent to run programs that a model wrote; without it there is no run."""
 
 
 @contextmanager

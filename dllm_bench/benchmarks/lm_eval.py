@@ -21,6 +21,7 @@ from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, u
 from dllm_bench.benchmarks.items import (
     PLAIN,
     TEMPLATES,
+    BenchmarkSettings,
     Item,
     LazyRequests,
     active_stops,
@@ -61,36 +62,17 @@ ENDINGS = ("timeout", "crashed")
 
 
 @register("benchmark.lm_eval")
-@dataclass(frozen=True, eq=False)
-class LmEvalBenchmark(Benchmark):
-    """One lm-eval task with its number of shots, prompt form and primary metric."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LmEvalBenchmark(BenchmarkSettings, Benchmark):
+    """One lm-eval task with its number of shots, prompt form and primary metric.
 
-    name: str
+    template: "plain", "chat" (one user turn) or "chat_multiturn" (a turn per few-shot example).
+    """
+
     task: str
     """Name of a file in `tasks/`."""
-    max_new_tokens: int
-    primary: str
-    """The metric that counts, as "<metric>,<filter>" of the task file."""
-    shots: int = 0
-    template: str = PLAIN
-    """One of "plain", "chat" (one user turn) or "chat_multiturn" (a turn per few-shot example)."""
-    chat: bool = True
-    """Whether the model takes chat turns; if not, `template` is "plain" whatever it says."""
-    stop: Sequence[str] = ()
-    """Strings that end a text unless `escape_until` is set."""
-    hard_stop: Sequence[str] = ()
-    """Strings that always end a text."""
-    escape_until: bool = False
-    """Use the whole budget of new tokens: only `hard_stop` ends a text."""
-    split: str = "test"
     limit: int | None = None
     """Number of items; None for all items of the split."""
-    repeats: int = 1
-    """How many samples each item gets (avg@k, pass@k)."""
-    data_dir: str | None = None
-    """Directory of original files; None reads from the hub or its cache."""
-    allow_code_execution: bool = False
-    """Consent to run programs that a model wrote, for tasks that need it."""
 
     def check(self) -> None:
         """Raise DllmBenchError for unknown names, absent data files or missing consent."""

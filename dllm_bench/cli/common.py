@@ -11,6 +11,7 @@ from typing import Any
 from dllm_bench.core.terminal import show, show_error
 from dllm_bench.paths import GROUPS
 from dllm_bench.store.files import results_directory
+from dllm_bench.store.groups import Paths, RunConfig
 from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
 
@@ -84,12 +85,12 @@ def positive_floats(text: str) -> tuple[float, ...]:
 # --- configuration and results -------------------------------------------------------------------
 
 
-def compose(overrides: Sequence[str]) -> Plain:
+def compose(overrides: Sequence[str]) -> RunConfig:
     """The run configuration for `overrides`, see `api.compose`."""
     # Hydra takes a quarter of a second to import, and most commands find all settings in a cache.
     from dllm_bench.api.compose import compose as compose_with_hydra
 
-    return compose_with_hydra(overrides)
+    return RunConfig(compose_with_hydra(overrides))
 
 
 def as_model(word: str) -> str:
@@ -97,20 +98,20 @@ def as_model(word: str) -> str:
     return word if word.startswith(("model=", "model.")) else f"model={word}"
 
 
-def configured_paths(arguments: Namespace) -> Plain:
+def configured_paths(arguments: Namespace) -> Paths:
     """The `paths` group of the configuration; `--results` replaces its results directory."""
-    paths = default_paths() or dict(compose([])["paths"])
-    return {**paths, **({"results": arguments.results} if arguments.results else {})}
+    paths = default_paths() or compose([]).paths
+    return Paths({**paths, **({"results": arguments.results} if arguments.results else {})})
 
 
 def training_folder(arguments: Namespace) -> Path:
     """Where the results of `train` go unless --out names another place."""
-    return results_directory(configured_paths(arguments)["results"]) / "training"
+    return results_directory(configured_paths(arguments).results) / "training"
 
 
 def open_store(arguments: Namespace) -> Store:
     """The store in the results directory."""
-    return Store(results_directory(configured_paths(arguments)["results"]) / "runs")
+    return Store(results_directory(configured_paths(arguments).results) / "runs")
 
 
 # --- output --------------------------------------------------------------------------------------

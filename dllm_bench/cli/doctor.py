@@ -48,7 +48,7 @@ def all_lines(arguments: Namespace) -> list[Line]:
     if named:
         from dllm_bench.api.preflight import check_folder
 
-        check_folder(config["model"])  # at once: what follows imports torch
+        check_folder(config.model)  # at once: what follows imports torch
     report = list(machine_lines(configured_paths(arguments)))
     if named:
         # needs torch, and the report above must work where torch is missing

@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from dllm_bench import __version__
 from dllm_bench.benchmarks.sandbox.execution import CONSENT_VARIABLE, isolation
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE, assets_dir
 from dllm_bench.store.files import results_directory
+from dllm_bench.store.groups import Paths
 from dllm_bench.store.lock import supports_flock
 from dllm_bench.store.provenance import code, cpu_model
 
@@ -38,7 +38,7 @@ OPTIONAL = {  # distribution -> what does not work without it
 MEBIBYTE = 2**20
 
 
-def machine_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
+def machine_lines(paths: Paths) -> Iterator[Line]:
     """The report on everything but models; `paths` is the configuration group of that name."""
     yield from python_lines()
     yield from package_lines()
@@ -128,14 +128,14 @@ def asset_lines() -> Iterator[Line]:
             )
 
 
-def path_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
+def path_lines(paths: Paths) -> Iterator[Line]:
     """The results directory and the data directory."""
-    results = results_directory(paths["results"])
+    results = results_directory(paths.results)
     yield OK, "results", str(results.absolute())
     if not supports_flock(results):
         text = "flock does not work there; runs are locked by a file with a heartbeat instead"
         yield OPTIONAL_MISSING, "locks", text
-    data = paths.get("data")
+    data = paths.data
     if not data:
         text = "not set: real benchmarks come from the hub; set DLLM_BENCH_DATA"
         yield OPTIONAL_MISSING, "data", text

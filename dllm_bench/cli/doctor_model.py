@@ -7,10 +7,9 @@ because later checks would fail for the same reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -30,12 +29,12 @@ from dllm_bench.models.sources import (
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.runs.runner import FiniteLogits
 from dllm_bench.serving.client import Client
+from dllm_bench.store.groups import ModelGroup, RunConfig
 from dllm_bench.store.hardware import memory_bytes
 from dllm_bench.store.inputs import (
     GIBIBYTE,
     WEIGHTS_SHARE,
     engine_of,
-    is_served,
     model_spec,
     resolve_hardware,
     resolve_model,
@@ -45,18 +44,18 @@ POSITIONS = 2048  # the size of keys and values is given for a canvas of this ma
 PROMPT = "The answer to 2 + 3 is"
 
 
-def model_lines(config: Mapping[str, Any]) -> Iterator[Line]:
+def model_lines(config: RunConfig) -> Iterator[Line]:
     """The report for the model and hardware groups of a composed configuration."""
-    name = str(config["model"]["name"])
+    name = config.model.name
     try:
-        if is_served(config["model"]):
-            yield OK, name, server_text(config["model"])
+        if config.model.is_served:
+            yield OK, name, server_text(config.model)
             return
-        missing = list(missing_lines(model_spec(config["model"])))
+        missing = list(missing_lines(model_spec(config.model)))
         if missing:
             yield from missing
             return
-        spec = model_spec(resolve_model(config["model"], resolve_hardware(config["hardware"])))
+        spec = model_spec(resolve_model(config.model, resolve_hardware(config.hardware)))
         checkpoint = inspect_checkpoint(spec)
         yield from file_lines(spec, checkpoint)
         yield from architecture_lines(checkpoint)
@@ -75,11 +74,11 @@ def missing_lines(spec: ModelSpec) -> Iterator[Line]:
             yield REQUIRED_MISSING, f"{spec.name} lora" if is_lora else spec.name, str(error)
 
 
-def server_text(model: Mapping[str, Any]) -> str:
+def server_text(model: ModelGroup) -> str:
     """That the server answers, and the models it lists; raises if it does not answer."""
     with closing(Client(engine_of(model))) as client:
         names = ", ".join(client.model_names())
-    return f"{model['url']} answers; it lists {names or 'no models'}: choose with model.name=NAME"
+    return f"{model.url} answers; it lists {names or 'no models'}: choose with model.name=NAME"
 
 
 def file_lines(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from dllm_bench.cli.common import add_name_argument, compose, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.texts import requests_of, token_decoder
+from dllm_bench.store.groups import Hardware
 from dllm_bench.store.inputs import resolve_model
 from dllm_bench.store.spec import RunSpec
 
@@ -23,7 +24,8 @@ def run(arguments: Namespace) -> int:
     """Print the prompt, and on how many tokens, new tokens and stop strings it goes."""
     place = arguments.sample
     config = compose([f"benchmark={arguments.benchmark}", *arguments.settings])
-    spec = RunSpec(resolve_model(config["model"], {}), {}, config["benchmark"], {}, limit=place + 1)
+    model, hardware = resolve_model(config.model, Hardware({})), Hardware({})
+    spec = RunSpec(model, {}, config.benchmark, hardware, limit=place + 1)
     requests = requests_of(spec)
     if not 0 <= place < len(requests):
         raise DllmBenchError(

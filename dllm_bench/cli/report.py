@@ -61,7 +61,7 @@ def run(arguments: Namespace) -> int:
     results = (
         store.root.parent
         if is_folder(store.root)
-        else configured_paths(Namespace(results=None))["results"]
+        else configured_paths(Namespace(results=None)).results
     )
     # an archive of runs is not written beside
     out = arguments.out or results_directory(str(results)) / "site"

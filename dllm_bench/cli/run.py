@@ -7,7 +7,7 @@ heavy is imported, then the run is made, or looked up if it is complete already.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,9 @@ from dllm_bench.runs.progress import RunProgress, headline, summary
 from dllm_bench.site.format import LISTED_METRICS, align, looked_up, number, percent
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.files import results_directory
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.hardware import memory_bytes, resolve_hardware
-from dllm_bench.store.inputs import is_served, model_spec, resolve_model
+from dllm_bench.store.inputs import model_spec, resolve_model
 from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
@@ -39,8 +40,8 @@ from dllm_bench.store.store import Store
 
 _failed: list[str] = []  # sentences about the failed jobs of a multirun in this process
 _made: list[RunRecord] = []  # of a multirun in this process
-_busy: list[Mapping[str, Any]] = []  # configurations of a multirun that other processes run
-_for_slurm: list[Mapping[str, Any]] = []  # configurations of a multirun that are sent to SLURM
+_busy: list[RunConfig] = []  # configurations of a multirun that other processes run
+_for_slurm: list[RunConfig] = []  # configurations of a multirun that are sent to SLURM
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -104,7 +105,7 @@ def make_with_slurm(changes: Sequence[str]) -> None:
     from dllm_bench.cli import fill_missing
     from dllm_bench.tables.plan import look_up
 
-    if any(config["hardware"]["name"] == "auto" for config in _for_slurm):
+    if any(config.hardware.name == "auto" for config in _for_slurm):
         show_error("hardware=auto means this machine's; choose hardware=… where the nodes differ")
     store = store_of(_for_slurm[0])
     specs = [RunSpec.from_config(config) for config in _for_slurm]
@@ -139,12 +140,12 @@ def show_state(folder: str, text: str) -> None:
     show_error(f"{folder}: {text}")
 
 
-def store_of(config: Mapping[str, Any]) -> Store:
+def store_of(config: RunConfig) -> Store:
     """The store of a composed configuration."""
-    return Store(results_directory(config["paths"]["results"]) / "runs")
+    return Store(results_directory(config.paths.results) / "runs")
 
 
-def measure(config: Mapping[str, Any], brief: bool) -> None:
+def measure(config: RunConfig, brief: bool) -> None:
     """Make (or look up) the run of a composed configuration and print what it measured.
 
     brief: in one line, as in a multirun.
@@ -155,13 +156,13 @@ def measure(config: Mapping[str, Any], brief: bool) -> None:
 
     spec = RunSpec.from_config(config)
     store = store_of(config)
-    logger = instantiate(config["logger"], "logger")
+    logger = instantiate(config.logger, "logger")
     known = store.record(spec)
     progress = RunProgress(ends_with_line=not brief)
     record = run_spec(spec, store=store, logger=logger, progress=progress)
-    if config["retry_errors"] and JUDGE_ERROR in record.verdicts:
+    if config.retry_errors and JUDGE_ERROR in record.verdicts:
         entry = store.find(spec.identity_hash)
-        record = rescore.rescore(entry, spec.benchmark).record
+        record = rescore.rescore(entry, dict(spec.benchmark)).record
     show_record(record, known, store, brief)
 
 
@@ -186,7 +187,7 @@ def overview(records: Sequence[RunRecord]) -> Iterator[str]:
     rows = []
     for record in records:
         spec, score = record.spec, record.score
-        names = (str(spec.benchmark["name"]), str(spec.model["name"]), spec.label)
+        names = (spec.benchmark.name, spec.model.name, spec.label)
         mean = f"{percent(score)} {record.ungraded}".strip() if score else "–"
         metrics = (number(record.summary.get(name)) for name in LISTED_METRICS)
         rows.append((spec.short, *names, mean, *metrics, apart[spec.short]))
@@ -199,32 +200,32 @@ def print_estimate(cfg: Any) -> None:
     print_lines(estimate_lines(composed_job(cfg).config))
 
 
-def estimate_lines(config: Mapping[str, Any]) -> Iterator[str]:
+def estimate_lines(config: RunConfig) -> Iterator[str]:
     """Time, forwards, disk and memory of a run, from sealed runs and the weights' headers."""
     # torch takes seconds to import: only where an estimate is wanted
     from dllm_bench.models.load import inspect_checkpoint
     from dllm_bench.tables import cost
     from dllm_bench.tables.plan import CellState, PlannedRun
 
-    hardware = resolve_hardware(config["hardware"])
-    here = {**config, "hardware": hardware}
+    hardware = resolve_hardware(config.hardware)
+    here = RunConfig({**config, "hardware": dict(hardware)})
     measured = cost.measured_runs(store_of(config))
     run_here = PlannedRun((), CellState.MISSING, config=here)
     yield f"cost: {cost.cost_in_words([cost.CostModel([], measured).estimate(run_here)])}"
-    if is_served(config["model"]):
+    if config.model.is_served:
         return
     try:
-        model = inspect_checkpoint(model_spec(resolve_model(config["model"], hardware)))
+        model = inspect_checkpoint(model_spec(resolve_model(config.model, hardware)))
     except DllmBenchError as error:
         yield f"memory: unknown. {error}"
         return
-    branches = cost.summary_of(config["decoder"]).branches
-    positions = config["batch"] * branches * int(config["benchmark"]["max_new_tokens"])
-    sizes = (model.weight_bytes, model.cache_bytes(positions), memory_bytes(hardware["device"]))
+    branches = cost.summary_of(config.decoder).branches
+    positions = config.batch * branches * config.benchmark.max_new_tokens
+    sizes = (model.weight_bytes, model.cache_bytes(positions), memory_bytes(hardware.device))
     weights, cache, here_in_all = map(cost.size_in_words, sizes)
     yield (
         f"memory: weights {weights}, keys and values of {positions} new positions {cache}; "
-        f"{hardware['device']} has {here_in_all}"
+        f"{hardware.device} has {here_in_all}"
     )
 
 

@@ -32,6 +32,7 @@ from dllm_bench.serving.load_simulation import (
     under_arrivals,
 )
 from dllm_bench.serving.stored_drafts import StoredDrafts
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.store import RunEntry, read_samples
 
 Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
@@ -56,7 +57,7 @@ def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
 
 def profile_for(source: str, entries: Sequence[RunEntry]) -> StepProfile:
     """The step times in a file; they must be measured with the model of all runs."""
-    for model in dict.fromkeys(entry.spec.model["name"] for entry in entries):
+    for model in dict.fromkeys(entry.spec.model.name for entry in entries):
         check_step_profile(source, model)
     return read_step_profile(source)
 
@@ -98,9 +99,10 @@ def systems_of(
 def drafts_of(entry: RunEntry) -> StoredDrafts:
     """The drafts stored by a sealed greedy run."""
     record, spec = sealed_record(entry), entry.spec
-    if spec.decoder.get("temperature", 0) > 0:
+    temperature = setting_in(spec.decoder, "temperature", 0)
+    if temperature > 0:
         raise DllmBenchError(
-            f"Run {spec.short} sampled at temperature {spec.decoder['temperature']}; drafts are "
+            f"Run {spec.short} sampled at temperature {temperature}; drafts are "
             "recorded along greedy text, run it with decoder.temperature=0."
         )
     stored = read_samples(entry.path)

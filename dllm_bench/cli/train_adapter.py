@@ -60,9 +60,9 @@ def run(arguments: Namespace) -> int:
     if "benchmarks" in given:
         given["benchmarks"] = tuple(given["benchmarks"])
     job = adapters.AdapterJob(**given)
-    model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
+    model = inputs.resolve_model(config.model, inputs.resolve_hardware(config.hardware))
     folder = training_folder(arguments) / "adapters"
-    out = arguments.out or folder / f"{model['name']}-block{job.block}"
+    out = arguments.out or folder / f"{model.name}-block{job.block}"
     spec = inputs.model_spec(model)
     loaded = load_model(spec)
     adapters.train(job, loaded, adapters.texts_of(job, loaded, spec.chat), out)

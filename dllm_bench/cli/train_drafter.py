@@ -85,9 +85,9 @@ def run(arguments: Namespace) -> int:
     from dllm_bench.training import drafters
 
     job = drafter_job(arguments)
-    model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
+    model = inputs.resolve_model(config.model, inputs.resolve_hardware(config.hardware))
     folder = training_folder(arguments) / "drafters"
-    name = f"{model['name']}-{arguments.drafter}-layers{job.layers}"
+    name = f"{model.name}-{arguments.drafter}-layers{job.layers}"
     out = arguments.out or folder / name
     spec = inputs.model_spec(model)
     loaded = load_model(spec)

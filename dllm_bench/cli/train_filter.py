@@ -78,15 +78,15 @@ def run(arguments: Namespace) -> int:
     names = [field.name for field in fields(filters.FilterJob) if field.name in arguments]
     job = filters.FilterJob(**{name: getattr(arguments, name) for name in names})
     job = replace(job, benchmarks=tuple(arguments.benchmark)) if arguments.benchmark else job
-    model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
+    model = inputs.resolve_model(config.model, inputs.resolve_hardware(config.hardware))
     folder = training_folder(arguments)
     if arguments.collect_only:
         return print_lines([f"written: {filters.collect(job, model, folder / 'traces')}"])
-    out = arguments.out or folder / "filters" / job.name(str(model["name"]))
+    out = arguments.out or folder / "filters" / job.name(model.name)
     if arguments.source:
         hashes = inputs.model_hashes(model)
         weights, tokenizer = hashes["weights"], hashes.get("tokenizer", "")
-        facts = FilterMetadata(model=str(model["name"]), weights=weights, tokenizer=tokenizer)
+        facts = FilterMetadata(model=model.name, weights=weights, tokenizer=tokenizer)
         convert_filter(arguments.source, out, facts)
     else:
         filters.train(job, model, out, folder / "traces")

@@ -15,6 +15,7 @@ from dllm_bench.cli.common import (
     training_folder,
 )
 from dllm_bench.store.files import write_json
+from dllm_bench.store.groups import Hardware
 
 BATCHES = "1,2,4,8,16,32,64,128,256"
 
@@ -42,7 +43,7 @@ def run(arguments: Namespace) -> int:
     job = step_profiles.ProfileJob(arguments.batches, arguments.context, arguments.repeats)
     measured = step_profiles.run(job, config)
     folder = training_folder(arguments) / "sps"
-    out = arguments.out or folder / f"{arguments.model}-{measured['hardware']['name']}.json"
+    out = arguments.out or folder / f"{arguments.model}-{Hardware(measured['hardware']).name}.json"
     write_json(out, measured)
     pairs = zip(measured["tokens"], measured["steps_per_s"], strict=True)
     print_lines(f"{tokens:6} tokens  {rate:10.1f} steps/s" for tokens, rate in pairs)

@@ -32,7 +32,7 @@ def run(arguments: Namespace) -> int:
 
     fitted, spec = temperatures.fit(entries), entries[0].spec
     folder = store.root.parent / "training" / "temperatures"
-    out = arguments.out or folder / f"{spec.model['name']}-{spec.label}.json"
+    out = arguments.out or folder / f"{spec.model.name}-{spec.label}.json"
     write_json(out, fitted)
     print_lines(temperatures.lines(fitted))
     use = f"use it: decoder.length.temperatures.source={out}"

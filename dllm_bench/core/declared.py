@@ -54,7 +54,7 @@ class Range:
     def __str__(self) -> str:
         if self.high >= UNBOUNDED:
             return f"above {self.low:g}" if self.above else f"of {self.low:g} or more"
-        return f"{'above' if self.above else 'from'} {self.low:g} to {self.high:g}"
+        return f"{'above' if self.above else 'from'} {self.low:g} to {self.high:,.12g}"
 
 
 UNBOUNDED = 2**53  # a range up to here is shown as one without an end
@@ -167,10 +167,9 @@ def made_from(kind: Callable[..., Made], plain: Any) -> Made:
     that it does not declare.
     """
     hints, optional = _fields_of(kind)
-    if (
-        not isinstance(plain, Mapping)
-        or not hints.keys() - optional <= plain.keys() <= hints.keys()
-    ):
+    names = hints.keys()
+    least = names - optional
+    if not isinstance(plain, Mapping) or not least <= plain.keys() <= names:
         raise ValueError(f"not a {kind.__name__}")
     values = {name: _part(hints[name], value) for name, value in plain.items()}
     wrong = [name for name, value in values.items() if not fits(value, hints[name])]
@@ -193,7 +192,8 @@ def _part(declared: Any, value: Any) -> Any:
     kinds = (declared, *get_args(declared))
     inner = [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
     if inner and isinstance(value, Mapping):
-        return made_from(inner[0], value)
+        kind: Any = inner[0]
+        return kind(value) if issubclass(kind, Mapping) else made_from(kind, value)
     if inner and isinstance(value, list):
         return [_part(inner[0], item) for item in value]
     return value

@@ -42,6 +42,7 @@ from dllm_bench.serving.load_simulation import (
     threshold_rule,
 )
 from dllm_bench.serving.stored_drafts import StoredDrafts
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import read_samples
 
@@ -133,7 +134,7 @@ def step_of_position(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Number of blocks by how many steps committed something in them (Learn2PD, figure 5)."""
-    size = run.record.spec.decoder["schedule"]["block"]
+    size = setting_in(run.record.spec.decoder, "schedule.block")
     steps_of_blocks = [
         len({step for step in sample.born[start : start + size] if step >= 0})
         for sample in run.samples
@@ -285,7 +286,7 @@ def filter_loss(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Loss by epoch of the filter that the run used, on its training and its held-out rows
     (Learn2PD, figure 8). Nothing if the weights on this disk are not the ones of the run.
     """
-    head = run.record.spec.decoder["select"]["first"]["head"]
+    head = setting_in(run.record.spec.decoder, "select.first.head")
     folder = place_of(str(head["source"]))
     if not (folder / CURVE_FILE).exists():
         return
@@ -357,7 +358,7 @@ def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
 @lru_cache(maxsize=64)
 def _served(run: StoredRun, settings_json: str) -> list[FrontierPoint]:
     settings = json.loads(settings_json)
-    profile = _profile(run.record.spec.model["name"], settings["profile"])
+    profile = _profile(run.record.spec.model.name, settings["profile"])
     to_fit, to_serve = _drafts(run).halves()
     texts = to_serve.served(Temperatures(fit_temperatures(to_fit.observed())))
     drafting = to_serve.drafting(profile, settings.get("tokens"))

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dllm_bench.core.decoder import Decoder
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
 from dllm_bench.parallel import AnnouncingDecoder, ParallelLayout, RankGroup
@@ -32,13 +31,10 @@ from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
 from dllm_bench.runs.runner import WARMUPS, RunSession, decode_share
 from dllm_bench.runs.runner import run as run_here
 from dllm_bench.store import provenance
-from dllm_bench.store.hardware import uses_cuda
+from dllm_bench.store.groups import Hardware, ModelGroup
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
-
-COMMITS = {"winner": True, "none": False}
-TIMEOUT_S = 120.0  # how long a process waits for another within a request
 
 
 class Milestone(Enum):
@@ -71,7 +67,7 @@ def run_on_processes(
     session: type[RunSession],
 ) -> RunRecord:
     """The record of `spec`, made by as many processes as its hardware says."""
-    layout, replicas = layout_of(spec.hardware), int(spec.hardware.get("replicas", 1))
+    layout, replicas = layout_of(spec.hardware), spec.hardware.replicas
     check(spec, deps, layout, replicas)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -93,30 +89,26 @@ def run_on_processes(
     return record
 
 
-def layout_of(hardware: Mapping[str, Any]) -> ParallelLayout:
+def layout_of(hardware: Hardware) -> ParallelLayout:
     """How the processes of a group divide a request's work."""
-    commit = str(hardware.get("commit", "winner"))
-    if commit not in COMMITS:
-        more = " (whether the winner's K/V are sent to every process)"
-        raise DllmBenchError(unknown_name("hardware.commit", commit, list(COMMITS), more))
     return ParallelLayout(
-        branches=int(hardware.get("branch_parallel", 1)),
-        tensors=int(hardware.get("tensor_parallel", 1)),
-        commits=COMMITS[commit],
-        timeout_s=float(hardware.get("timeout_s", TIMEOUT_S)),
+        branches=hardware.branch_parallel,
+        tensors=hardware.tensor_parallel,
+        commits=hardware.commit == "winner",
+        timeout_s=hardware.timeout_s,
     )
 
 
 def check(spec: RunSpec, deps: Dependencies, layout: ParallelLayout, replicas: int) -> None:
     """Refuse what these processes cannot do, before any is started."""
-    decoder, name = deps.decoder(spec), spec.hardware["name"]
+    decoder, name = deps.decoder(spec), spec.hardware.name
     if layout.branches > 1 and not isinstance(decoder, MaskedDecoder):
         raise DllmBenchError(
             f"hardware={name} deals branches to {layout.branches} processes, and decoder "
             f"{spec.label!r} has no branches; choose a decoder with lookahead (decoder=lopa), or "
             "hardware without branch_parallel."
         )
-    if uses_cuda(spec.hardware):
+    if spec.hardware.uses_cuda:
         present, wanted = torch.cuda.device_count(), layout.processes * replicas
         if present < wanted:
             raise DllmBenchError(
@@ -187,16 +179,18 @@ class RunProcess:
         if self.layout.processes == 1:
             return None
         meeting = Path(self.folder) / f"group-{self.ranks.group}"
-        device = str(self.spec.hardware["device"])
+        device = self.spec.hardware.device
         return RankGroup.join(self.layout, self.ranks.rank, meeting, device)
 
     def _on_device(self) -> RunSpec:
         """The run on this process's own device; the index is not part of its identity."""
-        if not uses_cuda(self.spec.hardware):
+        if not self.spec.hardware.uses_cuda:
             return self.spec
         torch.cuda.init()  # if the device is initialised, `init_device_mesh` does not change it
         torch.cuda.set_device(self.index)
-        return replace(self.spec, model={**self.spec.model, "device": f"cuda:{self.index}"})
+        return replace(
+            self.spec, model=ModelGroup({**self.spec.model, "device": f"cuda:{self.index}"})
+        )
 
 
 def announcing(deps: Dependencies, spec: RunSpec, group: RankGroup) -> Dependencies:
@@ -334,6 +328,6 @@ class _Watch:
         process = self.processes[worker]
         return DllmBenchError(
             f"Process {process.index} of {len(self.processes)} (hardware="
-            f"{process.spec.hardware['name']}) {what}, and the others were ended; finished "
+            f"{process.spec.hardware.name}) {what}, and the others were ended; finished "
             "samples are kept, give the same command again to continue."
         )

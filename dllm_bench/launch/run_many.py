@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch.run_one import make_logger, needs_several, run, session_class
+from dllm_bench.launch.run_one import make_logger, run, session_class
 from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
@@ -69,9 +69,7 @@ class RunJob:
 
 def takes_turns(spec: RunSpec) -> bool:
     """Return whether a run repeats its items, one request at a time, in one process."""
-    return (
-        spec.repeats > 1 and not needs_several(spec.hardware) and session_class(spec) is RunSession
-    )
+    return spec.repeats > 1 and not spec.hardware.several and session_class(spec) is RunSession
 
 
 def outcome_of(spec: RunSpec, error: Exception | None) -> RunOutcome:

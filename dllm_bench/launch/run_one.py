@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dllm_bench.registry import instantiate
 from dllm_bench.runs import batched, cache_error, runner, served
-from dllm_bench.runs.dependencies import PROCESSES, REAL, Dependencies
+from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.observers import Observer, ObserverGroup
 from dllm_bench.runs.runner import RunSession
-from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -27,7 +23,7 @@ def run(
     """The record of `spec`: read if it is sealed, else the run is made."""
     session = session_class(spec)
     check(spec)
-    if needs_several(spec.hardware) and store.record(spec) is None:
+    if spec.hardware.several and store.record(spec) is None:
         from dllm_bench.launch.processes import run_on_processes  # imports torch.distributed
 
         return run_on_processes(spec, store, ObserverGroup([logger, progress]), deps, session)
@@ -48,18 +44,13 @@ def session_class(spec: RunSpec) -> type[RunSession]:
     """How requests are decoded: one at a time, measured, in batches, or by a server."""
     if spec.measure_kl:
         return cache_error.MeasuredRunSession
-    if is_served(spec.model):
+    if spec.model.is_served:
         return served.ServedRunSession
     return batched.BatchedRunSession if spec.batch != 1 else RunSession
 
 
-def needs_several(hardware: Mapping[str, Any]) -> bool:
-    """Whether a run on this hardware takes several processes."""
-    return any(int(hardware.get(name, 1)) > 1 for name in PROCESSES)
-
-
 def make_logger(spec: RunSpec) -> Observer | None:
     """The logger of the run's configuration."""
-    plain = spec.runtime.get("logger")
+    plain = spec.runtime.logger
     logger: Observer | None = instantiate(plain, "logger") if plain else None
     return logger

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,11 +26,12 @@ import yaml
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
-from dllm_bench.runs.dependencies import PROCESSES, REAL, Dependencies
+from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress
 from dllm_bench.store.cache import signature
 from dllm_bench.store.checked import parse
 from dllm_bench.store.files import Appender, whole_lines
+from dllm_bench.store.groups import Hardware
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_entry, record_fingerprint
 
@@ -124,7 +124,7 @@ def submit(
     jobs: Mapping[str, Callable[[], None]],
     *,
     store: Store,
-    hardware: Mapping[str, Any],
+    hardware: Hardware,
     changes: Sequence[str] = (),
     after: Sequence[str] = (),
     cluster: str = "slurm",
@@ -192,11 +192,10 @@ def slurm_settings() -> dict[str, Any]:
     return {k: v for k, v in plain.items() if k not in ("defaults", "submitit_folder")}
 
 
-def resources(hardware: Mapping[str, Any]) -> dict[str, Any]:
+def resources(hardware: Hardware) -> dict[str, Any]:
     """Cores and devices of a job, for all processes that its run starts."""
-    processes = prod(int(hardware.get(name, 1)) for name in PROCESSES)
-    devices = processes if str(hardware["device"]).startswith("cuda") else None
-    return {"cpus_per_task": int(hardware["threads"]) * processes, "gpus_per_node": devices}
+    devices = hardware.processes if hardware.uses_cuda else None
+    return {"cpus_per_task": hardware.threads * hardware.processes, "gpus_per_node": devices}
 
 
 def read(changes: Sequence[str]) -> dict[str, Any]:

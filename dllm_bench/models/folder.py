@@ -108,7 +108,7 @@ def pickled_weights(folder: Path) -> str:
     return ", ".join(names[:SHOWN])
 
 
-def lacking(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
+def lacking(folder: Path, model: ModelSpec) -> Iterator[str]:
     """What a run of `model` (settings of its yaml) does not find in the folder.
 
     DllmBenchError if the folder holds no config.json, or one that no adapter reads.
@@ -123,18 +123,16 @@ def lacking(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
         yield f"weights (*.safetensors{why})"
     if not any((folder / file).is_file() for file in FILES):
         yield f"a tokenizer ({FILES[0]})"
-    elif not model.get("mask_token") and not _names_mask(folder, published, name, model):
+    elif not model.mask_token and not _names_mask(folder, published, name, model):
         yield "the id of a mask token in its JSON files; name its text with model.mask_token=TEXT"
-    if model.get("chat") and not has_template(folder):
+    if model.chat and not has_template(folder):
         yield f"a chat template ({TEMPLATE}.jinja); add it or set model.chat=false"
 
 
-def _names_mask(
-    folder: Path, published: Mapping[str, Any], adapter: str, model: Mapping[str, Any]
-) -> bool:
+def _names_mask(folder: Path, published: Mapping[str, Any], adapter: str, model: ModelSpec) -> bool:
     """Whether config or tokenizer name a mask token, or the model needs none."""
     layout = ADAPTERS[adapter]
-    if (model.get("attention_form") or layout.attention) in MASKLESS:
+    if (model.attention_form or layout.attention) in MASKLESS:
         return True
     config = {**layout.text_config(published), **published}
     if config.get("mask_token_id") is not None:

@@ -6,10 +6,12 @@ were trained with); sizes and token ids are read from the checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from dllm_bench.core.declared import Positive
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.registry import RUNTIME
 
 AUTO, NONE = "auto", "none"
 CANVAS = "canvas"  # of uniform-state diffusion: causal over the text, full over a canvas behind it
@@ -32,15 +34,15 @@ class ModelSpec:
 
     name: str
     """Name of the model in tables and messages."""
-    path: str
+    path: str = field(metadata=RUNTIME)
     """The checkpoint: a folder, assets/<name> (shipped with the package), or a hub id."""
     adapter: str | None = None
     """Name in `ADAPTERS`; None takes the adapter that the checkpoint's config.json calls for."""
-    revision: str | None = None
+    revision: str | None = field(default=None, metadata=RUNTIME)
     """Branch, tag or commit of a hub id; sha256 of the file that `imported/<name>` was made of."""
-    lora: str | None = None
+    lora: str | None = field(default=None, metadata=RUNTIME)
     """A LoRA adapter: a folder, assets/<name>, or a hub id."""
-    lora_revision: str | None = None
+    lora_revision: str | None = field(default=None, metadata=RUNTIME)
     """Branch, tag or commit of the LoRA adapter."""
     merge_lora: bool = True
     """Add the LoRA product to the weights on load; False keeps it as separate layers."""
@@ -52,9 +54,9 @@ class ModelSpec:
     """Passed to the chat template as `enable_thinking`; None does not pass it."""
     mask_token: str | None = None
     """Text of the mask token, where config.json names no id, or to check the id it names."""
-    attention_form: str | None = None
+    attention_form: str | None = field(default=None, metadata=RUNTIME)
     """Attention the weights were trained with; None: what the architecture usually has."""
-    block: int | None = None
+    block: Positive | None = field(default=None, metadata=RUNTIME)
     """Positions of a block the weights were trained with (only for block_causal attention)."""
     shifted: bool | None = None
     """Whether row i predicts position i + 1; None: as the architecture usually does."""
@@ -62,7 +64,7 @@ class ModelSpec:
     """Dtype of the weights; "auto": bfloat16 on a CUDA device, float32 on the CPU."""
     attention: str = "sdpa"
     """Attention kernel of transformers."""
-    device: str = AUTO
+    device: str = field(default=AUTO, metadata=RUNTIME)
     """One of "cpu", "cuda" and "cuda:N"; "auto": a CUDA device if there is one, else the CPU."""
     quantization: str = NONE
     """Quantisation of the linear layers (models/acceleration.py)."""
@@ -70,10 +72,10 @@ class ModelSpec:
     """"default": torch.compile (models/acceleration.py); "max": CUDA graphs (models/graphs.py)."""
 
     def __post_init__(self) -> None:
-        for field, choices in CHOICES.items():
-            value = getattr(self, field)
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
             if value is not None:
-                self._check(field, value, choices)
+                self._check(name, value, choices)
         kind, _, index = self.device.partition(":")
         self._check("device", kind if not index or index.isdigit() else self.device, DEVICES)
         if self.block is not None and (self.attention_form != "block_causal" or self.block < 1):
@@ -88,9 +90,9 @@ class ModelSpec:
                 f"adapter that is not merged; set merge_lora: true."
             )
 
-    def _check(self, field: str, value: str, choices: tuple[str, ...]) -> None:
+    def _check(self, name: str, value: str, choices: tuple[str, ...]) -> None:
         if value not in choices:
             raise DllmBenchError(
-                f"Model {self.name!r} asks for {field} {value!r}; choose one of "
+                f"Model {self.name!r} asks for {name} {value!r}; choose one of "
                 f"{', '.join(choices)}."
             )

@@ -22,8 +22,6 @@ from dllm_bench.runs import runner
 from dllm_bench.store.record import BatchSpan, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
-PER_REQUEST = ("branch_parallel", "tensor_parallel")  # processes that decode one request
-
 
 def check(spec: RunSpec) -> None:
     """Refuse settings that batches do not support, before anything is loaded."""
@@ -34,13 +32,13 @@ def check(spec: RunSpec) -> None:
             f"batch={spec.batch} decodes requests together, and a baseline is timed request by "
             "request; leave out decoder@baseline, or batch."
         )
-    if any(int(spec.hardware.get(name, 1)) > 1 for name in PER_REQUEST):
+    if spec.hardware.shares_requests:
         raise DllmBenchError(
-            f"batch={spec.batch} is decoded by one process, and hardware={spec.hardware['name']} "
+            f"batch={spec.batch} is decoded by one process, and hardware={spec.hardware.name} "
             "asks for several that decode a request together; choose hardware without them "
             "(each replica has a batch of its own), or batch=1."
         )
-    mode = spec.model.get("compile", "none")
+    mode = spec.model.compile
     if mode != "none":
         raise DllmBenchError(
             f"batch={spec.batch} has shapes that are not compiled, and the run asks for "

@@ -20,20 +20,20 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.runs import runner
-from dllm_bench.runs.batched import PER_REQUEST, untimed
-from dllm_bench.store.inputs import is_served
+from dllm_bench.runs.batched import untimed
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
 
 def check(spec: RunSpec) -> None:
     """Refuse settings that the measurement does not support, before anything is loaded."""
-    workers = any(int(spec.hardware.get(name, 1)) > 1 for name in PER_REQUEST)
-    if spec.batch != 1 or workers or is_served(spec.model):
+    workers = spec.hardware.shares_requests
+    if spec.batch != 1 or workers or spec.model.is_served:
         raise DllmBenchError(
             "measure_kl=true compares the forwards of one request in one process, and the run has "
-            f"batch={spec.batch}, hardware={spec.hardware.get('name')} and "
-            f"model={spec.model['name']}; choose batch=1, hardware without workers that decode a "
+            f"batch={spec.batch}, hardware={spec.hardware.name} and "
+            f"model={spec.model.name}; choose batch=1, hardware without workers that decode a "
             "request together, and a model that is not served."
         )
     if spec.baseline:
@@ -41,10 +41,10 @@ def check(spec: RunSpec) -> None:
             "measure_kl=true gives samples no times, and a baseline is there to compare times; "
             "leave out decoder@baseline, or measure_kl."
         )
-    if spec.decoder.get("smoothing"):
+    if smoothing := setting_in(spec.decoder, "smoothing"):
         raise DllmBenchError(
             "measure_kl=true feeds positions again that the cache leaves out, and "
-            f"decoder.smoothing={spec.decoder['smoothing']} knows no mean embeddings of them; set "
+            f"decoder.smoothing={smoothing} knows no mean embeddings of them; set "
             "decoder.smoothing=0, or leave out measure_kl."
         )
 

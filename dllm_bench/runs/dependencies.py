@@ -19,7 +19,6 @@ from dllm_bench.store.hardware import require_device, wait_for
 from dllm_bench.store.inputs import (
     benchmark_of,
     engine_of,
-    is_served,
     model_spec,
     require_memory,
 )
@@ -28,8 +27,6 @@ from dllm_bench.store.spec import RunSpec
 if TYPE_CHECKING:
     from dllm_bench.core.decoder import Decoder
     from dllm_bench.core.denoiser import Denoiser
-
-PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # hardware settings that multiply
 
 
 class Loaded(Protocol):
@@ -72,7 +69,7 @@ MODEL_CACHE = ModelCache()
 
 def real_model(spec: RunSpec) -> Loaded:
     """The model of `spec` on its device, kept until another is loaded; or its server's client."""
-    if is_served(spec.model):
+    if spec.model.is_served:
         from dllm_bench.serving.client import Client
 
         return Client(engine_of(spec.model))
@@ -84,7 +81,7 @@ def real_model(spec: RunSpec) -> Loaded:
 
 def real_decoder(spec: RunSpec) -> Decoder:
     """The decoder of `spec`; None if a server decodes."""
-    decoder: Any = None if is_served(spec.model) else instantiate(spec.decoder, "decoder")
+    decoder: Any = None if spec.model.is_served else instantiate(spec.decoder, "decoder")
     return decoder
 
 
@@ -97,13 +94,13 @@ def prepare_device(spec: RunSpec) -> None:
     """Set torch's threads and check that the device exists and is the configured one."""
     import torch
 
-    torch.set_num_threads(int(spec.hardware.get("threads", 1)))
+    torch.set_num_threads(spec.hardware.threads)
     require_device(spec.hardware)
 
 
 def sync(spec: RunSpec) -> None:
     """Wait until the device has finished all its work."""
-    wait_for(spec.hardware.get("device", "cpu"))
+    wait_for(spec.hardware.device)
 
 
 @dataclass(frozen=True)

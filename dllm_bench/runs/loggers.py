@@ -103,7 +103,7 @@ class WandbLogger(SilentObserver):
         self._run = wandb.init(
             project=self.project,
             entity=self.entity,
-            group=self.group or f"{spec.benchmark['name']}/{spec.model['name']}",
+            group=self.group or f"{spec.benchmark.name}/{spec.model.name}",
             job_type=self.job_type or spec.label,
             tags=self.tags,
             id=spec.short,

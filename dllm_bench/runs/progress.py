@@ -17,6 +17,7 @@ from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED
 from dllm_bench.runs.observers import RunningMetrics, SilentObserver
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -218,7 +219,7 @@ def summary(record: RunRecord) -> list[str]:
         lines.append(f"without effect (of samples): {', '.join(shares)}")
     lines += [f"warning: {text}" for text in record.warnings]
     if record.spec.baseline:
-        lines.append(f"baseline: {record.spec.baseline.get('name')}, in the same run")
+        lines.append(f"baseline: {setting_in(record.spec.baseline, 'name')}, in the same run")
     reasons = {**UNREPORTED, **UNTIMED}
     empty = {why for name, why in reasons.items() if None in record.columns.get(name, ())}
     lines += [f"left empty: {why}" for why in sorted(empty)]

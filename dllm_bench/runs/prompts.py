@@ -21,7 +21,6 @@ from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.runs import runner
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.store.hardware import wait_for
-from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -46,7 +45,7 @@ class PromptGenerator:
     @property
     def name(self) -> str:
         """Model, decoder and hash of the settings."""
-        return f"{self.spec.model['name']}-{self.spec.label}-{self.spec.short}"
+        return f"{self.spec.model.name}-{self.spec.label}-{self.spec.short}"
 
     def request(
         self, prompt: str | Turns, max_new_tokens: int | None, stop: tuple[str, ...]
@@ -109,9 +108,9 @@ class PromptGenerator:
 def generator(config: Mapping[str, Any], deps: Dependencies = REAL) -> PromptGenerator:
     """The generator of a composed run configuration."""
     spec = RunSpec.from_config(config)
-    if is_served(spec.model):
+    if spec.model.is_served:
         raise DllmBenchError(
-            f"Model {spec.model['name']!r} is served; lm-eval can use servers directly, with "
+            f"Model {spec.model.name!r} is served; lm-eval can use servers directly, with "
             "--model local-completions or local-chat-completions."
         )
     decoder = deps.decoder(spec)

@@ -18,6 +18,7 @@ import yaml
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.groups import BenchmarkGroup, RunConfig
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import RunRecord, SampleRecord
@@ -77,7 +78,7 @@ def settings(entry: RunEntry, changes: Mapping[str, Any], compose: Compose) -> P
     unknown = sorted(set(changes) - set(entry.spec.benchmark))
     if unknown:
         raise DllmBenchError(
-            f"Benchmark {entry.spec.benchmark['name']!r} has no setting {unknown[0]!r}; it has "
+            f"Benchmark {entry.spec.benchmark.name!r} has no setting {unknown[0]!r}; it has "
             f"{', '.join(entry.spec.benchmark)}."
         )
     return {**on_this_machine("benchmark", entry.spec.benchmark, compose), **changes}
@@ -105,10 +106,10 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     samples.sort(key=lambda sample: order.get(sample.id, len(order)))
     sessions = before.sessions if before else []
     ungraded = before.verdicts.get(JUDGE_ERROR, 0) if before else 0
-    allowed = replace(entry.spec, runtime={"max_judge_errors": ungraded})
+    allowed = replace(entry.spec, runtime=RunConfig({"max_judge_errors": ungraded}))
     record = seal(allowed, samples, scores, sessions, time.time())
     rescored = Rescored(record, before, stored=False)
-    own = replace(entry.spec, benchmark=plain) == entry.spec
+    own = replace(entry.spec, benchmark=BenchmarkGroup(plain)) == entry.spec
     if not (own and rescored.changed):
         return rescored
     _write(entry.path, record)

@@ -348,7 +348,7 @@ class RunSession:
         branches = (decoder.branches - 1) * min(decoder.block or new, new)
         positions = self.spec.batch * (len(request.prompt_ids) + new + branches)
         needed = positions * getattr(self.loaded.denoiser, "position_bytes", 0)
-        available = memory_bytes(str(self.spec.hardware["device"]))
+        available = memory_bytes(self.spec.hardware.device)
         if needed > available:
             raise DllmBenchError(
                 f"The run asks for {positions:,} positions at a time (batch {self.spec.batch}, "
@@ -365,7 +365,7 @@ class RunSession:
     @property
     def _checked_denoiser(self) -> Denoiser:
         """The model for warming up, which raises if a logit is NaN or infinite."""
-        return cast("Denoiser", FiniteLogits(self.loaded.denoiser, str(self.spec.model["name"])))
+        return cast("Denoiser", FiniteLogits(self.loaded.denoiser, self.spec.model.name))
 
     def _ready(self, decoder: Decoder, request: Request) -> Request:
         return ready(self.spec, decoder, self.loaded, request)

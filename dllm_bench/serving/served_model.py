@@ -13,12 +13,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
+from dllm_bench.core.declared import CheckedFields, Range
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.registry import register
+from dllm_bench.registry import RUNTIME, register
 
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Turns
@@ -31,46 +32,36 @@ RESERVED = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", 
 
 @register("model.served")
 @dataclass(frozen=True, eq=False)
-class ServedModel:
+class ServedModel(CheckedFields):
     """Which model to request, where, and how; checked when it is made."""
 
     name: str
     """The server's name for the model."""
-    url: str
+    url: str = field(metadata=RUNTIME)
     """Address of the API, like http://127.0.0.1:8000/v1; without a secret, since it is stored."""
     engine: str | None = None
     """Engine, version and hardware in the user's words; tells runs on two engines apart."""
     chat: bool = True
     """Whether benchmarks make their prompts of chat turns; otherwise they are plain text."""
-    concurrency: int = 1
+    concurrency: Annotated[int, Range(1, MOST_IN_FLIGHT)] = 1
     """Requests in flight."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Range(0, 100)] = 0.0
     body: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of every request; None removes an entry."""
-    tokenizer: str | None = None
+    tokenizer: str | None = field(default=None, metadata=RUNTIME)
     """Source of a tokenizer that counts tokens if the server does not."""
-    key_env: str | None = None
+    key_env: str | None = field(default=None, metadata=RUNTIME)
     """Environment variable that holds the key; None for a server without keys."""
-    timeout_s: float = 600.0
+    timeout_s: Annotated[float, Range(0.001, YEAR_S)] = field(default=600.0, metadata=RUNTIME)
     """Longest time of one try."""
-    retries: int = 4
+    retries: Annotated[int, Range(0, 100)] = field(default=4, metadata=RUNTIME)
     """Tries after one that failed and may succeed later."""
-    backoff_s: float = 1.0
+    backoff_s: Annotated[float, Range(0, YEAR_S)] = field(default=1.0, metadata=RUNTIME)
     """Wait before the first retry; doubled for each further one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_url()
-        for name, value, least, most in (
-            ("concurrency", self.concurrency, 1, MOST_IN_FLIGHT),
-            ("retries", self.retries, 0, 100),
-            ("timeout_s", self.timeout_s, 0.001, YEAR_S),
-            ("backoff_s", self.backoff_s, 0, YEAR_S),
-            ("temperature", self.temperature, 0, 100),
-        ):
-            if not least <= value <= most:  # not-a-number included
-                raise DllmBenchError(
-                    f"Model {self.name!r} has model.{name}={value}; give {least} to {most}."
-                )
         self._check_body()
 
     def _check_body(self) -> None:

@@ -35,7 +35,7 @@ class ComparedRuns:
         """Model, benchmark and number of samples."""
         spec = self.records[0].spec
         n = len(self.records[0].columns["id"])
-        return f"{spec.model['name']} on {spec.benchmark['name']}, {n} samples"
+        return f"{spec.model.name} on {spec.benchmark.name}, {n} samples"
 
     @property
     def decoders(self) -> str:
@@ -53,7 +53,7 @@ class ComparedRuns:
     def address(self) -> str:
         """The path of the page below the root of the site."""
         spec = self.records[0].spec
-        names = f"{spec.benchmark['name']}-{spec.model['name']}"
+        names = f"{spec.benchmark.name}-{spec.model.name}"
         return f"comparisons/{slug(names)}-{comparison_key(self.records[0])[:SHOWN]}.html"
 
 

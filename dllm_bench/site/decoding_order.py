@@ -16,6 +16,7 @@ from typing import Any
 
 from dllm_bench.core.trace import AGAIN_MASKED, GIVEN, ForwardKind, Trace
 from dllm_bench.site.texts import DecodeTokens
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import SampleRecord
 
 
@@ -125,7 +126,7 @@ def decoding_order(
             CanvasToken(i, texts[i], at if at >= 0 else None)
             for i, at in zip(sample.ids, born, strict=True)
         ],
-        steps=forward_steps(trace, born, texts, passes=2 if decoder.get("guidance") else 1),
+        steps=forward_steps(trace, born, texts, passes=2 if setting_in(decoder, "guidance") else 1),
         borders=block_borders(len(sample.ids), decoder),
         ends=ends,
         end=end,
@@ -182,9 +183,7 @@ def forward_steps(
 
 def block_borders(total: int, decoder: Mapping[str, Any]) -> list[int]:
     """Positions at which blocks meet; none if blocks are not counted from the end of the prompt."""
-    stored = decoder.get("schedule")
-    schedule = stored if isinstance(stored, Mapping) else {}
-    block = schedule.get("block")
-    if not isinstance(block, int) or block < 1 or schedule.get("absolute"):
+    block = setting_in(decoder, "schedule.block")
+    if not isinstance(block, int) or block < 1 or setting_in(decoder, "schedule.absolute"):
         return []
     return list(range(block, total, block))

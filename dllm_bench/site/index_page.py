@@ -153,8 +153,8 @@ def run_list_entry(entry: RunEntry, contents: SiteContents, differing: Mapping[s
         "error": entry.error or "",
         "decoder": spec.label,
         "settings": differing[spec.short],
-        "model": str(spec.model["name"]),
-        "benchmark": str(spec.benchmark["name"]),
+        "model": str(spec.model.name),
+        "benchmark": str(spec.benchmark.name),
         "samples": f"{entry.done}" if record else f"{entry.done} of {total}",
         "score": f"{100 * score.mean:.1f}" if score else "",
         "interval": f"[{100 * score.low:.1f}, {100 * score.high:.1f}] {ungraded}".strip()

@@ -46,7 +46,7 @@ PER_POSITION = "@k"  # ends the name of a metric that has a value per position o
 
 def run_title(spec: RunSpec) -> str:
     """Decoder, model and benchmark in words."""
-    return f"{spec.label} · {spec.model['name']} on {spec.benchmark['name']}"
+    return f"{spec.label} · {spec.model.name} on {spec.benchmark.name}"
 
 
 def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
@@ -61,7 +61,7 @@ def run_view(record: RunRecord, texts: Mapping[str, str]) -> Plain:
     spec, metrics = record.spec, metric_texts(record)
     return {
         "decoder": spec.label,
-        "model_and_benchmark": f"{spec.model['name']} on {spec.benchmark['name']}",
+        "model_and_benchmark": f"{spec.model.name} on {spec.benchmark.name}",
         "short": spec.short,
         "identity": spec.identity_hash,
         "sealed": f"{datetime.fromtimestamp(record.sealed_at, UTC):%Y-%m-%d %H:%M} UTC",

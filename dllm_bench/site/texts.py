@@ -21,6 +21,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.models.text import read_token_texts, read_tokenizer
 from dllm_bench.store import inputs
+from dllm_bench.store.groups import BenchmarkGroup, ModelGroup
 from dllm_bench.store.kept_tokenizers import kept_tokenizer
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.settings import Compose, on_this_machine
@@ -55,7 +56,7 @@ class TextSource:
 
     def _decoder(self, spec: RunSpec) -> DecodeTokens:
         """Token ids to text, by the tokenizer that was kept of an object, or the checkpoint's."""
-        if not inputs.is_object(spec.model):
+        if not spec.model.is_object:
             return token_decoder(on_this_machine("model", spec.model, self.compose))
         folder = kept_tokenizer(spec.inputs.get("tokenizer"))
         return (folder and read_token_texts(folder)) or ids_as_text
@@ -100,7 +101,7 @@ class TextSource:
             on_this_machine(group, getattr(spec, group), self.compose)
             for group in ("model", "benchmark")
         )
-        return replace(spec, model=model, benchmark=benchmark)
+        return replace(spec, model=ModelGroup(model), benchmark=BenchmarkGroup(benchmark))
 
 
 def token_decoder(model: Mapping[str, Any]) -> DecodeTokens:
@@ -119,7 +120,7 @@ def requests_of(spec: RunSpec) -> list[Request]:
     from dllm_bench.models.load import load_text_codec
     from dllm_bench.serving import served_model
 
-    served = inputs.is_served(spec.model)
+    served = spec.model.is_served
     encode = (
         served_model.encode if served else load_text_codec(inputs.model_spec(spec.model)).encode
     )

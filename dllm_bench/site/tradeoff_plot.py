@@ -17,6 +17,7 @@ from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.site.format import LISTED_METRICS, percent, significant
 from dllm_bench.site.pages import Plain, RunPages
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord
 
 WIDTH, HEIGHT = 640, 420
@@ -74,7 +75,7 @@ def family(record: RunRecord) -> str:
 
 def knows_text(record: RunRecord) -> bool:
     """Return whether the run's decoder selects tokens by a text that is known beforehand."""
-    return bool(record.spec.decoder.get("select", {}).get("_target_") == ORACLE)
+    return bool(setting_in(record.spec.decoder, "select._target_") == ORACLE)
 
 
 def front_of(known: Sequence[KnownRun]) -> list[int]:

@@ -20,7 +20,7 @@ def flat_settings(spec: RunSpec) -> dict[str, str]:
 def differing_settings(specs: Iterable[RunSpec]) -> dict[str, str]:
     """Short hash -> the settings in which a run differs from others of its name."""
     return differing(
-        (spec.short, (spec.label, spec.model["name"], spec.benchmark["name"]), flat_settings(spec))
+        (spec.short, (spec.label, spec.model.name, spec.benchmark.name), flat_settings(spec))
         for spec in specs
     )
 

@@ -12,18 +12,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.spec import AUTO
+from dllm_bench.store.groups import Hardware
 
-AUTO = "auto"
 CPU = {"name": "cpu", "device": "cpu", "dtype": "float32", "threads": 1}
 
 
-def resolve_hardware(plain: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_hardware(plain: Mapping[str, Any]) -> Hardware:
     """A hardware group in which every "auto" is replaced by what this machine has."""
     if AUTO not in plain.values():
-        return dict(plain)
+        return Hardware(plain)
     name = cuda_device()
     here = CPU if name is None else cuda_class(name)
-    return {key: here[key] if value == AUTO else value for key, value in plain.items()}
+    return Hardware({key: here[key] if value == AUTO else value for key, value in plain.items()})
 
 
 def cuda_class(device_name: str) -> dict[str, Any]:
@@ -54,11 +55,6 @@ def memory_bytes(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def uses_cuda(hardware: Mapping[str, Any]) -> bool:
-    """True for a hardware group whose device is a CUDA device."""
-    return str(hardware.get("device", "")).startswith("cuda")
-
-
 def wait_for(device: object) -> None:
     """Wait until a device (its name, or torch's) has finished all its work; a CPU has."""
     if str(device).startswith("cuda"):
@@ -67,24 +63,23 @@ def wait_for(device: object) -> None:
         torch.cuda.synchronize(str(device))
 
 
-def missing_device(hardware: Mapping[str, Any]) -> str:
+def missing_device(hardware: Hardware) -> str:
     """The device that a hardware group asks for and this machine does not have, in words ("a GPU
     (H200)"); empty if nothing is missing. Upper and lower case make no difference.
     """
-    if not uses_cuda(hardware):
+    if not hardware.uses_cuda:
         return ""
-    device = str(hardware["device"])
-    name, match = cuda_device(device), str(hardware.get("match") or "")
+    name, match = cuda_device(hardware.device), hardware.match or ""
     is_here = name is not None and match.lower() in name.lower()
-    return "" if is_here else f"a GPU ({match or device.upper()})"
+    return "" if is_here else f"a GPU ({match or hardware.device.upper()})"
 
 
-def require_device(hardware: Mapping[str, Any]) -> None:
+def require_device(hardware: Hardware) -> None:
     """Raise DllmBenchError if the device of a hardware group is missing."""
     missing = missing_device(hardware)
     if missing:
         raise DllmBenchError(
-            f"hardware={hardware.get('name')} asks for {missing}, and this machine has "
+            f"hardware={hardware.name} asks for {missing}, and this machine has "
             f"{cuda_device() or 'no CUDA device'}; choose the hardware that is here (hardware=auto "
             "finds it)."
         )

@@ -22,6 +22,7 @@ from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import TARGET, instantiate
 from dllm_bench.store.cache import Fingerprint, add_lines, head_of, signed_line, writable
 from dllm_bench.store.differences import flat_settings
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.nolinks import lstat
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, split
@@ -76,8 +77,7 @@ def summary_of(decoder: Mapping[str, Any]) -> DecoderSummary:
     made = _made_summary(json.dumps(settings, sort_keys=True)) if TARGET in settings else None
     if made:
         return made
-    block = decoder.get("schedule", {}).get("block")
-    return DecoderSummary(block=block, drafts="draft" in decoder)
+    return DecoderSummary(block=setting_in(decoder, "schedule.block"), drafts="draft" in decoder)
 
 
 @lru_cache(maxsize=1024)
@@ -137,8 +137,8 @@ class IndexedRun:
         }
         return cls(
             run=spec.short,
-            benchmark=str(spec.benchmark["name"]),
-            model=str(spec.model["name"]),
+            benchmark=spec.benchmark.name,
+            model=spec.model.name,
             decoder=spec.label,
             settings=flat_settings(spec),
             samples=len(columns["id"]),

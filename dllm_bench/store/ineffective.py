@@ -15,6 +15,7 @@ from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.registry import instantiate
+from dllm_bench.store.groups import BenchmarkGroup, setting_in
 from dllm_bench.store.inputs import PIECES
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -52,18 +53,17 @@ def _draws(plain: Mapping[str, Any]) -> bool:
     return bool(instantiate(own, "decoder").summary().uses_seed)
 
 
-def _of_prompt(benchmark: Mapping[str, Any]) -> dict[str, HasNoEffect]:
+def _of_prompt(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
     """A chat template without chat turns, or one turn per example without examples."""
-    template, chat = str(benchmark.get("template", "")), bool(benchmark.get("chat", True))
+    template, chat = benchmark.template, benchmark.chat
     without_turns = template.startswith(CHAT) and not chat
-    without_shots = template == MULTITURN and chat and not benchmark.get("shots")
+    without_shots = template == MULTITURN and chat and not benchmark.shots
     return {"benchmark.template": lambda sample: True} if without_turns or without_shots else {}
 
 
-def _of_end(benchmark: Mapping[str, Any]) -> dict[str, HasNoEffect]:
+def _of_end(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
     """Stop strings that cut nothing, and `escape_until` if there is nothing to escape."""
-    stop, hard = benchmark.get("stop") or (), benchmark.get("hard_stop") or ()
-    escapes = bool(benchmark.get("escape_until"))
+    stop, hard, escapes = benchmark.stop, benchmark.hard_stop, benchmark.escape_until
     checks: dict[str, HasNoEffect] = {}
     if escapes and not stop:
         checks["benchmark.escape_until"] = lambda sample: True
@@ -80,7 +80,7 @@ def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, HasNoEffect]:
     slots = ("explore", "cache", "stop", "revise")
     explore, cache, stop, revise = (_piece_of(decoder, slot) for slot in slots)
     if explore is not None and Condition.ONE_BRANCH not in explore.gives:
-        copies = 2 if decoder.get("guidance") else 1
+        copies = 2 if setting_in(decoder, "guidance") else 1
         checks["decoder.explore"] = lambda sample: _base_always_wins(sample, copies)
     if cache is not None and Condition.NO_CACHE not in cache.gives:
         checks["decoder.cache"] = _reads_nothing

@@ -19,7 +19,7 @@ from typing import Any
 
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.spec import OBJECT, ModelSpec
+from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import tokenizer_files
 from dllm_bench.paths import place_of
 from dllm_bench.registry import (
@@ -32,11 +32,18 @@ from dllm_bench.registry import (
     with_registered_names,
 )
 from dllm_bench.serving.served_model import ServedModel
+from dllm_bench.store.groups import (
+    DECODERS,
+    BenchmarkGroup,
+    Hardware,
+    ModelGroup,
+    Plain,
+    RunConfig,
+    setting_in,
+)
 from dllm_bench.store.hardware import AUTO, memory_bytes, resolve_hardware
 from dllm_bench.store.piece_source import pieces_hash, targets
 
-Plain = dict[str, Any]
-DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
 PIECES = "pieces"  # of the inputs: hash of the source of pieces from outside
 SERVED = "served"  # name of decoder and hardware if a served engine decodes
 DEFAULT_DECODER = "vanilla"  # of conf/run.yaml
@@ -44,26 +51,6 @@ GIBIBYTE = 2**30
 WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SMALL_DTYPE = "bfloat16"
-LARGEST = 2**63 - 1  # of any setting that is a whole number
-COUNTS = (1, 1024)
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "limit": (1, 2**31),
-    "batch": (1, 2**31),
-    "max_judge_errors": (0, 2**31),
-    "benchmark.shots": (0, 1000),
-    "benchmark.max_new_tokens": (1, 2**31),
-    "benchmark.repeats": COUNTS,
-    "hardware.threads": COUNTS,
-    "hardware.branch_parallel": COUNTS,
-    "hardware.tensor_parallel": COUNTS,
-    "hardware.replicas": COUNTS,
-    "hardware.timeout_s": (0, 10**7),
-    "model.concurrency": (1, 10_000),
-    "model.retries": (0, 1000),
-    "model.timeout_s": (0, 10**7),
-    "model.backoff_s": (0, 10**4),
-}
-"""Setting -> smallest and largest number that is taken; the memory may allow less."""
 HARDWARE_SETTINGS_OF_MODELS = ("dtype", "attention", "device", "quantization", "compile")
 
 
@@ -92,23 +79,23 @@ class ObjectInputs:
 
 def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
     """The configuration with hardware and decoders written out, and the hashes under "inputs"."""
-    require_numbers(config)
-    if is_served(config["model"]):
-        return resolve_served(config)
-    hardware = resolve_hardware(config["hardware"])
-    model = resolve_model(config["model"], hardware)
+    chosen = RunConfig(config)
+    if chosen.model.is_served:
+        return resolve_served(chosen)
+    hardware = resolve_hardware(chosen.hardware)
+    model = resolve_model(chosen.model, hardware)
     own = dict(given.hashes)
-    dataset = own.pop("dataset", None) or dataset_hash(config["benchmark"])
+    dataset = own.pop("dataset", None) or dataset_hash(chosen.benchmark)
     hashes = own or model_hashes(model)
-    decoders = {name: config[name] for name in DECODERS if config.get(name)}
     return with_pieces(
         {
             **config,
-            "benchmark": with_registered_names(config["benchmark"]),
-            "hardware": hardware,
-            "model": model,
+            "benchmark": with_registered_names(chosen.benchmark),
+            "hardware": dict(hardware),
+            "model": dict(model),
             **{
-                name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()
+                name: resolve_decoder(decoder, model.name, hashes)
+                for name, decoder in chosen.decoders.items()
             },
             "inputs": {"dataset": dataset, **hashes},
         },
@@ -128,31 +115,6 @@ def with_pieces(resolved: Plain, further: Iterable[type] = ()) -> Plain:
     return {**resolved, "inputs": {**resolved["inputs"], PIECES: source}}
 
 
-def require_numbers(plain: object, name: str = "") -> None:
-    """Raise DllmBenchError if a setting, at any depth, is a number beyond its bounds.
-
-    That is NaN, with which every comparison fails, a whole number that no library takes, or what
-    `BOUNDS` leaves out.
-    """
-    if isinstance(plain, Mapping):
-        for key, value in plain.items():
-            require_numbers(value, f"{name}.{key}".lstrip("."))
-    elif isinstance(plain, (list, tuple)):
-        for value in plain:
-            require_numbers(value, name)
-    elif isinstance(plain, float) and math.isnan(plain):
-        raise DllmBenchError(f"{name} is nan, which is no number; give one.")
-    elif isinstance(plain, (int, float)) and not isinstance(plain, bool):
-        default = (-LARGEST, LARGEST) if isinstance(plain, int) else (-math.inf, math.inf)
-        least, most = BOUNDS.get(name, default)
-        if not least <= plain <= most:
-            shown = str(plain) if abs(plain) <= LARGEST else "beyond 64 bits"
-            raise DllmBenchError(
-                f"{name} is {shown}, and numbers from {least:,} to {most:,} are taken; give one of "
-                "these."
-            )
-
-
 def files_of(config: Plain) -> list[Path] | None:
     """The files and folders that `resolve` reads besides the package's code, as settings name them.
 
@@ -160,13 +122,13 @@ def files_of(config: Plain) -> list[Path] | None:
     that is not on this disk (the hub's), items that the package does not generate, the source of
     pieces from outside.
     """
-    if is_served(config["model"]) or AUTO in config["hardware"].values():
+    chosen = RunConfig(config)
+    if chosen.model.is_served or AUTO in chosen.hardware.values():
         return None
-    if not benchmark_of(config["benchmark"]).generated:
+    if not benchmark_of(chosen.benchmark).generated:
         return None
-    model, decoders = config["model"], [config.get(name) for name in DECODERS]
-    weights = [model["path"], *filter(None, [model.get("lora")])]
-    return files_of_pieces([config["benchmark"], *decoders], weights)
+    weights = filter(None, [chosen.model.path, chosen.model.lora])
+    return files_of_pieces([chosen.benchmark, *chosen.decoders.values()], weights)
 
 
 def files_of_pieces(plain: object, further: Iterable[str] = ()) -> list[Path] | None:
@@ -210,40 +172,30 @@ def is_here(part: Mapping[str, Any]) -> bool:
         return False
 
 
-def is_served(model: Mapping[str, Any]) -> bool:
-    """Whether a model group names a class of its own: a served engine, not weights."""
-    return TARGET in model
-
-
-def is_object(model: Mapping[str, Any]) -> bool:
-    """Whether a model group describes an object of a Python program, which is in no file."""
-    return model.get("adapter") == OBJECT
-
-
-def resolve_served(config: Plain) -> Plain:
+def resolve_served(chosen: RunConfig) -> Plain:
     """The configuration of a run that a server decodes: no decoder or hardware of this machine."""
-    decoder, batch = config["decoder"].get("name"), config.get("batch") or 1
+    decoder = setting_in(chosen.decoder, "name")
     wrong = {
         f"decoder={decoder}": decoder not in (DEFAULT_DECODER, SERVED),
-        "a baseline": bool(config.get("baseline")),
-        f"batch={batch}": batch != 1,
+        "a baseline": bool(chosen.baseline),
+        f"batch={chosen.batch}": chosen.batch != 1,
     }
     if any(wrong.values()):
         raise DllmBenchError(
-            f"Model {config['model']['name']!r} is served, so its server decodes and batches, not "
+            f"Model {chosen.model.name!r} is served, so its server decodes and batches, not "
             f"{' and '.join(name for name in wrong if wrong[name])}; leave that out, and set "
             "model.concurrency to the number of requests in flight."
         )
-    tokenizer = engine_of(config["model"]).tokenizer
+    tokenizer = engine_of(chosen.model).tokenizer
     hashes = {"tokenizer": tokenizer_hash(tokenizer)} if tokenizer else {}
     return with_pieces(
         {
-            **config,
-            "model": with_registered_names(config["model"]),
-            "benchmark": with_registered_names(config["benchmark"]),
+            **chosen,
+            "model": with_registered_names(chosen.model),
+            "benchmark": with_registered_names(chosen.benchmark),
             "hardware": {"name": SERVED, "device": SERVED},
             "decoder": {"name": SERVED},
-            "inputs": {"dataset": dataset_hash(config["benchmark"]), **hashes},
+            "inputs": {"dataset": dataset_hash(chosen.benchmark), **hashes},
         }
     )
 
@@ -289,9 +241,10 @@ def benchmark_of(plain: Mapping[str, Any]) -> Benchmark:
     """The benchmark a configuration group describes, made once per process."""
     if TARGET not in plain:
         raise DllmBenchError(
-            f"Benchmark {plain.get('name')!r} names no _target_ class; add one to its yaml."
+            f"Benchmark {BenchmarkGroup(plain).name!r} names no _target_ class; add one to its "
+            "yaml."
         )
-    return _benchmark(json.dumps(plain, sort_keys=True))
+    return _benchmark(json.dumps(dict(plain), sort_keys=True))
 
 
 def dataset_hash(plain: Mapping[str, Any]) -> str:
@@ -307,11 +260,11 @@ def _benchmark(text: str) -> Benchmark:
     return benchmark
 
 
-def resolve_model(plain: Mapping[str, Any], hardware: Mapping[str, Any]) -> Plain:
+def resolve_model(plain: Mapping[str, Any], hardware: Hardware) -> ModelGroup:
     """Model settings, completed by those of the hardware (dtype, attention, device, …)."""
     given = {key: value for key, value in plain.items() if value not in (None, AUTO)}
     shared = {key: hardware[key] for key in HARDWARE_SETTINGS_OF_MODELS if key in hardware}
-    return {**shared, **given}
+    return ModelGroup({**shared, **given})
 
 
 def engine_of(plain: Mapping[str, Any]) -> ServedModel:
@@ -322,17 +275,18 @@ def engine_of(plain: Mapping[str, Any]) -> ServedModel:
 
 def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
     """The model a resolved configuration group describes."""
-    if is_served(plain):
+    chosen = ModelGroup(plain)
+    if chosen.is_served:
         raise DllmBenchError(
-            f"Model {plain.get('name')!r} is served, so its weights are not here; choose a "
+            f"Model {chosen.name!r} is served, so its weights are not here; choose a "
             "model that is loaded, or use the server with `dllm-bench run`."
         )
-    if is_object(plain):
+    if chosen.is_object:
         raise DllmBenchError(
-            f"Model {plain.get('name')!r} is an object of the Python program that made the run, so "
+            f"Model {chosen.name!r} is an object of the Python program that made the run, so "
             "its weights are in no file; decode with it in that program (dllm_bench.run)."
         )
-    model: ModelSpec = construct(ModelSpec, plain, f"Model {plain.get('name')!r}")
+    model: ModelSpec = construct(ModelSpec, plain, f"Model {chosen.name!r}")
     return model
 
 

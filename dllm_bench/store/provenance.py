@@ -50,8 +50,7 @@ GIT_TIMEOUT_S = 5.0
 
 def environment_of(spec: RunSpec) -> dict[str, Any]:
     """The environment of a run on its device."""
-    diff = spec.runtime.get("provenance", {}).get("diff")
-    return environment(str(spec.hardware["device"]), with_text=diff == TEXT)
+    return environment(spec.hardware.device, with_text=spec.runtime.provenance.diff == TEXT)
 
 
 def environment(device: str = "cpu", with_text: bool = False) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from dllm_bench.metrics.sample_stats import (
     from_columns,
 )
 from dllm_bench.store.checked import checked_line, parse, read_checked
-from dllm_bench.store.hardware import uses_cuda
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ class RunRecord:
     def devices(self) -> str:
         """What the samples were computed on, in words."""
         devices = (str(one.get("device") or "unknown device") for one in self.environments)
-        spread = uses_cuda(self.spec.hardware) and self.spec.hardware.get("branch_parallel", 1) > 1
+        spread = self.spec.hardware.uses_cuda and self.spec.hardware.branch_parallel > 1
         return " and ".join(dict.fromkeys(devices)) + (ONE_PER_BRANCH if spread else "")
 
     @cached_property
@@ -304,7 +303,7 @@ class RunRecord:
     @property
     def _what(self) -> str:
         spec = self.spec
-        return f"{spec.label}, {spec.model['name']} on {spec.benchmark['name']}"
+        return f"{spec.label}, {spec.model.name} on {spec.benchmark.name}"
 
     def _shown(self) -> Iterator[tuple[str, str]]:
         """Name and value of what tells most about a run."""

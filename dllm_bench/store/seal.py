@@ -64,10 +64,10 @@ def check_judge_errors(spec: RunSpec, scores: Mapping[str, SampleScore]) -> None
 
     Samples without a grade leave the mean, so that they are only left out if somebody asks for it.
     """
-    allowed = spec.runtime.get("max_judge_errors", 0)
+    allowed = spec.runtime.max_judge_errors
     failed = [key for key, score in scores.items() if score.verdict == JUDGE_ERROR]
     every = 0 < len(failed) == len(scores)
-    if every or (allowed is not None and len(failed) > int(allowed)):
+    if every or (allowed is not None and len(failed) > allowed):
         limit = "At least one sample must" if every else f"At most {allowed} samples may fail to"
         raise DllmBenchError(
             f"{limit} be graded and grading failed for {len(failed)} of {len(scores)}, "

@@ -25,6 +25,7 @@ import yaml
 from dllm_bench.paths import PACKAGE, conf_dir, further_conf_dirs, options, plugin_folders
 from dllm_bench.store import inputs
 from dllm_bench.store.cache import DerivedCache, fingerprints
+from dllm_bench.store.groups import KINDS
 from dllm_bench.store.indexed import FILE
 from dllm_bench.store.provenance import packages
 from dllm_bench.store.spec import Role, split
@@ -84,9 +85,10 @@ def on_this_machine(group: str, stored: Mapping[str, Any], compose: Compose) -> 
     What decides the output is as stored. Where files lie, which server is called and what was
     consented to comes from this machine's own configuration of that name, if it has one.
     """
-    name = str(stored.get("name"))
-    known = name in options(group) and not inputs.is_object(stored)  # an object only shares a name
-    own = compose([f"{group}={name}"])[group] if known else {}
+    chosen: Any = KINDS[group](stored)
+    is_object = group == "model" and chosen.is_object  # it only shares a name
+    known = chosen.name in options(group) and not is_object
+    own = compose([f"{group}={chosen.name}"])[group] if known else {}
     identity = split({group: stored})[Role.IDENTITY].get(group, {})
     return {**identity, **split({group: own})[Role.RUNTIME].get(group, {})}
 

@@ -1,8 +1,8 @@
 """`RunSpec`: which run this is. Its identity is a hash over everything that can change the output.
 
-`FIELDS` says of every key of a composed configuration whether it is part of the identity or of the
-runtime only (where files lie, how progress is shown). A key that is not listed is refused, so that
-a new setting cannot silently share results with an old one. Pieces are written out with their
+The field that declares a setting says whether it is part of the identity or of the runtime only
+(where files lie, how progress is shown). A key that no field declares is refused, so that a new
+setting cannot silently share results with an old one. Pieces are written out with their
 defaults; inputs (items, weights) enter as content hashes that are taken before the run.
 """
 
@@ -13,147 +13,33 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
-from fnmatch import fnmatchcase
-from functools import cache, cached_property
-from typing import Annotated, Any
+from functools import cached_property
+from typing import Any
 
 from dllm_bench import DECODING_VERSION
-from dllm_bench.core.declared import Count, Range, fits, in_words, made_from
+from dllm_bench.core.declared import Count, made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET
 from dllm_bench.store.checked import check_plain
+from dllm_bench.store.groups import (
+    GROUPS,
+    KINDS,
+    BenchmarkGroup,
+    Hardware,
+    Items,
+    ModelGroup,
+    Plain,
+    Role,
+    RunConfig,
+    Seed,
+    role_of,
+    setting_in,
+)
 from dllm_bench.store.inputs import resolve as resolve_here
 
-Plain = dict[str, Any]
-GROUPS = ("model", "decoder", "benchmark", "hardware")
 NAME_CHARS = 200  # a longer name is of no stored run: it would be of no folder
-READ: dict[str, dict[str, Any]] = {
-    "model": {"path": str | None, "concurrency": Count},
-    "benchmark": {"repeats": Annotated[int, Range(0, 10**6)] | None},
-    "hardware": {"name": str, "device": str, "branch_parallel": Annotated[int, Range(1, 2**10)]},
-    "inputs": {"dataset": str},
-}
-"""Group -> its settings that are read from stored runs as more than text."""
+TYPED = {**{name: KINDS[name] for name in GROUPS if name in KINDS}, "runtime": RunConfig}
 SHOWN = 10  # hexadecimal digits of the identity hash in folder names
-
-
-class Role(Enum):
-    """Whether a configuration key can change the output of a run."""
-
-    IDENTITY = "identity"  # it can, and enters the hash
-    RUNTIME = "runtime"  # it cannot
-
-
-_I, _R = Role.IDENTITY, Role.RUNTIME
-
-FIELDS: dict[str, Role] = {
-    "seed": _I,
-    "limit": _R,  # how many items: a larger number continues the same run
-    "batch": _I,
-    "measure_kl": _I,
-    "model.name": _I,
-    "model.adapter": _I,
-    "model.chat": _I,
-    "model.bos": _I,
-    "model.dtype": _I,
-    "model.attention": _I,
-    "model.thinking": _I,
-    "model.shifted": _I,
-    "model.mask_token": _I,
-    "model.merge_lora": _I,
-    "model.quantization": _I,
-    "model.compile": _I,
-    "model.attention_form": _R,  # of training; the decoder decides which attention is used
-    "model.block": _R,
-    "model.revision": _R,  # path, lora and their revisions enter as content hashes
-    "model.path": _R,
-    "model.lora": _R,
-    "model.lora_revision": _R,
-    "model.device": _R,  # that of the hardware, with an index
-    "model._target_": _I,  # a served engine, and the settings of its requests
-    "model.engine": _I,
-    "model.concurrency": _I,
-    "model.temperature": _I,
-    "model.body": _I,
-    "model.body.**": _I,
-    "model.tokenizer": _R,  # its content enters as a hash
-    "model.url": _R,
-    "model.key_env": _R,
-    "model.timeout_s": _R,
-    "model.retries": _R,
-    "model.backoff_s": _R,
-    "decoder.name": _R,  # a label: equal pieces are one run under any name
-    "decoder.**": _I,
-    "decoder.**.source": _R,  # path of a filter or drafter; its content enters as sha256
-    "decoder.**.revision": _R,
-    "decoder.**.any_model": _R,  # consent
-    "decoder.**.short": _R,  # consent to a short last block: without it there is no run
-    "baseline": _I,
-    "baseline.name": _R,
-    "baseline.**": _I,
-    "baseline.**.source": _R,
-    "baseline.**.revision": _R,
-    "baseline.**.any_model": _R,
-    "baseline.**.short": _R,
-    "benchmark._target_": _I,
-    "benchmark.name": _I,
-    "benchmark.task": _I,
-    "benchmark.dataset": _I,
-    "benchmark.split": _I,
-    "benchmark.shots": _I,
-    "benchmark.max_new_tokens": _I,
-    "benchmark.primary": _I,
-    "benchmark.template": _I,
-    "benchmark.chat": _I,
-    "benchmark.instruction": _I,
-    "benchmark.stop": _I,
-    "benchmark.hard_stop": _I,
-    "benchmark.escape_until": _I,
-    "benchmark.postprocess": _I,
-    "benchmark.repeats": _I,
-    "benchmark.allow_code_execution": _R,  # consent: without it there is no run
-    "benchmark.data_dir": _R,  # its content enters as a hash
-    "hardware.name": _I,
-    "hardware.device": _I,
-    "hardware.dtype": _I,
-    "hardware.attention": _I,
-    "hardware.quantization": _I,
-    "hardware.compile": _I,
-    "hardware.threads": _I,
-    "hardware.branch_parallel": _I,
-    "hardware.tensor_parallel": _I,
-    "hardware.commit": _I,
-    "hardware.replicas": _R,  # a sample is the same whichever process decodes it
-    "hardware.timeout_s": _R,
-    "hardware.match": _R,
-    "hardware.index": _R,
-    "logger.**": _R,
-    "paths.**": _R,
-    "profile": _R,
-    "launcher": _R,
-    "provenance.diff": _R,
-    "progress": _R,
-    "jobs": _R,
-    "max_judge_errors": _R,  # a sample that could not be graded has no score, whatever the limit
-    "retry_errors": _R,
-    "notes": _R,
-}
-"""Dotted key -> role; `**` matches any part of a key. The longest match counts."""
-
-
-@cache
-def role_of(key: str) -> Role:
-    """The role of a dotted configuration key; raises DllmBenchError if it is not in `FIELDS`."""
-    if key in FIELDS:
-        return FIELDS[key]
-    matching = [pattern for pattern in FIELDS if "**" in pattern and fnmatchcase(key, pattern)]
-    if matching:
-        return FIELDS[max(matching, key=len)]
-    raise DllmBenchError(
-        f"The setting {key!r} was added, and nothing in a run reads it; correct the name or "
-        "leave it out: `dllm-bench run --cfg job` prints all settings."
-    )
 
 
 def leaves(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -208,21 +94,27 @@ def digest(plain: Any) -> str:
 class RunSpec:
     """One run, as plain nested data."""
 
-    model: Plain  # which weights and how they are computed with, or a served engine
+    model: ModelGroup
     decoder: Plain  # its pieces, with every default written out
-    benchmark: Plain  # task, prompts and grading
-    hardware: Plain  # class of device, dtype, threads, processes
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0  # of the random numbers of every request
+    benchmark: BenchmarkGroup
+    hardware: Hardware
+    seed: Seed = 0  # of the random numbers of every request
     limit: Count | None = None  # number of items; None for all; not in the identity
-    batch: Annotated[int, Range(1, 2**20)] = 1  # requests in one forward
+    batch: Items = 1  # requests in one forward
     inputs: Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer
     decoding_version: int = DECODING_VERSION  # raised when the same settings give other tokens
     label: str = ""  # what the decoder is called in folder names
-    runtime: Plain = field(default_factory=dict, repr=False)  # groups that cannot change the output
+    runtime: RunConfig = field(default_factory=lambda: RunConfig({}), repr=False)
+    """What cannot change the output."""
     baseline: Plain = field(default_factory=dict)
     """The decoder that decodes every request too; empty without one, then not in the identity."""
     measure_kl: bool = False  # whether forwards are compared with uncached ones; in the identity
     # where they are, since no sample has a time then
+
+    def __post_init__(self) -> None:
+        for name, kind in TYPED.items():  # plain data has the types that its settings declare
+            if type(given := getattr(self, name)) is not kind:
+                object.__setattr__(self, name, kind(given))
 
     @classmethod
     def from_config(
@@ -251,7 +143,7 @@ class RunSpec:
             raise DllmBenchError(
                 f"The configuration has {error}, which no stored run can have; correct the setting."
             ) from error
-        return cls(decoder=decoder, label=label, runtime=runtime, **groups)
+        return cls(decoder=decoder, label=label, runtime=RunConfig(runtime), **groups)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
@@ -263,15 +155,16 @@ class RunSpec:
                 f"The stored run has unknown fields {', '.join(unknown)}; it was written by a "
                 "newer version, update dllm-bench."
             )
-        run = made_from(cls, plain)
-        names = (run.model.get("name"), run.benchmark.get("name"), run.label)
-        if not all(isinstance(name, str) and len(name) <= NAME_CHARS for name in names):
-            raise ValueError("a run whose model, benchmark or decoder has no name, or a long one")
-        _check_settings(run)
         try:
+            run = made_from(cls, plain)
             _ = run.identity_hash
         except DllmBenchError as error:
             raise ValueError(str(error)) from error
+        names = (run.model.name, run.benchmark.name, run.label)
+        if not all(isinstance(name, str) and len(name) <= NAME_CHARS for name in names):
+            raise ValueError("a run whose model, benchmark or decoder has no name, or a long one")
+        if not isinstance(run.inputs.get("dataset", ""), str):
+            raise ValueError("inputs.dataset is not a text")
         return run
 
     def identity(self) -> Plain:
@@ -285,7 +178,7 @@ class RunSpec:
     def to_plain(self) -> Plain:
         """Every field but `runtime`, which belongs to a machine."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "runtime"}
-        return dict(json.loads(json.dumps(plain)))
+        return dict(json.loads(json.dumps(plain, default=dict)))
 
     @cached_property
     def identity_hash(self) -> str:
@@ -295,13 +188,15 @@ class RunSpec:
     @property
     def repeats(self) -> int:
         """How often every item is decoded."""
-        return int(self.benchmark.get("repeats") or 1)
+        return self.benchmark.repeats
 
     @property
     def of_baseline(self) -> RunSpec:
         """The run of the baseline alone."""
         decoder = {key: value for key, value in self.baseline.items() if key != "name"}
-        return replace(self, decoder=decoder, label=self.baseline.get("name", ""), baseline={})
+        return replace(
+            self, decoder=decoder, label=setting_in(self.baseline, "name", ""), baseline={}
+        )
 
     @property
     def short(self) -> str:
@@ -317,17 +212,8 @@ class RunSpec:
     @property
     def folder(self) -> str:
         """`<benchmark>/<model>/<decoder>-<hash>` below the runs folder."""
-        benchmark, model = (slug(str(group["name"])) for group in (self.benchmark, self.model))
-        return f"{benchmark}/{model}/{slug(self.label)}-{self.short}"
-
-
-def _check_settings(run: RunSpec) -> None:
-    """Raise ValueError for a setting of another type than the one it is read as."""
-    for group, declared in READ.items():
-        stored = getattr(run, group)
-        for name, kind in declared.items():
-            if name in stored and not fits(stored[name], kind):
-                raise ValueError(f"{group}.{name} is not {in_words(kind)}")
+        names = (self.benchmark.name, self.model.name, self.label)
+        return "/".join(map(slug, names)) + f"-{self.short}"
 
 
 def slug(name: str) -> str:

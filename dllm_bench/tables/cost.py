@@ -20,9 +20,10 @@ from typing import Any
 from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
+from dllm_bench.store.groups import RunConfig, setting_in
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.indexed import OTHER_TYPES, TimedRun, summary_of
-from dllm_bench.store.inputs import files_of_pieces, is_served
+from dllm_bench.store.inputs import files_of_pieces
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
@@ -75,12 +76,12 @@ class CostModel:
             return None
         items = run.total or _items(run.config)
         tpf = self._tpf.get(id(run))
-        decoder = self.measured.summary(run.config["decoder"])
+        decoder = self.measured.summary(run.config.decoder)
         return _cost(run.config, decoder, items, run.done, tpf, self.measured)
 
 
 def _cost(
-    config: Plain,
+    config: RunConfig,
     decoder: DecoderSummary,
     items: int | None,
     done: int,
@@ -90,7 +91,7 @@ def _cost(
     each_ms = forward_ms(config, decoder)
     if items is None or each_ms is None:
         return None
-    length, left = int(config["benchmark"]["max_new_tokens"]), items - done
+    length, left = config.benchmark.max_new_tokens, items - done
     forwards = left * length * forwards_per_token(config, decoder, tpf, measured)
     size = left * (SAMPLE_BYTES + TOKEN_BYTES * length) + FORWARD_BYTES * forwards
     return Cost(forwards, forwards * each_ms / 1000 * seconds_scale(config, measured), size)
@@ -101,14 +102,19 @@ class MeasuredRun(TimedRun):
     """A sealed run that others are estimated from."""
 
     @cached_property
+    def chosen(self) -> RunConfig:
+        """Its configuration."""
+        return RunConfig(self.config)
+
+    @cached_property
     def each_ms(self) -> float | None:
         """The estimated `forward_ms` of the run."""
-        return forward_ms(self.config, self.decoder)
+        return forward_ms(self.chosen, self.decoder)
 
     @property
     def per_token(self) -> float:
         """Forwards of a sample divided by its length."""
-        return self.forwards / self.samples / int(self.config["benchmark"]["max_new_tokens"])
+        return self.forwards / self.samples / self.chosen.benchmark.max_new_tokens
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class MeasuredRuns:
         """The records with forwards and times, which served engines and batches do not have."""
         return cls([run for record in records if (run := MeasuredRun.of(record))])
 
-    def summary(self, decoder: Plain) -> DecoderSummary:
+    def summary(self, decoder: Mapping[str, Any]) -> DecoderSummary:
         """Return `summary_of` a decoder; a kept one, unless it depends on pieces from
         outside or on files that are not on this disk.
         """
@@ -143,8 +149,8 @@ class MeasuredRuns:
         by_names: dict[Query, list[MeasuredRun]] = {}
         for run in self.runs:
             for group, closer in CLOSER_GROUP.items():
-                names = (group, _name(run.config, group))
-                for key in (names, (*names, closer, _name(run.config, closer))):
+                names = (group, _name(run.chosen, group))
+                for key in (names, (*names, closer, _name(run.chosen, closer))):
                     by_names.setdefault(key, []).append(run)
         return by_names
 
@@ -158,7 +164,7 @@ class MeasuredRuns:
         """Every run that is not left out."""
         return [run for run in self.runs if run is not self.without]
 
-    def similar(self, config: Plain, group: str) -> list[MeasuredRun]:
+    def similar(self, config: RunConfig, group: str) -> list[MeasuredRun]:
         """Runs with the same `group`; if some have the same `CLOSER_GROUP` too, only these."""
         names, closer = (group, _name(config, group)), CLOSER_GROUP[group]
         for key in ((*names, closer, _name(config, closer)), names):
@@ -171,7 +177,7 @@ class MeasuredRuns:
     def errors(self) -> list[float]:
         """Measured ÷ estimated seconds of these runs, each estimated from the others."""
         estimates = (
-            _cost(run.config, run.decoder, run.samples, 0, None, self.except_for(run))
+            _cost(run.chosen, run.decoder, run.samples, 0, None, self.except_for(run))
             for run in self.runs
         )
         pairs = zip(self.runs, estimates, strict=True)
@@ -179,7 +185,7 @@ class MeasuredRuns:
 
 
 def forwards_per_token(
-    config: Plain, decoder: DecoderSummary, tpf: float | None, measured: MeasuredRuns
+    config: RunConfig, decoder: DecoderSummary, tpf: float | None, measured: MeasuredRuns
 ) -> float:
     """Forwards of a sample divided by its length: of runs with the same decoder (on the same task,
     if there are any), else by the reported TPF, else of runs with other decoders.
@@ -193,7 +199,7 @@ def forwards_per_token(
     return median(others) if others else 1.0
 
 
-def seconds_scale(config: Plain, measured: MeasuredRuns) -> float:
+def seconds_scale(config: RunConfig, measured: MeasuredRuns) -> float:
     """Measured ÷ estimated seconds per forward on the same hardware (of the same model, if there
     are any); 1 if nothing was measured there.
     """
@@ -217,8 +223,8 @@ def measured_runs(store: Store, settings: SettingsCache | None = None) -> Measur
     return MeasuredRuns(runs, settings=settings)
 
 
-def _name(config: Plain, group: str) -> str:
-    return str(config[group].get("name"))
+def _name(config: RunConfig, group: str) -> str:
+    return str(setting_in(config, f"{group}.name"))
 
 
 def cost_in_words(costs: Sequence[Cost | None]) -> str:
@@ -256,12 +262,12 @@ def size_in_words(number: float) -> str:
     return f"{number / 1e6:.1f} MB" if number < 1e9 else f"{number / 1e9:.1f} GB"
 
 
-def forward_ms(config: Plain, decoder: DecoderSummary) -> float | None:
+def forward_ms(config: RunConfig, decoder: DecoderSummary) -> float | None:
     """Milliseconds of one forward by `conf/cost.yaml`; None if served, or for an unknown name."""
-    if is_served(config["model"]):
+    if config.model.is_served:
         return None
-    machine = _entry("hardware", str(config["hardware"]["name"]))
-    weights = _entry("parameters", str(config["model"]["name"]))
+    machine = _entry("hardware", config.hardware.name)
+    weights = _entry("parameters", config.model.name)
     fed = positions(config, decoder)
     if not machine or not weights or fed is None:
         return None
@@ -272,30 +278,29 @@ def forward_ms(config: Plain, decoder: DecoderSummary) -> float | None:
     return overhead_ms + 1000 * max(read_s, computed_s)
 
 
-def positions(config: Plain, decoder: DecoderSummary) -> float | None:
+def positions(config: RunConfig, decoder: DecoderSummary) -> float | None:
     """Positions that a forward feeds, in all branches: the canvas, or with a cache about two blocks
     of it; None for an unknown task.
     """
-    benchmark = config["benchmark"]
-    task = _entry("items", str(benchmark["name"]))
+    benchmark = config.benchmark
+    task = _entry("items", benchmark.name)
     if task is None:
         return None
     if decoder.drafts:
         return DRAFTED
     _, question, example = task
-    length = float(benchmark["max_new_tokens"])
+    length = float(benchmark.max_new_tokens)
     block = float(decoder.block or length)
-    canvas = question + int(benchmark.get("shots") or 0) * example + length
+    canvas = question + benchmark.shots * example + length
     return decoder.branches * (min(2 * block, canvas) if decoder.caches else canvas)
 
 
-def _items(config: Plain) -> int | None:
+def _items(config: RunConfig) -> int | None:
     """Number of samples of a whole run; None for an unknown task."""
-    limit, repeats = config.get("limit"), int(config["benchmark"].get("repeats") or 1)
-    task = _entry("items", str(config["benchmark"]["name"]))
+    task = _entry("items", config.benchmark.name)
     if task is None:
         return None
-    return int(min(limit or task[0], task[0])) * repeats
+    return int(min(config.limit or task[0], task[0])) * config.benchmark.repeats
 
 
 @lru_cache

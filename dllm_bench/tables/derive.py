@@ -163,7 +163,7 @@ def _plain(planned: PlannedCell) -> tuple[Number, Items]:
         return alone
     if len(ids) < 2:
         return alone
-    benchmark, seed = str(record.spec.benchmark["name"]), record.spec.seed
+    benchmark, seed = record.spec.benchmark.name, record.spec.seed
     counts = _draws(benchmark, len(ids), seed)
     with np.errstate(all="ignore"):
         drawn = (counts @ sums[0]) / (counts @ sums[1])

@@ -274,12 +274,11 @@ def definition_text(metric: TableMetric) -> str:
 def hardware_text(record: RunRecord) -> str:
     """Devices, dtype, attention, threads and batch of a run, in words."""
     hardware = record.spec.hardware
-    if seats := record.spec.model.get("concurrency"):
-        return f"{record.devices}, {seats} request(s) in flight"
+    if record.spec.model.is_served:
+        return f"{record.devices}, {record.spec.model.concurrency} request(s) in flight"
     return (
-        f"{record.devices}, {hardware.get('dtype')}, "
-        f"{hardware.get('attention')} attention, {hardware.get('threads')} thread(s), batch "
-        f"{record.spec.batch}"
+        f"{record.devices}, {hardware.dtype}, {hardware.attention} attention, "
+        f"{hardware.threads} thread(s), batch {record.spec.batch}"
     )
 
 
@@ -305,5 +304,5 @@ def code_text(environment: Mapping[str, Any]) -> str:
 def input_texts(record: RunRecord) -> list[str]:
     """The content hashes of what a run read, each with a name."""
     spec = record.spec
-    names = {"dataset": spec.benchmark["name"], "weights": spec.model["name"]}
+    names = {"dataset": spec.benchmark.name, "weights": spec.model.name}
     return [f"{names.get(kind, kind)}: {kind} {str(h)[:12]}" for kind, h in spec.inputs.items()]

@@ -20,8 +20,9 @@ from typing import Any
 from dllm_bench.benchmarks.items import local_data_only
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.slurm import SlurmJobs
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.hardware import missing_device
-from dllm_bench.store.inputs import MissingInputError, is_served, sources
+from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.nolinks import is_folder
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.seal import first_items
@@ -85,8 +86,8 @@ class PlannedRun:
     """Samples in all; None if not known yet."""
     items: int = 0
     """Items of its sealed record, which an open run has if fewer were asked for before."""
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The composed configuration."""
+    config: RunConfig = field(default_factory=lambda: RunConfig({}), repr=False)
+    """The composed configuration; empty if there is none."""
 
     @property
     def command(self) -> str:
@@ -106,8 +107,8 @@ class PlannedRun:
     @property
     def missing_device(self) -> str:
         """The device that it asks for and this machine does not have, in words; empty if none."""
-        served = is_served(self.config.get("model", {}))
-        return "" if served else missing_device(self.config.get("hardware", {}))
+        elsewhere = not self.config or self.config.model.is_served
+        return "" if elsewhere else missing_device(self.config.hardware)
 
     @property
     def is_for_elsewhere(self) -> bool:
@@ -264,16 +265,15 @@ def _planned_run(
             return _reported_only(NOT_SERVED_HERE.format(profile.name))
         nothing = PlannedRun((), CellState.UNAVAILABLE)
         return _unavailable("an embedded counterpart", str(error), nothing)
-    run = PlannedRun(query, CellState.SETTING, config=compose(query))
+    run = PlannedRun(query, CellState.SETTING, config=RunConfig(compose(query)))
     if cell.metric.setting:
         return run
     if cell.needs and not profile.embedded:
         without_config = PlannedRun(query, CellState.UNAVAILABLE)
         why = "This machine cannot stand in for it."
         return _unavailable(", ".join(cell.needs), why, without_config)
-    hardware = run.config.get("hardware", {})
     device = "" if any_machine else run.missing_device
-    unavailable = _unavailable(device, f"hardware={hardware.get('name')} asks for it.", run)
+    unavailable = _unavailable(device, f"hardware={run.config.hardware.name} asks for it.", run)
     if device and not _has_runs_like(run.config, store):
         return unavailable
     try:
@@ -284,12 +284,11 @@ def _planned_run(
     return unavailable if device and stored.open else stored
 
 
-def _has_runs_like(config: Mapping[str, Any], store: Store) -> bool:
+def _has_runs_like(config: RunConfig, store: Store) -> bool:
     """Whether the store holds any run of the model on the benchmark. Only then a run whose device
     is missing has to be specified, because it may be sealed.
     """
-    names = (slug(str(config[group]["name"])) for group in ("benchmark", "model"))
-    return is_folder(Path(store.root, *names))
+    return is_folder(Path(store.root, slug(config.benchmark.name), slug(config.model.name)))
 
 
 def _reported_only(reason: str) -> PlannedRun:
@@ -353,7 +352,7 @@ def missing_trained_files(runs: Iterable[PlannedRun]) -> list[str]:
     """
     missing: dict[str, None] = {}
     for run in runs:
-        for source in sources(run.config.get("decoder", {})):
+        for source in sources(run.config.decoder):
             if source.startswith(TRAINED) and not Path(source).exists():
                 missing[source] = None
     return list(missing)

@@ -18,6 +18,7 @@ from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.store import inputs
+from dllm_bench.store.groups import Hardware
 from dllm_bench.store.hardware import resolve_hardware
 from dllm_bench.store.spec import digest
 from dllm_bench.store.store import Store
@@ -70,9 +71,9 @@ def _by_resources(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
     return list(groups.values())
 
 
-def _hardware(runs: Sequence[PlannedRun]) -> dict[str, Any]:
+def _hardware(runs: Sequence[PlannedRun]) -> Hardware:
     spec, config = runs[0].spec, runs[0].config
-    return spec.hardware if spec else resolve_hardware(config["hardware"])
+    return spec.hardware if spec else resolve_hardware(config.hardware)
 
 
 def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
@@ -86,8 +87,8 @@ def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 
 def _has_weights(run: PlannedRun) -> bool:
     try:
-        hardware = resolve_hardware(run.config["hardware"])
-        inputs.model_hashes(inputs.resolve_model(run.config["model"], hardware))
+        hardware = resolve_hardware(run.config.hardware)
+        inputs.model_hashes(inputs.resolve_model(run.config.model, hardware))
     except DllmBenchError:
         return False
     return True
@@ -136,7 +137,7 @@ def training(source: str, run: PlannedRun) -> tuple[str, ...] | None:
     """Arguments of `dllm-bench` that make the file `source` for the run's model; None if its name
     is not one that `train` gives.
     """
-    model = str(run.config["model"]["name"])
+    model = run.config.model.name
     kind, _, name = source.removeprefix(TRAINED).partition("/")
     stem = name.removesuffix(".json")
     if not stem.startswith(f"{model}-"):

@@ -26,6 +26,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import filters as filter_files
 from dllm_bench.models import load as loading
 from dllm_bench.store.files import write_atomic
+from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.nolinks import is_file, make_folder
 from dllm_bench.training import cards, prompts, traces
@@ -136,7 +137,7 @@ class FittedFilter:
 
 def train(
     job: FilterJob,
-    model: Mapping[str, Any],
+    model: ModelGroup,
     out: Path,
     traces_folder: Path,
     report: Report = print,
@@ -169,9 +170,7 @@ def train(
 # --- traces --------------------------------------------------------------------------------------
 
 
-def collect(
-    job: FilterJob, model: Mapping[str, Any], traces_folder: Path, report: Report = print
-) -> Path:
+def collect(job: FilterJob, model: ModelGroup, traces_folder: Path, report: Report = print) -> Path:
     """Collect the traces of a job and return their file."""
     texts = job.texts()
     source = trace_source(job, model, texts)
@@ -179,7 +178,7 @@ def collect(
     return source.file(traces_folder)
 
 
-def trace_source(job: FilterJob, model: Mapping[str, Any], texts: Sequence[str]) -> TraceSource:
+def trace_source(job: FilterJob, model: ModelGroup, texts: Sequence[str]) -> TraceSource:
     """What the traces of a job depend on; at least ten prompts, so that every part has some."""
     if len(texts) < FEWEST_PROMPTS:
         raise DllmBenchError(
@@ -188,7 +187,7 @@ def trace_source(job: FilterJob, model: Mapping[str, Any], texts: Sequence[str])
         )
     hashes = model_hashes(model)
     return TraceSource(
-        model=str(model["name"]),
+        model=model.name,
         weights=hashes["weights"],
         tokenizer=hashes.get("tokenizer", ""),
         prompts=prompts.hash_of(texts),
@@ -200,7 +199,7 @@ def trace_source(job: FilterJob, model: Mapping[str, Any], texts: Sequence[str])
 
 def stored_or_collected(
     source: TraceSource,
-    model: Mapping[str, Any],
+    model: ModelGroup,
     texts: Sequence[str],
     folder: Path,
     report: Report,

@@ -10,7 +10,7 @@ context per request, drafting and prefill are left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -24,6 +24,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.drafting import StepProfile
 from dllm_bench.models import load as loading
 from dllm_bench.store import inputs, provenance
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.hardware import wait_for
 
 
@@ -96,15 +97,15 @@ def profile_of(job: ProfileJob, seconds: Sequence[Sequence[float]]) -> StepProfi
     return StepProfile(job.batches, tuple(1 / median(timed_s) for timed_s in seconds))
 
 
-def run(job: ProfileJob, config: Mapping[str, Any]) -> dict[str, Any]:
+def run(job: ProfileJob, config: RunConfig) -> dict[str, Any]:
     """Load the configured model and measure it.
 
     Returns what the profile's file holds: the table, its spread in milliseconds, the settings, and
     facts about model and machine.
     """
-    hardware = inputs.resolve_hardware(config["hardware"])
-    torch.set_num_threads(int(hardware.get("threads", 1)))
-    model = loading.load_model(inputs.model_spec(inputs.resolve_model(config["model"], hardware)))
+    hardware = inputs.resolve_hardware(config.hardware)
+    torch.set_num_threads(hardware.threads)
+    model = loading.load_model(inputs.model_spec(inputs.resolve_model(config.model, hardware)))
     seconds = measure(model.denoiser, job)
     settings = asdict(job)
     return {
@@ -112,7 +113,7 @@ def run(job: ProfileJob, config: Mapping[str, Any]) -> dict[str, Any]:
         "spread_ms": [[round(1000 * s, 4) for s in (min(each), max(each))] for each in seconds],
         **{name: settings[name] for name in ("context", "repeats", "warmup")},
         "model": asdict(model.metadata),
-        "hardware": hardware,
+        "hardware": dict(hardware),
         "machine": provenance.machine(str(model.denoiser.device)),
         "torch": torch.__version__,
     }

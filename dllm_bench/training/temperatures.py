@@ -18,6 +18,7 @@ from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.registry import find
 from dllm_bench.serving.stored_drafts import StoredDrafts
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.spec import Role, RunSpec, digest, split
 from dllm_bench.store.store import RunEntry, read_record, read_samples
 
@@ -44,7 +45,7 @@ def fit(entries: Sequence[RunEntry]) -> dict[str, Any]:
         "bins": calibration.BINS,
         "grid": list(calibration.GRID),
         "runs": [entry.spec.identity_hash for entry in entries],
-        "target": {"name": spec.model["name"], "weights": spec.inputs["weights"]},
+        "target": {"name": spec.model.name, "weights": spec.inputs["weights"]},
         "draft": drafter_identity(spec),
     }
 
@@ -66,8 +67,8 @@ def drafter_identity(spec: RunSpec) -> dict[str, Any]:
             f"Run {spec.short} has no speculative decoder; name runs of a drafter with a "
             "confidence head (decoder=dspark)."
         )
-    identity = split({"decoder": {"draft": spec.decoder["draft"]}})[Role.IDENTITY]
-    return dict(identity["decoder"]["draft"])
+    identity = split({"decoder": spec.decoder})[Role.IDENTITY]
+    return dict(setting_in(identity, "decoder.draft"))
 
 
 def observed_halves(entry: RunEntry) -> Halves:
@@ -78,15 +79,15 @@ def observed_halves(entry: RunEntry) -> Halves:
             f"Run {entry.spec.short} is {entry.state.value} ({entry.done} samples); complete it "
             "with the command that started it."
         )
-    if not decoder["temperature"]:
+    if not setting_in(decoder, "temperature"):
         stored = read_samples(entry.path)
         samples = [stored[name] for name in record.columns["id"]]
         halves = StoredDrafts.of(
             (Trace.from_columns(s.trace), s.born, s.ids) for s in samples
         ).halves()
         return halves[0].observed(), halves[1].observed()
-    length = decoder["length"]
-    if find(length["_target_"]) is not FixedLength or length.get("tokens") == 0:
+    is_fixed = find(setting_in(decoder, "length._target_")) is FixedLength
+    if not is_fixed or setting_in(decoder, "length.tokens") == 0:
         raise DllmBenchError(
             f"Run {entry.spec.short} is sampled, and its confidences decided how many tokens were "
             "verified; run it with decoder/length=fixed to fit temperatures."

@@ -76,7 +76,7 @@ def measured(card: str, records: Sequence[RunRecord]) -> str:
     """The card with its last section rebuilt from sealed runs of its model."""
     head = card[: card.index(MEASURED) + len(MEASURED)]
     rows = sorted(_row(record) for record in records)
-    lengths = sorted({record.spec.benchmark["max_new_tokens"] for record in records})
+    lengths = sorted({record.spec.benchmark.max_new_tokens for record in records})
     note = MEASURED_NOTE.format(tokens=" or ".join(map(str, lengths)))
     titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
     parts = [note, cards.table(titles, rows)]
@@ -97,7 +97,7 @@ def _gains(records: Sequence[RunRecord]) -> Iterator[tuple[str, ...]]:
         low, high = (100 * end for end in paired_interval(gained, lost, len(pairs)))
         gain = f"{100 * (gained - lost) / len(pairs):+.1f} [{low:+.1f}, {high:+.1f}]"
         settings = _settings(record.spec.decoder)
-        yield str(record.spec.benchmark["name"]), settings, str(len(pairs)), gain
+        yield record.spec.benchmark.name, settings, str(len(pairs)), gain
 
 
 def _without_revision(record: RunRecord) -> tuple[str, str]:
@@ -112,7 +112,7 @@ def _row(record: RunRecord) -> tuple[str, ...]:
         raise ValueError(f"run {spec.short} has no score")
     interval = f"{100 * score.mean:.1f} [{100 * score.low:.1f}, {100 * score.high:.1f}]"
     numbers = (str(len(record.columns["id"])), interval, f"{tpf:.2f}", f"`{spec.short}`")
-    return str(spec.benchmark["name"]), spec.label, _settings(spec.decoder), *numbers
+    return spec.benchmark.name, spec.label, _settings(spec.decoder), *numbers
 
 
 def _settings(decoder: Mapping[str, Any]) -> str:

@@ -110,7 +110,7 @@ def row(pair: Pair) -> tuple[str, ...]:
     interval = f"[{ends[0]:.1f}, {ends[1]:.1f}]" if ends else "none"
     busy = any(map(is_loaded, (*first.environments, *second.environments)))
     return (
-        f"{spec.label} {spec.model['name']} {spec.benchmark['name']}",
+        f"{spec.label} {spec.model.name} {spec.benchmark.name}",
         f"{value:.1f}",
         interval,
         f"{again:.1f}",

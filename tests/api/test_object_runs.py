@@ -115,7 +115,7 @@ def test_a_function_is_told_apart_by_the_hash_that_is_given(tmp_path: Path) -> N
     first, second = (run_of(wrapped(logits, weights_hash=one), tmp_path) for one in ("v1", "v2"))
     assert first.identity_hash != second.identity_hash
     assert run_of(wrapped(logits, weights_hash="v1"), tmp_path).sealed_at == first.sealed_at
-    assert first.spec.model["name"] == "logits"
+    assert first.spec.model.name == "logits"
     with pytest.raises(DllmBenchError, match="leave weights_hash out"):
         wrapped(transformers_object("tiny-llada"), weights_hash="v1")
 
@@ -189,5 +189,5 @@ def test_an_object_called_like_a_model_does_not_read_that_model(tmp_path: Path) 
     module = transformers_object("tiny-llada")
     module.config.name_or_path = "tiny-qwen3"
     record = run_of(wrapped(module), tmp_path)
-    assert record.spec.model["name"] == "tiny-qwen3"
+    assert record.spec.model.name == "tiny-qwen3"
     assert "path" not in on_this_machine("model", record.spec.model, compose)

@@ -121,7 +121,7 @@ def unknown_class(_: Path) -> None:
         (load("tiny-llada", dtipe="float32"), "dtipe"),
         (load("tiny-llada", dtype="int3"), "float32, bfloat16"),
         (run("tiny-lada"), "did you mean 'tiny-llada'"),
-        (run(limit=0), "limit=0"),
+        (run(limit=0), "limit is 0"),
         (run(bach=2), "did you mean 'batch'"),
         (run(**{"decoder.cache.evry": 2}), "evry"),
         (of_object(**{"model.chat": True}), OBJECT),

@@ -21,7 +21,7 @@ def records() -> list[RunRecord]:
     alike = (
         record
         for record in reference_records()
-        if (record.spec.label, record.spec.model["name"], record.spec.benchmark["name"])
+        if (record.spec.label, record.spec.model.name, record.spec.benchmark.name)
         == ("lopa", "tiny-d2f-dream-instruct-free", "minigsm_free")
         and record.spec.repeats == 1
     )

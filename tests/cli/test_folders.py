@@ -13,6 +13,7 @@ from dllm_bench.api.preflight import check_folder
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import assets_dir, options
+from dllm_bench.store.groups import ModelGroup
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_what_a_folder_lacks_is_said(folder: Path, missing: str, words: str) -> 
     elif missing != "template":
         (folder / missing).unlink()
     with pytest.raises(DllmBenchError, match=words):
-        check_folder(settings)
+        check_folder(ModelGroup(settings))
 
 
 def test_an_experiment_is_a_preset_of_settings() -> None:
@@ -103,4 +104,4 @@ def test_shipped_models_lack_nothing() -> None:
     for name in (name for name in options("model") if name.startswith("tiny-")):
         model = compose([f"model={name}"])["model"]
         source = str(model["path"]).removeprefix("assets/")
-        check_folder({**model, "path": str(assets_dir() / source)})
+        check_folder(ModelGroup({**model, "path": str(assets_dir() / source)}))

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import CONFIG_DIR, conf_dir, options
 from dllm_bench.registry import PIECES, instantiate, name_of
-from dllm_bench.store.inputs import engine_of, is_served
+from dllm_bench.store.groups import ModelGroup, RunConfig
+from dllm_bench.store.inputs import engine_of
 from dllm_bench.store.spec import RunSpec, leaves, role_of
 from tests.helpers import tiny_denoiser
 from tests.speculative import with_drafter
@@ -198,7 +200,7 @@ def concrete_pieces() -> dict[str, type[Piece]]:
 @pytest.mark.parametrize("name", options("model"))
 def test_every_model_is_weights_or_a_served_engine(name: str) -> None:
     model = compose([f"model={name}"])["model"]
-    found = engine_of(model) if is_served(model) else ModelSpec(**model)
+    found = engine_of(model) if ModelGroup(model).is_served else ModelSpec(**model)
     assert found.name == name
     if isinstance(found, ModelSpec):
         assert found.adapter in ADAPTERS and not (found.chat and found.bos)
@@ -242,6 +244,15 @@ def test_an_experiment_chooses_the_launcher(
     assert "hydra/launcher=queue sends off the jobs of -m" in capsys.readouterr().err
     with pytest.raises(RuntimeError, match="QueueLauncher"):  # Hydra looks for it
         main(["run", "-m", "+experiment=sent", "seed=0,1", f"paths.results={tmp_path}"])
+
+
+def test_a_setting_that_is_left_out_is_what_run_yaml_says() -> None:
+    composed, nothing = RunConfig(compose([])), RunConfig({})
+    names = [f.name for f in fields(RunConfig) if f.default is not MISSING]
+    assert {"seed", "limit", "batch", "measure_kl"} <= set(names)
+    for name in names:
+        assert getattr(composed, name) == getattr(nothing, name), name
+    assert composed.provenance.diff == nothing.provenance.diff
 
 
 @pytest.mark.parametrize(

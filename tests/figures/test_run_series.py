@@ -19,6 +19,7 @@ from dllm_bench.figures import run_series
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.sample_stats import SampleStats, frame_of
 from dllm_bench.runs.token_replay import TokenReplay
+from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.record import SampleRecord
 from tests.figures.builders import drafted_sample, sample
 
@@ -163,7 +164,9 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
     from random import Random
 
     samples = [drafted_sample(f"s{i}", Random(i), 0, surviving=True) for i in range(24)]
-    run = FakeRun(samples, record=Namespace(spec=Namespace(model={"name": "tiny-qwen3"})))
+    run = FakeRun(
+        samples, record=Namespace(spec=Namespace(model=ModelGroup({"name": "tiny-qwen3"})))
+    )
     files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
     settings = {"profile": files, "requests": [1, 4]}
     none = list(run_series.verified_per_request(run, {**settings, "rule": "none"}))
@@ -176,7 +179,9 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
     assert [r["x"] for r in front] == pytest.approx([s["y"] / s["x"] for s in speed])
     aware = list(run_series.verified_per_request(run, {**settings, "rule": "hardware_aware"}))
     assert all(1 <= read["y"] <= 8 for read in aware)
-    other = FakeRun(samples, record=Namespace(spec=Namespace(model={"name": "qwen3-4b"})))
+    other = FakeRun(
+        samples, record=Namespace(spec=Namespace(model=ModelGroup({"name": "qwen3-4b"})))
+    )
     with pytest.raises(DllmBenchError, match="no step profile of qwen3-4b"):
         list(run_series.verified_per_request(other, {**settings, "rule": "none"}))
 
@@ -190,7 +195,9 @@ def test_a_chain_asked_for_one_token_makes_one_call() -> None:
         for one in made:
             one.trace["calls"] = [calls if kind == "draft" else 1 for kind in one.trace["kind"]]
             one.trace["fed"] = [7 if kind == "draft" else 1 for kind in one.trace["kind"]]
-        run = FakeRun(made, record=Namespace(spec=Namespace(model={"name": "tiny-qwen3"})))
+        run = FakeRun(
+            made, record=Namespace(spec=Namespace(model=ModelGroup({"name": "tiny-qwen3"})))
+        )
         files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
         settings = {"profile": files, "requests": [1], "rule": "fixed", **rule}
         return next(iter(run_series.device_speed(run, settings)))["y"]

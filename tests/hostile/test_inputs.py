@@ -14,7 +14,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import assets_dir
 from dllm_bench.runs import runner
 from dllm_bench.store import inputs
-from dllm_bench.store.inputs import require_numbers
+from dllm_bench.store.groups import require_numbers
 from tests.benchmark_helpers import evalplus_benchmark, lm_eval_benchmark
 from tests.tiers import covering
 

@@ -24,6 +24,7 @@ from dllm_bench.launch.run_many import run_all
 from dllm_bench.runs.runner import run
 from dllm_bench.store import lock as locks
 from dllm_bench.store import store as stores
+from dllm_bench.store.groups import Paths
 from dllm_bench.store.lock import BusyError, Lock, supports_flock, unlock
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
@@ -126,7 +127,7 @@ def test_without_flock_a_dead_owner_can_be_unlocked(no_flock: None, tmp_path: Pa
 
 def test_doctor_says_where_flock_does_not_work(no_flock: None, tmp_path: Path) -> None:
     assert not supports_flock(tmp_path)
-    assert any(topic == "locks" for _, topic, _ in path_lines({"results": str(tmp_path)}))
+    assert any(topic == "locks" for _, topic, _ in path_lines(Paths({"results": str(tmp_path)})))
     assert list(tmp_path.iterdir()) == []
 
 

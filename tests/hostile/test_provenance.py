@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.api.preflight import check_provenance
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
 from dllm_bench.store import provenance
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.store import SESSIONS, Store
 from tests.resume import fakes
 
@@ -62,5 +62,5 @@ def test_the_text_of_changes_is_stored_only_on_request(
         assert (environment["diff"] is not None and "+a = 2" in environment["diff"]) is kept
         assert len(environment["diff"] or "") == 4000 * kept
         assert "efgh-1234" not in (store.path(spec) / SESSIONS).read_text()
-    with pytest.raises(DllmBenchError, match="provenance.diff='all' is no choice"):
-        check_provenance({"diff": "all"})
+    with pytest.raises(DllmBenchError, match="provenance.diff is 'all'; give 'hash' or 'text'"):
+        RunConfig({"provenance": {"diff": "all"}})

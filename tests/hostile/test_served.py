@@ -274,11 +274,11 @@ def test_a_wait_is_a_number_within_limits(header: str, wait_s: float | None) -> 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"timeout_s": float("nan")}, "model.timeout_s=nan"),
-        ({"timeout_s": float("inf")}, "model.timeout_s=inf"),
-        ({"backoff_s": -1.0}, "model.backoff_s=-1"),
-        ({"temperature": float("nan")}, "model.temperature=nan"),
-        ({"concurrency": 10**6}, "model.concurrency=1000000"),
+        ({"timeout_s": float("nan")}, "timeout_s nan"),
+        ({"timeout_s": float("inf")}, "timeout_s inf"),
+        ({"backoff_s": -1.0}, "backoff_s -1"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"concurrency": 10**6}, "concurrency 1000000"),
         ({"body": {"top_p": float("nan")}}, "model.body"),
         ({"url": "http://host:99999/v1"}, "no address"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,13 +14,15 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import CONFIG_DIR, expanded
 from dllm_bench.store.files import results_directory
-from dllm_bench.store.inputs import BOUNDS, require_numbers
-from dllm_bench.store.spec import role_of
+from dllm_bench.store.groups import KINDS, RunConfig, declarations, role_of
 
 RUN = ["run", "model=tiny-llada", "hardware=cpu", "limit=1", "benchmark.max_new_tokens=32"]
 LONG = "a" * 300
 WRONG = {
-    "threads": (["hardware.threads=100000"], "hardware.threads is 100000, and numbers from 1"),
+    "threads": (
+        ["hardware.threads=100000"],
+        "hardware.threads is 100000; give a whole number",
+    ),
     "repeats": (["benchmark.repeats=1000000000"], "benchmark.repeats is 1000000000"),
     "no repeats": (["benchmark.repeats=0"], "benchmark.repeats is 0"),
     "shots": (["benchmark.shots=-1"], "benchmark.shots is -1"),
@@ -55,13 +58,17 @@ def test_a_setting_that_cannot_work_is_one_sentence(
 
 
 def test_every_bounded_setting_exists() -> None:
-    for name, (least, most) in BOUNDS.items():
-        assert role_of(name)
-        assert least < most
-        group, _, key = name.rpartition(".")
-        plain = {group: {key: most + 1}} if group else {key: most + 1}
-        with pytest.raises(DllmBenchError, match=f"^{name} is"):
-            require_numbers(plain)
+    bounded = 0
+    for group, kind in {"": RunConfig, **KINDS}.items():
+        for name, (_, declared) in declarations(kind).items():
+            key = f"{group}.{name}".lstrip(".")
+            for part in (declared, *get_args(declared)):
+                for one in getattr(part, "__metadata__", ()):
+                    bounded += 1
+                    assert role_of(key)
+                    with pytest.raises(DllmBenchError, match=f"^{key} is"):
+                        kind({name: one.low - 1})
+    assert bounded > 15
 
 
 @pytest.fixture

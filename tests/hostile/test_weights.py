@@ -21,6 +21,7 @@ from dllm_bench.models import sources
 from dllm_bench.models.filters import LearnedFilter
 from dllm_bench.models.load import inspect_checkpoint
 from dllm_bench.models.text import rust_panics_named
+from dllm_bench.store.groups import RunConfig
 from tests.helpers import CONFIGS, shard, tiny_checkpoint
 from tests.tiers import covering
 from tests.unit.models.common import edit, spec, tensors
@@ -202,7 +203,7 @@ def test_doctor_compares_files_with_the_manifest(
 
     def line() -> tuple[str, str, str]:
         model = {"name": "tiny", "path": str(folder)}
-        found = doctor_model.model_lines({"model": model, "hardware": HARDWARE})
+        found = doctor_model.model_lines(RunConfig({"model": model, "hardware": HARDWARE}))
         return next(one for one in found if one[1] == "manifest")
 
     assert line()[2].startswith(f"none lists {folder}")

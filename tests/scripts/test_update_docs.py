@@ -15,6 +15,8 @@ from scripts.embedded import card
 from scripts.piece_settings import settings_of_loops, settings_of_slot
 from tests.tables.builders import compose, record_of, spec_of
 
+TOKENS = "benchmark.max_new_tokens=64"
+
 
 def test_the_readme_quotes_speed_and_score_of_one_section() -> None:
     header = "| Setting | System | BP | τ | a | b | c | d | e | f | g | h | Run |"
@@ -75,9 +77,8 @@ def test_recorded_cases_are_those_of_the_methods_named() -> None:
 
 
 def test_a_card_keeps_its_text_and_lists_the_runs() -> None:
-    query = ["model=tiny", "benchmark=quiz", "decoder=lopa", "hardware=cpu"]
+    query = ["model=tiny", "benchmark=quiz", "decoder=lopa", "hardware=cpu", TOKENS]
     spec = spec_of(compose(query))
-    spec.benchmark.update(max_new_tokens=64)
     spec.decoder.update(schedule={"block": 32}, select={"tau": 0.9}, explore={"k": 3})
     text = (assets_dir() / "tiny-llada" / "CARD.md").read_text()
     written = card.measured(text, [record_of(spec, right=11, n=20)])
@@ -92,8 +93,9 @@ def test_a_card_keeps_its_text_and_lists_the_runs() -> None:
 
 
 def test_a_card_says_what_editing_gains_on_the_same_items() -> None:
-    edits = spec_of(compose(["model=tiny", "benchmark=quiz", "decoder=llada21", "hardware=cpu"]))
-    edits.benchmark.update(max_new_tokens=64)
+    edits = spec_of(
+        compose(["model=tiny", "benchmark=quiz", "decoder=llada21", "hardware=cpu", TOKENS])
+    )
     pieces = {"schedule": {"block": 32}, "select": {"first": {"tau": 0.5}}}
     edits = replace(edits, decoder={**pieces, "revise": {"tau": 0.9}})
     plain = replace(edits, decoder={**pieces, "revise": {}}, label="llada21+revise.none")

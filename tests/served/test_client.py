@@ -18,6 +18,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.serving.client import Client
 from dllm_bench.serving.served_model import ServedModel, encode, prompt_of, warmup_prompt
 from dllm_bench.serving.stream import AnswerStream
+from dllm_bench.store.groups import RunConfig
 from tests.served.server import DONE, Reply, Server, event, piece, said, scripted, usage
 
 MODEL = {"_target_": "dllm_bench.serving.served_model.ServedModel", "name": "served"}
@@ -94,8 +95,8 @@ def test_a_warm_up_shares_no_prefix_with_what_is_measured() -> None:
         ({"url": "127.0.0.1:8000"}, "http://"),
         ({"url": f"http://me:{KEY}@host/v1"}, "model.key_env"),
         ({"url": f"http://host/v1?key={KEY}"}, "model.key_env"),
-        ({"concurrency": 0}, "model.concurrency=0"),
-        ({"retries": -1}, "model.retries=-1"),
+        ({"concurrency": 0}, "concurrency 0"),
+        ({"retries": -1}, "retries -1"),
         ({"body": {"max_tokens": 3}}, "model.body.max_tokens"),
     ],
 )
@@ -252,10 +253,10 @@ def test_what_a_server_says_of_its_models() -> None:
     entry = {"id": "tiny", "created": 17, "owned_by": "vllm", "max_model_len": 2048, "root": None}
     with Server(scripted(said("x")), entry) as server:
         told = client(server.url)[0].describe()
-        (line,) = doctor_model.model_lines({"model": {**MODEL, "url": server.url}})
+        (line,) = doctor_model.model_lines(RunConfig({"model": {**MODEL, "url": server.url}}))
     assert told == {"id": "tiny", "owned_by": "vllm", "max_model_len": 2048}
     assert line[0] == doctor_model.OK and "lists tiny:" in line[2]
-    (line,) = doctor_model.model_lines({"model": {**MODEL, "url": server.url}})
+    (line,) = doctor_model.model_lines(RunConfig({"model": {**MODEL, "url": server.url}}))
     assert line[0] == doctor_model.REQUIRED_MISSING and "No server answers" in line[2]
 
 

@@ -131,7 +131,7 @@ def test_what_makes_another_run(tmp_path: Path) -> None:
     hashes = {spec_of(other).identity_hash for other in others}
     named = spec_of("model.tokenizer=assets/tiny-qwen3").identity_hash
     assert len({first.identity_hash, named, *hashes}) == len(others) + 2
-    assert first.hardware["name"] == "served" and not first.decoder
+    assert first.hardware.name == "served" and not first.decoder
 
 
 @pytest.mark.parametrize(

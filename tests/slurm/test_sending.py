@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from dllm_bench.launch.slurm import PackedJob, SlurmCommand, SlurmRun, resources
 from dllm_bench.paths import options
 from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.runs.runner import run
+from dllm_bench.store.groups import Hardware, RunConfig
 from dllm_bench.store.store import RunState, Store
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, distinct_runs, with_job
 from dllm_bench.tables.submit import send, training
@@ -28,7 +28,7 @@ from tests.resume import fakes
 from tests.tables.builders import TINY, planned_small
 
 pytest.importorskip("submitit", reason="jobs are sent with the extra [slurm]")
-CPU = {"name": "cpu", "device": "cpu", "threads": 1}
+CPU = Hardware({"name": "cpu", "device": "cpu", "threads": 1})
 
 
 class Cluster:
@@ -96,7 +96,7 @@ def test_a_table_is_one_array_of_exactly_what_is_missing(
 
 
 def test_devices_and_cores_follow_from_the_hardware(cluster: Cluster, tmp_path: Path) -> None:
-    hardware = {"device": "cuda", "threads": 8, "branch_parallel": 4, "replicas": 2}
+    hardware = Hardware({"device": "cuda", "threads": 8, "branch_parallel": 4, "replicas": 2})
     assert resources(hardware) == {"cpus_per_task": 64, "gpus_per_node": 8}
     assert resources(CPU) == {"cpus_per_task": 1, "gpus_per_node": None}
     command = {"a": SlurmCommand(("--version",))}
@@ -176,7 +176,7 @@ def test_training_is_sent_before_the_runs_that_read_it(
     source = f"{TRAINED}sps/tiny-qwen3-cpu.json"
     more = ["decoder/length=hardware_aware", f"decoder.length.profile.source={source}"]
     query = ("model=tiny-qwen3", "decoder=dspark", *more, "hardware=cpu")
-    config = compose(query)
+    config = RunConfig(compose(query))
     lacking = PlannedRun(query, CellState.UNAVAILABLE, config=config)
     store = Store(tmp_path / "results" / "runs")
     lines = send([lacking], store, [])
@@ -202,7 +202,7 @@ def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> N
     assert len(found) > 10
     for source in sorted(found):
         models = [m for m in options("model") if source.split("/")[-1].startswith(f"{m}-")]
-        config: dict[str, Any] = {"model": {"name": max(models, key=len)}}
+        config = RunConfig({"model": {"name": max(models, key=len)}})
         arguments = training(source, PlannedRun((), CellState.UNAVAILABLE, config=config))
         assert arguments, source
         args = parse(arguments)

@@ -50,7 +50,9 @@ def compose(query: Sequence[str]) -> dict[str, Any]:
         key, _, value = override.partition("=")
         group, _, name = key.partition(".")
         if name:
-            config.setdefault(group, {})[name] = int(value) if name == "repeats" else value
+            known = {"true": True, "false": False}
+            typed = int(value) if value.isdigit() else known.get(value, value)
+            config.setdefault(group, {})[name] = typed
         elif group in ("limit", "seed"):
             config[group] = int(value)
         else:

@@ -11,6 +11,7 @@ import pytest
 
 from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.paths import options
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.tables import cost
 from dllm_bench.tables.cost import (
@@ -35,7 +36,7 @@ SUMMARY = DecoderSummary(branches=3, block=8)
 TPF = TableMetric("tpf", "TPF", "tpf/committed")
 
 
-def config(**changes: Any) -> dict[str, Any]:
+def config(**changes: Any) -> RunConfig:
     """A composed run: 20 items of GSM8K, 64 tokens, LLaDA on an H200."""
     groups: dict[str, Any] = {
         "model": {"name": "llada-instruct"},
@@ -53,15 +54,15 @@ def config(**changes: Any) -> dict[str, Any]:
     }
     for group, change in changes.items():
         groups[group] = {**groups[group], **change} if isinstance(change, Mapping) else change
-    return groups
+    return RunConfig(groups)
 
 
-def ms_of(config: Mapping[str, Any]) -> float:
+def ms_of(config: RunConfig) -> float:
     """Milliseconds of one forward."""
     return forward_ms(config, summary_of(config["decoder"])) or 0.0
 
 
-def positions_of(config: Mapping[str, Any]) -> float:
+def positions_of(config: RunConfig) -> float:
     """Positions that a forward feeds."""
     return positions(config, summary_of(config["decoder"])) or 0.0
 

@@ -14,6 +14,7 @@ import pytest
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.figures.spec import load_figure
+from dllm_bench.store.groups import Hardware
 from dllm_bench.store.hardware import missing_device
 from dllm_bench.store.spec import digest
 from dllm_bench.tables.frame import why_incomparable
@@ -104,7 +105,9 @@ def test_a_run_with_a_device_per_branch_is_compared_with_the_papers_speeds() -> 
         assert (not why_incomparable(PlannedCell(cell, run), profile)) == comparable
 
 
-@pytest.mark.skipif(not missing_device({"device": "cuda"}), reason="the runs can be made here")
+@pytest.mark.skipif(
+    not missing_device(Hardware({"device": "cuda"})), reason="the runs can be made here"
+)
 @pytest.mark.parametrize(("kind", "served"), [("table", 0), ("figure", 6)])
 def test_commands_of_runs_for_another_machine_are_a_script(
     kind: str, served: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

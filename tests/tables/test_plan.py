@@ -9,6 +9,7 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.dependencies import prepare_device
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
@@ -190,7 +191,8 @@ def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:
     heads = [{"head": {"source": f"results/training/filters/{n}"}} for n in ("there", "absent")]
     others = [{"source": "assets/filters/x"}, {"source": None}, {"source": "owner/hub-id"}]
     runs = [
-        PlannedRun((), CellState.MISSING, config={"decoder": d}) for d in (*heads, *heads, *others)
+        PlannedRun((), CellState.MISSING, config=RunConfig({"decoder": d}))
+        for d in (*heads, *heads, *others)
     ]
     assert missing_trained_files(runs) == ["results/training/filters/absent"]
 

@@ -21,7 +21,9 @@ import pytest
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import from_columns
+from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store, read_record
 from dllm_bench.tables.derive import has_curve
 from dllm_bench.tables.frame import BuiltTable, build
@@ -130,6 +132,15 @@ def test_the_committed_bytes_follow_from_the_records(name: str) -> None:
     for form in ("md", "json"):
         text, path = forms[form], REFERENCE / "tables" / f"{name}.{form}"
         assert path.read_text(encoding="utf-8") == text, f"{path.name} differs; render it again"
+
+
+@here
+def test_every_committed_run_keeps_its_hash() -> None:
+    """However settings are declared and read, what they identify stays."""
+    runs = [json.loads(run.listed) for run in RecordIndex(STORE).sealed()]
+    assert len(runs) == len(STORE.folders())
+    for run in runs:
+        assert RunSpec.from_plain(run["spec"]).identity_hash == run["identity_hash"]
 
 
 @here

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dllm_bench.decoding.clock import CudaClock
+from dllm_bench.store.groups import Hardware
 from dllm_bench.store.hardware import missing_device, wait_for
 
 NAMES = ["NVIDIA A100", "NVIDIA H200"]
@@ -38,9 +39,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 def test_the_second_device_is_the_one_that_is_looked_for(called: list[tuple[str, Any]]) -> None:
-    assert missing_device({"device": "cuda:1", "match": "H200"}) == ""
-    assert missing_device({"device": "cuda", "match": "H200"}) == "a GPU (H200)"
-    assert missing_device({"device": "cuda:2"}) == "a GPU (CUDA:2)"
+    assert missing_device(Hardware({"device": "cuda:1", "match": "H200"})) == ""
+    assert missing_device(Hardware({"device": "cuda", "match": "H200"})) == "a GPU (H200)"
+    assert missing_device(Hardware({"device": "cuda:2"})) == "a GPU (CUDA:2)"
 
 
 def test_the_second_device_is_waited_for_and_timed(called: list[tuple[str, Any]]) -> None:

@@ -66,6 +66,8 @@ def test_no_item_is_drawn_to_hash_a_benchmark(monkeypatch: pytest.MonkeyPatch) -
 
     for task in TASKS.values():
         monkeypatch.setattr(type(task), "problems", refuse)
-    word = LmEvalBenchmark("minigsm", "minigsm", 64, "exact_match,strict-match")
-    code = EvalPlusBenchmark("minicode", "minicode", 96)
+    word = LmEvalBenchmark(
+        name="minigsm", task="minigsm", max_new_tokens=64, primary="exact_match,strict-match"
+    )
+    code = EvalPlusBenchmark(name="minicode", dataset="minicode", max_new_tokens=96)
     assert word.dataset_hash() != code.dataset_hash()

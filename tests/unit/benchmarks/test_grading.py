@@ -246,8 +246,12 @@ import sys
 sys.modules["evalplus"] = None
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
-one = LmEvalBenchmark("minigsm", "minigsm", 64, "exact_match,strict-match")
-two = EvalPlusBenchmark("minicode", "minicode", 64, allow_code_execution=True)
+one = LmEvalBenchmark(
+    name="minigsm", task="minigsm", max_new_tokens=64, primary="exact_match,strict-match"
+)
+two = EvalPlusBenchmark(
+    name="minicode", dataset="minicode", max_new_tokens=64, allow_code_execution=True
+)
 one.check(), two.check()
 print(one.dataset_hash(), two.dataset_hash())
 heavy = {"torch", "lm_eval", "datasets", "transformers"} & set(sys.modules)
@@ -282,8 +286,10 @@ def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setattr(sandbox, "execute", lambda *args: pytest.fail("a program was run"))
     with pytest.raises(DllmBenchError, match="nobody has allowed here"):
-        EvalPlusBenchmark("minicode", "minicode", 64).score({"minicode/test/0": "    return 1\n"})
-    mbpp = LmEvalBenchmark("mbpp", "mbpp", 64, COMPLETION)
+        EvalPlusBenchmark(name="minicode", dataset="minicode", max_new_tokens=64).score(
+            {"minicode/test/0": "    return 1\n"}
+        )
+    mbpp = LmEvalBenchmark(name="mbpp", task="mbpp", max_new_tokens=64, primary=COMPLETION)
     with pytest.raises(DllmBenchError, match="nobody has allowed here"):
         mbpp.score({"mbpp/test/11": "x"})
 

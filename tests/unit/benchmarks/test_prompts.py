@@ -228,8 +228,16 @@ REFUSALS = [
     (lm_eval_benchmark("gsm8k", data_dir="absent"), "reads gsm8k/test.jsonl.*paths.data=DIR"),
     (lm_eval_benchmark("gsm8k"), "no data directory.*paths.data=DIR"),
     (evalplus_benchmark("humaneval_plus", data_dir="absent"), "HumanEvalPlus.jsonl.*paths.data="),
-    (EvalPlusBenchmark("minicode", "minicode", 64), "allow_code_execution=true"),
-    (LmEvalBenchmark("m", "mbpp", 64, COMPLETION, data_dir="absent"), "reads mbpp/mbpp.jsonl"),
+    (
+        EvalPlusBenchmark(name="minicode", dataset="minicode", max_new_tokens=64),
+        "allow_code_execution=true",
+    ),
+    (
+        LmEvalBenchmark(
+            name="m", task="mbpp", max_new_tokens=64, primary=COMPLETION, data_dir="absent"
+        ),
+        "reads mbpp/mbpp.jsonl",
+    ),
 ]
 
 
@@ -268,7 +276,9 @@ def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     sources._load_from_hub.cache_clear()
-    benchmark = LmEvalBenchmark("g", "gsm8k", 64, "exact_match,strict-match")
+    benchmark = LmEvalBenchmark(
+        name="g", task="gsm8k", max_new_tokens=64, primary="exact_match,strict-match"
+    )
     try:
         for _ in range(2):
             with (

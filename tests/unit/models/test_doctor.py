@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from dllm_bench.cli import doctor_machine, doctor_model
 from dllm_bench.decoding import fused
+from dllm_bench.store.groups import RunConfig
 from tests.helpers import IDS, shard, tiny_checkpoint
 
 HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
@@ -18,7 +19,7 @@ HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sd
 
 def report(folder: Path, **changes: Any) -> list[tuple[str, str, str]]:
     model = {"name": "tiny", "path": str(folder)} | changes
-    return list(doctor_model.model_lines({"model": model, "hardware": HARDWARE}))
+    return list(doctor_model.model_lines(RunConfig({"model": model, "hardware": HARDWARE})))
 
 
 def texts(found: list[tuple[str, str, str]]) -> dict[str, str]:
