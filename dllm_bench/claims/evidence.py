@@ -228,13 +228,6 @@ def _paired_scores(ours: PlannedCell, theirs: PlannedCell) -> tuple[list[float],
 def _paired_shares(scores: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Effect:
     """The difference of right/wrong scores, averaged over benchmarks, in points."""
     found = accuracy.paired_shares(scores)
-    return Effect(
-        PERCENT * found.difference,
-        PERCENT * found.low,
-        PERCENT * found.high,
-        found.items,
-        accuracy.mcnemar(found.gained, found.lost),
-        error=PERCENT * found.error,
-        centre=PERCENT * found.centre,
-        discordant=(found.gained + found.lost) / found.items,
-    )
+    scaled = ("value", "low", "high", "error", "centre")
+    points = {name: PERCENT * getattr(found, name) for name in scaled}
+    return replace(found, **points)

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, inf, log, sqrt
 from statistics import fmean
-from typing import NamedTuple
 
 from dllm_bench.core.declared import Count
 from dllm_bench.core.errors import DllmBenchError
@@ -209,26 +208,10 @@ def paired_interval(only_ours: int, only_theirs: int, n: int) -> tuple[float, fl
     return low, high
 
 
-class PairedShares(NamedTuple):
-    """The difference of two shares of right answers, ours - theirs, averaged over benchmarks."""
+def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Effect:
+    """The difference of two shares of right answers, ours - theirs, averaged over benchmarks.
 
-    difference: float
-    low: float
-    """Its interval, never without width."""
-    high: float
-    centre: float
-    """Agresti and Min's estimate."""
-    error: float
-    """Its standard error."""
-    gained: int
-    """Items that only ours has right."""
-    lost: int
-    """Items that only theirs has right."""
-    items: int
-
-
-def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> PairedShares:
-    """Compare right/wrong values of equal items, (ours, theirs) for each benchmark.
+    benchmarks: right/wrong values of equal items, (ours, theirs) for each.
 
     The interval is that of Agresti and Min (2005): half an item more in each cell of the table of
     pairs, so that it stays wide where no item differs.
@@ -249,15 +232,15 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
     error = share * sqrt(variance)
     width = float(ndtri((1 + LEVEL) / 2)) * error
     items, gained, lost = (sum(column) for column in zip(*counts, strict=True))
-    return PairedShares(
-        difference=share * sum((gained - lost) / n for n, gained, lost in counts),
-        low=max(centre - width, -1.0),
-        high=min(centre + width, 1.0),
-        centre=centre,
+    return Effect(
+        share * sum((gained - lost) / n for n, gained, lost in counts),
+        max(centre - width, -1.0),
+        min(centre + width, 1.0),
+        items,
+        mcnemar(gained, lost),
         error=error,
-        gained=gained,
-        lost=lost,
-        items=items,
+        centre=centre,
+        discordant=(gained + lost) / items,
     )
 
 

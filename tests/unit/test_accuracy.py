@@ -108,15 +108,13 @@ def test_test_and_interval_of_pairs_agree_and_the_interval_holds_as_often_as_it_
 
 def test_shares_of_pairs_by_hand_and_with_width_where_no_pair_differs() -> None:
     equal = paired_shares([([1.0] * 58 + [0.0] * 2, [1.0] * 58 + [0.0] * 2)])
-    assert (equal.low, equal.difference, equal.high) == pytest.approx(
-        (-1.96 / 62, 0, 1.96 / 62), 1e-4
-    )
+    assert (equal.low, equal.value, equal.high) == pytest.approx((-1.96 / 62, 0, 1.96 / 62), 1e-4)
     # of 20 pairs two gained: shares of 2.5 and 0.5 in 22
     found = paired_shares([([1.0, 1.0] + [0.0] * 18, [0.0] * 20)])
     width = 1.959964 * (3 - 4 / 22) ** 0.5 / 22
-    assert found.difference == pytest.approx(0.1)
+    assert found.value == pytest.approx(0.1)
     assert (found.low, found.high) == pytest.approx((2 / 22 - width, 2 / 22 + width))
-    assert (found.gained, found.lost, found.items) == (2, 0, 20)
+    assert (found.discordant, found.n) == (0.1, 20)
 
 
 def test_runs_are_compared_on_shared_samples_only() -> None:
