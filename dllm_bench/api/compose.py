@@ -476,7 +476,7 @@ def pieces_with(name: str) -> list[str]:
 def inner_settings(node: Any, key: str, prefix: str) -> list[str]:
     """The dotted names of the settings called `key`, at any depth of a part of the configuration.
 
-    prefix: dotted name of the part, with a dot behind it.
+    prefix: dotted name of the part, with a dot after it.
     """
     if not OmegaConf.is_dict(node):
         return []

@@ -104,7 +104,7 @@ class Committed:
 
     prompt: int  # index of the prompt among those given
     forward: int  # how many forwards there were, this one included
-    positions: tuple[int, ...]  # places behind the prompt, from 0
+    positions: tuple[int, ...]  # places after the prompt, from 0
     ids: tuple[int, ...]  # their tokens
     text: str  # what the text is so far, with ░ at masked positions
 
@@ -198,7 +198,7 @@ def generate(
         prompt are filled in place, and nothing comes after it; the completion's text begins with
         the first of them.
     decoder: of `decoder`, or a name.
-    max_new_tokens: length of the canvas behind the prompt, 128 if None; block decoders open whole
+    max_new_tokens: length of the canvas after the prompt, 128 if None; block decoders open whole
         blocks.
     batch: how many requests share a forward; above 1 a completion has no time of its own.
     stop: strings that end a text.

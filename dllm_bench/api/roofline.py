@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True)
 class RoundShape:
-    """A forward of lookahead branches and the base over a window behind a cached prefix."""
+    """A forward of lookahead branches and the base over a window after a cached prefix."""
 
     device: str
     dtype: torch.dtype

@@ -133,7 +133,7 @@ class DllmBenchLM(LM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log-likelihood of each text, whole, behind the token that begins a text."""
+        """The log-likelihood of each text, whole, after the token that begins a text."""
         shown = tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood_rolling requests")
         asked = ((request.args[0],) for request in shown)
         kind = "loglikelihood_rolling"

@@ -1,7 +1,7 @@
 """Options to score by likelihood: from texts to tokens, and from likelihoods to a stored text.
 
 A context and its continuation are encoded as LLaDA and lm-eval do: together, so that the
-continuation's tokens are those behind the context's, with the context's last spaces counted as the
+continuation's tokens are those after the context's, with the context's last spaces counted as the
 continuation's. What a decoder says is stored as the sample's text, a line of JSON, so that grading
 needs no model.
 """

@@ -67,7 +67,8 @@ def chosen_sides(claim: Claim, planned: Sequence[PlannedCell]) -> Sides:
     of the items decides and the sides hold the test half alone: of a side's settings that lose at
     most `keep` points against the setting that both sides list (one token per forward), the one
     with the highest metric. Where they share none, the best score of both sides takes its place,
-    which is higher than what that setting scores on other items: it was the luckiest of many.
+    which is higher than what that setting scores on other items: the best of many is biased
+    upward.
     """
     cells = {
         (entry.cell.metric.definition, tuple(sorted(entry.cell.keys.items()))): entry

@@ -20,7 +20,7 @@ the same in the whole package:
 | B | requests of a batch |
 | D | draft tokens |
 | H | hidden size |
-| G | generated positions: the canvas behind the prompt |
+| G | generated positions: the canvas after the prompt |
 | A | window positions and those ahead of the window that were fed |
 | X | any other size; the docstring or the line above says which |
 

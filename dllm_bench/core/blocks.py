@@ -3,7 +3,7 @@
 Blocks are counted from an origin: the end of the prompt (LLaDA, D2F) or the beginning of the canvas
 (block diffusion, dInfer), where the first block that is decoded may overlap the prompt. After every
 round the host learns how many positions are masked in the blocks of the window. The rest follows:
-blocks before the window are finished, blocks behind it are all masked. A piece may hold a block
+blocks before the window are finished, blocks after it are all masked. A piece may hold a block
 open that has no mask, or leave one that has.
 """
 
@@ -27,9 +27,9 @@ class BlockGrid:
     size: int | None  # positions of a block; None: the whole generation is one
     prompt_len: int
     length: int  # L
-    ends: tuple[int, ...] = ()  # where the first blocks end, if a schedule chose; those behind them
+    ends: tuple[int, ...] = ()  # where the first blocks end, if a schedule chose; those after them
     # have `block` positions
-    sees_future: bool = True  # whether the model sees the masks behind the open blocks
+    sees_future: bool = True  # whether the model sees the masks after the open blocks
 
     @property
     def block(self) -> int:

@@ -25,7 +25,7 @@ class CanvasModel(Denoiser, Protocol):
     """A model of uniform-state diffusion.
 
     It encodes text by a forward with causal attention, whose K/V are kept, and denoises a canvas
-    behind it by one with full attention, to which `ForwardPlan.added_KFH` is the mean embedding of
+    after it by one with full attention, to which `ForwardPlan.added_KFH` is the mean embedding of
     the canvas's last prediction (self-conditioning).
     """
 

@@ -78,7 +78,7 @@ class Score(MaskedPiece, ABC):
 
     gives: ClassVar[Conditions] = frozenset({Condition.RAW_CONFIDENCE})
     reads_rows: ClassVar[Reads] = "window"  # "masked": a row's scores depend on its own logits and
-    # position only; "fed": it gets the rows of all that was fed behind the window too
+    # position only; "fed": it gets the rows of all that was fed after the window too
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:

@@ -131,7 +131,7 @@ class ForwardPlan:
     kind: ForwardKind
     feed: tuple[int, int]  # span every branch feeds; cached positions outside of it are visible
     rows: tuple[int, int]  # R positions whose logits are wanted; with shifted logits (AR decoding)
-    # they may end one position behind `feed`
+    # they may end one position after `feed`
     store: tuple[int, int]  # span whose K/V are kept of the winning branch; empty: none
     attention: Attention = "full"
     block: int = 0  # positions of a block, for "block_causal"
@@ -140,7 +140,7 @@ class ForwardPlan:
     forward: int = 0  # index of this forward in its request
     clock: int = 0  # round of a cache that counts rounds itself (`PrefixCache`)
     feature_layers: tuple[int, ...] = ()  # layers whose outputs a drafter reads; -1: embedding
-    added: AddedRows | None = None  # fed behind `feed`; their logits follow those of `rows`, and
+    added: AddedRows | None = None  # fed after `feed`; their logits follow those of `rows`, and
     # with shifted logits, under causal attention only, are of the token after each
     alone: int | None = None  # fed positions from here on are seen by themselves only; None: none
     only_M: Tensor | None = None  # indices into flattened (K, R) of the rows to compute, for a

@@ -112,7 +112,7 @@ class Generation:
     """The tokens of one request, before any cut."""
 
     request_id: str
-    ids: tuple[int, ...]  # all tokens behind the prompt, those after the first end token included
+    ids: tuple[int, ...]  # all tokens after the prompt, those after the first end token included
     born: tuple[int, ...]  # index of the forward that committed each of `ids`
     cut: dict[str, int]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
     trace: Trace = field(default_factory=Trace)

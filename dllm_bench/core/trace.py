@@ -23,7 +23,7 @@ AGAIN_MASKED = -1  # `Change.after` of a position that was masked again
 class Change(NamedTuple):
     """A committed token that was revised."""
 
-    position: int  # behind the prompt
+    position: int  # after the prompt
     before: int  # the token that was given up
     born: int  # the forward that had written it
     after: int  # the token that took its place, or `AGAIN_MASKED`
@@ -74,7 +74,7 @@ class Forward:
     survival: tuple[float, ...] = ()  # logits of a confidence head, one per drafted token
     changes: tuple[Change, ...] = ()  # what was revised after this forward
     canvas: Count = 0  # new positions of the canvas that it saw, where the canvas grows
-    inserted: tuple[Count, ...] = ()  # (position behind the prompt, count) of what was inserted
+    inserted: tuple[Count, ...] = ()  # (position after the prompt, count) of what was inserted
     # after this forward; the positions from there on moved right, and what did not fit is gone
     rows: Amount | None = None  # a layer computes per branch, mean over layers; None: all fed
     read_bytes: Count = 0  # what is read from the cache, all layers together

@@ -171,7 +171,7 @@ class _CanvasText:
             self.ids[change.position], self.born[change.position] = change.after, index
 
     def end_canvas(self, top_C: Tensor) -> None:
-        """Let the next canvas begin behind this one, which holds its most probable tokens."""
+        """Let the next canvas begin after this one, which holds its most probable tokens."""
         end = self.prompt + len(self.ids)
         self.tokens_1L[0, self.begins : end] = top_C
         self.begins = end

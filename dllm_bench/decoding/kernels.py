@@ -51,7 +51,7 @@ def rounded(value_S: tl.tensor, TO: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def part_of(rows: tl.tuple, row: tl.tensor, at_S: tl.tensor, TO: tl.constexpr) -> tl.tensor:
-    """Logits of a row at some tokens rounded to TO, float32 or longer; -inf behind its end.
+    """Logits of a row at some tokens rounded to TO, float32 or longer; -inf after its end.
 
     rows: logits (R, V), numbers between the beginnings of two rows, and V.
     """

@@ -246,7 +246,7 @@ class MaskedDecoder(ComposedDecoder):
         if not round.begun:
             masks = state.tokens_KL.new_empty(0)
         else:
-            # blocks behind the window may have moved, too
+            # blocks after the window may have moved, too
             window = replace(round.window, stop=state.length) if to_end else round.window
             masks = masks_per_block(masked_KL, window)
         wanted = {

@@ -307,7 +307,7 @@ class SpeculativeDecoder(ComposedDecoder):
         one.round_due = False
         features_1FC = one.kv.features
         if path_D is not None:
-            rows_S = path_D[: len(new) - 1] + 1  # behind the anchor
+            rows_S = path_D[: len(new) - 1] + 1  # after the anchor
             one.kv.keep_rows(rows_S)
             if features_1FC is not None:
                 rows_S = torch.nn.functional.pad(rows_S, (1, 0))

@@ -126,7 +126,7 @@ class PrefixCache(Cache):
     Approximate prefix cache (Fast-dLLM §3.1): keep the K/V of all positions before the open block.
 
     The first forward of every block feeds the whole canvas, which renews these K/V and decodes as
-    well. The following forwards feed the open block and everything behind it. `every` renews more
+    well. The following forwards feed the open block and everything after it. `every` renews more
     often, by one of two clocks: "block" counts the forwards since the last renewal; "request"
     counts rounds from the start of the request, whatever block they belong to, where a renewal and
     the forward after it are one round (dInfer's `cache_update_freq`; its unrolled rounds over a
@@ -196,7 +196,7 @@ class DualCache(PrefixCache):
 
     Approximate dual cache (Fast-dLLM §3.1): keep the K/V of everything around the open block.
 
-    Like the prefix cache, but the masks behind the block are cached as well, so that a forward
+    Like the prefix cache, but the masks after the block are cached as well, so that a forward
     between renewals feeds the open block only.
     """
 
@@ -224,7 +224,7 @@ class BlockCache(Cache):
     step. Approximate under full attention (LoPA-Dist-NV): the cached K/V were computed while the
     block saw the open blocks of that forward, and they are not renewed. `reuse` takes the K/V of a
     prompt's beginning from an earlier request. That is exact for absolute blocks (block diffusion).
-    It is approximate where blocks begin behind the prompt (D2F), because the prompt is one block
+    It is approximate where blocks begin after the prompt (D2F), because the prompt is one block
     then and each of its positions saw all of it.
     """
 

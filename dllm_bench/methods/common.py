@@ -301,7 +301,7 @@ def falling(tau: float, fall: float | None, state: DecodeState) -> float:
     return tau if fall is None else max(1 - fall * state.forwards, tau)
 
 
-BEYOND = MemoKey[Tensor]("topk.beyond")  # positions behind the open block, bool (K, W)
+BEYOND = MemoKey[Tensor]("topk.beyond")  # positions after the open block, bool (K, W)
 
 
 @register("select.topk")
@@ -316,7 +316,7 @@ class TopK(Select):
 
     `released` is the code of Learn2PD's authors, where a filter commits positions too: `torch.topk`
     over the canvas takes as many positions as the step has, also when the block has fewer masks
-    left. The others have confidence -inf: committed positions, which stay, and masks behind the
+    left. The others have confidence -inf: committed positions, which stay, and masks after the
     block, which are committed to their candidates. Which ones is the order of `torch.topk`; the
     host waits for their number.
 
@@ -335,7 +335,7 @@ class TopK(Select):
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
-        """The whole window, if it commits candidates behind the open block."""
+        """The whole window, if it commits candidates after the open block."""
         return "window" if self._reaches_beyond else "masked"
 
     @property
@@ -365,7 +365,7 @@ class TopK(Select):
         return where_KW & window.eligible_KW
 
     def on_commit(self, round: Round) -> None:
-        """Commit what lies behind the open block."""
+        """Commit what lies after the open block."""
         beyond_KW = round.state.memo.get(BEYOND)
         if beyond_KW is not None:
             round.state.commit(beyond_KW, round.scores.ids_KW, round.window.start)
@@ -439,21 +439,21 @@ class Blocks(Schedule):
 
     (LLaDA §2.4, Fast-dLLM.) With `block: null` the whole generation is one block (Dream's full
     schedule). The model sees the masks of future blocks unless `sees_future` is off, as for models
-    that were trained block by block. Blocks begin behind the prompt; `absolute` ones lie at
+    that were trained block by block. Blocks begin after the prompt; `absolute` ones lie at
     multiples of `block`, so that the first may overlap the prompt and the last may be short
     (dInfer's `start_block_align`; block diffusion: SDAR, LLaDA2). `whole` rounds the canvas up to
     whole absolute blocks, as the block-diffusion samplers do; the text is then cut to the length
-    asked for. With `short` blocks behind the prompt need not divide the generation: the last one is
+    asked for. With `short` blocks after the prompt need not divide the generation: the last one is
     short (dInfer without `start_block_align`; LLaDA and Fast-dLLM refuse such lengths). A
     generation shorter than a block is one short block.
     """
 
     block: Positive | None  # positions of a block; None: the whole generation is one block
-    sees_future: bool = True  # whether the model sees the masks behind the open block
+    sees_future: bool = True  # whether the model sees the masks after the open block
     absolute: bool = False  # blocks at multiples of `block` instead of from the prompt's end
     whole: bool = False  # round the canvas up to whole blocks
     short: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
-    """Whether the last block behind the prompt may be short."""
+    """Whether the last block after the prompt may be short."""
     sees_rest: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
     """Whether the model sees what the canvas was rounded up by; diffusers hides it, decodes it and
     leaves it out of the text."""
@@ -498,7 +498,7 @@ class Blocks(Schedule):
 
 
 def check_divides(block: int, new: int, other: str) -> None:
-    """Blocks that begin behind the prompt have to fill the generation exactly.
+    """Blocks that begin after the prompt have to fill the generation exactly.
 
     other: a setting that makes this length possible; empty if none does.
     """
@@ -606,7 +606,7 @@ class Eos(Stop):
     def _ends(self, branches: DecodeState, start: int, stop: int | None = None) -> Tensor:
         """True where a position from `start` to `stop` holds an end token, bool (K, X).
 
-        Those that a schedule puts behind the text do not count.
+        Those that a schedule puts after the text do not count.
         """
         tokens_KX = branches.tokens_KL[:, start:stop]
         ends_KX = tokens_KX == branches.special.eos

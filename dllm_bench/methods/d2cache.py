@@ -32,7 +32,7 @@ class Density(Score):
 
     The density of position j is the mean of "is decoded" over the positions around it, weighted by
     a Gaussian of their distance. Reading reaches the length of the generation to both sides; the
-    prompt counts as decoded, and what lies behind the end as its last position. Thresholds compare
+    prompt counts as decoded, and what lies after the end as its last position. Thresholds compare
     the product too, as in the released code.
     """
 

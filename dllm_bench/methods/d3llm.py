@@ -132,11 +132,11 @@ class DelayedCache(Cache):
 @register("revise.end_fill")
 @dataclass(frozen=True)
 class EndFill(Revise):
-    """Writes end tokens behind the first one.
+    """Writes end tokens after the first one.
 
-    d3LLM's early stop (arXiv 2601.07568, hao-ai-lab/d3LLM): end tokens behind the first end token.
+    d3LLM's early stop (arXiv 2601.07568, hao-ai-lab/d3LLM): end tokens after the first end token.
 
-    After a forward, everything behind the first end token becomes the end token, committed tokens
+    After a forward, everything after the first end token becomes the end token, committed tokens
     too, unless nothing is masked any more. As released, positions that were masked until then still
     compete in the next forward, and what is committed there stays if decoding ends with it: text
     can follow the end token. The rest is done by stop rule `eos` (scope "token", turn_end off) and

@@ -28,7 +28,7 @@ class MaskLast(Score):
 
     For decoders that leave the mask token in the distribution. Where it is the candidate, the next
     token stands in for it with a probability of 0, so that no threshold commits it, and ranks
-    behind all other candidates, by its confidence without the mask token. `Scores.raw_KW` keeps
+    after all other candidates, by its confidence without the mask token. `Scores.raw_KW` keeps
     what the inner score says of the mask token.
     """
 
@@ -63,7 +63,7 @@ class Daedal(Blocks):
 
     At first forwards over prompt and masks find the length: `factor` masks are appended until the
     model is confident enough (`eos_enough`) that the text ends within the canvas; then half of
-    `eos_window` end tokens are put behind it. While blocks are decoded, a forward whose confidence
+    `eos_window` end tokens are put after it. While blocks are decoded, a forward whose confidence
     in the end is below `eos_expand` replaces the least probable mask of the open block by `factor`
     masks, if its candidate is less probable than `low`. The canvas has at most the request's new
     tokens; what an expansion pushes beyond them is gone.

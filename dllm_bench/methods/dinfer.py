@@ -55,12 +55,12 @@ class VicinityCache(DualCache):
     Vicinity cache (dInfer): like the dual cache, but positions near the open block are fed too.
 
     A forward between renewals feeds `before` positions before the block, the block and `after`
-    positions behind it, so that their K/V are computed with the block's newest tokens; these K/V
+    positions after it, so that their K/V are computed with the block's newest tokens; these K/V
     are not kept. The first `warmup` forwards of a request feed the whole canvas and keep nothing.
     """
 
     before: Count = 16  # positions fed before the block
-    after: Count = 16  # positions fed behind the block
+    after: Count = 16  # positions fed after the block
     warmup: Count = 4  # forwards before anything is cached
     renews_twice: bool = False  # as released: if the warm-up outlasts the first block, renew again
     # two forwards after the first renewal, in the same block

@@ -63,7 +63,7 @@ class Drawn(Select):
         round.state.memo[DUE] = self.due(round.state, round.window)[None]
 
     def due(self, state: DecodeState, window: Window) -> Tensor:
-        """Places of the window that this forward commits, whatever its scores are."""
+        """Return the places of the window that this forward commits; scores do not decide them."""
         step = step_of_block(state, window) + 1
         if state.memo.get(BLOCK) != window.start:
             state.memo[BLOCK] = window.start
@@ -151,7 +151,7 @@ class DKVCache(Cache):
         return pending_KL
 
     def _generated(self, born_KL: Tensor, prompt_len: int, kv: KVCache) -> Tensor:
-        """Rows behind the prompt, and those of it that predict a new token, bool (K, L)."""
+        """Rows after the prompt, and those of it that predict a new token, bool (K, L)."""
         new_KL = torch.zeros_like(born_KL, dtype=torch.bool)
         new_KL[:, prompt_len:] = True
         return new_KL | kv.predicting(new_KL)

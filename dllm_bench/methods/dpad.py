@@ -1,4 +1,4 @@
-"""DPad (arXiv 2508.14148): most masks behind the open block are dropped, the farther the more.
+"""DPad (arXiv 2508.14148): most masks after the open block are dropped, the farther the more.
 
 What stays is drawn before a block's first forward. A dropped position is neither fed nor read until
 a later block draws again, and the others keep their places in the rotary embedding. "gaussian":
@@ -36,11 +36,11 @@ STAYS = MemoKey[Tensor]("dpad.stays")  # bool (1, L), on the host
 @register("cache.dpad")
 @dataclass(frozen=True)
 class DPadCache(Cache):
-    """Drops masks behind the open block. What stays is drawn on the host, so that nothing waits."""
+    """Drops masks after the open block. What stays is drawn on the host, so that nothing waits."""
 
     inner: Cache = field(default_factory=NoCache)
     law: Law = "gaussian"
-    window: Positive = 128  # positions behind the block of which some stay
+    window: Positive = 128  # positions after the block of which some stay
     sigma: PositiveAmount = 4.0  # z at the end of the window, for "gaussian"
     scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"
     number: Count = 0  # positions that stay, for "uniform"

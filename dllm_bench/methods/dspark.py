@@ -97,7 +97,7 @@ Probabilities = Sequence[Sequence[float]]
 def ranked(probabilities: Probabilities) -> list[tuple[float, int, int]]:
     """(a, j, r) of all tokens with a > 0, the most likely first.
 
-    A token is ranked behind all earlier ones of its request, so the first n tokens of the list are
+    A token is ranked after all earlier ones of its request, so the first n tokens of the list are
     a prefix of every draft, and whether a token is among them depends only on tokens before it.
     """
     survivals = [list(accumulate(row, mul)) for row in probabilities]

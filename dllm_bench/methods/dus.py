@@ -4,7 +4,7 @@ A block is committed in levels, one a forward, that lie far from each other. "di
 a stride that is divided by `base` from level to level; "binary": midpoints of halves of halves. A
 last level that is smaller than the one before joins it. With `least` the released code masks
 candidates below that probability again at once (all levels but the last) and never returns to them;
-here they are committed behind the last level, in one forward.
+here they are committed after the last level, in one forward.
 """
 
 from __future__ import annotations

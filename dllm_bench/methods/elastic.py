@@ -9,7 +9,7 @@ forward computes everything.
 
 Made from descriptions of the paper; neither its text nor its code was at hand. Ours is what these
 leave open: attention is averaged over heads, of the rows that the forward was to compute, and a
-layer in which no row can be compared counts as drifted. Masks behind the window are cached one by
+layer in which no row can be compared counts as drifted. Masks after the window are cached one by
 one, not in blocks of 32. The host waits for the test of each layer, since it decides what the next
 one computes.
 """
@@ -61,7 +61,7 @@ class DriftTest:
         self._drifted: Tensor | None = None  # whether the last layer has, 0-d bool
 
     def spans(self, layer: int) -> tuple[Span, Span]:
-        """Everything behind a layer that drifted."""
+        """Everything after a layer that drifted."""
         if self._drifted is not None:
             self._is_whole, self._drifted = bool(self._drifted), None
         length = len(self.decoded_X)

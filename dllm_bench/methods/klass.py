@@ -38,7 +38,7 @@ class KLHistory(Score):
     Another score, and how far each distribution has moved in the last forwards (KLASS, 2511.05664).
 
     KL(p, q) = sum p (ln(p + eps) - ln(q + eps)), with q the distribution of the forward before and
-    0 where there was none, which makes the first divergence large. Positions behind the open block
+    0 where there was none, which makes the first divergence large. Positions after the open block
     are followed too, so that they bring their history into their own block. The memo holds one
     distribution per position: V numbers each.
     """

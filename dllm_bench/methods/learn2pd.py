@@ -143,14 +143,14 @@ class Oracle(Select):
         return where_KW, ids_KW.where(~known_KW, reference_KW)
 
 
-AHEAD_IDS = MemoKey[Tensor]("eotp.ahead_ids")  # candidates behind the window, int64 (K, X)
+AHEAD_IDS = MemoKey[Tensor]("eotp.ahead_ids")  # candidates after the window, int64 (K, X)
 AHEAD_PROBABILITY = MemoKey[Tensor]("eotp.ahead_probability")  # of them, (K, X)
 
 
 @register("stop.eotp")
 @dataclass(frozen=True)
 class EndOfTextPrediction(Stop):
-    """Cuts the canvas behind a predicted end token; without a filter the most probable one.
+    """Cuts the canvas after a predicted end token; without a filter the most probable one.
 
     End-of-text prediction as Learn2PD's authors coded it: cut the canvas where the text will end.
 
@@ -162,16 +162,16 @@ class EndOfTextPrediction(Stop):
     turn_end=False)`.
     """
 
-    ahead: bool = True  # whether positions behind the open block count too
+    ahead: bool = True  # whether positions after the open block count too
     needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
-        """What is fed behind the open block, if that counts."""
+        """What is fed after the open block, if that counts."""
         return "fed" if self.ahead else "masked"
 
     def on_scores(self, round: Round) -> None:
-        """Remember the candidates behind the window."""
+        """Remember the candidates after the window."""
         if self.ahead:
             memo = round.state.memo
             memo[AHEAD_IDS], memo[AHEAD_PROBABILITY] = top1(round.ahead_KXV)

@@ -1,10 +1,10 @@
 """SlowFast sampling (arXiv 2506.10848): explore how far the model is sure, then decode up to there.
 
 A block is decoded in cycles. Slow phase: `explores` forwards over the rest of the block, each of
-which estimates where the cycle ends: behind the farthest masked position with a probability of
+which estimates where the cycle ends: after the farthest masked position with a probability of
 `reach`. The estimate is settled when the last `estimates` of them deviate by less than `spread`,
 otherwise their mean is taken. Fast phase: forwards over the cycle until it is full; after its first
-one the model sees nothing behind the cycle. In both phases all candidates from `tau` on are
+one the model sees nothing after the cycle. In both phases all candidates from `tau` on are
 committed if there are at least two, else the most confident one.
 All of it is kept on the device. The released code makes the rest of its slow forwards after a block
 is full, and feeds a shorter canvas in the fast phase, which is hidden by the attention mask here.
@@ -72,7 +72,7 @@ class SlowFast(Select):
         return where_KW
 
     def on_plan(self, round: Round) -> None:
-        """Hide what lies behind the cycle."""
+        """Hide what lies after the cycle."""
         visible_K = round.state.memo.get(VISIBLE)
         if visible_K is not None:
             round.plan = round.plan.limited_to(visible_K)

@@ -295,7 +295,7 @@ class BatchCache:
         return [keys for keys, _ in visible], [values for _, values in visible]
 
     def slots(self, layer: int, rows: int) -> None:
-        """Anywhere: the rows of each request go to a cache of its own."""
+        """Return None: batched rows have no shared slot."""
 
 
 AnyMask = OwnMask | BatchMask | FixedWindows

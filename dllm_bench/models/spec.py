@@ -14,7 +14,7 @@ from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.registry import RUNTIME
 
 AUTO, NONE = "auto", "none"
-CANVAS = "canvas"  # of uniform-state diffusion: causal over the text, full over a canvas behind it
+CANVAS = "canvas"  # of uniform-state diffusion: causal over the text, full over a canvas after it
 MASKLESS = ("causal", CANVAS)  # forms of attention of models that need no mask token
 OBJECT = "object"  # adapter of a model that was made elsewhere and is in no file
 CHOICES = {

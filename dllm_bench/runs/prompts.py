@@ -73,7 +73,7 @@ class PromptGenerator:
         return self._decoded(self.request(prompt, max_new_tokens, stop)).text
 
     def likelihood(self, context: str | Turns, continuation: str) -> Likelihood:
-        """The log-likelihood of a continuation; of a whole text behind an empty context.
+        """The log-likelihood of a continuation; of a whole text after an empty context.
 
         DllmBenchError if the decoder generates texts.
         """

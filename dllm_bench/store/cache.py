@@ -131,8 +131,8 @@ def joined(lines: Iterable[bytes]) -> bytes:
 
 
 def writable(path: Path) -> Path:
-    """The path of a cache; beside runs that are an archive alone (reference results) it would be
-    in a folder that nothing is written to, so that cache is in this user's folder of caches.
+    """Return where a cache is written. For a read-only archive (reference results) it lives in the
+    user's folder of caches.
     """
     packed = (one for one in path.parents[:2] if is_file(one / PACKED))
     results = next(packed, None)

@@ -183,7 +183,7 @@ def _sums_by(keys: Iterable[Key], amounts: Any) -> tuple[tuple[Key, ...], Any]:
 
 
 def _second_measurement(of_passes: Any, seed: int, run: str) -> Any:
-    """What a number of times is multiplied by in each resample, as an array; see above.
+    """What a timing is multiplied by in each resample, as an array; see above.
 
     of_passes: the number in each pass over the items.
     """

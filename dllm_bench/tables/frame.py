@@ -289,7 +289,7 @@ def is_loaded(environment: Mapping[str, Any]) -> bool:
 
 
 def disturbed_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
-    """The runs behind numbers of times that began on a busy machine, each once."""
+    """The runs behind timings that began on a busy machine, each once."""
     timed = distinct_runs(entry for entry in planned if entry.cell.metric.is_of_times)
     return [run for run in timed if run.record and any(map(is_loaded, run.record.environments))]
 

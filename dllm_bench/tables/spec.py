@@ -142,7 +142,7 @@ class TableMetric:
 
     @property
     def is_mean_time(self) -> bool:
-        """True for a number of times of all samples, not of the fastest ones alone."""
+        """True for a timing of all samples, not of the fastest ones alone."""
         return self.is_of_times and not definitions.definition(self.definition).is_of_largest
 
     @property
@@ -402,7 +402,7 @@ class Profile:
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Benchmark -> models that were not trained on its kind of task, whose scores mean nothing."""
     passes: Query = ()
-    """Overrides of the runs that numbers of times come from: few items, decoded several times."""
+    """Overrides of the runs that timings come from: few items, decoded several times."""
     passes_of: Collection[str] = ()
     """Tables and figures with such runs; `PAPER/*` stands for all of a paper."""
     limit: int | None = None
@@ -430,7 +430,7 @@ class Profile:
 
     def in_passes(self, count: int) -> Profile:
         """Return the profile with this many passes over the items of runs of times; with one pass
-        the numbers of times come from the runs that give the scores.
+        the timings come from the runs that give the scores.
         """
         if count == 1:
             return replace(self, passes=(), passes_of=(), repeats=count)

@@ -46,7 +46,7 @@ OWN_DECIMALS = {  # of units whose numbers are small, or never broken
 MIN_CHECKED = 3  # errors of fewer estimates say nothing
 SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # of a row; the json file has all of them
-DISTURBED = "†"  # behind a number of times from a busy machine
+DISTURBED = "†"  # after a timing from a busy machine
 NO_CELL = "–"  # shown where the table has no number at all
 NO_SUCH_CELL = "the table has no such cell"
 Plain = dict[str, Any]
@@ -314,7 +314,7 @@ def _disturbed_lines(built: BuiltTable) -> list[str]:
 
 
 def _passes_lines(built: BuiltTable) -> list[str]:
-    """What the interval of a number of times is, if a run has several passes over its items."""
+    """What the interval of a timing is, if a run has several passes over its items."""
     timed = [
         cell
         for cell in built.cells.planned[built.cells.low.notna()]
@@ -325,9 +325,8 @@ def _passes_lines(built: BuiltTable) -> list[str]:
         return []
     counts = " or ".join(map(str, passes))
     return [
-        f"Numbers of times are of {counts} passes over the items; their bracket is where a second "
-        "measurement of as many passes is expected in 95 % of cases, variance between passes "
-        "included."
+        f"Timings use {counts} passes over the items. Their brackets: 95 % prediction interval for "
+        "a second measurement of as many passes, variance between passes included."
     ]
 
 

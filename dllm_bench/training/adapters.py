@@ -40,7 +40,7 @@ from dllm_bench.training.drafters import CLIP_NORM, Point, learning_rate_factor
 from dllm_bench.training.progress import Countdown, Report
 
 ALL_MASKED, CUT = 0.35, 0.35
-"""Shares of blocks that are masked wholly, and behind a random position; the rest at random."""
+"""Shares of blocks that are masked wholly, and after a random position; the rest at random."""
 BETAS = (0.9, 0.98)
 HELD_OUT = 32  # texts
 MEASURE_EVERY = 50  # steps

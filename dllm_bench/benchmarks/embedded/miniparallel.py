@@ -102,7 +102,7 @@ def _at_place(change: Callable[[ParallelCase, int], Words]) -> Callable[..., lis
 def _anywhere(
     change: Callable[[ParallelCase, int], Words], more: int = 0
 ) -> Callable[..., list[Words]]:
-    """The change at each place of the line, and at `more` places behind it."""
+    """The change at each place of the line, and at `more` places after it."""
     return lambda case: [change(case, i) for i in range(len(case.words) + more)]
 
 

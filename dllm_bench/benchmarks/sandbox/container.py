@@ -43,7 +43,7 @@ exec(job["bootstrap"], space)
 space["main"](job, receive)
 """
 """The code a child is started with; its job, and then the supervisor's order, come through standard
-input, each behind its length."""
+input, each after its length."""
 
 
 @dataclass(frozen=True)

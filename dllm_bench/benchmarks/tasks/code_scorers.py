@@ -97,7 +97,7 @@ def mbpp_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
 
 
 def mbpp_instruct(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """MBPP as lm-eval's mbpp_instruct reads it: the first block of the answer behind a fence.
+    """MBPP as lm-eval's mbpp_instruct reads it: the first block of the answer after a fence.
 
     The fence is put before the answer although the prompt ends in it: the word that an answer
     begins with is taken for the name of a language.
@@ -144,7 +144,7 @@ class Tests:
     """Statements that hold for a right program."""
 
     text: str
-    """The statements, which stand behind a program."""
+    """The statements, which stand after a program."""
     reference: str
     """The item's own solution."""
     tested: tuple[str, ...] = ()

@@ -102,7 +102,7 @@ def _drop_spans(answer: Row) -> list[str]:
 
 
 def read_mmlu_with_examples(file: Path) -> list[Row]:
-    """MMLU, each question behind the five of its subject in dev.jsonl, as lm-eval writes them."""
+    """MMLU, each question after the five of its subject in dev.jsonl, as lm-eval writes them."""
     dev = file.with_name("dev.jsonl")
     if not dev.is_file():
         raise DllmBenchError(
@@ -123,12 +123,12 @@ def mmlu_question(row: Row) -> str:
 
 
 def read_sudoku(file: Path) -> list[Row]:
-    """Dream's 4x4 Sudokus: input and output, behind the file's first eight as examples."""
+    """Dream's 4x4 Sudokus: input and output, after the file's first eight as examples."""
     return behind_examples(read_jsonl(file), "Input:\n{input}\nOutput:\n{output}")
 
 
 def read_countdown(file: Path) -> list[Row]:
-    """Dream's Countdown: numbers and equations, behind the file's first eight as examples.
+    """Dream's Countdown: numbers and equations, after the file's first eight as examples.
 
     The instruction counts the numbers, as published.
     """
