@@ -55,7 +55,6 @@ MISTAKES = {
     "generate tiny-llada fast_dllm hello seed=1": "no setting of a decoder",
     "run model=tiny-lada": "'tiny-llada'",
     "run decoder=fastdllm": "'fast_dllm'",
-    "run decoder=dspark": "full attention",
     "run model=dream-base": "dllm-bench prefetch dream-base",
     "run benchmark=minigsn": "'minigsm'",
     "run decoder.select.tao=1": "select.tau",

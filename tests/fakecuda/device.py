@@ -288,9 +288,9 @@ def device(watch: Watch) -> Iterator[None]:
         patch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
         patch.setattr(fused, "works", lambda *dtypes: True)
         kernels = ModuleType("dllm_bench.decoding.kernels")
-        once = _kernel(watch)
-        vars(kernels).update(of_parts=once, of_rows=once, entropy_of_parts=once, tl=torch)
-        vars(kernels)["keep_top_p"] = _kernel(watch, lambda args: args[-1] // 4 + 2)
+        names = ("of_parts", "of_rows", "entropy_of_parts")
+        search = ("mass_of_parts", "equals_of_parts", "cut_parts")
+        vars(kernels).update(dict.fromkeys((*names, *search), _kernel(watch)), tl=torch)
         patch.setitem(sys.modules, kernels.__name__, kernels)
         patch.setattr(dllm_bench.decoding, "kernels", kernels, raising=False)
         patch.setattr(layer_ops, "kernels_work", lambda dtype: True)
@@ -319,11 +319,8 @@ class _FakeGraph:
         self._watch.launch("graph")
 
 
-def _kernel(watch: Watch, reads: Callable[..., int] = lambda args: 1) -> Any:
-    """A Triton kernel, which is started by `kernel[grid](...)`.
-
-    reads: how many times it reads its first argument, of all arguments.
-    """
+def _kernel(watch: Watch) -> Any:
+    """A Triton kernel, which is started by `kernel[grid](...)` and reads its arguments once."""
 
     class Kernel:
         def __getitem__(self, grid: object) -> Any:
@@ -331,7 +328,7 @@ def _kernel(watch: Watch, reads: Callable[..., int] = lambda args: 1) -> Any:
 
         def start(self, *args: Any, **options: Any) -> None:
             watch.launch("triton")
-            watch.touch(tree_leaves([*args, *args[:1] * (reads(args) - 1)]), "triton")
+            watch.touch(tree_leaves(list(args)), "triton")
 
     return Kernel()
 

@@ -57,4 +57,4 @@ def test_a_figure_that_is_not_there_is_one_sentence(name: str, tmp_path: Path, c
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "lopa/figure5" in said or "learn2pd/figure8" in said
-    assert "the nearest of 33" in said
+    assert "the nearest of 34" in said

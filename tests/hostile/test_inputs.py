@@ -88,7 +88,7 @@ HUGE = {
     "a million requests": (["batch=1000000"], "lower benchmark.max_new_tokens, batch"),
     "a million branches": (["decoder=lopa", "decoder.explore.k=1000000"], "number of branches"),
     "block": (["decoder.schedule.block=1000000000"], "does not divide the generation length"),
-    "nan": (["decoder=fast_dllm", "decoder.select.tau=nan"], "tau nan; give a number from 0 to 1"),
+    "nan": (["decoder=fast_dllm", "decoder.select.tau=nan"], "tau is nan, which is no number"),
 }
 
 

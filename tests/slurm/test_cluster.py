@@ -25,6 +25,7 @@ from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import submit
 from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.runs.runner import run
+from dllm_bench.store.groups import Hardware
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RunState, Store, read_samples
 from dllm_bench.tables.frame import build
@@ -144,7 +145,7 @@ def sweep(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
     """While one job of the sweep waits to be timed out."""
-    store, hardware = Store(tmp_path / "runs"), {"device": "cpu", "threads": 1}
+    store, hardware = Store(tmp_path / "runs"), Hardware({"device": "cpu", "threads": 1})
 
     def job(name: str, note: Note, after: Sequence[str] = ()) -> list[str]:
         own = {"store": store, "hardware": hardware, "changes": SETTINGS, "after": after}

@@ -16,7 +16,7 @@ import yaml
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes, shapes_of
-from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
+from tests.helpers import VOCAB, load_denoiser
 from tests.unit.models.forms import (
     FIRST,
     LENGTH,
@@ -144,10 +144,3 @@ def test_gemma_with_the_config_keys_of_its_release(tmp_path: Path) -> None:
     respell(tmp_path, text_config={**text, "global_head_dim": 16, "num_kv_shared_layers": 2})
     with pytest.raises(DllmBenchError, match="num_kv_shared_layers=2"):
         load_denoiser(tmp_path)
-
-
-def test_a_causal_model_refuses_another_attention(tmp_path: Path) -> None:
-    model = load_denoiser(tiny_checkpoint("qwen3", tmp_path, seed=7))
-    for form in ("full", "block_causal"):
-        with pytest.raises(DllmBenchError, match="autoregressive"):
-            ours(model, canvas(), form)
