@@ -112,6 +112,8 @@ class Table:
         self.token = 4.0 * torch.randn(VOCAB, VOCAB, generator=generator)
         self.place[:, ROLES["eos"]] += 2.0
 
+    def expect_canvas(self, length: int, branches: int = 1) -> None: ...
+
     def embed(self, ids: Tensor) -> Tensor:
         return self.token[ids]
 

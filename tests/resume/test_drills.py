@@ -3,7 +3,7 @@
 By default a handful of random kills; `pytest -m drill` makes hundreds. Beside them: death at every
 touch of the disk, a full and a read-only disk, a clock that jumps, changed items, a tampered and an
 old record. Broken lines, two writers and one run shared out are in test_killed and unit/test_store,
-a process lost in a collective in tests/dist, W&B in unit/test_loggers, SLURM in tests/slurm.
+a process lost in a collective in tests/processes, W&B in unit/test_loggers, SLURM in tests/slurm.
 """
 
 from __future__ import annotations

@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dllm_bench.core.errors import (DllmBenchError)
-from dllm_bench.methods.common import Pipeline
-from dllm_bench.methods.common import Threshold
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import run_one
+from dllm_bench.methods.common import Pipeline, Threshold
 from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
-from tests.dist.test_rank_groups import CASES
 from tests.pieces import Table
+from tests.processes.test_rank_groups import CASES
 from tests.resume import fakes
 
 pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
