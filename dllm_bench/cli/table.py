@@ -109,7 +109,7 @@ def outlook_lines(
     items = max((spec.limit or 0 for spec in specs if spec.repeats == 1), default=0)
     passes = max(spec.repeats for spec in specs)
     own = [f"{items} items a run"] * bool(items)
-    own += [f"{passes} passes over the items of runs of times"] * (passes > 1)
+    own += [f"{passes} passes over the items of timed runs"] * (passes > 1)
     name = papers[0].name if len(papers) == 1 else "all"
     yield (
         f"{' and '.join(own)} narrow the intervals: `dllm-bench table {name} --run`, about {left} "
@@ -296,7 +296,7 @@ def stages_of(runs: Sequence[PlannedRun]) -> list[int]:
 
 
 def remove_disturbed(planned: Sequence[PlannedCell], store: Store) -> int:
-    """Remove the runs of times that began on a busy machine, and give their number; DllmBenchError
+    """Remove the timed runs that began on a busy machine, and give their number; DllmBenchError
     if the machine is busy now.
     """
     runs = disturbed_runs(planned)

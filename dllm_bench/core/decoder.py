@@ -51,7 +51,7 @@ class Condition(StrEnum):
     LOGITS_ALONE = "scores of the logits alone"  # a `Ranked` score
     PROBABILITIES = "probabilities as confidence"
     ROW_BY_ROW = "scores of each row alone, in every forward"  # of its logits and position
-    TO_LAST_BLOCK = "commits behind the open block"  # windows end with the last block, open or not
+    TO_LAST_BLOCK = "commits after the open block"  # windows end with the last block, open or not
     FROM_FIRST_BLOCK = "windows from the first block on"  # finished or not
     NO_CHANGES = "no changes of committed tokens"
     OWN_SPANS = "spans of positions and K/V of this request alone"

@@ -158,11 +158,12 @@ def mass_of_parts(
     search: best_R, sum_R, top_p; least_DR and mass_DXJ, which digit after digit fills.
     """
     best_R, sum_R, top_p, least_DR, mass_DXJ = search
-    program = tl.program_id(0)
-    row, rows_D = program // PARTS, tl.num_programs(0) // PARTS
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    row = program // PARTS
     best, enough = tl.load(best_R + row), top_p * tl.load(sum_R + row)
     least = least_of(least_DR, mass_DXJ, digit, enough, PARTS, BITS)
-    tl.store(least_DR + digit * rows_D + row, least)  # every part of a row writes the same
+    # every part of a row writes the same
+    tl.store(least_DR + digit * (programs // PARTS) + row, least)
     bound_J = least + (tl.arange(0, 16) << (BITS - 4 - 4 * digit))
     mass_SJ = tl.zeros((SEARCHED, 16), tl.float32)  # summed once, at the end
     for start in range(0, SPAN, SEARCHED):
@@ -170,7 +171,7 @@ def mass_of_parts(
         logit_S = part_of(rows, row, at_S, tl.float32)
         reaches_SJ = key_of(logit_S, BITS)[:, None] >= bound_J[None, :]
         mass_SJ += tl.where(reaches_SJ, tl.exp(logit_S - best)[:, None], 0.0)
-    at_J = (digit * tl.num_programs(0) + program) * 16 + tl.arange(0, 16)
+    at_J = (digit * programs + program) * 16 + tl.arange(0, 16)
     tl.store(mass_DXJ + at_J, tl.sum(mass_SJ, 0))
 
 
@@ -212,19 +213,19 @@ def cut_parts(
     BITS: tl.constexpr,
 ) -> None:
     """Write the logits kept of a part: above the least key, and its first equals in the row."""
-    program, apart, length = tl.program_id(0), tl.num_programs(0), rows[2]
+    program, programs, length = tl.program_id(0), tl.num_programs(0), rows[2]
     part_P = tl.arange(0, triton.next_power_of_2(PARTS))
     row, part = program // PARTS, program % PARTS
     _, sum_R, top_p, least_DR, _ = search
     at_P, there_P = equal_3X + row * PARTS + part_P, part_P < PARTS
     above = tl.sum(tl.load(at_P, mask=there_P, other=0.0), 0)
-    each = tl.max(tl.load(at_P + apart, mask=there_P, other=0.0), 0)
-    before = tl.sum(tl.load(at_P + 2 * apart, mask=part_P < part, other=0.0), 0)
+    each = tl.max(tl.load(at_P + programs, mask=there_P, other=0.0), 0)
+    before = tl.sum(tl.load(at_P + 2 * programs, mask=part_P < part, other=0.0), 0)
     several = tl.where(each > 0, (top_p * tl.load(sum_R + row) - above) / each, length)
     room = tl.minimum(tl.maximum(several, 0), length).to(tl.int32) + 1 - before.to(tl.int32)
     at_S = part * SPAN + tl.arange(0, SPAN)
     logit_S = part_of(rows, row, at_S, tl.float32)
-    key_S, least = key_of(logit_S, BITS), tl.load(least_DR + digits * (apart // PARTS) + row)
+    key_S, least = key_of(logit_S, BITS), tl.load(least_DR + digits * (programs // PARTS) + row)
     equal_S = (key_S == least).to(tl.int32)
     stays_S = (key_S > least) | ((equal_S > 0) & (tl.cumsum(equal_S, 0) <= room))
     kept_S = tl.where(stays_S, logit_S, float("-inf")).to(kept_RV.dtype.element_ty)

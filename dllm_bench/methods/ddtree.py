@@ -20,9 +20,9 @@ from torch import Tensor
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.speculative import BlockNetwork, Context, Sampler
+from dllm_bench.core.speculative import Sampler
 from dllm_bench.core.transfer import to_device
-from dllm_bench.methods.dflash import DFlash, DrawnTokens
+from dllm_bench.methods.dflash import DFlash, DrawnTokens, SlotBlock
 from dllm_bench.registry import register
 
 
@@ -51,15 +51,8 @@ class DDTree(DFlash):
         slots = super().longest
         return min(slots, 1) * (self.budget or slots)
 
-    def _draw(
-        self,
-        network: BlockNetwork,
-        context: Context,
-        hidden_DH: Tensor,
-        logits_NV: Tensor,
-        sampler: Sampler,
-    ) -> DrawnTokens:
-        tokens_D, parents_D = likeliest_tree(logits_NV, self.longest, self.width)
+    def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
+        tokens_D, parents_D = likeliest_tree(block.logits_NV, self.longest, self.width)
         return DrawnTokens(tokens_D, parents_D=parents_D)
 
 

@@ -41,6 +41,15 @@ class DrawnTokens(NamedTuple):
     parents_D: Tensor | None = None
 
 
+class SlotBlock(NamedTuple):
+    """What a drafter's network says of the N slots of a block that predict a token."""
+
+    network: BlockNetwork
+    context: Context
+    hidden_NH: Tensor
+    logits_NV: Tensor
+
+
 @register("draft.dflash")
 @dataclass(frozen=True)
 class DFlash(Draft):
@@ -85,21 +94,14 @@ class DFlash(Draft):
         network = self.drafter.on(context.target)
         assert context.kv is not None
         cached = context.kv.length
-        hidden_DH, logits_NV = network.block(context, slots)
-        drawn = self._draw(network, context, hidden_DH, logits_NV, sampler)
+        block = SlotBlock(network, context, *network.block(context, slots))
+        drawn = self._draw(block, sampler)
         fed = context.anchor - cached + slots
         return Proposal(*drawn, calls=1, fed=fed, cached=cached)
 
-    def _draw(
-        self,
-        network: BlockNetwork,
-        context: Context,
-        hidden_DH: Tensor,
-        logits_NV: Tensor,
-        sampler: Sampler,
-    ) -> DrawnTokens:
+    def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
         """Draw all slots at once; too short a step to be timed as a head of its own."""
-        return DrawnTokens(*sampler.sample(logits_NV))
+        return DrawnTokens(*sampler.sample(block.logits_NV))
 
 
 @register("draft.dflash2")
@@ -123,27 +125,21 @@ class DFlash2(DFlash):
     def slots_in(self, context: Context) -> int:
         return self._slots if context.left is None else min(self._slots, context.left + 1)
 
-    def _draw(
-        self,
-        network: BlockNetwork,
-        context: Context,
-        hidden_DH: Tensor,
-        logits_NV: Tensor,
-        sampler: Sampler,
-    ) -> DrawnTokens:
+    def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
+        network, context, hidden_NH, logits_NV = block
         context.head_begins()
         sampler = Sampler(sampler.temperature, sampler.uniforms)  # top-p and top-k are the target's
         count = min(self.drafter.candidates, logits_NV.shape[1])
-        ids_DK = logits_NV.topk(count).indices.sort(1).values  # drawn in the order of tokens
-        unary_DK = logits_NV.gather(1, ids_DK)
+        ids_NK = logits_NV.topk(count).indices.sort(1).values  # drawn in the order of tokens
+        unary_NK = logits_NV.gather(1, ids_NK)
         tokens, distributions = [context.tokens_L[-1]], []
-        for hidden_H, ids_K, unary_K in zip(hidden_DH, ids_DK, unary_DK, strict=True):
+        for hidden_H, ids_K, unary_K in zip(hidden_NH, ids_NK, unary_NK, strict=True):
             score_K = unary_K + network.path_bias(tokens[-1], hidden_H, ids_K)
             place_1, probabilities_1K = sampler.sample(score_K[None])
             tokens.append(ids_K.index_select(0, place_1)[0])
             distributions.append(probabilities_1K)
-        drawn_DV = sampler.joined(distributions)
-        if drawn_DV is not None:
-            among_DV = torch.zeros_like(logits_NV, dtype=drawn_DV.dtype)
-            drawn_DV = among_DV.scatter_(1, ids_DK, drawn_DV)
-        return DrawnTokens(torch.stack(tokens[1:]), drawn_DV)
+        drawn_NV = sampler.joined(distributions)
+        if drawn_NV is not None:
+            among_NV = torch.zeros_like(logits_NV, dtype=drawn_NV.dtype)
+            drawn_NV = among_NV.scatter_(1, ids_NK, drawn_NV)
+        return DrawnTokens(torch.stack(tokens[1:]), drawn_NV)

@@ -23,20 +23,17 @@ from operator import mul
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import (
-    BlockNetwork,
-    Context,
     HeadState,
     LengthRule,
     Proposal,
     Sampler,
     VerifyLength,
 )
-from dllm_bench.methods.dflash import DFlash, DrawnTokens
+from dllm_bench.methods.dflash import DFlash, DrawnTokens, SlotBlock
 from dllm_bench.methods.drafting import StepProfile, Temperatures, acceptance_probabilities
 from dllm_bench.registry import register
 
@@ -65,18 +62,12 @@ class DSpark(DFlash):
     def gives(self) -> Conditions:  # type: ignore[override]
         return frozenset({Condition.SURVIVAL_ESTIMATES} if self.drafter.has_confidence_head else ())
 
-    def _draw(
-        self,
-        network: BlockNetwork,
-        context: Context,
-        hidden_DH: Tensor,
-        logits_NV: Tensor,
-        sampler: Sampler,
-    ) -> DrawnTokens:
+    def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
+        network, context, hidden_NH, logits_NV = block
         context.head_begins()
         tokens, distributions, survivals = [context.tokens_L[-1]], [], []
         state: HeadState = None
-        for hidden_H, logits_V in zip(hidden_DH, logits_NV, strict=True):
+        for hidden_H, logits_V in zip(hidden_NH, logits_NV, strict=True):
             if self.drafter.has_confidence_head:
                 survivals.append(network.survival(tokens[-1], hidden_H))
             bias_V, state = network.transition(tokens[-1], hidden_H, state)

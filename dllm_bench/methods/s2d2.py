@@ -64,28 +64,37 @@ class SelfVerified(Select):
     the most probable drafts: its text depends on the seed, and has neither distribution.
     """
 
-    inner: Select  # of forwards whose drafts are not verified
-    least: Positive = 1  # masks of a run that is verified
-    worth: float | None = None  # verified where the expected number of accepted drafts, less the
-    # cost, is at least this; None: always
-    worth_off: float | None = None  # the same after drafts that were verified, which others have to
-    # exceed `worth` for (hysteresis); None: `worth`
+    inner: Select
+    """Chooses in forwards whose drafts are not verified."""
+    least: Positive = 1
+    """Masks that a run has at least to be verified."""
+    worth: float | None = None
+    """They are verified if the number expected to be accepted, less the cost, is at least this;
+    None: always."""
+    worth_off: float | None = None
+    """Hysteresis: once drafts were verified this is the limit, and until then `worth` has to be
+    exceeded; None: `worth` is the limit always."""
     estimate: Estimate = "entropy"
-    cost: Amount = 1.0  # of a verification, in tokens
+    cost: Amount = 1.0
+    """Of a verification, in tokens."""
     cost_above: Probability | None = None
     """Each mask with a probability above this costs as much; None: each verification does."""
-    temperature: Amount = 0.0  # T
-    temper: Amount = 1.0  # exponent of q / p
-    resamples: bool = True  # whether the first other position is sampled; false: keeps its draft
-    ratio: Probability | None = None  # above temperature 0: drafts with q / p of at least this are
-    # accepted anyway
-    ratio_anywhere: bool = False  # also after the first run
-    number: Positive = 1  # tokens that a verifying forward commits at least; beside those accepted
-    # the most probable drafts
+    temperature: Amount = 0.0
+    temper: Amount = 1.0
+    """Exponent of q / p."""
+    resamples: bool = True
+    """Whether the first position that is not accepted gets a sample; false: it keeps its draft."""
+    ratio: Probability | None = None
+    """Above temperature 0: drafts with q / p of at least this are accepted anyway."""
+    ratio_anywhere: bool = False
+    """Whether `ratio` also counts after the first run."""
+    number: Positive = 1
+    """Tokens that a verifying forward commits at least, the most probable drafts if fewer are
+    accepted."""
     also_above: Probability | None = None
     """Drafts with a probability above this are accepted anyway."""
-    causal: Literal["none", "finished", "decoded"] = "none"  # whether rows of finished blocks see
-    # nothing after them, or those before the first mask, too
+    causal: Literal["none", "finished", "decoded"] = "none"
+    """Which rows see nothing after them: those of finished blocks, or all before the first mask."""
     reads_rows: ClassVar[Reads] = "window"
     needs: ClassVar[frozenset[Need]] = frozenset(
         {

@@ -249,14 +249,6 @@ def frontier(
     ]
 
 
-def best_at_level(
-    points: Iterable[FrontierPoint], tokens_per_s_user: float
-) -> FrontierPoint | None:
-    """The point with most tokens/s per device among those with at least a speed per user."""
-    fast = [point for point in points if point.tokens_per_s_user >= tokens_per_s_user]
-    return max(fast, key=lambda point: point.tokens_per_s_device, default=None)
-
-
 @dataclass(frozen=True)
 class ServicePoint:
     """What the users of a system see at a rate of arrivals."""

@@ -126,7 +126,7 @@ def build(
     The frame's index are facets and metric. Its columns: definition, unit; state of the run; status
     (`MEASURED`, `UNDEFINED`, or a `CellState`); value, low, high (NaN: none), n samples; text of a
     setting; reported value, delta to it, verdict; reason why there is no number or no comparison;
-    disturbed, whether a run of times began on a busy machine; runs, curve of an area, draws (value
+    disturbed, whether a timed run began on a busy machine; runs, curve of an area, draws (value
     and resamples as one array), and planned, the cell with its runs.
     """
     import pandas as pd

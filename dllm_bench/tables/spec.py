@@ -412,7 +412,7 @@ class Profile:
     most: int | None = None
     """The most items of any run: what all runs of a table have while they grow."""
     repeats: int | None = None
-    """Passes of runs of times, where another number than the profile's was asked for."""
+    """Passes of timed runs, where another number than the profile's was asked for."""
 
     @property
     def flags(self) -> str:
@@ -429,7 +429,7 @@ class Profile:
         return replace(self, most=items)
 
     def in_passes(self, count: int) -> Profile:
-        """Return the profile with this many passes over the items of runs of times; with one pass
+        """Return the profile with this many passes over the items of timed runs; with one pass
         the timings come from the runs that give the scores.
         """
         if count == 1:

@@ -295,8 +295,8 @@ def profile_text(built: BuiltTable) -> str:
     if built.profile.embedded:
         apart = " and are not to be compared with the reported columns, which are the paper's"
         return (
-            "Profile `embedded`: the measured columns are small models and tasks that ship with "
-            "the package, named in their headers. They show how the decoder behaves"
+            "Profile `embedded`: the measured columns are small models and their tasks, named in "
+            "the headers. They show how the decoder behaves"
             f"{apart if reported else ''}."
         )
     what = "Reported columns are the paper's; what" if reported else "What"

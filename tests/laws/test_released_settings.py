@@ -179,7 +179,7 @@ def test_learn2pds_top_k_reaches_masks_behind_the_block_as_released(steps: int, 
     assert decode(within, 48).born != found.born
     with pytest.raises(DllmBenchError, match="TopK needs a cache with the whole canvas"):
         replace(decoder, cache=DualCache())
-    with pytest.raises(DllmBenchError, match="commits behind the open block.*FirstOfBlock"):
+    with pytest.raises(DllmBenchError, match="commits after the open block.*FirstOfBlock"):
         replace(decoder, select=FirstOfBlock(topk))
 
 

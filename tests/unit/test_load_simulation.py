@@ -35,7 +35,6 @@ from dllm_bench.serving.load_simulation import (
     SimulatedLoad,
     asynchronous_rule,
     at_once,
-    best_at_level,
     calibrated_text,
     fixed_rule,
     frontier,
@@ -264,17 +263,7 @@ def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Front
         assert points[rule][index].tokens_per_s_device >= 0.98 * best
 
 
-def test_a_service_level_reads_the_frontier() -> None:
-    found = [
-        FrontierPoint("a", 1, 90.0, 90.0, 1, 1),
-        FrontierPoint("a", 2, 60.0, 120.0, 1, 1),
-        FrontierPoint("a", 4, 40.0, 160.0, 1, 1),
-    ]
-    assert [best_at_level(found, level) for level in (95, 60, 50, 10)] == [
-        None,
-        *found[1:2] * 2,
-        found[2],
-    ]
+def test_a_service_level_is_attained_by_the_speed_of_a_request() -> None:
     load = simulate(ServingSystem("ar", texts(4, 10, []), fixed_rule()), STEEP, 4)
     assert isinstance(load, SimulatedLoad)
     speed = load.served[0].tokens_per_s
