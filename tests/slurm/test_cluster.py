@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "slurm_local.sh"
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
 LONG_MIN, SHORT_MIN = 10, 1
-SETTINGS = [f"timeout_min={LONG_MIN}", "signal_delay_s=5", "partition=low"]
+SETTINGS = [f"timeout_min={LONG_MIN}", "signal_delay_s=15", "partition=low"]
 SAMPLES = 20
 TOLD = "Caught signal SIGUSR2"
 
