@@ -41,9 +41,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.xdist_gro
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "slurm_local.sh"
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
-LONG_MIN, SHORT_MIN = 10, 3
-DELAY_S = 60 * SHORT_MIN  # so that SLURM tells a job of a short limit when it next looks
-SETTINGS = [f"timeout_min={LONG_MIN}", f"signal_delay_s={DELAY_S}", "partition=low"]
+LONG_MIN, SHORT_MIN = 10, 3  # a job of a short limit is told when SLURM next looks at the clock
+SETTINGS = [f"timeout_min={LONG_MIN}", f"signal_delay_s={60 * SHORT_MIN}", "partition=low"]
 SAMPLES = 20
 TOLD = "Caught signal SIGUSR2"
 
