@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.api.compose import compose
-from dllm_bench.core.decoder import Piece
+from dllm_bench.core.decoder import Condition, Need, Piece
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.s2d2 import SelfVerified
-from dllm_bench.methods.wino import Wino
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
@@ -91,9 +89,9 @@ def decoders() -> dict[str, MaskedDecoder]:
     return {name: small(instantiate(plain, "decoder")) for name, plain in masked.items()}
 
 
-def adds_rows(decoder: Any) -> bool:
-    """Whether it feeds rows beside the canvas, for which logits must not be shifted."""
-    return isinstance(decoder.revise, Wino) or isinstance(decoder.select, SelfVerified)
+def needs_unshifted(decoder: Any) -> bool:
+    """Whether a piece needs a model whose rows predict their own positions."""
+    return any(Need("model", Condition.UNSHIFTED) in piece.needs for piece in decoder.pieces())
 
 
 class Table:

@@ -151,7 +151,7 @@ def test_a_refused_length_names_settings_that_the_decoder_has(name: str) -> None
         instantiate(other, "schedule").grid(10, schedule.block + 1)
 
 
-OF_ENTROPY = {"entropy"}  # its threshold is in nats
+OF_ENTROPY = {"entropy", "near_entropy"}  # their thresholds are in nats
 WITH_TAU = [
     f"{slot}={name}"
     for slot in SLOTS

@@ -39,7 +39,7 @@ from dllm_bench.registry import instantiate
 from tests.canvas import FULL, tiny_canvas_model
 from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_guard
 from tests.helpers import VOCAB, tiny_denoiser
-from tests.pieces import BLOCK, adds_rows, decoders
+from tests.pieces import BLOCK, decoders, needs_unshifted
 from tests.speculative import with_drafter
 from tests.tiers import covering
 
@@ -113,7 +113,7 @@ def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
         return CanvasDenoiser(module, made.special, False, attention_form=made.attention_form)
     if not isinstance(decoder, MaskedDecoder):
         return model("qwen3", dtype)
-    return model("llada" if adds_rows(decoder) else "dream", dtype)
+    return model("llada" if needs_unshifted(decoder) else "dream", dtype)
 
 
 def requests(count: int, new: int) -> list[Request]:

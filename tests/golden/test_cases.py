@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from tests.golden import (
     test_s2d2_traces,
     test_sampler_traces,
     test_speculative_traces,
+    test_wedlm_traces,
 )
 from tests.golden.cases import GOLDEN, is_known, is_listed, known, recorded
 
@@ -44,6 +43,7 @@ REPLAYING = (
     test_s2d2_traces,
     test_sampler_traces,
     test_speculative_traces,
+    test_wedlm_traces,
 )
 ELSEWHERE = {"forward"}  # one forward's logits: test_forward
 OTHERWISE = {
@@ -54,7 +54,6 @@ OTHERWISE = {
     "modules.json": "test_speculative_traces, test_drafter_training, test_calibration",
     "target_greedy.json": "test_speculative_traces",
 }
-NOT_IMPLEMENTED = {"new2026/wedlm_cases.json"}  # methods without a decoder here
 PAGE = Path(__file__).parents[2] / "docs" / "decoders.md"
 absent = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden traces at {GOLDEN}")
 
@@ -81,7 +80,7 @@ def test_every_recorded_file_is_listed() -> None:
     folders = ("llada", "dream", "samplers", "caches", "dinfer", "spec", "new2026")
     files = [file for folder in folders for file in (GOLDEN / folder).glob("*.json")]
     found = {str(file.relative_to(GOLDEN)) for file in files if file.name not in OTHERWISE}
-    assert found - NOT_IMPLEMENTED == set(known())
+    assert found == set(known())
 
 
 @absent
@@ -102,14 +101,3 @@ def test_the_page_counts_the_tests_of_a_decoder_that_find_its_cases_equal(decode
     ]
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{decoder}`"))
     assert row.split(" | ")[3].strip() == (str(len(equal)) if golden else "")
-
-
-@absent
-def test_the_page_counts_the_cases_of_methods_that_are_not_implemented() -> None:
-    count = 0
-    for file in NOT_IMPLEMENTED:
-        whole = json.loads((GOLDEN / file).read_text())
-        count += len(whole if isinstance(whole, list) else whole.get("cases", ()))
-    stated = re.search(r"(\d+)\s+further recorded cases", PAGE.read_text())
-    assert stated, "docs/decoders.md says how many cases have no decoder"
-    assert count == 0 or count >= int(stated[1]), "more cases of the same form may exist"

@@ -25,7 +25,7 @@ from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks
 from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import tiny_denoiser
-from tests.pieces import adds_rows, decoders
+from tests.pieces import decoders, needs_unshifted
 from tests.tiers import covering
 
 REQUESTS = [
@@ -58,7 +58,7 @@ def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> 
 @pytest.mark.parametrize("name", covering(4, decoders()))
 def test_every_decoder_batched(name: str) -> None:
     decoder = decoders()[name]
-    layout = "llada" if adds_rows(decoder) else "dream"
+    layout = "llada" if needs_unshifted(decoder) else "dream"
     check(decoder, model(layout), batch=3)
 
 

@@ -1,0 +1,140 @@
+"""WeDLM (arXiv 2512.22737): attention that is causal in the order in which rows are fed.
+
+Released code: Tencent/WeDLM@0216110, wedlm/engine (a window that moves on) and
+hf_compat/modeling_wedlm.py (blocks). What is committed is fed first, by position, then the masks; a
+row sees the rows fed before it. So a mask sees every committed token, to its right as well, and the
+K/V of the text up to the first mask are those of plain causal attention. Rows lie by position here,
+and a mask of attention stands for the order. Left out: cuts by top-k and top-p of drawn tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
+from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
+from dllm_bench.core.declared import Amount, Positive, PositiveAmount
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.denoiser import AddedRows, ForwardPlan
+from dllm_bench.core.state import DecodeState
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.numerics import Candidates
+from dllm_bench.methods.common import Confidence
+from dllm_bench.registry import register
+
+
+@register("cache.feed_order")
+@dataclass(frozen=True)
+class FeedOrder(Cache):
+    """Caches the text before the window; attention is causal in feed order, so this is exact."""
+
+    gives: ClassVar[Conditions] = frozenset(
+        {Condition.FED_WINDOW, Condition.OWN_SPANS, Condition.FINAL_KV}
+    )
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            ONE_BRANCH,
+            Need("schedule", Condition.BLOCKS_IN_ORDER),
+            Need("model", Condition.UNSHIFTED),
+        }
+    )
+
+    def plan(self, round: Round) -> ForwardPlan:
+        window, kv, state = round.window, round.kv, round.state
+        held = min(kv.length, window.start)
+        masked_F = state.masked_KL[0, held : window.stop]
+        nothing_E = state.tokens_KL.new_empty(0)
+        return ForwardPlan(
+            kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,
+            feed=(held, window.stop),
+            rows=(window.start, window.stop),
+            store=(held, window.start),
+            added=AddedRows(nothing_E, nothing_E, seen_in_feed_order(masked_F)),
+        )
+
+
+def seen_in_feed_order(masked_F: Tensor) -> Tensor:
+    """What each of F rows sees if masks are fed after all others, bool (F, F)."""
+    place_F = torch.arange(len(masked_F), device=masked_F.device) + len(masked_F) * masked_F
+    return place_F <= place_F[:, None]
+
+
+@register("schedule.sliding")
+@dataclass(frozen=True)
+class Sliding(Schedule):
+    """As many open positions as the window has, from the first mask on.
+
+    The window ends with the canvas, and stays where it is once an end token is committed.
+    `overruns` are the released rules: it always has all its positions, those beyond the limit of
+    the text as well, and moves on until the text is finished.
+    """
+
+    window: Positive  # W, positions
+    overruns: bool = False  # whether it goes beyond the text's limit and its end tokens
+    block: int = field(default=1, init=False)
+    gives: ClassVar[Conditions] = frozenset(
+        {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
+    )
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("select", Condition.NEVER_STALLS)})
+
+    def grid(self, prompt_len: int, new: int) -> BlockGrid:
+        beyond = self.window - 1 if self.overruns else 0
+        return BlockGrid(prompt_len, 1, prompt_len, prompt_len + new + beyond, sees_future=False)
+
+    def opened(self, branch: BlockProgress) -> int:
+        blocks, finished = branch.grid.blocks, branch.finished
+        if self.overruns and finished > blocks - self.window:
+            return finished  # the text is complete; what the window holds beyond it is given up
+        if branch.closed and not self.overruns:
+            return branch.opened
+        return max(branch.opened, min(finished + self.window, blocks))
+
+    def must_progress(self, branch: BlockProgress, n: int) -> bool:
+        """Return False: the selector commits something in every forward, anywhere."""
+        return False
+
+
+@register("select.near_entropy")
+@dataclass(frozen=True)
+class NearEntropy(Select):
+    """Commits positions of low entropy, the nearer to the first mask, the sooner.
+
+    All whose entropy plus `penalty` times their distance from the first mask is below `tau`; where
+    there is none, the position with the least sum.
+    """
+
+    tau: float | None  # nats; None: one position in every forward
+    penalty: Amount = 0.02  # nats for each position of distance
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("score", Condition.ENTROPY)})
+
+    @property
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """A position in every forward; without `tau` one alone."""
+        one = {Condition.ONE_PER_FORWARD} if self.tau is None else set()
+        return frozenset({Condition.NEVER_STALLS, *one})
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        assert scores.neg_entropy_KW is not None  # by `needs`
+        open_KW = window.eligible_KW
+        place_W = torch.arange(open_KW.shape[1], device=open_KW.device)
+        distance_KW = place_W - open_KW.int().argmax(1, keepdim=True)
+        cost_KW = self.penalty * distance_KW - scores.neg_entropy_KW
+        cost_KW = cost_KW.masked_fill(~open_KW, torch.inf)
+        least_KW = torch.zeros_like(open_KW).scatter_(1, cost_KW.argmin(1, keepdim=True), True)
+        low_KW = least_KW if self.tau is None else least_KW | (cost_KW < self.tau)
+        return low_KW & open_KW
+
+
+@register("score.tempered")
+@dataclass(frozen=True)
+class Tempered(Confidence):
+    """Confidence at a temperature that divides the logits; nothing is drawn."""
+
+    temperature: PositiveAmount = 1.0
+
+    def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
+        return super().read(logits_KWV / self.temperature, entropy, ids_KW)

@@ -1,0 +1,151 @@
+"""Laws of attention that is causal in feed order, and of a window that moves on (WeDLM)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.contracts import Round
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.common import Best, Blocks, Confidence, Eos, NegEntropy, Threshold
+from dllm_bench.methods.wedlm import FeedOrder, NearEntropy, Sliding, Tempered, seen_in_feed_order
+from tests.helpers import VOCAB, Watched, tiny_denoiser
+
+REQUESTS = [Request("window", tuple(range(3, 3 + n)), 20) for n in (1, 8, 11)]
+SCORE, CACHE = NegEntropy(), FeedOrder()
+DECODER = MaskedDecoder(SCORE, NearEntropy(3.2), Sliding(8), CACHE)
+BLOCKS = MaskedDecoder(
+    Confidence(), Threshold(0.2), Blocks(8, sees_future=False, short=True), CACHE
+)
+ONE_BY_ONE = replace(DECODER, select=Best(1), schedule=Blocks(1, sees_future=False))
+
+
+@dataclass(frozen=True)
+class Uncached(FeedOrder):
+    """The same attention over everything in every forward."""
+
+    def plan(self, round: Round) -> ForwardPlan:
+        everything = replace(super().plan(round), store=(0, 0))
+        assert everything.feed[0] == 0
+        return everything
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_denoiser("llada", 4)
+
+
+def decode(model: Any, decoder: MaskedDecoder) -> list[Generation]:
+    return [decoder.generate(model, request) for request in REQUESTS]
+
+
+def texts(model: Any, decoder: MaskedDecoder) -> list[Any]:
+    return [(one.ids, one.born) for one in decode(model, decoder)]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        replace(DECODER, schedule=Sliding(1)),
+        replace(DECODER, select=NearEntropy(None, penalty=math.log(VOCAB) + 0.1)),
+    ],
+    ids=["a window of one", "a penalty above every entropy"],
+)
+def test_it_is_greedy_decoding_from_left_to_right(model: Any, decoder: MaskedDecoder) -> None:
+    """Masks after the first one change nothing: no row before them sees them."""
+    found = texts(model, decoder)
+    assert found == texts(model, ONE_BY_ONE)
+    assert all(born == tuple(range(20)) for _, born in found)
+    assert found != texts(model, DECODER), "else the law says nothing"
+
+
+@pytest.mark.parametrize("decoder", [DECODER, BLOCKS], ids=["window", "blocks"])
+def test_the_cache_changes_nothing(model: Any, decoder: MaskedDecoder) -> None:
+    assert texts(model, decoder) == texts(model, replace(decoder, cache=Uncached()))
+
+
+@pytest.mark.parametrize("decoder", [DECODER, BLOCKS], ids=["window", "blocks"])
+def test_kept_keys_and_values_are_those_of_causal_attention(
+    model: Any, decoder: MaskedDecoder
+) -> None:
+    for request in REQUESTS:
+        caches: list[Any] = []
+        watched = Watched(model)
+        watched.new_cache = lambda length, caches=caches: (
+            caches.append(model.new_cache(length)) or caches[-1]
+        )
+        ids = decoder.generate(watched, request).ids
+        (kv,) = caches
+        whole, end = model.new_cache(64), kv.length
+        assert end > len(request.prompt_ids) + 8
+        tokens_KL = torch.tensor([[*request.prompt_ids, *ids]])
+        plan = ForwardPlan(
+            ForwardKind.PREFILL, (0, end), (0, end), (0, end), "block_causal", block=1
+        )
+        model.forward(tokens_KL, plan, whole)
+        whole.keep(plan, torch.tensor(0))
+        for own, wanted in zip(kv.positions, whole.positions, strict=True):
+            for one, other in ((own.keys, wanted.keys), (own.values, wanted.values)):
+                torch.testing.assert_close(one[:, :, :end], other[:, :, :end])
+
+
+def test_a_row_sees_those_that_are_fed_before_it() -> None:
+    masked_F = torch.rand(9, generator=torch.Generator().manual_seed(0)) < 0.5
+    order_F = masked_F.sort(stable=True).indices
+    seen_FF = seen_in_feed_order(masked_F)[order_F][:, order_F]
+    assert torch.equal(seen_FF, torch.ones_like(seen_FF).tril())
+    assert 0 < masked_F.sum() < 9
+
+
+def test_the_window_moves_on_with_the_first_mask(model: Any) -> None:
+    for request in REQUESTS:
+        watched, end = Watched(model), len(request.prompt_ids) + 20
+        DECODER.generate(watched, request)
+        for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
+            masks = (canvas_KL[0] == model.special.mask).nonzero()[:, 0]
+            assert plan.rows == (masks[0], min(masks[0] + 8, end))
+            assert plan.store[1] == masks[0]
+        for before, after in pairwise(watched.plans):
+            assert after.feed[0] == before.store[1]
+
+
+def test_overrunning_gives_the_same_length_of_text(model: Any) -> None:
+    """What the window holds beyond the limit is given up, and has been read before."""
+    overruns = replace(DECODER, schedule=Sliding(8, overruns=True))
+    for one in decode(model, overruns):
+        assert len(one.ids) >= 20 == one.cut["length"]
+        assert model.special.mask not in one.ids
+    single = replace(DECODER, schedule=Sliding(1, overruns=True))
+    assert texts(model, single) == texts(model, ONE_BY_ONE)
+
+
+@pytest.mark.parametrize("overruns", [False, True])
+def test_the_window_stays_at_an_end_token_unless_it_overruns(model: Any, overruns: bool) -> None:
+    """The end token is filled first: the least entropy is there."""
+    watched = Watched(model, ending=len(REQUESTS[2].prompt_ids) + 5)
+    one_each = replace(DECODER, select=NearEntropy(None), schedule=Sliding(8, overruns))
+    decoder = replace(one_each, stop=Eos("token"))
+    ids = decoder.generate(watched, REQUESTS[2]).ids
+    eos = model.special.eos
+    ended = [bool((canvas_KL == eos).any()) for canvas_KL in watched.canvases]
+    assert any(ended) and eos in ids
+    stops = [plan.rows[1] for plan, is_after in zip(watched.plans, ended, strict=True) if is_after]
+    assert (len({*stops, watched.plans[ended.index(True) - 1].rows[1]}) == 1) != overruns
+
+
+def test_a_temperature_changes_confidences_and_no_candidate() -> None:
+    logits_KWV: Tensor = torch.randn(1, 6, VOCAB, generator=torch.Generator().manual_seed(1))
+    plain, cold = (Tempered(temperature=t)._scores(logits_KWV) for t in (1.0, 0.5))
+    assert torch.equal(plain.confidence_KW, Confidence()._scores(logits_KWV).confidence_KW)
+    wanted_KW = (2 * logits_KWV).softmax(-1).amax(-1)
+    torch.testing.assert_close(cold.confidence_KW, wanted_KW)
+    assert torch.equal(cold.ids_KW, plain.ids_KW)
