@@ -116,6 +116,12 @@ class Context:
     """`tokens_L` on the host; None where it is there already."""
     left: int | None = None
     """Tokens that the request still lacks; None: not known."""
+    target_kv: KVCache | None = None
+    """The target's cache, for a drafter that is the target itself: it may be read, and nothing may
+    be kept in it."""
+    ahead_DV: Tensor | None = None
+    """Logits of the rows that the target fed last after those that predicted the committed tokens;
+    None before the first round."""
 
     @property
     def anchor(self) -> int:

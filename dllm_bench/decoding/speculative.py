@@ -265,15 +265,15 @@ class SpeculativeDecoder(ComposedDecoder):
             one.plan(ForwardKind.VERIFY, proposal, layers)
             for one, proposal in zip(active, proposals, strict=True)
         ]
+        logits = target_forward(active, plans)
         results = [
             self.verify(proposal, logits_RV, one.sampler)
-            for one, proposal, logits_RV in zip(
-                active, proposals, target_forward(active, plans), strict=True
-            )
+            for one, proposal, logits_RV in zip(active, proposals, logits, strict=True)
         ]
         copied = _copy_to_host(results, drafts)
-        for one, verified, result in zip(active, copied, results, strict=True):
+        for one, verified, result, logits_RV in zip(active, copied, results, logits, strict=True):
             self._commit(one, verified, result.path_D)
+            one.ahead_DV = logits_RV[len(verified.accepted) + 1 :]
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
         """The draft after the committed tokens, before it is cut."""
@@ -288,6 +288,8 @@ class SpeculativeDecoder(ComposedDecoder):
             one.clock.mark,
             one.host_1L[0, : one.committed],
             one.request.max_new_tokens - len(one.born),
+            one.kv,
+            one.ahead_DV,
         )
         proposal = self.draft.propose(context, sampler)
         one.record_draft(proposal)
@@ -347,6 +349,7 @@ class _ActiveRequest:
     draft_kv: KVCache | None  # the drafter's
     clock: HostClock | CudaClock
     features_1FC: Tensor | None = None  # what the drafter reads next
+    ahead_DV: Tensor | None = None  # the same: logits of the last forward after what was committed
     forwards: list[Forward] = field(default_factory=list)
     born: list[int] = field(default_factory=list)  # forward that committed each new token
     ended: bool = False  # whether an end token was committed

@@ -27,6 +27,8 @@ from dllm_bench.methods.drafting import (
     RandomDraft,
     SurvivalThreshold,
 )
+from dllm_bench.methods.idlm import StridedDraft
+from dllm_bench.methods.nemotron import BidirectionalDraft
 from tests.speculative import Chain, FromDistribution
 from tests.tiers import covering
 
@@ -39,7 +41,7 @@ LAWS = torch.tensor(
     ]
 )
 DRAWS, LOOKED_AT, SURE = 1500, 3, 1e-4
-NOBODY = SpecialTokens(mask=-1, eos=-1)
+NOBODY = SpecialTokens(mask=3, eos=-1)  # a target may say what stands for a mask
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ LAW_CASES: dict[str, tuple[Draft, Verify, VerifyLength]] = {
     "none": (NoDraft(), Rejection(), FixedLength()),
     "random": (RandomDraft(2), Rejection(), FixedLength()),
     "adversarial": (AdversarialDraft(2), Rejection(), FixedLength()),
+    "strided": (StridedDraft(2), Rejection(), FixedLength()),
+    "bidirectional": (BidirectionalDraft(2), Rejection(), FixedLength()),
     "cut_by_survival": (Estimated(3, (0.4, 0.3, 0.2, 0.1)), Rejection(), SurvivalThreshold(0.5)),
 }
 

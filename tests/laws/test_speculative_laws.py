@@ -35,6 +35,8 @@ from dllm_bench.methods.drafting import (
 )
 from dllm_bench.methods.dspark import DSpark
 from dllm_bench.methods.eagle3 import Eagle3
+from dllm_bench.methods.idlm import StridedDraft
+from dllm_bench.methods.nemotron import BidirectionalDraft
 from dllm_bench.metrics import acceptance
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.graphs import FixedShapeDenoiser
@@ -89,6 +91,9 @@ MAKERS: dict[str, Callable[[Path], Draft]] = {
     "model": lambda folder: ModelDraft(
         SmallModelDrafter(str(tiny_checkpoint("qwen3", folder / "small", 7))), 3
     ),
+    "strided": lambda folder: StridedDraft(3),
+    "bidirectional": lambda folder: BidirectionalDraft(5),
+    "bidirectional_shifted": lambda folder: BidirectionalDraft(5, shifted=True),
     "target_itself": lambda folder: ModelDraft(SmallModelDrafter(str(folder / "target")), 4),
 }
 
@@ -285,6 +290,8 @@ def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(
     draft: Draft, target: TransformerDenoiser
 ) -> None:
     """Greedily: a text verified in full accepts what is right; one that verifies none knows it."""
+    if isinstance(draft, StridedDraft):
+        pytest.skip("the forward that verifies a draft makes the next one")
     request = Request("right", PROMPTS[1], NEW)
     whole = speculative(draft).generate(target, request)
     none = speculative(draft, length=FixedLength(0)).generate(target, request)
