@@ -204,8 +204,12 @@ class BlockNetwork(Protocol):
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for the context's keys and values, up to `length` positions."""
 
-    def block(self, context: Context, slots: int) -> tuple[Tensor, Tensor]:
-        """Hidden states (D, H) and logits (D, V) of the slots that predict a token."""
+    def block(
+        self, context: Context, slots: int, first: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states (D, H) and logits (D, V) of the slots that predict a token, or of all from
+        `first` on.
+        """
 
     def transition(
         self, token: Tensor, hidden_H: Tensor, state: HeadState

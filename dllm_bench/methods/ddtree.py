@@ -3,14 +3,13 @@
 Released code: liranringel/ddtree@c96427a, ddtree.py. A block drafter gives every slot a
 distribution of its own, so a prefix of tokens is as probable as the product of its tokens. The tree
 of B tokens with the longest expected path under that product is that of the B most probable
-prefixes (propositions 1 and 2). It is not cut near the limit of a text; the released code feeds
-shorter blocks there if B is less than their slots, and then reads every marginal one slot late.
+prefixes (propositions 1 and 2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
@@ -20,10 +19,10 @@ from torch import Tensor
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.speculative import Sampler
+from dllm_bench.core.speculative import Context, Sampler
 from dllm_bench.core.transfer import to_device
 from dllm_bench.methods.dflash import DFlash, DrawnTokens, SlotBlock
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("draft.ddtree")
@@ -35,6 +34,10 @@ class DDTree(DFlash):
     """B, draft tokens of a tree; None: as many as the block has slots that predict a token."""
     width: Positive | None = None
     """Tokens of a slot that are considered, the most probable ones; None: as many as `budget`."""
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
+    """Whether blocks get shorter near the limit of a text, to `budget` and one more than the tokens
+    left, as the released buffer has room for. Its slice of their logits begins with the anchor's
+    slot, so that every marginal is read one slot late. The text is the same."""
     needs: ClassVar[frozenset[Need]] = frozenset({Need("verify", Condition.DRAFT_TREES)})
 
     def __post_init__(self) -> None:
@@ -50,6 +53,15 @@ class DDTree(DFlash):
     def longest(self) -> int:
         slots = super().longest
         return min(slots, 1) * (self.budget or slots)
+
+    def slots_in(self, context: Context) -> int:
+        slots = super().slots_in(context)
+        if not self.released or context.left is None:
+            return slots
+        return min(slots, context.left + 1 + (self.budget or self._slots))
+
+    def _first(self, slots: int) -> int | None:
+        return 0 if slots < self._slots else None
 
     def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
         tokens_D, parents_D = likeliest_tree(block.logits_NV, self.longest, self.width)

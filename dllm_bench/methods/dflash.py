@@ -94,10 +94,14 @@ class DFlash(Draft):
         network = self.drafter.on(context.target)
         assert context.kv is not None
         cached = context.kv.length
-        block = SlotBlock(network, context, *network.block(context, slots))
+        block = SlotBlock(network, context, *network.block(context, slots, self._first(slots)))
         drawn = self._draw(block, sampler)
         fed = context.anchor - cached + slots
         return Proposal(*drawn, calls=1, fed=fed, cached=cached)
+
+    def _first(self, slots: int) -> int | None:
+        """The first slot of a block of `slots` to draw from; None: the first that predicts."""
+        return None
 
     def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
         """Draw all slots at once; too short a step to be timed as a head of its own."""

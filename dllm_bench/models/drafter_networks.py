@@ -368,12 +368,13 @@ class BlockDraftNetwork(DraftNetwork):
             rank = drafter_config.rank if drafter_config.confidence_reads_token else 0
             self.confidence_head = ConfidenceHead(width, rank)
 
-    def block(self, context: Context, slots: int) -> tuple[Tensor, Tensor]:
-        """Hidden states (D, H) and logits (D, V) of the slots that predict."""
+    def block(
+        self, context: Context, slots: int, first: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         masks = context.tokens_L.new_full((slots - 1,), self.drafter_config.mask)
         ids_1S = torch.cat([context.tokens_L[-1:], masks])[None]
         hidden_SH = self.hidden(context, self.embed(ids_1S, context.target))[0]
-        hidden_DH = hidden_SH[self.drafter_config.silent :]
+        hidden_DH = hidden_SH[self.drafter_config.silent if first is None else first :]
         return hidden_DH, self.logits(hidden_DH, context.target)
 
     def hidden(self, context: Context, slots_1SH: Tensor) -> Tensor:
