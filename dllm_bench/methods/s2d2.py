@@ -4,14 +4,14 @@ Released code: phymhan/S2D2@279500a, SDAR/generate_ssd_policy.py and LLaDA2/gene
 forward drafts all masks of a block. If verification looks worth it, nothing is committed, and the
 next forward feeds the block twice: the drafts, each of which sees what is before it, and the masks,
 each of which sees the drafts before it. So a mask's row says what the model, with blocks of one
-token, thinks of its position. Left out of the released loops: the bandit that decides when to
-verify, and the threshold where a step of several tokens is filled up after a verification.
+token, thinks of its position. Left out of the released loops: estimates of acceptance that no
+published setting uses, and a bandit that reads the entropy of all masks.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -33,7 +33,7 @@ from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import generator, read_logits
 from dllm_bench.methods.common import most_confident
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 VERIFY = "s2d2.verify"  # host: whether the next forward verifies
 VERIFIES = MemoKey[int]("s2d2.verifies")  # whether this one does
@@ -43,9 +43,15 @@ DRAFTS = MemoKey[Tensor]("s2d2.drafts")  # drafted tokens (K, W)
 PROBABILITY = MemoKey[Tensor]("s2d2.probability")  # and theirs, (K, W)
 LAWS = MemoKey[Tensor]("s2d2.laws")  # and the distributions they are from, (K, W, V)
 TAKEN = MemoKey[Tensor]("s2d2.taken")  # what a verification commits, (K, W)
+CASE = MemoKey[Tensor]("s2d2.case")  # which of `CASES` the drafts are for the bandit, (K,)
+TRIED = MemoKey[Tensor]("s2d2.tried")  # how often it did not verify in each, and did, (K, 2 CASES)
+REWARD = MemoKey[Tensor]("s2d2.reward")  # and the sums of the tokens per forward; both float64
+CASES = 8  # runs short or long, blocks less or more than half decoded, drafts sure or not
 TINY = 1e-12  # smallest probability of a draft used as a divisor, as released
 MARGIN = 0.05  # between the two most probable tokens, as released
 
+Fill = Literal["best", "first"]
+"""The most probable drafts, or those from left to right."""
 Estimate = Literal["entropy", "margin", "collision"]
 """How likely a draft is to be accepted: exp(-H / ln V) of its distribution's entropy H; 1 if its
 two best tokens are more than `MARGIN` apart, else 0; or the sum of squared probabilities."""
@@ -89,8 +95,15 @@ class SelfVerified(Select):
     ratio_anywhere: bool = False
     """Whether `ratio` also counts after the first run."""
     number: Positive = 1
-    """Tokens that a verifying forward commits at least, the most probable drafts if fewer are
-    accepted."""
+    """Tokens that a verifying forward commits at least; if fewer are accepted it is filled up."""
+    fill: Fill = field(default="best", metadata=DEFAULT_LEFT_OUT)
+    """With which drafts."""
+    fill_above: Probability | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
+    """Where it is filled up, it also commits drafts with a probability above this."""
+    bandit: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
+    """Verify if a bandit (UCB) expects at least as many tokens per forward of it in this case, with
+    this weight of what it has not tried yet. The cases are told apart by the length of the run, by
+    how much of the block is decoded and by the drafts' mean entropy. None: no bandit."""
     also_above: Probability | None = None
     """Drafts with a probability above this are accepted anyway."""
     causal: Literal["none", "finished", "decoded"] = "none"
@@ -171,17 +184,47 @@ class SelfVerified(Select):
                 worth_K = torch.where(on_K, gain_K >= self.worth_off, gain_K > self.worth)
                 memo[ON] = torch.where(masked_KW.any(1), worth_K, on_K)
             verify_K = verify_K & worth_K
+        if self.bandit is not None:
+            verify_K = verify_K & self._promises(span_KW, logits_KWV, round)
         memo[ROUTED], memo[DRAFTS] = verify_K, scores.ids_KW
         memo[PROBABILITY] = scores.probability_KW
         if self.temperature > 0:
             memo[LAWS] = logits_KWV.softmax(-1)
 
+    def _promises(self, span_KW: Tensor, logits_KWV: Tensor, round: Round) -> Tensor:
+        """Whether the bandit verifies, bool (K,); remembers the case that it decides."""
+        memo, window = round.state.memo, round.window
+        if TRIED not in memo:
+            memo[TRIED] = memo[REWARD] = logits_KWV.new_zeros(len(span_KW), 2 * CASES).double()
+        length_K = span_KW.sum(1)
+        unsure_K = -(neg_entropy(logits_KWV) * span_KW).sum(1) / length_K.clamp(min=1)
+        long_K = 2 * (length_K - 1) >= max(window.block - 1, 1)
+        done_K = 2 * (window.of(round.state.born_KL) >= 0).sum(1) >= window.block
+        memo[CASE] = 4 * long_K + 2 * done_K + (2 * unsure_K >= 1)
+        at_K2 = memo[CASE][:, None] + memo[CASE].new_tensor([0, CASES])
+        tried_K2, reward_K2 = memo[TRIED].gather(1, at_K2), memo[REWARD].gather(1, at_K2)
+        turn_K1 = memo[TRIED].sum(1, keepdim=True) + 1
+        bound_K2 = reward_K2 / tried_K2 + (self.bandit or 0) * (turn_K1.log() / tried_K2).sqrt()
+        bound_K2 = bound_K2.masked_fill(tried_K2 == 0, torch.inf)
+        return bound_K2[:, 1] >= bound_K2[:, 0]
+
+    def _learn(self, round: Round) -> None:
+        """Tell the bandit how many tokens per forward its decision has committed."""
+        memo, window, verifies = round.state.memo, round.window, round.state.memo[VERIFIES]
+        new_KW = window.of(round.state.born_KL) == round.state.forwards
+        count_K = (memo[TAKEN] if verifies else new_KW).sum(1)
+        carried_out_K = window.eligible_KW.any(1) & (memo[ROUTED] == bool(verifies))
+        at_K1 = memo[CASE][:, None] + verifies * CASES
+        for key, values_K in (
+            (TRIED, carried_out_K),
+            (REWARD, carried_out_K * count_K / (1 + verifies)),
+        ):
+            memo[key] = memo[key].scatter_add(1, at_K1, values_K.double()[:, None])
+
     def _acceptance(self, logits_KWV: Tensor) -> Tensor:
         """The estimate for each row, (K, W)."""
         if self.estimate == "entropy":
-            read = read_logits(logits_KWV, "float32", entropy=True)
-            assert read.neg_entropy_KW is not None
-            return (read.neg_entropy_KW / math.log(logits_KWV.shape[-1])).exp()
+            return neg_entropy(logits_KWV).exp()
         laws_KWV = logits_KWV.softmax(-1)
         if self.estimate == "margin":
             best_KW2 = laws_KWV.topk(2).values
@@ -217,10 +260,19 @@ class SelfVerified(Select):
         ids_KW = torch.where(masked_KW, ids_KW, window.of(round.state.tokens_KL))
         round.scores = Scores(ids_KW, memo[PROBABILITY], memo[PROBABILITY])
         if self.number > 1:
-            missing_K = (self.number - taken_KW.sum(1)).clamp(min=0)
             left = replace(window, eligible_KW=masked_KW & ~taken_KW)
-            taken_KW = taken_KW | most_confident(round.scores, left, missing_K)
+            taken_KW = taken_KW | self._filled(round.scores, left, self.number - taken_KW.sum(1))
         memo[TAKEN] = taken_KW
+
+    def _filled(self, scores: Scores, left: Window, missing_K: Tensor) -> Tensor:
+        """The drafts that fill a verifying forward up, bool (K, W)."""
+        if self.fill == "first":
+            return first_masks(left.eligible_KW, missing_K[:, None])
+        filled_KW = most_confident(scores, left, missing_K)
+        if self.fill_above is not None:
+            above_KW = left.eligible_KW & (scores.probability_KW > self.fill_above)
+            filled_KW = filled_KW | (above_KW & (missing_K > 0)[:, None])
+        return filled_KW
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         if state.memo.get(VERIFIES):
@@ -232,6 +284,8 @@ class SelfVerified(Select):
         return without_routed(where_KW, state), ids_KW
 
     def on_commit(self, round: Round) -> None:
+        if self.bandit is not None:
+            self._learn(round)
         if not round.state.memo[VERIFIES]:
             round.ask(VERIFY, round.state.memo[ROUTED].long())
 
@@ -240,6 +294,35 @@ def without_routed(where_KW: Tensor, state: DecodeState) -> Tensor:
     """The positions, or none where the drafts are verified, (K, W)."""
     routed_K = state.memo.get(ROUTED)
     return where_KW if routed_K is None else where_KW & ~routed_K[:, None]
+
+
+@register("select.in_order")
+@dataclass(frozen=True)
+class InOrder(Select):
+    """Commits the first `number` masks, from left to right (SDAR's `sequential`)."""
+
+    number: Positive
+
+    @property
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """One token per forward, if the number is 1."""
+        one = {Condition.ONE_PER_FORWARD} if self.number == 1 else set()
+        return frozenset({Condition.NEVER_STALLS, *one})
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        return first_masks(window.eligible_KW, self.number)
+
+
+def first_masks(masked_KW: Tensor, count: Tensor | int) -> Tensor:
+    """The first `count` masks, bool (K, W)."""
+    return masked_KW & (masked_KW.cumsum(1) <= count)
+
+
+def neg_entropy(logits_KWV: Tensor) -> Tensor:
+    """Sum of p ln p of each row, divided by ln V, (K, W): -1 of a uniform distribution."""
+    read = read_logits(logits_KWV, "float32", entropy=True)
+    assert read.neg_entropy_KW is not None
+    return read.neg_entropy_KW / math.log(logits_KWV.shape[-1])
 
 
 def first_run(masked_KW: Tensor) -> Tensor:

@@ -83,11 +83,11 @@ def settings_of(params: Settings) -> dict[str, Any]:
     tau, policy = params["confidence_threshold"], params.get("do_verify_policy")
     steps = params.get("denoising_steps", params["block_length"])
     number = params.get("num_to_transfer", params["block_length"] // steps)
-    static = params.get("remasking_strategy") == "low_confidence_static"
     causal = "decoded" if params.get("draft_ver") else "finished"
     settings = {
-        "select.inner.first.tau": 1 if static else tau,
+        "select.inner.first.tau": tau,
         "select.inner.second.number": number,
+        "select.fill_above": tau,
         "schedule.block": params["block_length"],
         "select.least": params.get("min_ssd_span_length", 1),
         "select.worth": params.get("do_verify_score_threshold", 0.0),
@@ -106,34 +106,32 @@ def settings_of(params: Settings) -> dict[str, Any]:
     }
     if params.get("do_verify_score_type", "difference_dynamic") == "difference_dynamic":
         settings["select.cost_above"] = tau
-    if policy is None or policy == "mask_span_length":
+    if policy not in ("score_threshold", "score_hysteresis"):
         settings["select.worth"] = None
+    if policy == "contextual_bandit_ucb":
+        settings["select.bandit"] = params.get("ucb_beta", 1.0)
     if policy == "score_hysteresis":
         settings["select.worth"] = params["hysteresis_threshold_on"]
         settings["select.worth_off"] = params["hysteresis_threshold_off"]
     if params.get("always_check_high_confidence"):
         settings["select.also_above"] = tau
-    return settings
+    return settings | RULES[params.get("remasking_strategy", "low_confidence_dynamic")]
 
 
+RULES: dict[str, dict[str, Any]] = {
+    "low_confidence_dynamic": {},
+    "low_confidence_static": {"select.inner.first.tau": 1, "select.fill_above": None},
+    "sequential": {
+        "select.inner.first.tau": 1,
+        "select@inner.second": "in_order",
+        "select.fill": "first",
+    },
+}
 ESTIMATES = {
     "hard_margin_threshold": "margin",
     "soft_entropy_negexp": "entropy",
     "soft_renyi_2_entropy": "collision",
 }
-OTHER = {
-    "contextual_bandit_ucb": "not implemented: a bandit decides when to verify",
-    "sequential": "not implemented: a base rule from left to right",
-}
-
-
-def not_implemented(params: Settings) -> str | None:
-    """Why a run may differ."""
-    steps = params.get("denoising_steps", params["block_length"])
-    several = params.get("num_to_transfer", params["block_length"] // steps) > 1
-    filled = "not implemented: a step of several tokens is filled up by a threshold, too"
-    found = (why for name, why in OTHER.items() if name in params.values())
-    return next(found, filled if several else None)
 
 
 def forwards_of(watched: Watched, block: int) -> Iterator[tuple[str, list[int], list[int]]]:
@@ -216,7 +214,7 @@ def test_s2d2_sdar(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     params = case["params"]
     numbers = numbers_of(case, followed_by_verify(case), case["steps"])
     sampled = params["temperature"] if params.get("do_sample") else None
-    with agreement(case, lambda: not_implemented(params)):
+    with agreement(case):
         found, ids = replay(
             case, "s2d2", settings_of(params), numbers, monkeypatch, sampled=sampled
         )
@@ -252,7 +250,7 @@ def test_s2d2(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in steps:
         wanted.append(("draft", step["block"], []))
         wanted += [("verify", [], step["verify_ids"])] if step["do_verify"] else []
-    with agreement(case, lambda: not_implemented(params)):
+    with agreement(case):
         found, ids = replay(
             case,
             "s2d2",
@@ -276,7 +274,7 @@ def test_s2d2_llada2(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     order = [step["unmask"] for step in case["steps"]]
     numbers = numbers_of(case, followed_by_verify(case), order)
-    with agreement(case, lambda: not_implemented(params)):
+    with agreement(case):
         found, ids = replay(case, "s2d2_llada21", settings, numbers, monkeypatch)
         assert compared(found) == recorded_calls(case)
         assert ids[: len(case["output"])] == case["output"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,32 @@ def test_an_exact_cache_changes_nothing(causal: Any, model: Any) -> None:
     select = replace(ALWAYS, causal=causal, worth=-0.5)
     cached, none = (decode(select, model, cache=c) for c in (BlockCache(), NoCache("block_causal")))
     assert facts(cached) == facts(none)
+
+
+def test_a_bandit_verifies_where_that_pays(model: Any) -> None:
+    """In blocks of one token, where it takes two forwards instead of one: it only tries."""
+    by_1 = replace(BY_8, block=1)
+    for weight, wanted in ((0.0, range(1, 3)), (1e9, range(10, 15))):
+        select = SelfVerified(inner=BASE, bandit=weight)
+        for generation in decode(select, model, schedule=by_1):
+            kinds = [forward.kind for forward in generation.trace.forwards]
+            assert kinds.count(ForwardKind.VERIFY) in wanted, "once for each case, or every other"
+
+
+def test_a_verification_is_filled_up(model: Any) -> None:
+    """By the best drafts or the first, and by all above a threshold."""
+    three = replace(ALWAYS, temperature=1.0, number=3)
+    first, best = (decode(replace(three, fill=fill), model) for fill in ("first", "best"))
+    above = decode(replace(three, fill_above=0.0), model)
+    for request, generation in zip(REQUESTS * 2, (*first, *best), strict=True):
+        counts, prompt = Counter(generation.born), len(request.prompt_ids)
+        blocks = (generation.born[max(at - prompt, 0) : at + 8 - prompt] for at in range(0, 40, 8))
+        ends = {max(block) for block in blocks if block}
+        assert all(count >= 3 for born, count in counts.items() if born not in ends)
+    for generation in first:
+        assert list(generation.born) == sorted(generation.born)
+    assert facts(first) != facts(best)
+    assert sum(len(one.trace) for one in above) < sum(len(one.trace) for one in best)
 
 
 def test_no_seed_changes_what_is_not_drawn(model: Any) -> None:
