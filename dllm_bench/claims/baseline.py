@@ -56,7 +56,7 @@ def loss_of_baseline(sides: Sides, one_token: RecordsBeside) -> float | None:
     """Return by how many points the best one-token decoding of the baseline's model is better than
     the baseline, averaged over benchmarks, on the items that both graded; None if none is stored.
     """
-    found = [(leaf.run.record, leaf.run.folder) for leaf in leaves_of(sides.theirs)]
+    found = [(leaf.run.record, leaf.run.folder) for leaf in leaves_of(sides.theirs.planned)]
     runs = [(record, folder) for record, folder in found if record]
     if any(is_speculative(record) for record, _ in runs):
         return 0.0

@@ -1,18 +1,19 @@
 """What the runs say about a claim: effect, interval, and tests of no effect and of a given effect.
 
-Both sides are paired by item. A score is compared by its difference: McNemar's exact test, and the
-interval of Agresti and Min (2005) for paired shares, which stays wide where no item differs. All
-else, and scores that are no right/wrong values, is compared by bootstrapping whole items (the
-tables' interval); its tests refer the effect, for ratios its logarithm, to Student's distribution
-with the bootstrap's standard error. Averages of benchmarks weigh each benchmark the same.
+A claim compares two rows of a table's frame, which are paired by item. A score is compared by its
+difference: McNemar's exact test, and the interval of Agresti and Min (2005) for paired shares,
+which stays wide where no item differs. All else, and scores that are no right/wrong values, is
+compared by the rows' resamples of whole items; its tests refer the effect, for ratios its
+logarithm, to Student's distribution with the resamples' standard error. Averages of benchmarks
+weigh each benchmark the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.claims.spec import Claim, Keys
@@ -21,99 +22,105 @@ from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.accuracy import LEVEL, Effect
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import leaves
-from dllm_bench.tables.derive import PERCENT, interval, leaves_of, measure, number_of
-from dllm_bench.tables.plan import PlannedCell, combined_run
-from dllm_bench.tables.spec import SCORE
+from dllm_bench.tables.derive import PERCENT, are_paired, ends_of, paired_scores, records_of
+from dllm_bench.tables.frame import Row, frame_of
+from dllm_bench.tables.plan import PlannedCell
+from dllm_bench.tables.spec import SCORE, Profile
 
 DEVELOPMENT, TEST = 0, 1
 """Halves of the items: settings are chosen on the first, reported on the second."""
 
 
-@dataclass(frozen=True)
-class Sides:
-    """The chosen cells of both sides; `effect` is the derived cell of the two."""
+class Sides(NamedTuple):
+    """The rows of both sides."""
 
-    claim: Claim
-    """What they test."""
-    ours: PlannedCell
+    ours: Row
     """Our side."""
-    theirs: PlannedCell
+    theirs: Row
     """The other."""
-
-    @cached_property
-    def effect(self) -> PlannedCell:
-        """The difference or ratio, as a derived cell of a table."""
-        metric, other = self.ours.cell.metric, self.theirs.cell.keys
-        is_difference = self.claim.is_difference
-        metric = replace(metric, minus=other) if is_difference else replace(metric, over=other)
-        run = combined_run([self.ours.run, self.theirs.run])
-        return PlannedCell(replace(self.ours.cell, metric=metric), run, (self.ours, self.theirs))
 
     @property
     def are_one_run(self) -> bool:
         """True if both sides are the same runs, so that nothing is compared."""
-        return _hashes(self.ours) == _hashes(self.theirs)
+        ours, theirs = ([run.key for run in row.runs] for row in self)
+        return ours == theirs
 
 
-def _hashes(planned: PlannedCell) -> list[str]:
-    return [run.spec.identity_hash if run.spec else run.command for run in planned.runs]
+Rows = Mapping[tuple[str, frozenset[tuple[str, str]]], Row]
+"""(definition, facets and their values) -> row."""
 
 
 # --- choosing settings ---------------------------------------------------------------------------
 
 
-def chosen_sides(claim: Claim, planned: Sequence[PlannedCell]) -> Sides:
-    """Both sides of a claim whose runs are sealed. Where settings are chosen, the development half
-    of the items decides and the sides hold the test half alone: of a side's settings that lose at
-    most `keep` points against the setting that both sides list (one token per forward), the one
-    with the highest metric. Where they share none, the best score of both sides takes its place,
-    which is higher than what that setting scores on other items: the best of many is biased
-    upward.
+def sides_of(claim: Claim, planned: Sequence[PlannedCell], profile: Profile) -> list[Sides]:
+    """Both sides of a claim whose runs are sealed, on each of its trainings. Where settings are
+    chosen, the development half of the items decides, and the rows are of the test half alone.
     """
-    cells = {
-        (entry.cell.metric.definition, tuple(sorted(entry.cell.keys.items()))): entry
-        for entry in planned
-    }
+    halves = (DEVELOPMENT, TEST) if claim.chooses else (None,)
+    rows = [_rows_of([only_half(cell, half) for cell in planned], profile) for half in halves]
+    return [
+        Sides(*(_row(rows[-1], one, keys) for keys in chosen_settings(one, rows[0])))
+        for one in claim.by_training()
+    ]
 
-    def cell_of(definition: str, keys: Keys) -> PlannedCell:
-        return cells[definition, tuple(sorted({**(claim.at or {}), **keys}.items()))]
 
+def chosen_settings(claim: Claim, rows: Rows) -> tuple[Keys, Keys]:
+    """Return the setting of each side that is compared: of those that lose at most `keep` points
+    against the setting that both sides list (one token per forward), the one with the highest
+    metric. Where the sides share none, the best score of both takes its place, which is higher than
+    what that setting scores on other items: the best of many is biased upward.
+    """
     if not claim.chooses:
-        (ours,), (theirs,) = claim.ours, claim.theirs
-        return Sides(claim, cell_of(claim.metric, ours), cell_of(claim.metric, theirs))
+        return claim.ours[0], claim.theirs[0]
 
-    def score(keys: Keys) -> float:
-        return value_of(only_half(cell_of(SCORE, keys), DEVELOPMENT))
+    def value(keys: Keys, definition: str) -> float:
+        return value_of(_row(rows, claim, keys, definition))
 
     shared = [keys for keys in claim.ours if keys in claim.theirs]
-    least = max(map(score, shared or (*claim.ours, *claim.theirs))) - claim.keep
+    scores = [value(keys, SCORE) for keys in shared or (*claim.ours, *claim.theirs)]
+    least = max(scores) - claim.keep
     chosen = []
     for name, side in (("ours", claim.ours), ("theirs", claim.theirs)):
-        kept = [cell_of(claim.metric, keys) for keys in side if score(keys) >= least]
+        kept = [keys for keys in side if value(keys, SCORE) >= least]
         if not kept:
             raise DllmBenchError(
                 f"No setting of {name} loses at most {claim.keep:g} points; "
                 "give the side a slower one."
             )
-        chosen.append(max(kept, key=lambda cell: value_of(only_half(cell, DEVELOPMENT))))
-    return Sides(claim, *(only_half(cell, TEST) for cell in chosen))
+        chosen.append(max(kept, key=lambda keys: value(keys, claim.metric)))
+    return chosen[0], chosen[1]
 
 
-def value_of(planned: PlannedCell) -> float:
-    """The number of a cell whose runs are sealed; DllmBenchError if they do not define it."""
-    value = measure(planned)[0]
-    if value is None:
+def _rows_of(planned: Sequence[PlannedCell], profile: Profile) -> Rows:
+    frame = frame_of(planned, profile, planned[0].cell.keys)
+    return {
+        (row.definition, frozenset(row.planned.cell.keys.items())): row
+        for row in frame.itertuples()
+    }
+
+
+def _row(rows: Rows, claim: Claim, keys: Keys, definition: str = "") -> Row:
+    """The row of a claim's setting, by default of its metric."""
+    return rows[definition or claim.metric, frozenset({**(claim.at or {}), **keys}.items())]
+
+
+def value_of(row: Row) -> float:
+    """The number of a row whose runs are sealed; DllmBenchError if they do not define it."""
+    if math.isnan(row.value):
         raise DllmBenchError(
-            f"{planned.cell.metric.definition} of {planned.run.command} was to be compared, and "
-            "its samples do not define it; choose another metric for the claim."
+            f"{row.definition} of {row.planned.run.command} was to be compared, and its samples do "
+            "not define it; choose another metric for the claim."
         )
-    return value
+    return float(row.value)
 
 
-def only_half(planned: PlannedCell, half: int) -> PlannedCell:
+def only_half(planned: PlannedCell, half: int | None) -> PlannedCell:
     """The cell with every second item of its records: even places in the order of the items' names
-    are the development half, odd ones the test half.
+    are the development half, odd ones the test half. None: the cell as it is.
     """
+    if half is None:
+        return planned
     record = planned.run.record
     run = replace(planned.run, record=_half_of(record, half)) if record else planned.run
     parts = tuple(only_half(part, half) for part in planned.parts)
@@ -132,43 +139,41 @@ def _half_of(record: RunRecord, half: int) -> RunRecord:
 # --- the effect ----------------------------------------------------------------------------------
 
 
-def evidence_of(sides: Sides) -> Effect:
+def effect_of(claim: Claim, sides: Sides) -> Effect:
     """Effect, interval and tests; DllmBenchError if the two sides cannot be compared."""
     import numpy as np
 
-    pairs = list(zip(leaves_of(sides.ours), leaves_of(sides.theirs), strict=True))
-    scores = [_paired_scores(*pair) for pair in pairs] if sides.claim.is_difference else []
-    if scores and all(accuracy.is_binary(side) for pair in scores for side in pair):
-        return _paired_shares(scores)
-    effect, *resampled = number_of(sides.effect)
-    ends, drawn = interval(sides.effect, number_of(sides.effect)), np.array(resampled)
-    if ends is None:
+    ours, theirs = sides
+    if claim.is_difference and (scores := paired_scores(ours.planned, theirs.planned)):
+        return _in_points(accuracy.paired_shares(scores))
+    both = min(len(ours.draws), len(theirs.draws))
+    if both == 1 or not are_paired(ours.items | theirs.items):
         raise DllmBenchError(
-            f"Claim {sides.claim.name} compares {sides.claim.metric}, which has no interval by "
-            "items here (the sides share not all items, or it is no mean or ratio of sums); "
-            "choose another metric."
+            f"Claim {claim.name} compares {claim.metric}, which has no interval by items here (the "
+            "sides share not all items, or it is no mean or ratio of sums); choose another metric."
         )
-    is_ratio = not sides.claim.is_difference
-    if is_ratio and min(effect, drawn.min()) <= 0:
+    draws = ours.draws - theirs.draws if claim.is_difference else ours.draws / theirs.draws
+    is_ratio = not claim.is_difference
+    if is_ratio and draws.min() <= 0:
         raise DllmBenchError(
-            f"Claim {sides.claim.name} compares {sides.claim.metric} by its ratio, which is 0 in "
-            "some resamples; choose another metric."
+            f"Claim {claim.name} compares {claim.metric} by its ratio, which is 0 in some "
+            "resamples; choose another metric."
         )
-    records = [ours.run.record for ours, _ in pairs if ours.run.record]
+    records = records_of(ours.planned)
     items = sum(len(set(map(item_id_of, record.columns["id"]))) for record in records)
-    place, spread = (np.log(effect), np.log(drawn)) if is_ratio else (effect, drawn)
+    place, *spread = np.log(draws) if is_ratio else draws
     if np.ptp(spread) <= 1e-12:
         raise DllmBenchError(
-            f"Claim {sides.claim.name} compares {sides.claim.metric}, in which no resample of its "
-            f"{items} items differs, so that its interval has no width; run more items."
+            f"Claim {claim.name} compares {claim.metric}, in which no resample of its {items} "
+            "items differs, so that its interval has no width; run more items."
         )
     return Effect(
-        float(effect),
-        *ends,
+        float(draws[0]),
+        *ends_of(draws),
         items,
-        error=float(spread.std(ddof=1)),
+        error=float(np.std(spread, ddof=1)),
         centre=float(place),
-        freedom=items - len(pairs),
+        freedom=items - len(records),
         is_ratio=is_ratio,
     )
 
@@ -205,30 +210,14 @@ def crossed(evidence: Sequence[Effect]) -> Effect:
     )
 
 
-def trained_parts(planned: PlannedCell) -> set[str]:
+def trained_parts(row: Row) -> set[str]:
     """Hashes of the weights that a side's runs use: model, drafter, filter."""
-    specs = [leaf.run.record.spec for leaf in leaves_of(planned) if leaf.run.record]
+    specs = [record.spec for record in records_of(row.planned)]
     heads = {str(v) for spec in specs for key, v in leaves(spec.decoder) if key.endswith("sha256")}
     return heads | {str(spec.inputs.get("weights")) for spec in specs}
 
 
-def _paired_scores(ours: PlannedCell, theirs: PlannedCell) -> tuple[list[float], list[float]]:
-    """The scores of both runs on the items that both answered."""
-    if not (ours.run.record and theirs.run.record):
-        raise DllmBenchError("Two runs were to be compared, and one is not sealed; run it first.")
-    first, second = ours.run.record.values, theirs.run.record.values
-    shared = sorted(first.keys() & second.keys())
-    if not shared:
-        raise DllmBenchError(
-            f"The runs {ours.run.command} and {theirs.run.command} share no graded item; compare "
-            "runs of the same benchmark and limit."
-        )
-    return [first[key] for key in shared], [second[key] for key in shared]
-
-
-def _paired_shares(scores: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Effect:
-    """The difference of right/wrong scores, averaged over benchmarks, in points."""
-    found = accuracy.paired_shares(scores)
+def _in_points(shares: Effect) -> Effect:
+    """An effect of shares, in points."""
     scaled = ("value", "low", "high", "error", "centre")
-    points = {name: PERCENT * getattr(found, name) for name in scaled}
-    return replace(found, **points)
+    return replace(shares, **{name: PERCENT * getattr(shares, name) for name in scaled})

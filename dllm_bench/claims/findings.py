@@ -191,7 +191,7 @@ def _paper(name: str, text: str, judgements: Iterable[Judgement], results: str) 
 
 
 def _compute(judgements: Iterable[Judgement]) -> str:
-    runs = distinct_runs(one.sides.effect for one in judgements if one.sides)
+    runs = distinct_runs(side.planned for one in judgements for side in one.sides or ())
     records = [run.record for run in runs if run.state is CellState.SEALED and run.record]
     seconds = [s or 0.0 for record in records for s in record.columns["seconds"]]
     machines = "; ".join(sorted({hardware_text(record) for record in records}))

@@ -23,19 +23,13 @@ from dllm_bench.claims.baseline import (
     is_speculative,
     loss_of_baseline,
 )
-from dllm_bench.claims.evidence import (
-    Sides,
-    chosen_sides,
-    crossed,
-    evidence_of,
-    trained_parts,
-)
+from dllm_bench.claims.evidence import Sides, crossed, effect_of, sides_of, trained_parts
 from dllm_bench.claims.spec import DEFAULT_POINTS, Claim, Direction, load_claim
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, Effect, holm
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
-from dllm_bench.tables.derive import leaves_of
+from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.load import names_of
 from dllm_bench.tables.plan import (
     CellState,
@@ -108,7 +102,7 @@ class Judgement:
     command: str
     """The one command that makes what is missing and prints the verdict."""
     sides: Sides | None = None
-    """The cells compared; None if there is no effect."""
+    """The rows compared; None if there is no effect."""
     evidence: Effect | None = None
     """The effect; None if there is none."""
     tests: PValues = PValues()
@@ -145,15 +139,15 @@ class Judgement:
 def judge_claims(
     claims: Sequence[Claim],
     planned: Sequence[Sequence[PlannedCell]],
-    flags: str,
+    profile: Profile,
     one_token: RecordsBeside | None = None,
 ) -> list[Judgement]:
     """All claims of the family, each with its planned cells (none for an untestable one).
 
-    flags: the options that chose the profile, for the commands.
+    profile: what they were planned with.
     one_token: finds the decodings that baselines are checked against; None: they are not checked.
     """
-    raw = [_measured(*pair, flags, one_token) for pair in zip(claims, planned, strict=True)]
+    raw = [_measured(*pair, profile, one_token) for pair in zip(claims, planned, strict=True)]
     family = [
         p for one in raw if not one.claim.untestable for p in astuple(_tests(one))[: tests_of(one)]
     ]
@@ -173,7 +167,7 @@ def judge_stored(
     claims = [load_claim(name) for name in names_of("claim")]
     planner = StoredPlanner(profile, settings, store, names or StoredNames())
     planned = [[] if one.untestable else planner.plan(one.cells()) for one in claims]
-    return judge_claims(claims, planned, profile.flags, OneTokenRuns(store))
+    return judge_claims(claims, planned, profile, OneTokenRuns(store))
 
 
 def tests_of(judgement: Judgement) -> int:
@@ -187,10 +181,13 @@ def tests_of(judgement: Judgement) -> int:
 
 
 def _measured(
-    claim: Claim, planned: Sequence[PlannedCell], flags: str, one_token: RecordsBeside | None
+    claim: Claim,
+    planned: Sequence[PlannedCell],
+    profile: Profile,
+    one_token: RecordsBeside | None,
 ) -> Judgement:
     """The claim with its evidence, or with the reason why there is none."""
-    command = f"{COMMAND} {claim.name} {flags} --run"
+    command = f"{COMMAND} {claim.name} {profile.flags} --run"
     runs = tuple(distinct_runs(planned))
 
     def without(verdict: ClaimVerdict, why: str) -> Judgement:
@@ -206,22 +203,23 @@ def _measured(
         open_runs = sum(run.open for run in runs)
         return without(ClaimVerdict.NOT_RUN, f"{open_runs} of {len(runs)} runs are missing.")
     try:
-        trained = [chosen_sides(one, planned) for one in claim.by_training()]
-        sides = trained[0]
+        trained = sides_of(claim, planned, profile)
         if any(one.are_one_run for one in trained):
             return without(ClaimVerdict.UNTESTABLE, SAME_RUNS)
-        all_evidence = [evidence_of(one) for one in trained]
-        evidence = crossed(all_evidence) if claim.trainings else all_evidence[0]
-        verdict, why = _bar(trained, one_token)
+        effects = [effect_of(claim, one) for one in trained]
+        evidence = crossed(effects) if claim.trainings else effects[0]
+        verdict, why = _bar(claim, trained, one_token)
     except DllmBenchError as error:
         return without(ClaimVerdict.UNTESTABLE, str(error))
-    return Judgement(claim, verdict, why, command, sides, evidence, runs=runs)
+    return Judgement(claim, verdict, why, command, trained[0], evidence, runs=runs)
 
 
-def _bar(trained: Sequence[Sides], one_token: RecordsBeside | None) -> tuple[ClaimVerdict, str]:
+def _bar(
+    claim: Claim, trained: Sequence[Sides], one_token: RecordsBeside | None
+) -> tuple[ClaimVerdict, str]:
     """Why the effect of a claim gives no verdict; not settled and no reason if it may."""
-    sides, found = trained[0], (ClaimVerdict.NOT_SETTLED, "")
-    if is_about_training(sides) and len(trained) < FEWEST_TRAININGS:
+    found = (ClaimVerdict.NOT_SETTLED, "")
+    if is_about_training(claim, trained[0]) and len(trained) < FEWEST_TRAININGS:
         number = "one training" if len(trained) == 1 else f"{len(trained)} trainings"
         why = f"{number} of what is compared; {FEWEST_TRAININGS} are needed."
         return ClaimVerdict.TOO_FEW, why
@@ -238,12 +236,11 @@ def _bar(trained: Sequence[Sides], one_token: RecordsBeside | None) -> tuple[Cla
     return found
 
 
-def is_about_training(sides: Sides) -> bool:
+def is_about_training(claim: Claim, sides: Sides) -> bool:
     """Whether the two sides use different weights, and the metric depends on them: a target's
     verified text does not depend on the drafter.
     """
-    records = [leaf.run.record for leaf in leaves_of(sides.ours) if leaf.run.record]
-    if sides.claim.is_difference and all(map(is_speculative, records)):
+    if claim.is_difference and all(map(is_speculative, records_of(sides.ours.planned))):
         return False
     return trained_parts(sides.ours) != trained_parts(sides.theirs)
 
@@ -274,7 +271,7 @@ def _judged(raw: Judgement, tests: PValues, level: float) -> Judgement:
     if raw.evidence is None or raw.sides is None or raw.verdict is not ClaimVerdict.NOT_SETTLED:
         return raw
     verdict, why = _verdict(raw.claim, raw.evidence, tests)
-    needed = items_needed(raw.claim, raw.evidence, len(leaves_of(raw.sides.ours)), level)
+    needed = items_needed(raw.claim, raw.evidence, len(records_of(raw.sides.ours.planned)), level)
     if verdict is ClaimVerdict.NOT_SETTLED and needed:
         why += f" {needed} items are needed."
     return replace(raw, verdict=verdict, why=why, tests=tests, needed=needed)

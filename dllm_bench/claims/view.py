@@ -64,7 +64,7 @@ def details(judgement: Judgement) -> Iterator[str]:
     if claim.remark:
         yield f"tested here: {claim.remark}"
     if judgement.sides and evidence:
-        ours, theirs = (side.cell.keys for side in (judgement.sides.ours, judgement.sides.theirs))
+        ours, theirs = (side.planned.cell.keys for side in judgement.sides)
         sides = f"{differing(ours, theirs)} against {differing(theirs, ours)}"
         yield f"{claim.metric} of {sides}, {claim.table}"
         yield f"effect {interval_text(judgement)}, {row(judgement)[3]} items a run"

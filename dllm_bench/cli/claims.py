@@ -62,12 +62,8 @@ def judged(
     planned = plan_and_fill(asked, list(testable.values()), store)[0]
     cells = {name: entry[2] for name, entry in zip(testable, planned, strict=True)}
     all_cells = [cells.get(claim.name, []) for claim in claims]
-    return judge_claims(claims, all_cells, flags(arguments), OneTokenRuns(store)), failed
-
-
-def flags(arguments: Namespace) -> str:
-    """The options that choose profile and items."""
-    return chosen_profile(arguments).flags
+    profile = chosen_profile(arguments)
+    return judge_claims(claims, all_cells, profile, OneTokenRuns(store)), failed
 
 
 def table_lines(judgements: Sequence[Judgement], arguments: Namespace) -> Iterator[str]:
@@ -76,7 +72,7 @@ def table_lines(judgements: Sequence[Judgement], arguments: Namespace) -> Iterat
     yield ""
     yield f"{len(judgements)} claims: {view.counts_text(judgements)}"
     yield "one claim in full: dllm-bench claims PAPER/CLAIM; p is corrected for all claims (Holm)"
-    again = f"{COMMAND} {arguments.claim} {flags(arguments)}"
+    again = f"{COMMAND} {arguments.claim} {chosen_profile(arguments).flags}"
     verdicts = {one.verdict for one in judgements}
     if ClaimVerdict.NOT_RUN in verdicts:
         yield f"missing runs: {again} --run"

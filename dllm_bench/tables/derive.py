@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dllm_bench.benchmarks.items import item_id_of, repetition_of
 from dllm_bench.core.errors import DllmBenchError
@@ -37,15 +37,22 @@ DIGITS = 9  # of resampled numbers; further digits of float sums differ between 
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 Key = TypeVar("Key", bound=Hashable)
 Interval = tuple[float, float]  # low, high
-Number = Any
-"""A numpy array: the value, then the number in each resample if it has any; NaN if undefined."""
 Items = tuple[str, tuple[str, ...]]  # name of the benchmark, ids
+
+
+class ResampledNumber(NamedTuple):
+    """A number with its resamples."""
+
+    draws: Any
+    """A numpy array: the value, then the number in each resample if it has any; NaN: undefined."""
+    items: frozenset[Items]
+    """What the resamples draw, by benchmark."""
 
 
 def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
     """The number of a cell whose runs are sealed, and its interval if it has one."""
-    number = number_of(planned)
-    return (None, None) if math.isnan(number[0]) else (float(number[0]), interval(planned, number))
+    draws = number_of(planned).draws
+    return (None, None) if math.isnan(draws[0]) else (float(draws[0]), interval(planned, draws))
 
 
 def measure_run(name: str, record: RunRecord) -> tuple[float | None, Interval | None]:
@@ -54,13 +61,11 @@ def measure_run(name: str, record: RunRecord) -> tuple[float | None, Interval | 
     return measure(PlannedCell(Cell({}, TableMetric(name, name, name), (), None, ()), run))
 
 
-def interval(planned: PlannedCell, number: Number) -> Interval | None:
-    """The interval of a cell's number: of a score, a share or a difference of scores by its counts,
-    which is better than by its resamples; None if it has none (see above), or no width though it is
-    a difference of scores.
+def interval(planned: PlannedCell, draws: Any) -> Interval | None:
+    """The interval of a cell's number, whose resamples are given: of a score, a share or a
+    difference of scores by its counts, which is better than by its resamples; None if it has none
+    (see above), or no width though it is a difference of scores.
     """
-    import numpy as np
-
     record, metric = planned.run.record, planned.cell.metric
     if record and metric.is_score and record.score:
         return PERCENT * record.score.low, PERCENT * record.score.high
@@ -68,55 +73,62 @@ def interval(planned: PlannedCell, number: Number) -> Interval | None:
     if record and definition and definition.is_share:
         once = [repetition_of(key) == 0 for key in record.columns["id"]]
         return definition.bounds(record.samples[once])  # repetitions of an item hardly differ
-    if len(number) == 1:
+    if len(draws) == 1:
         return None
-    if scores := _compared_scores(planned):
+    is_difference = metric.is_score and metric.minus
+    if is_difference and (scores := paired_scores(*planned.parts)):
         found = paired_shares(scores)
         return PERCENT * found.low, PERCENT * found.high
-    low, high = np.quantile(np.round(number[1:], DIGITS), ENDS)  # equal bytes on every processor
-    no_width = low == high and metric.is_score and metric.minus
-    return None if no_width else (float(low), float(high))
+    low, high = ends_of(draws)
+    return None if low == high and is_difference else (low, high)
 
 
-def _compared_scores(planned: PlannedCell) -> list[tuple[list[float], list[float]]]:
-    """The right/wrong values of both sides of a difference of scores, by benchmark, in the order of
-    the items; empty for other cells, fractional values and sides of different benchmarks.
+def ends_of(draws: Any) -> Interval:
+    """The interval of a number by its resamples."""
+    import numpy as np
+
+    low, high = np.quantile(np.round(draws[1:], DIGITS), ENDS)  # equal bytes on every processor
+    return float(low), float(high)
+
+
+def paired_scores(ours: PlannedCell, theirs: PlannedCell) -> list[tuple[list[float], list[float]]]:
+    """The right/wrong values of two scores by benchmark, on the items that both graded, in their
+    order; empty for fractional values and sides of different benchmarks.
     """
-    if not (planned.cell.metric.is_score and planned.cell.metric.minus):
-        return []
-    ours, theirs = (
-        [leaf.run.record for leaf in leaves_of(side) if leaf.run.record] for side in planned.parts
-    )
     pairs = []
-    for one, other in zip(ours, theirs, strict=True):
+    for one, other in zip(records_of(ours), records_of(theirs), strict=True):
         first, second = one.values, other.values
-        if one.spec.benchmark["name"] != other.spec.benchmark["name"]:
+        shared = sorted(first.keys() & second.keys())
+        if not shared or one.spec.benchmark.name != other.spec.benchmark.name:
             return []
-        pairs.append(
-            ([first[key] for key in sorted(first)], [second[key] for key in sorted(first)])
-        )
+        pairs.append(([first[key] for key in shared], [second[key] for key in shared]))
     return pairs if all(is_binary([*a, *b]) for a, b in pairs) else []
 
 
-def number_of(planned: PlannedCell) -> Number:
+def number_of(planned: PlannedCell) -> ResampledNumber:
     """The number of a cell whose runs are sealed, plain or derived."""
     import numpy as np
 
     known = {id(leaf): _plain(leaf) for leaf in leaves_of(planned)}
-    items = {one for _, one in known.values()}
-    paired = len(items) == len({benchmark for benchmark, _ in items})
+    items = frozenset().union(*(number.items for number in known.values()))
     compared = planned.cell.metric.is_compared and planned.parts
-    if not paired or (compared and planned.parts[0].runs == planned.parts[1].runs):
-        known = {key: (number[:1], one) for key, (number, one) in known.items()}
-    length = min(len(number) for number, _ in known.values())
+    is_one_run = compared and planned.parts[0].runs == planned.parts[1].runs
+    length = min(len(number.draws) for number in known.values())
+    if is_one_run or not are_paired(items):
+        length = 1
     with np.errstate(all="ignore"):
-        number = _combined(planned, {key: one[:length] for key, (one, _) in known.items()})
-    if not np.isfinite(number[0]):
-        return np.array([np.nan])
-    return number if np.isfinite(number).all() else number[:1]
+        draws = _combined(planned, {key: one.draws[:length] for key, one in known.items()})
+    if not np.isfinite(draws[0]):
+        return ResampledNumber(np.array([np.nan]), items)
+    return ResampledNumber(draws if np.isfinite(draws).all() else draws[:1], items)
 
 
-def _combined(planned: PlannedCell, known: Mapping[int, Number]) -> Number:
+def are_paired(items: Set[Items]) -> bool:
+    """Whether runs of these items draw equal ones wherever they share a benchmark."""
+    return len(items) == len({benchmark for benchmark, _ in items})
+
+
+def _combined(planned: PlannedCell, known: Mapping[int, Any]) -> Any:
     """The formula of a cell, in the metric's unit; `known`: the numbers of the cells without parts
     by their identity.
     """
@@ -142,12 +154,12 @@ def plain_value(planned: PlannedCell) -> float | None:
     return definitions.definition(metric.definition)(record.samples)
 
 
-def _plain(planned: PlannedCell) -> tuple[Number, Items]:
-    """The number of one run, with the items that its resamples draw."""
+def _plain(planned: PlannedCell) -> ResampledNumber:
+    """The number of one run."""
     import numpy as np
 
     record, metric, value = planned.run.record, planned.cell.metric, plain_value(planned)
-    alone = np.array([np.nan if value is None else value]), ("", ())
+    alone = ResampledNumber(np.array([np.nan if value is None else value]), frozenset({("", ())}))
     if record is None or value is None:
         return alone
     if metric.is_score:
@@ -170,7 +182,7 @@ def _plain(planned: PlannedCell) -> tuple[Number, Items]:
         if metric.is_of_times:
             _, passes = _sums_by(map(repetition_of, record.columns["id"]), amounts)
             drawn = drawn * _second_measurement(passes[0] / passes[1], seed, record.identity_hash)
-    return np.concatenate([[value], drawn]), (benchmark, ids)
+    return ResampledNumber(np.concatenate([[value], drawn]), frozenset({(benchmark, ids)}))
 
 
 def _sums_by(keys: Iterable[Key], amounts: Any) -> tuple[tuple[Key, ...], Any]:
@@ -201,6 +213,11 @@ def _second_measurement(of_passes: Any, seed: int, run: str) -> Any:
 def leaves_of(planned: PlannedCell) -> list[PlannedCell]:
     """The cells without parts that a cell is computed from; the cell itself if it has none."""
     return [leaf for part in planned.parts for leaf in leaves_of(part)] or [planned]
+
+
+def records_of(planned: PlannedCell) -> list[RunRecord]:
+    """The records of the sealed runs that a cell is computed from."""
+    return [leaf.run.record for leaf in leaves_of(planned) if leaf.run.record]
 
 
 @dataclass(frozen=True)
@@ -247,7 +264,7 @@ def curve_of(planned: PlannedCell) -> Curve:
     )
 
 
-def _area(planned: PlannedCell, numbers: Sequence[Number]) -> Number:
+def _area(planned: PlannedCell, numbers: Sequence[Any]) -> Any:
     """The area under the points that count by their measured values."""
     import numpy as np
 

@@ -22,7 +22,14 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.cost import CostModel, MeasuredRuns
-from dllm_bench.tables.derive import Interval, curve_of, has_curve, interval, number_of
+from dllm_bench.tables.derive import (
+    Interval,
+    Items,
+    curve_of,
+    has_curve,
+    interval,
+    number_of,
+)
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import PaperTable, Profile, TableMetric, parse_number
 
@@ -64,7 +71,7 @@ class BuiltTable:
     profile: Profile
     """The profile."""
     cells: DataFrame
-    """A row per cell shown, by its facet values and metric; see `build`."""
+    """A row per cell shown, by its facet values and metric; see `frame_of`."""
     costs: CostModel
     """Estimates what its runs cost."""
 
@@ -122,40 +129,47 @@ def build(
 ) -> BuiltTable:
     """The table with every number that the sealed records give. Costs are estimated from the runs
     `measured`, by default the table's own.
+    """
+    records = (run.record for run in distinct_runs(planned) if run.record)
+    costs = CostModel(planned, measured or MeasuredRuns.of(records))
+    return BuiltTable(table, profile, frame_of(planned, profile, table.facets), costs)
+
+
+def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[str]) -> DataFrame:
+    """A row per cell, with every number that the sealed records give.
 
     The frame's index are facets and metric. Its columns: definition, unit; state of the run; status
     (`MEASURED`, `UNDEFINED`, or a `CellState`); value, low, high (NaN: none), n samples; text of a
     setting; reported value, delta to it, verdict; reason why there is no number or no comparison;
     disturbed, whether a timed run began on a busy machine; runs, curve of an area, draws (value
-    and resamples as one array), and planned, the cell with its runs.
+    and resamples as one array) with the items that they draw, and planned, the cell with its runs.
     """
     import pandas as pd
 
-    keys = [[entry.cell.keys[facet] for entry in planned] for facet in table.facets]
+    facets = list(facets)
+    keys = [[entry.cell.keys[facet] for entry in planned] for facet in facets]
     keys.append([entry.cell.metric.name for entry in planned])
-    index = pd.MultiIndex.from_arrays(keys, names=[*table.facets, "metric"])
-    cells = pd.DataFrame([_row(entry, profile) for entry in planned], index, COLUMNS)
-    records = (run.record for run in distinct_runs(planned) if run.record)
-    costs = CostModel(planned, measured or MeasuredRuns.of(records))
-    return BuiltTable(table, profile, cells, costs)
+    index = pd.MultiIndex.from_arrays(keys, names=[*facets, "metric"])
+    return pd.DataFrame([_row(entry, profile) for entry in planned], index, COLUMNS)
 
 
 COLUMNS = (
     *("definition", "unit", "state", "status", "value", "low", "high", "n", "text", "reported"),
-    *("delta", "verdict", "reason", "disturbed", "runs", "curve", "draws", "planned"),
+    *("delta", "verdict", "reason", "disturbed", "runs", "curve", "draws", "items"),
+    "planned",
 )
 
 
 def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
     """One cell, measured from its runs' records and compared with the reported value."""
     cell, state, metric = planned.cell, planned.run.state, planned.cell.metric
-    draws, text, n, reason = [nan], "", 0, planned.run.reason
+    draws, items, text, n, reason = [nan], frozenset[Items](), "", 0, planned.run.reason
     if state is CellState.SETTING:
         text = setting_text(planned.run.config, metric)
         draws = [nan if (number := parse_number(text)) is None else number]
         reason = "" if text else f"the run has no setting {metric.setting}"
     elif state is CellState.SEALED:
-        draws, n = number_of(planned), _samples_behind(planned)
+        (draws, items), n = number_of(planned), _samples_behind(planned)
         reason = why_undefined(planned) if isnan(draws[0]) else ""
     value, is_sealed = float(draws[0]), state is CellState.SEALED
     is_measured = is_sealed and not isnan(value)
@@ -183,6 +197,7 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
         "runs": tuple(distinct_runs([planned])),
         "curve": curve_of(planned) if is_measured and has_curve(planned) else None,
         "draws": draws,
+        "items": items,
         "planned": planned,
     }
 
@@ -202,7 +217,7 @@ def why_undefined(planned: PlannedCell) -> str:
             curve_of(planned)
         except DllmBenchError as error:
             return str(error)
-    undefined = [part for part in planned.parts if isnan(number_of(part)[0])]
+    undefined = [part for part in planned.parts if isnan(number_of(part).draws[0])]
     if undefined and planned.cell.metric.area:
         return why_undefined(undefined[0])
     metric, record = planned.cell.metric.plain, planned.run.record

@@ -90,6 +90,11 @@ class PlannedRun:
     """The composed configuration; empty if there is none."""
 
     @property
+    def key(self) -> str | int:
+        """Its hash, which equal runs share; of a run that could not be specified, its own."""
+        return self.spec.identity_hash if self.spec else id(self)
+
+    @property
     def command(self) -> str:
         """The one command that fills the run."""
         return shlex.join(["dllm-bench", "run", *self.query])
@@ -196,8 +201,7 @@ def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]
 
 def _runs_of_part(planned: PlannedCell) -> tuple[object, ...]:
     """The runs of a part of an average, which counts parts of the same runs once."""
-    runs = [run.spec.identity_hash if run.spec else id(run) for run in planned.runs]
-    return tuple(runs or [id(planned)])
+    return tuple(run.key for run in planned.runs) or (id(planned),)
 
 
 def combined_run(runs: Sequence[PlannedRun]) -> PlannedRun:
@@ -218,8 +222,7 @@ def distinct_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
     """
     distinct: dict[object, PlannedRun] = {}
     for run in (run for entry in planned for run in entry.runs):
-        key = run.spec.identity_hash if run.spec else id(run)
-        distinct[key] = max(distinct.get(key, run), run, key=_items_asked)
+        distinct[run.key] = max(distinct.get(run.key, run), run, key=_items_asked)
     return list(distinct.values())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dllm_bench.claims.evidence import DEVELOPMENT, TEST, chosen_sides, crossed, only_half
+from dllm_bench.claims.evidence import DEVELOPMENT, TEST, crossed, only_half, sides_of
 from dllm_bench.claims.spec import Claim, Direction, load_claim, read_claim
 from dllm_bench.claims.verdict import (
     ClaimVerdict,
@@ -19,13 +19,14 @@ from dllm_bench.claims.verdict import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import Effect, holm, mean_score
-from dllm_bench.tables.load import names_of
+from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import SCORE, Cell, FacetValue, TableMetric
 from tests.tables.builders import compose, record_of, spec_of
 from tests.tiers import covering
 
 CLAIMS = [load_claim(name) for name in names_of("claim")]
+EMBEDDED = load_profile("embedded")
 TPF, FORWARDS = "tpf/committed", 10
 SPEC = spec_of(compose(["model=m", "decoder=d", "benchmark=quiz", "hardware=cpu"]))
 
@@ -51,8 +52,8 @@ def verdict(
     one: Claim, right: Sequence[Sequence[float]], forwards: Sequence[Sequence[int]]
 ) -> Judgement:
     """The judgement of one claim that is a family of its own."""
-    sides = zip(("ours", "theirs"), right, forwards, strict=True)
-    return judge_claims([one], [[cell(side, one.metric, r, f) for side, r, f in sides]], "")[0]
+    cells = map(cell, ("ours", "theirs"), (one.metric,) * 2, right, forwards)
+    return judge_claims([one], [[*cells]], EMBEDDED)[0]
 
 
 def test_every_claim_has_exactly_the_cells_it_names() -> None:
@@ -109,9 +110,9 @@ def test_two_equal_decoders_are_rarely_called_different() -> None:
             ]
             for one in claims
         ]
-        found = {one.tests.supports < 0.05 for one in judge_claims(claims, planned, "")}
+        found = {one.tests.supports < 0.05 for one in judge_claims(claims, planned, EMBEDDED)}
         opposite = judge_claims(
-            [replace(one, direction=Direction.LOWER) for one in claims], planned, ""
+            [replace(one, direction=Direction.LOWER) for one in claims], planned, EMBEDDED
         )
         called += True in found | {one.tests.supports < 0.05 for one in opposite}
     assert called <= 0.05 * 200
@@ -208,7 +209,7 @@ def test_no_loss_is_an_equivalence(right: list[list[float]], expected: ClaimVerd
 def test_sides_that_are_one_run_are_not_compared() -> None:
     cells = [cell(side, TPF, [1.0] * 20, [FORWARDS] * 20) for side in ("ours", "theirs")]
     same = replace(cells[1], run=cells[0].run)
-    judged = judge_claims([claim(TPF)], [[cells[0], same]], "")[0]
+    judged = judge_claims([claim(TPF)], [[cells[0], same]], EMBEDDED)[0]
     assert judged.verdict is ClaimVerdict.UNTESTABLE
     assert "same runs" in judged.why
 
@@ -217,8 +218,8 @@ def test_a_missing_run_weighs_on_the_family_and_changes_no_verdict_for_the_bette
     forwards = [[9 + i % 4 for i in range(60)], [10 + i % 3 for i in range(60)]]
     cells = [cell(s, TPF, [1.0] * 60, f) for s, f in zip(("ours", "theirs"), forwards, strict=True)]
     missing = [replace(c, run=PlannedRun(c.run.query, CellState.MISSING)) for c in cells]
-    alone = judge_claims([claim(TPF)], [cells], "")[0]
-    among = judge_claims([claim(TPF)] * 3, [cells, missing, missing], "")
+    alone = judge_claims([claim(TPF)], [cells], EMBEDDED)[0]
+    among = judge_claims([claim(TPF)] * 3, [cells, missing, missing], EMBEDDED)
     assert [one.verdict for one in among[1:]] == [ClaimVerdict.NOT_RUN] * 2
     assert among[0].tests.supports > alone.tests.supports
 
@@ -239,7 +240,7 @@ def test_a_baseline_below_one_token_per_forward_tests_nothing(
     slow = cell("slow", TPF, [float(i in right) for i in range(60)], [10] * 60).run.record
     assert slow
     beside = [slow] if right else []
-    judged = judge_claims([claim(TPF)], [planned], "", lambda _: beside)[0]
+    judged = judge_claims([claim(TPF)], [planned], EMBEDDED, lambda _: beside)[0]
     assert str(judged.verdict) == expected
     assert judged.evidence
 
@@ -262,7 +263,7 @@ def test_a_claim_about_training_needs_six_trainings(n: int, expected: str) -> No
             spec = replace(record.spec, inputs={"weights": side + name})
             run = replace(made.run, query=(side, name), record=replace(record, spec=spec))
             planned.append(PlannedCell(replace(made.cell, values=values), run))
-    judged = judge_claims([one], [planned], "")[0]
+    judged = judge_claims([one], [planned], EMBEDDED)[0]
     assert expected in str(judged.verdict)
     assert judged.evidence
 
@@ -300,10 +301,10 @@ def test_settings_are_chosen_on_one_half_and_reported_on_the_other() -> None:
     names = [f"item-{i:02d}" for i in range(n)]
     for entry in planned:
         entry.run.record.columns["id"] = names
-    sides = chosen_sides(one, planned)
-    assert sides.ours.cell.keys == {"side": "early"}
-    assert sides.ours.run.record.columns["id"] == names[1::2]
-    assert judge_claims([one], [planned], "")[0].verdict is ClaimVerdict.CONTRADICTED
+    ((ours, _),) = sides_of(one, planned, EMBEDDED)
+    assert ours.planned.cell.keys == {"side": "early"}
+    assert ours.planned.run.record.columns["id"] == names[1::2]
+    assert judge_claims([one], [planned], EMBEDDED)[0].verdict is ClaimVerdict.CONTRADICTED
 
 
 def test_what_both_sides_list_is_what_scores_are_held_against() -> None:
@@ -319,8 +320,8 @@ def test_what_both_sides_list_is_what_scores_are_held_against() -> None:
         for name in right
         for metric in one.definitions
     ]
-    chosen = chosen_sides(one, planned)
-    assert (chosen.ours.cell.keys, chosen.theirs.cell.keys) == ({"side": "fast"}, {"side": "lucky"})
+    (sides,) = sides_of(one, planned, EMBEDDED)
+    assert [row.planned.cell.keys["side"] for row in sides] == ["fast", "lucky"]
 
 
 def test_the_halves_share_no_item_and_leave_none_out() -> None:

@@ -15,7 +15,7 @@ from dllm_bench.claims.spec import Claim
 from dllm_bench.claims.verdict import ClaimVerdict, judge_claims
 from dllm_bench.tables.plan import PlannedCell
 from dllm_bench.tables.spec import SCORE
-from tests.claims.test_claims import TPF, cell, claim
+from tests.claims.test_claims import EMBEDDED, TPF, cell, claim
 
 pytestmark = pytest.mark.exhaustive
 DRAWS, TEXTS = 500, 3
@@ -41,7 +41,7 @@ def speed_cells(rng: np.random.Generator, n: int, ratio: float) -> list[PlannedC
 
 
 def verdicts(claims: Sequence[Claim], planned: Sequence[list[PlannedCell]]) -> list[ClaimVerdict]:
-    return [one.verdict for one in judge_claims(claims, planned, "")]
+    return [one.verdict for one in judge_claims(claims, planned, EMBEDDED)]
 
 
 def test_no_verdict_for_or_against_is_false_in_more_than_a_twentieth_of_the_families() -> None:

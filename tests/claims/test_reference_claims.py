@@ -17,8 +17,9 @@ from dllm_bench.claims.verdict import Judgement, judge_stored
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
+from dllm_bench.tables.derive import records_of
+from dllm_bench.tables.frame import Row
 from dllm_bench.tables.load import load_profile
-from dllm_bench.tables.plan import PlannedCell
 from scripts.update_docs import findings_page, stored_findings, with_evidence
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -64,11 +65,9 @@ def judgements() -> list[Judgement]:
     return judge_stored(load_profile("embedded"), Store(REFERENCE / "runs"), settings())
 
 
-def records(planned: PlannedCell) -> list[RunRecord]:
+def records(side: Row) -> list[RunRecord]:
     """The records behind a side, one for each benchmark that is averaged."""
-    if planned.parts:
-        return [record for part in planned.parts for record in records(part)]
-    return [planned.run.record] if planned.run.record else []
+    return records_of(side.planned)
 
 
 def ratio_of(record: RunRecord, metric: str, weights: np.ndarray) -> np.ndarray:

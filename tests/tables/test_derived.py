@@ -192,7 +192,7 @@ def test_samples_give_the_number_back(metric: str) -> None:
     """Entry 0 of an array is the data, and the others are resamples of it."""
     one = record("quiz", 11)
     measured = definitions.measure(metric, one.samples) if metric != "score" else None
-    value, *drawn = number_of(planned_with(one, TableMetric("m", "M", metric)))
+    value, *drawn = number_of(planned_with(one, TableMetric("m", "M", metric))).draws
     assert value == (100 * one.score.mean if measured is None else measured)
     assert np.mean(drawn) == pytest.approx(value, rel=0.01)
 
@@ -200,7 +200,7 @@ def test_samples_give_the_number_back(metric: str) -> None:
 @pytest.mark.parametrize("metric", ["tps/max", "latency/p95"])
 def test_extremes_have_no_interval(metric: str) -> None:
     planned = planned_with(record("quiz", 11), TableMetric("m", "M", metric))
-    assert len(number_of(planned)) == 1
+    assert len(number_of(planned).draws) == 1
     assert measure(planned)[1] is None
     assert not isnan(row(planned).value)
 
