@@ -22,13 +22,7 @@ from typing import Any
 import yaml
 
 from dllm_bench.api.compose import compose
-from dllm_bench.claims.findings import (
-    Findings,
-    findings,
-    markdown,
-    statement_lines,
-    tables_needed,
-)
+from dllm_bench.claims.findings import Findings, markdown, statements, tables_needed
 from dllm_bench.claims.verdict import Judgement, judge_stored
 from dllm_bench.paths import assets_dir, conf_dir, options
 from dllm_bench.registry import TARGET, find, name_of
@@ -185,7 +179,7 @@ def stored_findings(judgements: Sequence[Judgement] | None = None) -> Findings:
     needed = [load_table(name) for name in tables_needed()]
     tables = {table.name: build(table, *plan_common(table, *given)) for table in needed}
     judgements = judgements or judge_stored(profile, store, settings)
-    return findings(judgements, tables, " --results results/reference")
+    return Findings(judgements, tables, " --results results/reference")
 
 
 def findings_page(found: Findings) -> str:
@@ -195,7 +189,7 @@ def findings_page(found: Findings) -> str:
 
 def with_evidence(readme: str, found: Findings) -> str:
     """The README with what the verdicts rest on between its markers."""
-    return between(readme, STATED, "\n".join(statement_lines(found)), STATED_END)
+    return between(readme, STATED, statements(found).rstrip(), STATED_END)
 
 
 def update_cards(results: Path) -> None:

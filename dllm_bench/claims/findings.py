@@ -1,14 +1,15 @@
-"""The findings: verdicts with prose, for `docs/findings.md` and the site's page.
+"""The findings: what their page looks up in judgements, tables and earlier verdicts.
 
-The prose is in `findings.yaml`. Numbers in it are looked up in built tables, and verdicts in the
-judgements ({paper/claim} in braces), so that none is typed in.
+The page's layout is in `templates/`, its prose there and in `findings.yaml`. Numbers in the prose
+are looked up in built tables, and verdicts in the judgements ({paper/claim} in braces), so that
+none is typed in. The site's page has a template of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import median
 from string import Formatter
@@ -17,44 +18,18 @@ from typing import Any
 from dllm_bench.claims import view
 from dllm_bench.claims.verdict import TESTED, ClaimVerdict, Judgement
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.frame import BuiltTable, Row, hardware_text
 from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import CellState, distinct_runs
+from dllm_bench.tables.render import environment
 from dllm_bench.tables.view import interval_text, is_empty, measured_text
 
+TEMPLATES = Path(__file__).parent / "templates"
 PROSE = Path(__file__).with_name("findings.yaml")
 HISTORY = Path(__file__).with_name("history.yaml")
-TITLES = {
-    "lopa": "LoPA",
-    "creditdecoding": "CreditDecoding",
-    "learn2pd": "Learn2PD",
-    "dspark": "DSpark",
-}
-VERDICTS = {
-    ClaimVerdict.CONFIRMED: "shown here, in the printed size if one is printed",
-    ClaimVerdict.LARGER: "shown, and the interval lies beyond the printed size",
-    ClaimVerdict.SMALLER: "shown, and the interval stays short of the printed size",
-    ClaimVerdict.DIRECTION_ONLY: "shown, of unsettled size; or no loss, but not equality",
-    ClaimVerdict.NOT_SETTLED: "the items do not suffice to tell",
-    ClaimVerdict.CONTRADICTED: "an effect worth seeing is excluded, or a loss is shown",
-    ClaimVerdict.IMPAIRED: "one token per forward scores better than the baseline: not testable",
-    ClaimVerdict.UNCHECKED: "no one-token decoding of the baseline's model is stored",
-    ClaimVerdict.TOO_FEW: "trained parts are compared, with fewer than six trainings: not testable",
-    ClaimVerdict.UNTESTABLE: "embedded models cannot tell",
-    ClaimVerdict.NOT_RUN: "runs are missing",
-}
-TESTS = "p-values are corrected for all claims (Holm); n is the items of a run."
-HEADS = ("claim", "verdict", "effect, 95 % interval", "n", "why", "command")
-
-HISTORY_HEADS = ("claim", "verdicts before, and the change that each came with", "now")
-HISTORY_TEXT = (
-    "From the versions of this page, oldest first, wherever verdict, effect or items changed. "
-    "{became_support} contradictions became confirmed or direction only after a text, a model or "
-    "the items were changed, {became_contradiction} of these became contradicted: texts were not "
-    "chosen blindly. Verdicts about baselines, trainings or sizes came with the rules of "
-    "[claims.md](claims.md)."
-)
 SUPPORT = {str(ClaimVerdict.CONFIRMED), str(ClaimVerdict.DIRECTION_ONLY)}
+AGAINST = str(ClaimVerdict.CONTRADICTED)
 
 
 @dataclass(frozen=True)
@@ -72,37 +47,133 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
-class PaperFindings:
-    """One work: what was found, and its claims."""
-
-    title: str
-    """Its name."""
-    text: str
-    """The prose."""
-    counts: str
-    """How many claims have each verdict."""
-    rows: list[tuple[str, ...]]
-    """Its claims, under `HEADS`."""
-
-
-@dataclass(frozen=True)
 class Findings:
-    """Everything that the page says, without its form."""
+    """What the templates look up; one that is not made by itself is a list in the page's order."""
 
-    practice: list[Paragraph]
-    """What a practitioner can use."""
-    limits: list[str]
-    """What the evidence cannot carry."""
-    statements: list[tuple[str, str]]
-    """Compute, power and contamination: (heading, text)."""
-    summary: str
-    """How many claims have each verdict."""
-    papers: list[PaperFindings]
-    """By work."""
-    history: list[tuple[str, ...]]
-    """Every verdict before, under `HISTORY_HEADS`."""
-    unmeasured: list[Paragraph]
-    """What no paper had measured; those whose tables have all numbers."""
+    judgements: Sequence[Judgement]
+    """All claims."""
+    tables: Mapping[str, BuiltTable]
+    """Those that the prose quotes, as far as they are stored."""
+    results: str = ""
+    """The option that names the results in commands."""
+
+    @property
+    def texts(self) -> Mapping[str, Any]:
+        """The prose."""
+        return prose()
+
+    @cached_property
+    def said(self) -> dict[str, str]:
+        """Claim -> its verdict and effect."""
+        return {one.claim.name: view.verdict_text(one) for one in self.judgements}
+
+    def paragraphs(self, part: str) -> list[Paragraph]:
+        """The paragraphs of a part of the prose whose tables have all numbers."""
+        made = (self._paragraph(one) for one in self.texts[part])
+        return [paragraph for paragraph in made if paragraph]
+
+    @property
+    def papers(self) -> Iterator[dict[str, Any]]:
+        """Each work: title, prose, counts of its verdicts, and its claims as rows."""
+        for name, text in self.texts["papers"].items():
+            own = [one for one in self.judgements if one.claim.name.startswith(f"{name}/")]
+            yield {
+                "title": self.texts["titles"][name],
+                "text": text.format_map(self.said),
+                "counts": view.counts_text(own),
+                "rows": [self._row(one) for one in own],
+            }
+
+    def _row(self, one: Judgement) -> tuple[str, ...]:
+        """A claim, verdict, effect, items, why, command."""
+        _, verdict, effect, n, _, why = view.row(one)
+        sentence = f"{one.claim.sentence} ({one.claim.stands.partition(', ')[2]})"
+        why = f"{why} {one.claim.remark}".rstrip()
+        return sentence, verdict, effect, n, why, view.command(one.claim, self.results)
+
+    @property
+    def counts(self) -> str:
+        """How many claims have each verdict."""
+        return view.counts_text(self.judgements)
+
+    @property
+    def statements(self) -> list[tuple[str, str]]:
+        """What the evidence rests on: (heading, text)."""
+        said: Any = environment(TEMPLATES).get_template("statements.txt").module
+        titles = ("Compute", "Power", "Dates", "Contamination")
+        return [(title, getattr(said, title.lower())(self)) for title in titles]
+
+    @cached_property
+    def records(self) -> list[RunRecord]:
+        """The records that the effects are computed from."""
+        compared = (side.planned for one in self.judgements for side in one.sides or ())
+        runs = [run for run in distinct_runs(compared) if run.state is CellState.SEALED]
+        return [run.record for run in runs if run.record]
+
+    @property
+    def seconds(self) -> list[float]:
+        """How long each of their samples was decoded."""
+        return [s or 0.0 for record in self.records for s in record.columns["seconds"]]
+
+    @property
+    def machines(self) -> list[str]:
+        """What they were measured on."""
+        return sorted(set(map(hardware_text, self.records)))
+
+    @property
+    def tested(self) -> list[Judgement]:
+        """The claims that a test decided, or could have."""
+        return [one for one in self.judgements if one.verdict in TESTED]
+
+    @property
+    def unsettled(self) -> list[Judgement]:
+        """Those of them that have too few items."""
+        return [one for one in self.tested if one.verdict is ClaimVerdict.NOT_SETTLED]
+
+    @property
+    def needed(self) -> float | None:
+        """The items that these need, in the median."""
+        needed = [one.needed for one in self.unsettled if one.needed]
+        return median(needed) if needed else None
+
+    @property
+    def items(self) -> list[int]:
+        """How many items runs of tested claims have."""
+        return sorted({one.items for one in self.tested})
+
+    @property
+    def history(self) -> list[tuple[str, ...]]:
+        """Every verdict before, see `history_rows`."""
+        return list(history_rows(self.judgements))
+
+    @property
+    def turned(self) -> tuple[int, int]:
+        """How many claims were contradicted before their last verdict for them, and the reverse."""
+        said = [[one["verdict"] for one in entries] for entries in history().values()]
+        decided = [[one for one in before if one in {*SUPPORT, AGAINST}] for before in said]
+        ends = [(set(before[:-1]), before[-1]) for before in decided if before]
+        to_support = sum(AGAINST in before and last in SUPPORT for before, last in ends)
+        return to_support, sum(bool(before & SUPPORT) and last == AGAINST for before, last in ends)
+
+    def _paragraph(self, plain: Mapping[str, Any]) -> Paragraph | None:
+        """A paragraph with its numbers; None if a table does not have them all."""
+        tables, said = self.tables, self.said
+        if any(entry["table"] not in tables for entry in plain["numbers"].values()):
+            return None
+        cells = {name: _cell(tables, entry) for name, entry in plain["numbers"].items()}
+        if any(is_empty(cell) for cell in cells.values()):
+            return None
+        of = {name: plain["numbers"][name]["table"] for name in cells}
+        numbers = {
+            name: (of[name], f"{measured_text(cell)} {interval_text(cell)}".strip())
+            for name, cell in cells.items()
+        }
+        commands = tuple(
+            f"dllm-bench table {table}{self.results}" for table in dict.fromkeys(of.values())
+        )
+        claims = (field for _, field, _, _ in Formatter().parse(plain["text"]) if field in said)
+        numbers |= {name: ("", said[name]) for name in claims if name}
+        return Paragraph(plain["title"], plain["text"], numbers, commands)
 
 
 @lru_cache
@@ -131,124 +202,11 @@ def history_rows(judgements: Sequence[Judgement]) -> Iterator[tuple[str, ...]]:
         yield name, before, now.get(name, "withdrawn")
 
 
-def _history_text() -> str:
-    """How often an earlier and the last verdict for or against a claim lie on opposite sides."""
-    against = str(ClaimVerdict.CONTRADICTED)
-    decided = [[one["verdict"] for one in said] for said in history().values()]
-    decided = [[one for one in said if one in {*SUPPORT, against}] for said in decided]
-    ends = [(set(said[:-1]), said[-1]) for said in decided if said]
-    return HISTORY_TEXT.format(
-        became_support=sum(against in before and now in SUPPORT for before, now in ends),
-        became_contradiction=sum(bool(before & SUPPORT) and now == against for before, now in ends),
-    )
-
-
 def tables_needed() -> list[str]:
     """The tables whose numbers the prose quotes."""
     texts = (*prose()["practice"], *prose()["unmeasured"])
     entries = (number["table"] for one in texts for number in one["numbers"].values())
     return list(dict.fromkeys(entries))
-
-
-def findings(
-    judgements: Sequence[Judgement], tables: Mapping[str, BuiltTable], results: str = ""
-) -> Findings:
-    """The findings of all claims; `results`: the option that names the results in commands."""
-    texts, said = prose(), {one.claim.name: view.verdict_text(one) for one in judgements}
-
-    def with_numbers(part: str) -> list[Paragraph]:
-        made = (_paragraph(one, tables, said, results) for one in texts[part])
-        return [paragraph for paragraph in made if paragraph]
-
-    return Findings(
-        practice=with_numbers("practice"),
-        limits=texts["limits"],
-        statements=[
-            ("Compute", _compute(judgements)),
-            ("Power", _power(judgements)),
-            ("Dates", _dates(judgements)),
-            ("Contamination", texts["contamination"]),
-        ],
-        summary=view.counts_text(judgements),
-        papers=[
-            _paper(name, text.format_map(said), judgements, results)
-            for name, text in texts["papers"].items()
-        ],
-        history=list(history_rows(judgements)),
-        unmeasured=with_numbers("unmeasured"),
-    )
-
-
-def _paper(name: str, text: str, judgements: Iterable[Judgement], results: str) -> PaperFindings:
-    own = [one for one in judgements if one.claim.name.startswith(f"{name}/")]
-    rows: list[tuple[str, ...]] = []
-    for one in own:
-        _, verdict, effect, n, _, why = view.row(one)
-        sentence = f"{one.claim.sentence} ({one.claim.stands.partition(', ')[2]})"
-        why = f"{why} {one.claim.remark}".rstrip()
-        rows.append((sentence, verdict, effect, n, why, view.command(one.claim, results)))
-    return PaperFindings(TITLES[name], text, view.counts_text(own), rows)
-
-
-def _compute(judgements: Iterable[Judgement]) -> str:
-    runs = distinct_runs(side.planned for one in judgements for side in one.sides or ())
-    records = [run.record for run in runs if run.state is CellState.SEALED and run.record]
-    seconds = [s or 0.0 for record in records for s in record.columns["seconds"]]
-    machines = "; ".join(sorted({hardware_text(record) for record in records}))
-    return (
-        f"The verdicts rest on {len(records)} runs of {len(seconds)} decoded samples in all, "
-        f"{sum(seconds) / 60:.0f} minutes of decoding. Measured on: {machines or 'nothing yet'}."
-    )
-
-
-def _power(judgements: Sequence[Judgement]) -> str:
-    testable = [one for one in judgements if one.verdict in TESTED]
-    open_claims = [one for one in testable if one.verdict is ClaimVerdict.NOT_SETTLED]
-    needed = [one.needed for one in open_claims if one.needed]
-    items = sorted({one.items for one in testable})
-    more = f" The others need {median(needed):.0f} items a run in the median." if needed else ""
-    return (
-        f"Runs have {', '.join(map(str, items)) or 'no'} items. They settle "
-        f"{len(testable) - len(open_claims)} of {len(testable)} tested claims.{more} Items are "
-        "planned for 80 % power at the level that Holm's correction gives the strictest test of "
-        "all claims."
-    )
-
-
-def _dates(judgements: Sequence[Judgement]) -> str:
-    tested = [one for one in judgements if one.verdict in TESTED]
-    older = sum(one.rests_on_older_runs for one in tested)
-    return (
-        f"{older} of {len(tested)} tested claims rest on runs that were made before the claim took "
-        "its present form: their texts were known when it was written. Only runs made later "
-        "confirm or contradict anew."
-    )
-
-
-def _paragraph(
-    plain: Mapping[str, Any],
-    tables: Mapping[str, BuiltTable],
-    said: Mapping[str, str],
-    results: str,
-) -> Paragraph | None:
-    """A paragraph with its numbers; None if a table does not have them all.
-
-    said: claim -> its verdict and effect.
-    """
-    if any(entry["table"] not in tables for entry in plain["numbers"].values()):
-        return None
-    cells = {name: _cell(tables, entry) for name, entry in plain["numbers"].items()}
-    if any(is_empty(cell) for cell in cells.values()):
-        return None
-    of = {name: plain["numbers"][name]["table"] for name in cells}
-    numbers = {
-        name: (of[name], f"{measured_text(cell)} {interval_text(cell)}".strip())
-        for name, cell in cells.items()
-    }
-    commands = tuple(f"dllm-bench table {table}{results}" for table in dict.fromkeys(of.values()))
-    claims = (field for _, field, _, _ in Formatter().parse(plain["text"]) if field in said)
-    numbers |= {name: ("", said[name]) for name in claims if name}
-    return Paragraph(plain["title"], plain["text"], numbers, commands)
 
 
 def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:
@@ -265,56 +223,20 @@ def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:
     return found[0]
 
 
-# --- Markdown ------------------------------------------------------------------------------------
-
-
 def markdown(found: Findings, link: Callable[[str], str]) -> str:
     """The page as Markdown; `link` gives the address of a table."""
-    return "\n".join(_lines(found, link)).rstrip() + "\n"
 
-
-def statement_lines(found: Findings) -> Iterator[str]:
-    """Compute, power, contamination and the verdicts, a paragraph each."""
-    for title, text in found.statements:
-        yield from (f"**{title}.** {text}", "")
-    yield f"**Verdicts.** {found.summary}."
-
-
-def _lines(found: Findings, link: Callable[[str], str]) -> Iterator[str]:
-    yield "# Findings"
-    yield ""
-    yield "What the reference results say about published claims (`python -m scripts.update_docs`)."
-    yield ""
-    yield from ("## What a practitioner can use", "")
-    yield from _paragraph_lines(found.practice, link)
-    yield from ("## What the evidence can carry", "")
-    for text in found.limits:
-        yield from (text, "")
-    yield from (*statement_lines(found), "")
-    yield from (f"- *{verdict}*: {text}" for verdict, text in VERDICTS.items())
-    yield from ("", TESTS, "")
-    for paper in found.papers:
-        yield from (f"## {paper.title}", "", paper.text, "", f"{paper.counts}.", "")
-        yield f"| {' | '.join(HEADS)} |"
-        yield f"|{' --- |' * len(HEADS)}"
-        for *cells, command in paper.rows:
-            yield f"| {' | '.join(cells)} | `{command}` |"
-        yield ""
-    yield from ("## Every verdict ever reached", "", _history_text(), "")
-    yield f"| {' | '.join(HISTORY_HEADS)} |"
-    yield f"|{' --- |' * len(HISTORY_HEADS)}"
-    yield from (f"| {' | '.join(cells)} |" for cells in found.history)
-    yield ""
-    yield from ("## What the papers did not measure", "")
-    yield from _paragraph_lines(found.unmeasured, link)
-
-
-def _paragraph_lines(paragraphs: Iterable[Paragraph], link: Callable[[str], str]) -> Iterator[str]:
-    for one in paragraphs:
-        values = {
+    def linked(one: Paragraph) -> str:
+        numbers = {
             name: f"[{text}]({link(table)})" if table else text
             for name, (table, text) in one.numbers.items()
         }
-        text = one.text.format(**values)
-        commands = ", ".join(f"`{command}`" for command in one.commands)
-        yield from (f"**{one.title}.** {text}" + (f" ({commands})" if commands else ""), "")
+        return one.text.format(**numbers)
+
+    page = environment(TEMPLATES).get_template("findings.md")
+    return page.render(found=found, linked=linked)
+
+
+def statements(found: Findings) -> str:
+    """Compute, power, contamination and the verdicts, a paragraph each."""
+    return environment(TEMPLATES).get_template("statements.md").render(found=found)

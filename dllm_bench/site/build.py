@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.claims.findings import findings
+from dllm_bench.claims.findings import Findings
 from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
@@ -237,7 +237,7 @@ class SiteBuilder:
         """The page of the claims, judged by the stored runs."""
         profile = load_profile(self.profile)
         judgements = judge_stored(profile, self.store, self.settings, self._names())
-        return findings_page(findings(judgements, {built.table.name: built for built in tables}))
+        return findings_page(Findings(judgements, {built.table.name: built for built in tables}))
 
     def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[AddressedPage]:
         """Write a page for each drawn figure, and its files; yields (address, title). Of one whose

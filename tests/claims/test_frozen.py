@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.claims.findings import findings, history, history_rows, markdown
+from dllm_bench.claims.findings import Findings, history, history_rows, markdown
 from dllm_bench.claims.spec import Claim, load_claim, source_table
 from dllm_bench.claims.verdict import ClaimVerdict, Judgement
 from dllm_bench.tables.load import names_of
@@ -79,11 +79,11 @@ def test_every_name_that_ever_had_a_verdict_says_what_became_of_it() -> None:
 
 def test_verdicts_in_the_prose_are_those_of_the_claims() -> None:
     now = [Judgement(one, ClaimVerdict.CONTRADICTED, "", "") for one in CLAIMS]
-    page = markdown(findings(now, {}), str)
+    page = markdown(Findings(now, {}), str)
     assert "LLaDA-MoE contradicted, on unseen items contradicted" in page
     assert "{" not in page
     other = [Judgement(one, ClaimVerdict.NOT_RUN, "", "") for one in CLAIMS]
-    assert "LLaDA-MoE not run, on unseen items not run" in markdown(findings(other, {}), str)
+    assert "LLaDA-MoE not run, on unseen items not run" in markdown(Findings(other, {}), str)
 
 
 def test_the_history_is_what_the_versions_of_the_page_say() -> None:
