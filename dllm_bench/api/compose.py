@@ -25,6 +25,7 @@ import hydra
 import yaml
 from hydra import version
 from hydra.conf import HydraConf
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -48,7 +49,7 @@ from dllm_bench.paths import (
     place_of,
 )
 from dllm_bench.registry import check_plain_types
-from dllm_bench.store.groups import RunConfig
+from dllm_bench.store.groups import RunConfig, default_settings
 
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
@@ -72,6 +73,8 @@ OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None}
 Plain = dict[str, Any]
 
 
+# The single settings, which conf/run.yaml names in its defaults list.
+ConfigStore.instance().store("dllm_bench_settings", default_settings())
 # `${home:PATH}` in a yaml: the path with the home folder in place of `~`.
 OmegaConf.register_new_resolver("home", lambda path: str(expanded(path)), replace=True)
 

@@ -131,11 +131,11 @@ def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
 
 def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
     """The dotted names of all settings of a run with some choices, from its yaml files."""
-    plain = read("run.yaml")
-    usual = {
-        group: name for one in plain["defaults"] if one != "_self_" for group, name in one.items()
-    }
-    yield from dotted({key: plain[key] for key in plain if key not in ("defaults", "hydra")})
+    from dllm_bench.store.groups import default_settings
+
+    chosen_by_default = (one for one in read("run.yaml")["defaults"] if isinstance(one, dict))
+    usual = {group: name for one in chosen_by_default for group, name in one.items()}
+    yield from dotted(default_settings())
     for group in CHOICES:
         name = chosen.get(group, usual.get(group))
         if name:

@@ -236,6 +236,13 @@ def declarations(kind: type[Group]) -> dict[str, tuple[Field[Any], Any]]:
     return {one.name: (one, hints[one.name]) for one in fields(of)}
 
 
+def default_settings() -> Plain:
+    """The defaults of the single settings of a run, those that no choice of a group gives."""
+    own = {name: one for name, (one, _) in declarations(RunConfig).items() if name not in DECODERS}
+    single = {name: one.default for name, one in own.items() if one.default is not MISSING}
+    return {**single, "provenance": {f.name: f.default for f in fields(ProvenanceGroup)}}
+
+
 @cache
 def role_of(key: str) -> Role:
     """The role of a dotted configuration key; DllmBenchError if nothing declares it."""
