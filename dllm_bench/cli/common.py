@@ -6,7 +6,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dllm_bench.core.terminal import show, show_error
 from dllm_bench.paths import GROUPS
@@ -16,6 +16,15 @@ from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
 
 Plain = dict[str, Any]
+
+
+class Command(NamedTuple):
+    """A command of a group; the module of a single one has functions of these names."""
+
+    add_arguments: Callable[[ArgumentParser], None]
+    """Adds its options."""
+    run: Callable[[Namespace], int]
+    """Runs it and returns the exit code."""
 
 
 # --- options -------------------------------------------------------------------------------------

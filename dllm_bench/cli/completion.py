@@ -18,7 +18,7 @@ import yaml
 from argcomplete.lexers import split_line
 
 from dllm_bench.cli.common import print_lines
-from dllm_bench.cli.main import COMMANDS, GROUPS, module_of
+from dllm_bench.cli.main import COMMANDS, GROUPS, command_named
 from dllm_bench.cli.run_help import ESTIMATE, FLAGS
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_dirs, conf_file, options
@@ -74,13 +74,13 @@ def parser_of(words: Sequence[str]) -> ArgumentParser:
             for kind, of_kind in GROUPS[name][1].items():
                 own = kinds.add_parser(kind, help=of_kind)
                 if kind in words[1:2]:
-                    module_of(f"{name} {kind}").add_arguments(own)
+                    command_named(f"{name} {kind}").add_arguments(own)
         elif name == "run":
             for flag in OF_RUN:
                 command.add_argument(flag, action="store_true")
             command.add_argument("settings", nargs="*", metavar=SETTINGS)
         elif name != "lm-eval":  # whose parser takes a second to import
-            module_of(name).add_arguments(command)
+            command_named(name).add_arguments(command)
     return parser
 
 

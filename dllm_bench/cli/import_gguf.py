@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
-from dllm_bench.cli.common import print_lines
+from dllm_bench.cli.common import Command, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import IMPORTED, expanded, place_of
 
@@ -37,3 +37,6 @@ def run(arguments: Namespace) -> int:
             f'use it: dllm-bench generate {source} ar --chat "What is a prime number?"',
         ]
     )
+
+
+KINDS = {"gguf": Command(add_arguments, run)}

@@ -4,8 +4,9 @@ This module knows names and one-line helps only. The module of the chosen comman
 the command is known, so `dllm-bench --help` is immediate. A mistake of the user is printed as one
 sentence, with exit code 2.
 
-Each command, and each command of a group (`train drafter`), is a module of this package with
-`add_arguments(parser)` and `run(arguments)`, which returns the exit code. The arguments of the
+Each command is a module of this package with `add_arguments(parser)` and `run(arguments)`, which
+returns the exit code; the commands of a group (`train drafter`) are `KINDS` of its module. The
+arguments of the
 commands in `UNPARSED` are read by the library behind them: their `run` takes the words of the
 command line. `--config-dir DIR` goes with every command: it names a folder of further configuration
 files.
@@ -67,6 +68,7 @@ GROUPS = {
     "runs": ("ACTION", STORED_RUNS),
     "import": ("FORMAT", IMPORTS),
 }
+MODULES = {"import": "import_gguf"}  # Python reserves the command's own name
 UNPARSED = ("run", "lm-eval")  # Hydra and lm-eval read these arguments
 
 
@@ -77,13 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = without_config_dir(arguments)
         if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that fit
-            return int(module_of("completion").complete())
+            return int(command_named("completion").complete())
         if arguments and arguments[0] in UNPARSED:
             asks_for_help = arguments[0] == "run" and {"-h", "--help"} & set(arguments)
-            command = "run help" if asks_for_help else arguments[0]
-            return int(module_of(command).run(arguments[1:]))
+            command = "run-help" if asks_for_help else arguments[0]
+            return int(command_named(command).run(arguments[1:]))
         parsed = parse(arguments)
-        return int(module_of(parsed.command).run(parsed))
+        return int(command_named(parsed.command).run(parsed))
     except DllmBenchError as error:
         show_error(f"dllm-bench: {error}")
         return 2
@@ -119,7 +121,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     group, _, kind = command.partition(" ")
     text = GROUPS[group][1][kind] if kind else COMMANDS[command]
     parser = argparse.ArgumentParser(prog=f"dllm-bench {command}", description=text)
-    module_of(command).add_arguments(parser)
+    command_named(command).add_arguments(parser)
     rest = arguments[len(command.split()) :]
     return parser.parse_intermixed_args(rest, argparse.Namespace(command=command))
 
@@ -155,6 +157,8 @@ def parser_of_names(
     return parser
 
 
-def module_of(command: str) -> Any:
-    """The module of a command, imported now."""
-    return import_module(f"dllm_bench.cli.{command.replace('-', '_').replace(' ', '_')}")
+def command_named(command: str) -> Any:
+    """The module of a command, imported now; of a group's, its entry in the group's module."""
+    name, _, kind = command.partition(" ")
+    module = import_module(f"dllm_bench.cli.{MODULES.get(name, name.replace('-', '_'))}")
+    return module.KINDS[kind] if kind else module

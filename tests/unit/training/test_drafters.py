@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dllm_bench.cli.main import main, parse
-from dllm_bench.cli.train_drafter import drafter_job
+from dllm_bench.cli.train import drafter_job
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
