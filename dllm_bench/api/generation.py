@@ -37,8 +37,7 @@ from dllm_bench.registry import describe, instantiate
 from dllm_bench.runs import batched
 from dllm_bench.runs.prompts import PromptGenerator
 from dllm_bench.runs.runner import read, sample_record, timed
-from dllm_bench.site.colours import colours_of_forward
-from dllm_bench.site.decoding_order import DecodingOrder, decoding_order
+from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
 from dllm_bench.store.hardware import wait_for
 from dllm_bench.store.record import SampleRecord

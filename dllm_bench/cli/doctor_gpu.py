@@ -26,11 +26,13 @@ from dllm_bench.api.random_model import (
     DREAM_7B,
     SMALL,
     WARM,
+    RoundShape,
+    measured_ceilings,
     random_model,
     random_rounds,
+    roofline_ms,
     round_ms,
 )
-from dllm_bench.api.roofline import RoundShape, measured_ceilings, roofline_ms
 from dllm_bench.cli.doctor_machine import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
 from dllm_bench.core.decoder import BatchedDecoder
 from dllm_bench.core.denoiser import ForwardPlan, KVCache

@@ -1,8 +1,9 @@
 """The decoding order of a sample in the terminal: the text, one line per forward, the canvas.
 
-The background of a token is the colour of the forward that committed it (`site.colours`). Without
-colours a small number after each token names the forward. Invisible characters in the model's text
-are written out, so the text cannot control the terminal. rich obeys NO_COLOR and FORCE_COLOR.
+The background of a token is the colour of the forward that committed it (`colours_of_forward`).
+Without colours a small number after each token names the forward. Invisible characters in the
+model's text are written out, so the text cannot control the terminal. rich obeys NO_COLOR and
+FORCE_COLOR.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from rich.text import Text
 
 from dllm_bench.core.terminal import console as clean_console
 from dllm_bench.core.terminal import painted
-from dllm_bench.site.colours import colours_of_forward
-from dllm_bench.site.decoding_order import CanvasToken, DecodingOrder, ForwardStep
+from dllm_bench.site.decoding_order import (
+    CanvasToken,
+    DecodingOrder,
+    ForwardStep,
+    colours_of_forward,
+)
 from dllm_bench.site.format import printable
 
 MASK, BORDER, SPACE, FORCED, DIM = "░", "│", "␣", "!", "dim"

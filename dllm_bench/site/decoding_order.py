@@ -5,6 +5,11 @@ its forwards, each with branches, drafts and committed positions; also where the
 all that the terminal (`cli.show_sample`) and the trace viewer of the report (`sample_data`) show;
 `dllm-bench show RUN --sample ID --json` prints it. Token texts are as decoded, with control
 characters: whoever shows them must make them safe.
+
+The colours of forwards go from the first (dark blue) to the last (yellow), as in matplotlib's
+viridis: lightness rises with the forward, so the order is visible with any colour vision and on any
+terminal. The terminal uses `colours_of_forward`; the pages get the same constants as data and
+compute the same colours in `static/site.js`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,21 @@ from dllm_bench.core.trace import AGAIN_MASKED, GIVEN, ForwardKind, Trace
 from dllm_bench.site.texts import DecodeTokens
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import SampleRecord
+
+SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # viridis, RGB
+LUMINANCE = (0.2126, 0.7152, 0.0722)  # weights of red, green and blue (sRGB)
+EVEN_CONTRAST = 0.18  # luminance on which black and white are equally legible (WCAG 2)
+
+
+def colours_of_forward(forward: int, forwards: int) -> tuple[str, tuple[int, int, int]]:
+    """(text colour, background as RGB) of a forward among `forwards`, counted from 0."""
+    place = forward / max(forwards - 1, 1) * (len(SCALE) - 1)
+    low = min(int(place), len(SCALE) - 2)
+    start, end = SCALE[low], SCALE[low + 1]
+    red, green, blue = (round(a + (b - a) * (place - low)) for a, b in zip(start, end, strict=True))
+    pairs = zip(LUMINANCE, (red, green, blue), strict=True)
+    light = sum(weight * (value / 255) ** 2.2 for weight, value in pairs)
+    return "#000000" if light > EVEN_CONTRAST else "#ffffff", (red, green, blue)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
 from dllm_bench.registry import TARGET
-from dllm_bench.site import colours
+from dllm_bench.site.decoding_order import EVEN_CONTRAST, LUMINANCE, SCALE
 from dllm_bench.site.format import commit, number, printable, significant
 from dllm_bench.site.pages import Page, Plain, run_address, script_json
 from dllm_bench.site.sample_data import SAMPLES_PER_SCRIPT
@@ -144,9 +144,9 @@ def sample_page(record: RunRecord) -> str:
     data = {
         "ids": record.columns["id"],
         "chunk": SAMPLES_PER_SCRIPT,
-        "scale": colours.SCALE,
-        "luminance": colours.LUMINANCE,
-        "even": colours.EVEN_CONTRAST,
+        "scale": SCALE,
+        "luminance": LUMINANCE,
+        "even": EVEN_CONTRAST,
     }
     return page.render("sample.html", {"data": script_json(data)})
 

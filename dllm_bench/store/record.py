@@ -210,7 +210,7 @@ class RunRecord:
     scores: dict[str, float] = field(default_factory=dict)
     """Means of the further scores, and avg@k and pass@k if items were repeated."""
     unused: dict[str, float] = field(default_factory=dict)
-    """Setting -> share of the samples it had no effect on, see `ineffective`."""
+    """Setting -> share of the samples it had no effect on, see `seal`."""
     schema: int = SCHEMA  # version of the stored form
 
     @property

@@ -34,10 +34,10 @@ from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded
 from dllm_bench.store.files import atomic_path, write_atomic, write_json
 from dllm_bench.store.nolinks import is_file, make_folder
-from dllm_bench.training import cards, prompts
+from dllm_bench.training import prompts, reports
 from dllm_bench.training.drafter_data import TrainingText, padded
 from dllm_bench.training.drafters import CLIP_NORM, Point, learning_rate_factor
-from dllm_bench.training.progress import Countdown, Report
+from dllm_bench.training.reports import Countdown, Report
 
 ALL_MASKED, CUT = 0.35, 0.35
 """Shares of blocks that are masked wholly, and after a random position; the rest at random."""
@@ -83,7 +83,7 @@ class AdapterJob:
             for name, value in vars(self).items()
             if value != getattr(usual, name)
         }
-        return cards.command(f"dllm-bench train adapter {model}", options)
+        return reports.command(f"dllm-bench train adapter {model}", options)
 
 
 def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingText]:
@@ -422,6 +422,6 @@ def card(title: str, training: AdapterTraining) -> str:
         "Data": f"{job.prompts:,} prompts and gold answers of the train splits of "
         f"{', '.join(job.benchmarks)}; {HELD_OUT} are held out.",
         "Recipe": recipe,
-        "Measured": measured + cards.table(list(shown[0]), rows) if rows else "Nothing yet.",
+        "Measured": measured + reports.table(list(shown[0]), rows) if rows else "Nothing yet.",
     }
-    return cards.card(title, about, sections)
+    return reports.card(title, about, sections)

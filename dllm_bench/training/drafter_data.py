@@ -27,8 +27,8 @@ from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import EMBEDDING_TAP, FULL_ATTENTION, TransformerDenoiser
 from dllm_bench.store.files import Appender, whole_lines, write_atomic
-from dllm_bench.training.progress import Countdown, Report
 from dllm_bench.training.prompts import Pair
+from dllm_bench.training.reports import Countdown, Report
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,13 @@ from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.files import atomic_path, write_atomic
 from dllm_bench.store.nolinks import is_file, make_folder
-from dllm_bench.training import cards, prompts
 from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
+from dllm_bench.training import prompts, reports
 from dllm_bench.training.drafter_data import TrainingText
 from dllm_bench.training.drafter_objectives import LossShares
 from dllm_bench.training.kinds import CHAIN, DRAFTER_BENCHMARKS, KIND_OF_HEAD
-from dllm_bench.training.progress import Countdown, Report
+from dllm_bench.training.reports import Countdown, Report
 
 Texts = Literal["target", "gold"]
 Point = dict[str, float]
@@ -176,7 +176,7 @@ class DrafterJob(CheckedFields):
         }
         if "shares" in options:
             options["shares"] = f"{self.shares.ce:g} {self.shares.l1:g}"
-        return cards.command(f"dllm-bench train drafter {model} {self.kind}", options)
+        return reports.command(f"dllm-bench train drafter {model} {self.kind}", options)
 
 
 _CROSS_ENTROPY = LossShares(ce=1.0, l1=0.0, confidence=0.0)
@@ -411,7 +411,7 @@ def card(title: str, training: DrafterTraining) -> str:
         "Recipe": _recipe_section(training),
         "Measured": _measured_section(training),
     }
-    return cards.card(title, about, sections)
+    return reports.card(title, about, sections)
 
 
 def _data_section(job: DrafterJob) -> str:
@@ -444,4 +444,4 @@ def _measured_section(training: DrafterTraining) -> str:
         "Last point of `curve.jsonl`; length: expected tokens of a round at temperature 1, the\n"
         "target's own included, over held-out train texts."
     )
-    return f"{note}\n\n{cards.table(('number', 'value'), rows)}"
+    return f"{note}\n\n{reports.table(('number', 'value'), rows)}"

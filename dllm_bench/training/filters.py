@@ -29,9 +29,9 @@ from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.nolinks import is_file, make_folder
-from dllm_bench.training import cards, prompts, traces
+from dllm_bench.training import prompts, reports, traces
 from dllm_bench.training.kinds import FILTER_BENCHMARKS
-from dllm_bench.training.progress import Countdown, Report
+from dllm_bench.training.reports import Countdown, Report
 from dllm_bench.training.traces import Traces, TraceSource
 
 Labels = Literal["masked", "all"]
@@ -117,7 +117,7 @@ class FilterJob(CheckedFields):
         }
         if self.flan is not None:
             options["flan"] = "DIR"
-        return cards.command(f"dllm-bench train filter {model}", options)
+        return reports.command(f"dllm-bench train filter {model}", options)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def train(
     learned = filter_files.save_filter(out, fitted.tensors, facts)
     curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
     write_atomic(out / "curve.jsonl", curve)
-    cards.plot_losses(out / "curve.png", fitted.curve, fitted.epoch)
+    reports.plot_losses(out / "curve.png", fitted.curve, fitted.epoch)
     write_atomic(out / "CARD.md", card(out.name, learned, job, found, fitted))
     return learned
 
@@ -334,7 +334,7 @@ def card(
         "Recipe": _recipe_section(job, fitted),
         "Measured": _measured_section(fitted),
     }
-    return cards.card(title, about, sections)
+    return reports.card(title, about, sections)
 
 
 def _data_section(job: FilterJob, found: Traces) -> str:
@@ -362,7 +362,7 @@ def _measured_section(fitted: FittedFilter) -> str:
     rows = [_row(part, fitted.rates[part]) for part in ("train", "validation", "test")]
     rows.append(_row("test, plain confidence instead", fitted.rates["confidence"]))
     note = "At masked positions; false positives are the wrong candidates above 0.9."
-    return f"{note}\n\n{cards.table(CARD_TITLES, rows)}"
+    return f"{note}\n\n{reports.table(CARD_TITLES, rows)}"
 
 
 def _row(part: str, rates: Mapping[str, float]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from dllm_bench.methods.learn2pd import Oracle
 from dllm_bench.store.files import atomic_path
 from dllm_bench.store.nolinks import is_file
 from dllm_bench.store.spec import digest, slug
-from dllm_bench.training.progress import Countdown, Report
+from dllm_bench.training.reports import Countdown, Report
 
 SAVE_EVERY_S = 60.0
 Row = tuple[Tensor, Tensor, Tensor]

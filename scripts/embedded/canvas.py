@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.canvas_module import CanvasModule
-from dllm_bench.training.progress import Countdown
+from dllm_bench.training.reports import Countdown
 from scripts.embedded import card, data
 from scripts.embedded.optim import Optimizer, learning_rate_factor
 from scripts.embedded.recipes import Recipe

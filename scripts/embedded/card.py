@@ -12,7 +12,7 @@ from typing import Any
 from dllm_bench.metrics.accuracy import paired_interval
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.store.record import RunRecord
-from dllm_bench.training import cards
+from dllm_bench.training import reports
 from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
 OBJECTIVES = {
@@ -79,9 +79,9 @@ def measured(card: str, records: Sequence[RunRecord]) -> str:
     lengths = sorted({record.spec.benchmark.max_new_tokens for record in records})
     note = MEASURED_NOTE.format(tokens=" or ".join(map(str, lengths)))
     titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
-    parts = [note, cards.table(titles, rows)]
+    parts = [note, reports.table(titles, rows)]
     if gains := sorted(_gains(records)):
-        parts += [GAINS_NOTE, cards.table(("task", "settings", "n", "gain, points"), gains)]
+        parts += [GAINS_NOTE, reports.table(("task", "settings", "n", "gain, points"), gains)]
     return "\n\n".join([head, *parts]) + "\n"
 
 
@@ -151,7 +151,7 @@ def render(recipe: Recipe, wall_s: float) -> str:
         "Recipe": _recipe_section(recipe, wall_s),
         MEASURED.removeprefix("## "): UNMEASURED,
     }
-    return cards.card(recipe.name, about, sections)
+    return reports.card(recipe.name, about, sections)
 
 
 def _recipe_section(recipe: Recipe, wall_s: float) -> str:

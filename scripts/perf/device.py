@@ -14,8 +14,15 @@ from typing import Any
 
 import torch
 
-from dllm_bench.api.random_model import DREAM_7B, SMALL, random_model, round_ms
-from dllm_bench.api.roofline import RoundShape, measured_ceilings, roofline_ms
+from dllm_bench.api.random_model import (
+    DREAM_7B,
+    SMALL,
+    RoundShape,
+    measured_ceilings,
+    random_model,
+    roofline_ms,
+    round_ms,
+)
 
 TPF = {0: 5.64, 7: 15.55}  # LoPA Table 7 (D2F, MBPP) and Table 3 (S12: base and 7 lookaheads, MBPP)
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from dllm_bench.api.roofline import copied_per_s, seconds
+from dllm_bench.api.random_model import copied_per_s, seconds
 from dllm_bench.decoding import fused
 from dllm_bench.decoding.numerics import read_logits
 

@@ -23,8 +23,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dllm_bench.api.random_model import DREAM_7B, random_model, random_request
-from dllm_bench.api.roofline import layer_parameters
+from dllm_bench.api.random_model import DREAM_7B, layer_parameters, random_model, random_request
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models import attention, layer_ops

@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.api.random_model import random_model, random_request
-from dllm_bench.api.roofline import Ceilings, RoundShape, layer_parameters, roofline_ms
+from dllm_bench.api.random_model import (
+    Ceilings,
+    RoundShape,
+    layer_parameters,
+    random_model,
+    random_request,
+    roofline_ms,
+)
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.paths import options
 from dllm_bench.store.record import RunRecord

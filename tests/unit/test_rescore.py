@@ -25,10 +25,9 @@ from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.runs import rescore as again
 from dllm_bench.runs.runner import run
 from dllm_bench.store.checked import checked_line
-from dllm_bench.store.ineffective import settings_without_effect
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord
-from dllm_bench.store.seal import seal
+from dllm_bench.store.seal import seal, settings_without_effect
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SAMPLES, Store, read_record, read_samples
 from tests.benchmark_helpers import GOLD

@@ -94,7 +94,7 @@ function loadPack(number) {
   return packs.get(number).promise;
 }
 
-// --- colours of forwards, computed as in site/colours.py -------------------------------------------
+// --- colours of forwards, computed as in site/decoding_order.py ------------------------------------
 
 function heat(run, forward, forwards) {
   const place = forward / Math.max(forwards - 1, 1) * (run.scale.length - 1);
