@@ -16,6 +16,9 @@ from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
 
 Plain = dict[str, Any]
+Line = tuple[str, str, str]
+"""Of the doctor's report: mark, topic, text."""
+OK, OPTIONAL_MISSING, REQUIRED_MISSING = "ok", "--", "no"
 
 
 class Command(NamedTuple):

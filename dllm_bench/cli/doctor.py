@@ -1,15 +1,51 @@
-"""`dllm-bench doctor`: what this machine can run, what is missing, and whether a model works."""
+"""`dllm-bench doctor`: what this machine can run, what is missing, and whether a model works.
+
+Nothing is downloaded. A check that fails gives one line and the others continue. A line is (mark,
+topic, text) with the mark "ok", "--" for something optional that is missing, or "no" for something
+required. Importing this module must not need torch, since it reports whether torch is installed.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
-from dllm_bench.cli.common import add_results_option, as_model, compose, configured_paths
-from dllm_bench.cli.doctor_machine import REQUIRED_MISSING, Line, machine_lines
+from dllm_bench import __version__
+from dllm_bench.benchmarks.sandbox.execution import CONSENT_VARIABLE, isolation
+from dllm_bench.cli.common import (
+    OK,
+    OPTIONAL_MISSING,
+    REQUIRED_MISSING,
+    Line,
+    add_results_option,
+    as_model,
+    compose,
+    configured_paths,
+)
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show
+from dllm_bench.paths import PACKAGE, assets_dir
+from dllm_bench.store.files import results_directory
+from dllm_bench.store.groups import Paths
+from dllm_bench.store.lock import supports_flock
+from dllm_bench.store.provenance import code, cpu_model
+
+REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "hydra-core", "lm-eval")
+OPTIONAL = {  # distribution -> what does not work without it
+    "evalplus": "code benchmarks; pip install 'dllm-bench[code]'",
+    "wandb": "logger=wandb; pip install 'dllm-bench[wandb]'",
+    "submitit": "table --submit; pip install 'dllm-bench[slurm]'",
+    "triton": "single pass over the logits on a CUDA device; pip install 'dllm-bench[kernels]'",
+    "torchao": "hardware.quantization; pip install 'dllm-bench[quant]'",
+    "hydra-submitit-launcher": "hydra/launcher=slurm; pip install 'dllm-bench[slurm]'",
+}
+MEBIBYTE = 2**20
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,3 +104,124 @@ def gpu_lines(arguments: Namespace) -> Iterator[Line]:
             "check the model in a command of its own."
         )
     return doctor_gpu.gpu_lines(arguments.fake, arguments.quick, arguments.out)
+
+
+# --- what needs no model: Python, packages, devices, assets, paths --------------------------------
+
+
+def machine_lines(paths: Paths) -> Iterator[Line]:
+    """The report on everything but models; `paths` is the configuration group of that name."""
+    yield from python_lines()
+    yield from package_lines()
+    yield from device_lines()
+    yield from asset_lines()
+    yield from path_lines(paths)
+    yield from sandbox_lines()
+
+
+def python_lines() -> Iterator[Line]:
+    """Python, this package and the machine."""
+    python = f"{platform.python_version()} ({sys.executable})"
+    supported = sys.version_info >= (3, 11)
+    yield OK if supported else REQUIRED_MISSING, "python", python
+    commit = code(PACKAGE.parent)
+    where = f"commit {commit['commit'][:10]}" if commit["commit"] else "no checkout"
+    changed = ", with local changes" if commit["dirty"] else ""
+    yield OK, "dllm-bench", f"{__version__} ({where}{changed})"
+    yield OK, "machine", f"{cpu_model()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def package_lines() -> Iterator[Line]:
+    """Required and optional packages."""
+    for name in REQUIRED:
+        installed = installed_version(name)
+        missing = (REQUIRED_MISSING, name, "not installed; run make again")
+        yield (OK, name, installed) if installed else missing
+    for name, loss in OPTIONAL.items():
+        installed = installed_version(name)
+        missing = (OPTIONAL_MISSING, name, f"not installed: no {loss}")
+        yield (OK, name, installed) if installed else missing
+
+
+def installed_version(name: str) -> str | None:
+    """The version of a distribution, None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def device_lines() -> Iterator[Line]:
+    """The devices torch can use, and its threads."""
+    if find_spec("torch") is None:
+        return
+    import torch  # `package_lines` states that it is missing; importing it at the top would fail
+
+    threads = f"torch uses {torch.get_num_threads()} threads"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        yield OK, "device", f"cpu, {threads}; no CUDA device, so paper-size models are out of reach"
+    for index in range(count):
+        memory = torch.cuda.get_device_properties(index).total_memory // MEBIBYTE
+        yield OK, "device", f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory} MiB"
+    yield kernel_line(bool(count))
+
+
+def kernel_line(has_cuda: bool) -> Line:
+    """Whether this package's Triton kernels run; they are tried on two rows of logits."""
+    import torch
+
+    from dllm_bench.decoding import fused  # imports torch
+
+    if not has_cuda:
+        return OPTIONAL_MISSING, "kernels", "need a CUDA device; torch reads the logits here"
+    if fused.works(torch.bfloat16):
+        return OK, "kernels", "work: a round reads its logits once"
+    return OPTIONAL_MISSING, "kernels", "do not work here: logits are read in several passes"
+
+
+def asset_lines() -> Iterator[Line]:
+    """The embedded models: present, and how large."""
+    if find_spec("torch") is None:
+        return
+    from dllm_bench.models.sources import SHIPPED_MODELS  # imports torch
+
+    for name in sorted(SHIPPED_MODELS):
+        files = sorted((assets_dir() / name).glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in files) / MEBIBYTE
+        if files:
+            yield OK, name, f"embedded weights, {size:.1f} MiB"
+        else:
+            yield (
+                REQUIRED_MISSING,
+                name,
+                f"no weights; in a clone: python -m scripts.embedded {name}",
+            )
+
+
+def path_lines(paths: Paths) -> Iterator[Line]:
+    """The results directory and the data directory."""
+    results = results_directory(paths.results)
+    yield OK, "results", str(results.absolute())
+    if not supports_flock(results):
+        text = "flock does not work there; runs are locked by a file with a heartbeat instead"
+        yield OPTIONAL_MISSING, "locks", text
+    data = paths.data
+    if not data:
+        text = "not set: real benchmarks come from the hub; set DLLM_BENCH_DATA"
+        yield OPTIONAL_MISSING, "data", text
+    elif not Path(data).is_dir():
+        text = f"{data} is not a directory; set DLLM_BENCH_DATA or paths.data"
+        yield REQUIRED_MISSING, "data", text
+    else:
+        folders = ", ".join(sorted(p.name for p in Path(data).iterdir() if p.is_dir()))
+        yield OK, "data", f"{data} with {folders or 'nothing in it'}"
+
+
+def sandbox_lines() -> Iterator[Line]:
+    """How generated code would be isolated from this machine."""
+    try:
+        steps = ", ".join(isolation())
+        yield OK, "sandbox", f"{steps}; {CONSENT_VARIABLE}=1 allows generated code"
+    except DllmBenchError as error:
+        yield REQUIRED_MISSING, "sandbox", str(error)

@@ -33,7 +33,7 @@ from dllm_bench.api.random_model import (
     roofline_ms,
     round_ms,
 )
-from dllm_bench.cli.doctor_machine import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
+from dllm_bench.cli.common import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
 from dllm_bench.core.decoder import BatchedDecoder
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from dllm_bench.cli.doctor_machine import OK, REQUIRED_MISSING, Line
+from dllm_bench.cli.common import OK, REQUIRED_MISSING, Line
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind

@@ -330,12 +330,12 @@ def fill(
     if arguments.run and not any(run.open for run in runs):
         return []
     # torch takes seconds to import, and rendering stored runs needs none of it
-    from dllm_bench.cli import fill_missing
+    from dllm_bench.tables import fill
 
     if arguments.submit:
-        return fill_missing.submit(runs, store, arguments.slurm, arguments.wait)
+        return fill.submit(runs, store, arguments.slurm, arguments.wait)
     jobs = arguments.jobs or default_jobs(arguments.profile)
-    return fill_missing.run_here(runs, store, jobs, stages, after)
+    return fill.run_here(runs, store, jobs, stages, after)
 
 
 def default_jobs(profile: str) -> int:

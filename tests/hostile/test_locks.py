@@ -16,7 +16,7 @@ import pytest
 
 from dllm_bench.api.compose import compose
 from dllm_bench.cli import run as command
-from dllm_bench.cli.doctor_machine import path_lines
+from dllm_bench.cli.doctor import path_lines
 from dllm_bench.cli.main import main
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.launch import run_one

@@ -28,9 +28,9 @@ from dllm_bench.runs.runner import run
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RunState, Store, read_samples
+from dllm_bench.tables.fill import send
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.plan import distinct_runs
-from dllm_bench.tables.submit import send
 from dllm_bench.tables.view import is_empty
 from tests.resume import fakes
 from tests.resume.drill import WARMUPS

@@ -22,8 +22,8 @@ from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.runs.runner import run
 from dllm_bench.store.groups import Hardware, RunConfig
 from dllm_bench.store.store import RunState, Store
+from dllm_bench.tables.fill import send, training
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, distinct_runs, with_job
-from dllm_bench.tables.submit import send, training
 from tests.resume import fakes
 from tests.tables.builders import TINY, planned_small
 

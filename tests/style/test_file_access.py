@@ -34,7 +34,7 @@ OTHERS = {  # what opens files itself -> which, none of them below a results fol
     "api/generation.py": "conf",
     "api/preflight.py": "models and data",
     "cli/completion.py": "conf",
-    "cli/doctor_machine.py": "models and data",
+    "cli/doctor.py": "models and data",
     "cli/main.py": "the null device",
     "cli/prefetch.py": "models",
     "cli/report.py": "an output that the user named",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dllm_bench.cli import doctor_machine, doctor_model
+from dllm_bench.cli import doctor, doctor_model
 from dllm_bench.decoding import fused
 from dllm_bench.store.groups import RunConfig
 from tests.helpers import IDS, shard, tiny_checkpoint
@@ -61,8 +61,8 @@ def test_base_and_adapter_are_both_named_where_both_are_missing() -> None:
 def test_the_kernels_have_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for here, works, mark in ((False, True, "--"), (True, True, "ok"), (True, False, "--")):
         monkeypatch.setattr(fused, "works", lambda *dtypes, works=works: works)
-        assert doctor_machine.kernel_line(here)[:2] == (mark, "kernels")
-    assert "kernels" in {topic for _, topic, _ in doctor_machine.device_lines()}
+        assert doctor.kernel_line(here)[:2] == (mark, "kernels")
+    assert "kernels" in {topic for _, topic, _ in doctor.device_lines()}
 
 
 def test_a_model_that_does_not_fit_is_not_loaded(

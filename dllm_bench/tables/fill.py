@@ -1,8 +1,9 @@
-"""Submit the missing runs of a table to SLURM: one array of the open runs that are not queued yet.
+"""Make the runs that a table or figure misses: here, or as SLURM jobs.
 
-A run whose filter, drafter or step profile was not trained yet has no hash before that file
-exists. Then the training is submitted too, and the run follows as a command once it succeeded.
-Which training makes a file follows from the file's name, which `dllm-bench train` chooses.
+SLURM gets one array of the open runs that are not queued yet. A run whose filter, drafter or step
+profile was not trained yet has no hash before that file exists. Then the training is submitted too,
+and the run follows as a command once it succeeded. Which training makes a file follows from the
+file's name, which `dllm-bench train` chooses.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import show
 from dllm_bench.launch import slurm
+from dllm_bench.launch.run_many import run_all
 from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.runs.dependencies import REAL, Dependencies
+from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.store import inputs
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.hardware import resolve_hardware
@@ -29,6 +33,32 @@ SIZES = {
     "drafters": {"block": "--slots", "layers": "--layers"},
 }
 SIZE = re.compile(r"-(block|layers)(\d+)")
+
+
+def run_here(
+    runs: Sequence[PlannedRun],
+    store: Store,
+    jobs: int,
+    stages: Sequence[int] = (),
+    after: Callable[[int], None] = lambda items: None,
+) -> list[str]:
+    """Make the open runs on this machine, `jobs` at a time; gives the errors of failed runs.
+
+    stages, after: see `run_all`.
+    """
+    specs = [run.spec for run in runs if run.open and run.spec]
+    outcomes = run_all(specs, store=store, jobs=jobs, stages=stages, after=after)
+    return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]
+
+
+def submit(
+    runs: Sequence[PlannedRun], store: Store, settings: Sequence[str], wait: bool
+) -> list[str]:
+    """Submit the open runs to SLURM; with `wait`, an error message for each job that failed."""
+    for line in send(runs, store, settings):
+        show(line)
+    hashes = {run.spec.identity_hash for run in runs if run.open and run.spec}
+    return slurm.wait_for_jobs(store, ManyRunsProgress(0), hashes) if wait else []
 
 
 def send(
