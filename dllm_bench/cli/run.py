@@ -102,7 +102,7 @@ def make_with_slurm(changes: Sequence[str]) -> None:
     the one of most items gives all of them.
     """
     # the jobs are sent with submitit, which takes a second to import
-    from dllm_bench.tables import fill
+    from dllm_bench.tables.fill import submit
     from dllm_bench.tables.plan import look_up
 
     if any(config.hardware.name == "auto" for config in _for_slurm):
@@ -112,7 +112,7 @@ def make_with_slurm(changes: Sequence[str]) -> None:
     before = [store.record(spec) for spec in specs]
     by_items = sorted(specs, key=lambda spec: spec.limit or math.inf)
     runs = {spec.folder: look_up((), spec, store) for spec in by_items}
-    _failed.extend(fill.submit(list(runs.values()), store, changes, wait=True))
+    _failed.extend(submit(list(runs.values()), store, changes, wait=True))
     for spec, known in zip(specs, before, strict=True):
         if record := store.record(spec):
             show_record(record, known, store, brief=True)

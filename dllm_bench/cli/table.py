@@ -330,12 +330,12 @@ def fill(
     if arguments.run and not any(run.open for run in runs):
         return []
     # torch takes seconds to import, and rendering stored runs needs none of it
-    from dllm_bench.tables import fill
+    from dllm_bench.tables.fill import run_here, submit
 
     if arguments.submit:
-        return fill.submit(runs, store, arguments.slurm, arguments.wait)
+        return submit(runs, store, arguments.slurm, arguments.wait)
     jobs = arguments.jobs or default_jobs(arguments.profile)
-    return fill.run_here(runs, store, jobs, stages, after)
+    return run_here(runs, store, jobs, stages, after)
 
 
 def default_jobs(profile: str) -> int:

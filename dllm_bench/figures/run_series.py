@@ -309,10 +309,10 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
     stats = run.record.samples
     if stats.survival.isna().any():
         return
-    series = {"before": calibration.outcomes_unscaled, "after": calibration.outcomes_scaled}
     for k in settings["positions"]:
-        for name, outcomes in series.items():
-            for bar in calibration.reliability_bins(outcomes(stats, k), settings["bins"]):
+        for name, part in (("before", "unscaled"), ("after", "scaled")):
+            outcomes = calibration.outcomes_of(stats, part, k)
+            for bar in calibration.reliability_bins(outcomes, settings["bins"]):
                 of = {"n": bar.count, "panel": str(k), "series": name}
                 yield {"x": bar.predicted, "y": bar.happened, **of}
 

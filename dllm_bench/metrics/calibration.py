@@ -81,17 +81,12 @@ def _sigmoid(logit: float) -> float:
     return math.exp(logit) / (1 + math.exp(logit))
 
 
-def outcomes(
-    rounds: Sequence[ObservedDraft], position: int, temperatures: Sequence[float] = ()
-) -> Outcomes:
-    """Predictions and outcomes at one position (from 0), over the drafts verified up to it."""
-    return _at(outcomes_by_position(rounds, temperatures), position)
-
-
 def outcomes_by_position(
     rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = ()
 ) -> list[Outcomes]:
-    """The same at every position that any draft was verified at."""
+    """Predictions and outcomes at every position that any draft was verified at, over the drafts
+    verified up to it.
+    """
     predicted = [survival_probabilities(r.logits, temperatures) for r in rounds]
     pairs = list(zip(predicted, rounds, strict=True))
     return [
@@ -101,11 +96,6 @@ def outcomes_by_position(
         )
         for k in range(max(map(len, predicted), default=0))
     ]
-
-
-def _at(by_position: Sequence[Outcomes], position: int) -> Outcomes:
-    """The outcomes at a position (from 0); none beyond the longest draft."""
-    return by_position[position] if position < len(by_position) else Outcomes((), ())
 
 
 def calibration_of(outcomes: Outcomes, bins: int = BINS) -> Calibration | None:
@@ -257,19 +247,12 @@ def observed_run(samples: DataFrame) -> ObservedRun:
     return _latest[0]
 
 
-def outcomes_at(samples: DataFrame, k: int) -> Outcomes:
-    """Predictions and outcomes at position k, from 1, over all samples."""
-    return _at(observed_run(samples).all, k - 1)
-
-
-def outcomes_unscaled(samples: DataFrame, k: int) -> Outcomes:
-    """The same over the second half of the samples."""
-    return _at(observed_run(samples).unscaled, k - 1)
-
-
-def outcomes_scaled(samples: DataFrame, k: int) -> Outcomes:
-    """The same with temperatures fitted on the first half; empty if that has no draft up to k."""
-    return _at(observed_run(samples).scaled, k - 1)
+def outcomes_of(samples: DataFrame, part: str, k: int) -> Outcomes:
+    """Predictions and outcomes at position k, from 1, of a part of the samples: an attribute of
+    `ObservedRun`; none beyond the longest draft.
+    """
+    by_position: list[Outcomes] = getattr(observed_run(samples), part)
+    return by_position[k - 1] if k <= len(by_position) else Outcomes((), ())
 
 
 MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
@@ -277,19 +260,16 @@ MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
     "auroc": ("chance that a prefix that survives has the higher predicted survival", auroc),
     "brier": ("mean squared distance of the predicted survival from what happened", brier),
 }
-COVERED: dict[str, tuple[str, Callable[[DataFrame, int], Outcomes]]] = {
-    "": (
-        "as the confidence head gives it, over the rounds that verified the position",
-        outcomes_at,
-    ),
+COVERED = {  # end of the name -> (words, attribute of `ObservedRun`)
+    "": ("as the confidence head gives it, over the rounds that verified the position", "all"),
     "_unscaled": (
         "as the head gives it, over the second half of the samples: what _scaled compares with",
-        outcomes_unscaled,
+        "unscaled",
     ),
     "_scaled": (
         "after Sequential Temperature Scaling fitted on the first half of the samples, over the "
         "second half",
-        outcomes_scaled,
+        "scaled",
     ),
 }
 
@@ -297,11 +277,11 @@ COVERED: dict[str, tuple[str, Callable[[DataFrame, int], Outcomes]]] = {
 def family(measured: str, covered: str) -> MetricFamily:
     """One measure over one part of the samples, for every position."""
     what, number = MEASURES[measured]
-    how, find = COVERED[covered]
+    how, part = COVERED[covered]
 
     def function(k: int) -> MetricFunction:
         def at(samples: DataFrame) -> float | None:
-            outcomes = find(samples, k)
+            outcomes = outcomes_of(samples, part, k)
             return number(outcomes) if outcomes.predicted else None
 
         return at

@@ -9,12 +9,22 @@ are in `accuracy`.
 from __future__ import annotations
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.metrics import acceptance, calibration, fidelity, served, speed
-from dllm_bench.metrics.metric import MetricDefinition, MetricFamily
+from dllm_bench.metrics import acceptance, calibration, served, speed
+from dllm_bench.metrics.metric import MetricDefinition, MetricFamily, Ratio
 from dllm_bench.metrics.sample_stats import Samples, frame_of
 
+OF_CACHE = MetricDefinition(
+    "quality/kl_to_uncached",
+    "nats",
+    "KL divergence of the model's distribution with the cache from the one without, "
+    "KL(uncached ‖ cached), at the masked positions that a forward predicts ÷ their number; "
+    "ratio of sums over forwards and samples, along the decoder's own trajectory.",
+    Ratio(lambda s: s.kl_nats, lambda s: s.kl_rows),
+    requires="kl_rows",
+)
+"""How far a cached forward is from one without a cache, of runs with `measure_kl=true`."""
 DEFINITIONS: dict[str, MetricDefinition] = {
-    entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL, *fidelity.ALL)
+    entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL, OF_CACHE)
 }
 """Metrics without a position, by name."""
 FAMILIES: dict[str, MetricFamily] = {

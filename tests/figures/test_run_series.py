@@ -152,7 +152,7 @@ def test_reliability_is_of_the_second_half() -> None:
     record = Namespace(samples=frame_of(facts))
     reads = list(run_series.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
     before = [r for r in reads if r["series"] == "before"]
-    bars = calibration.reliability_bins(calibration.outcomes_unscaled(record.samples, 2), 5)
+    bars = calibration.reliability_bins(calibration.outcomes_of(record.samples, "unscaled", 2), 5)
     assert xy(before) == [(bar.predicted, bar.happened) for bar in bars]
     assert sum(read["n"] for read in before) == 20
     assert {read["panel"] for read in reads} == {"2"}

@@ -75,10 +75,11 @@ def test_a_position_is_measured_where_it_was_verified() -> None:
         ObservedDraft((), 0),
         ObservedDraft((0.0, 0.0), 1),
     ]
-    assert calibration.outcomes(rounds, 0).happened == (True, True, True)
-    assert calibration.outcomes(rounds, 1).happened == (True, False)
+    first, second = calibration.outcomes_by_position(rounds)
+    assert first.happened == (True, True, True)
+    assert second.happened == (True, False)
     assert [c.count for c in calibration.calibration_by_position(rounds)] == [3, 2]
-    assert calibration.calibration_of(calibration.outcomes(rounds, 2)) is None
+    assert calibration.calibration_of(calibration.Outcomes((), ())) is None
     assert calibration.calibration_by_position([]) == []
 
 
@@ -127,7 +128,7 @@ def test_each_temperature_is_the_best_given_those_before() -> None:
     fitted = calibration.fit_temperatures(rounds)
     for k in range(len(fitted)):
         errors = {
-            t: calibration.ece(calibration.outcomes(rounds, k, (*fitted[:k], t)))
+            t: calibration.ece(calibration.outcomes_by_position(rounds, (*fitted[:k], t))[k])
             for t in calibration.GRID
         }
         assert errors[fitted[k]] == pytest.approx(min(errors.values()))
