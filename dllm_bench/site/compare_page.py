@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dllm_bench.metrics import accuracy
-from dllm_bench.site.format import LISTED_METRICS, significant
-from dllm_bench.site.pages import Page, Plain, RunLink, RunPages
+from dllm_bench.site.format import LISTED_METRICS
+from dllm_bench.site.pages import Page, RunPages
 from dllm_bench.site.tradeoff_plot import tradeoff_plots
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
@@ -86,54 +86,25 @@ def tokens_per_forward(record: RunRecord) -> tuple[float, str]:
 def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
     """The page of a group of runs."""
     page = Page(runs.address, runs.title, [("comparisons", "index.html#comparisons")])
-    reference = runs.records[0]
-    settings = differing_settings(record.spec for record in runs.records)
-    link = run_pages.link(reference.spec.short, page.up)
-    rows = [
-        compared_run(
-            record,
-            reference,
-            settings[record.spec.short],
-            run_pages.link(record.spec.short, page.up),
-        )
-        for record in runs.records
-    ]
-    plots = tradeoff_plots(runs.records, runs.title, run_pages, page.up)
-    view = {"title": runs.title, "reference": link, "reference_decoder": reference.spec.label}
-    view |= {"runs": rows, "plots": plots, "tpf_metric": TPF, "tps_metric": TPS}
+    reference, *others = runs.records
+    view = {
+        "title": runs.title,
+        "reference": reference,
+        "link": lambda record: run_pages.link(record.spec.short, page.up),
+        "settings": differing_settings(record.spec for record in runs.records),
+        "compared": [
+            (reference, None),
+            *((one, accuracy.compare(one.values, reference.values)) for one in others),
+        ],
+        "ratio": lambda record, metric: ratio(record, reference, metric),
+        "plots": tradeoff_plots(runs.records, runs.title, run_pages, page.up),
+        "tpf": TPF,
+        "tps": TPS,
+    }
     return page.render("comparison.html", view)
 
 
-def compared_run(record: RunRecord, reference: RunRecord, settings: str, link: RunLink) -> Plain:
-    """One run against the reference as text; the reference itself has no difference."""
-    difference = interval = p_value = ""
-    differs, verdict = False, "reference"
-    if record is not reference:
-        paired = accuracy.compare(record.values, reference.values)
-        difference = f"{100 * paired.value:+.1f}"
-        interval = f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}]"
-        p_value = "" if paired.p_value is None else f"{paired.p_value:.2g}"
-        differs, verdict = paired.differs, "yes" if paired.differs else "not shown"
-    (tpf, tpf_ratio), (tps, tps_ratio) = (speed(record, reference, name) for name in (TPF, TPS))
-    return {
-        "link": link,
-        "decoder": record.spec.label,
-        "settings": settings,
-        "score": f"{100 * record.score.mean:.1f} {record.ungraded}".strip() if record.score else "",
-        "difference": difference,
-        "interval": interval,
-        "p_value": p_value,
-        "differs": differs,
-        "verdict": verdict,
-        "tpf": tpf,
-        "tpf_ratio": tpf_ratio,
-        "tps": tps,
-        "tps_ratio": tps_ratio,
-    }
-
-
-def speed(record: RunRecord, reference: RunRecord, metric: str) -> tuple[str, str]:
-    """A metric's value and its ratio to the reference's, as text; empty where undefined."""
+def ratio(record: RunRecord, reference: RunRecord, metric: str) -> str:
+    """A metric's ratio to the reference's, as text; empty where undefined."""
     value, other = record.summary.get(metric), reference.summary.get(metric)
-    ratio = f"{value / other:.2f}" if value is not None and other else ""
-    return significant(value), ratio
+    return f"{value / other:.2f}" if value is not None and other else ""

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
+from dllm_bench.site.format import commit, number, significant
 from dllm_bench.tables.render import environment
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -94,9 +97,18 @@ def state_class(state: str) -> str:
     return f"state-{state.replace(' ', '-')}"
 
 
+@cache
 def templates() -> Environment:
-    """The templates of the pages, and those of the tables."""
-    return environment(TEMPLATES)
+    """The templates of the pages, and those of the tables; with filters of numbers and texts."""
+    found = environment(TEMPLATES)
+    found.filters.update(commit=commit, css_of_state=state_class, number=number)
+    found.filters.update(significant=significant, utc=moment)
+    return found
+
+
+def moment(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
+    """A moment, in seconds since the epoch, as text."""
+    return f"{datetime.fromtimestamp(seconds, UTC):{form}} UTC"
 
 
 def script_json(value: Any) -> Markup:

@@ -8,7 +8,6 @@ with the data of `sample_data`; `sample.html#17` is the run's sample 17, counted
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
@@ -16,8 +15,8 @@ from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
 from dllm_bench.registry import TARGET
 from dllm_bench.site.decoding_order import EVEN_CONTRAST, LUMINANCE, SCALE
-from dllm_bench.site.format import commit, number, printable, significant
-from dllm_bench.site.pages import Page, Plain, run_address, script_json
+from dllm_bench.site.format import printable, significant
+from dllm_bench.site.pages import Page, Plain, moment, run_address, script_json
 from dllm_bench.site.sample_data import SAMPLES_PER_SCRIPT
 from dllm_bench.store.differences import setting_value
 from dllm_bench.store.record import RunRecord, Session
@@ -40,6 +39,7 @@ METRIC_GROUPS = {  # beginning of a metric's name -> title of its group, in the 
     "equal": "Against the baseline",
 }
 OTHER = "Other"
+LISTED = ("id", "verdict", "emitted", "forwards", "seconds")  # columns in the list of samples
 SNIPPET = 90  # characters of a sample's text in the list
 PER_POSITION = "@k"  # ends the name of a metric that has a value per position of a draft
 
@@ -57,20 +57,19 @@ def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
 
 
 def run_view(record: RunRecord, texts: Mapping[str, str]) -> Plain:
-    """Return what `templates/run.html` lays out."""
+    """Return what `templates/run.html` lays out, besides the record itself."""
     spec, metrics = record.spec, metric_texts(record)
     return {
-        "decoder": spec.label,
-        "model_and_benchmark": f"{spec.model.name} on {spec.benchmark.name}",
-        "short": spec.short,
-        "identity": spec.identity_hash,
-        "sealed": f"{datetime.fromtimestamp(record.sealed_at, UTC):%Y-%m-%d %H:%M} UTC",
-        "devices": record.devices,
-        "commit": commit(record.environment),
+        "record": record,
+        "spec": spec,
         "tiles": list(tiles(record)),
         "remarks": list(remarks(record)),
-        "verdicts": list(record.verdicts),
-        "samples": [sample_line(record, i, texts) for i in range(len(record.columns["id"]))],
+        "samples": [
+            dict(zip(LISTED, values, strict=True))
+            for values in zip(*(record.columns[name] for name in LISTED), strict=True)
+        ],
+        "snippet": lambda name: snippet(texts.get(name, "")),
+        "has_texts": bool(texts),
         "metric_groups": metric_groups(metrics),
         "undefined_metrics": [name for name, value in metrics.items() if not value],
         "decoder_settings": decoder_settings(spec),
@@ -79,7 +78,7 @@ def run_view(record: RunRecord, texts: Mapping[str, str]) -> Plain:
             for name in ("model", "benchmark", "hardware")
         ],
         "run_settings": [("settings", run_settings(spec))],
-        "starts": [run_start(session) for session in record.sessions],
+        "facts": run_facts,
     }
 
 
@@ -114,23 +113,10 @@ def remarks(record: RunRecord) -> Iterator[tuple[str, str]]:
 # --- samples -------------------------------------------------------------------------------------
 
 
-def sample_line(record: RunRecord, index: int, texts: Mapping[str, str]) -> Plain:
-    """One sample of the list."""
-    name, verdict, tokens, forwards, seconds = (
-        record.columns[column][index]
-        for column in ("id", "verdict", "emitted", "forwards", "seconds")
-    )
-    text = " ".join(texts.get(name, "").split())
-    return {
-        "id": name,
-        "address": f"sample.html#{index}" if texts else "",
-        "verdict": verdict,
-        "tokens": number(tokens, 0),
-        "forwards": number(forwards, 0),
-        "tpf": number(tokens / forwards if forwards and tokens is not None else None),
-        "seconds": number(seconds, 3),
-        "text": printable(text[:SNIPPET]) + ("…" if len(text) > SNIPPET else ""),
-    }
+def snippet(text: str) -> str:
+    """The beginning of a text in one line."""
+    line = " ".join(text.split())
+    return printable(line[:SNIPPET]) + ("…" if len(line) > SNIPPET else "")
 
 
 def sample_page(record: RunRecord) -> str:
@@ -222,14 +208,13 @@ def piece_settings(plain: Mapping[str, Any]) -> Plain:
     return {"kind": str(plain.get(TARGET, "")).rpartition(".")[2], "settings": values}
 
 
-def run_start(session: Session) -> Plain:
+def run_facts(session: Session) -> list[tuple[str, str]]:
     """Machine and packages of one start of the run."""
     machine = {k: v for k, v in session.environment.items() if k not in ("packages", "diff")}
     packages = session.environment.get("packages") or {}
-    facts = [
-        ("started", f"{datetime.fromtimestamp(session.started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"),
+    return [
+        ("started", moment(session.started_at, "%Y-%m-%d %H:%M:%S")),
         ("samples", f"{session.samples}, after {session.warmups} warm-up requests"),
         *((name.replace("_", " "), setting_value(name, value)) for name, value in machine.items()),
         ("packages", ", ".join(f"{k} {v}" for k, v in packages.items() if v)),
     ]
-    return {"facts": facts, "diff": session.environment.get("diff") or ""}
