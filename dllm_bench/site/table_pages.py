@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dllm_bench.site.pages import Page, Plain, RunPages
+from dllm_bench.site.pages import Page, RunPages
 from dllm_bench.store.files import csv_rows
 from dllm_bench.store.spec import SHOWN
 from dllm_bench.tables.frame import BuiltTable
@@ -17,7 +17,6 @@ from dllm_bench.tables.plan import PlannedRun
 
 DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
 COUNT = "n"  # the column of a figure's csv with the samples behind a point
-RUN = "run"  # the column of a figure's csv that names runs
 SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
 SHOWN_POINTS = 1000  # a heat map has many more
 
@@ -53,31 +52,19 @@ def figure_page(
     page = Page(f"{stem}.html", name, [("figures", "index.html#figures")])
     rows = [{name: shown_entry(name, row[name]) for name in row} for row in points[:SHOWN_POINTS]]
     names = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
-    numeric = {name: all(is_number(row[name]) for row in rows) for name in names}
-    css = {name: "number" if numeric[name] else "" for name in names}
-    shown = [
-        [point_cell(name, row[name], css[name], run_pages, page.up) for name in names]
-        for row in rows
-    ]
+    numeric = [all(is_number(row[name]) for row in rows) for name in names]
     view = {
         "name": name,
         "title": title,
         "image": f"{Path(stem).name}.svg",
         "large": f"{Path(stem).name}.{'png' if 'png' in forms else 'svg'}",
         "files": file_links(Path(stem).name, forms),
-        "columns": list(css.items()),
-        "points": shown,
-        "points_left_out": len(points) - len(shown),
+        "columns": [(n, "number" * is_one) for n, is_one in zip(names, numeric, strict=True)],
+        "points": rows,
+        "points_left_out": len(points) - len(rows),
+        "runs": lambda text: [run_pages.link(run[:SHOWN], page.up) for run in text.split()],
     }
     return page.render("figure.html", view)
-
-
-def point_cell(name: str, text: str, css: str, run_pages: RunPages, up: str) -> Plain:
-    """One entry of a point; hashes of runs become links. `up`: the way to the root of the site."""
-    if name != RUN:
-        return {"text": text, "runs": [], "css": css}
-    links = [run_pages.link(run[:SHOWN], up) for run in text.split()]
-    return {"text": "", "runs": links, "css": css}
 
 
 def shown_entry(name: str, text: str | None) -> str:
