@@ -48,7 +48,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the templates look up; one that is not made by itself is a list in the page's order."""
+    """What the templates of the findings look up."""
 
     judgements: Sequence[Judgement]
     """All claims."""
@@ -148,7 +148,7 @@ class Findings:
 
     @property
     def turned(self) -> tuple[int, int]:
-        """How many claims were contradicted before their last verdict for them, and the reverse."""
+        """How many claims went from contradicted to a last verdict for them, and how many back."""
         said = [[one["verdict"] for one in entries] for entries in history().values()]
         decided = [[one for one in before if one in {*SUPPORT, AGAINST}] for before in said]
         ends = [(set(before[:-1]), before[-1]) for before in decided if before]
