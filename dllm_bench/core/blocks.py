@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 HELD, LEFT = 1, -1  # a block that stays open without masks; one that is left with masks
+LAST = 2  # a block that stays open, and after which none opens yet
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class BlockProgress:
     masks: Sequence[int] = ()  # masks left in that window's blocks
     opened: int = 0  # how many blocks were open in the last round, from block 0 on
     closed: bool = False  # whether the branch may open no further block
-    stays: int = 0  # `HELD`, `LEFT` or 0 of the last open block, or of the text before one opens
+    stays: Sequence[int] = ()  # `HELD`, `LAST`, `LEFT` or 0 of the last open blocks, as many as
+    # there are, or of the text before one opens
 
     def masks_left(self, n: int) -> int:
         """Masks of block `n`."""
@@ -86,13 +88,13 @@ class BlockProgress:
         return n
 
     def _is_finished(self, n: int) -> bool:
-        if self.stays and n == self.opened - 1:
-            return self.stays == LEFT
-        return self.masks_left(n) == 0
+        place = n - self.opened + len(self.stays)
+        stays = self.stays[place] if 0 <= place < len(self.stays) else 0
+        return stays == LEFT if stays else self.masks_left(n) == 0
 
     def all_finished(self, opened: int) -> bool:
         """Whether the first `opened` blocks are finished."""
-        return self.stays != HELD and self.finished >= min(opened, self.grid.blocks)
+        return max(self.stays, default=0) <= 0 and self.finished >= min(opened, self.grid.blocks)
 
     def open_masks(self, opened: int) -> int:
         """Masks in the first `opened` blocks."""

@@ -230,7 +230,8 @@ class Scores:
 HOLD = MemoKey[Tensor]("round.hold")
 """int64 (K,): `HELD` if the open block stays open without masks (the whole text, before a block was
 opened), `LEFT` if it is left with masks, 0 or nothing remembered if it is open while it has masks.
-Any piece may set it; the next wait reads it."""
+(K, N): of each of the last N open blocks; `LAST` if one stays open and none opens after it. Any
+piece may set it; the next wait reads it."""
 END = "end"  # host: where the open block ends, if a piece ended it
 INSERTED = "inserted"  # host: where positions were inserted, and how many
 WORTH = "worth"  # host: how many branches before the base are worth a forward

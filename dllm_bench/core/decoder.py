@@ -37,6 +37,7 @@ class Condition(StrEnum):
     RAW_CONFIDENCE = "raw confidence"  # `Scores.raw_KW`, or a confidence without added evidence
     ENTROPY = "the entropy of every position"  # `Scores.neg_entropy_KW`
     HELD_BLOCKS = "one open block at a time, which a reviser can hold open"
+    HELD_EACH = "open blocks that a reviser can hold one by one"
     FED_WINDOW = "the window in every forward"  # every position of it has logits
     FULL_ATTENTION = "full attention"
     BLOCK_CAUSAL = "block-causal attention"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -42,7 +42,8 @@ class WindowTracker:
         """Every branch at the beginning of a round; `masks`: `masks_per_block` of the last window,
         flattened; `ends`: where blocks end that a piece has ended in that round."""
         self.grid = replace(self.grid, length=length, ends=(*self.grid.ends, *ends))
-        blocks, opened = len(masks) // len(closed), self.opened[winner]
+        blocks, held = len(masks) // len(closed), len(stays) // len(closed)
+        opened = self.opened[winner]
         return [
             BlockProgress(
                 self.grid,
@@ -50,9 +51,9 @@ class WindowTracker:
                 masks[k * blocks : (k + 1) * blocks],
                 opened,
                 bool(flag),
-                stay,
+                stays[k * held : (k + 1) * held],
             )
-            for k, (flag, stay) in enumerate(zip_longest(closed, stays, fillvalue=0))
+            for k, flag in enumerate(closed)
         ]
 
     def move(

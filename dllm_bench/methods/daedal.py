@@ -109,7 +109,7 @@ class Daedal(Blocks):
 
     def opened(self, branch: BlockProgress) -> int:
         """None while the length is sought."""
-        return 0 if branch.stays == HELD else super().opened(branch)
+        return 0 if HELD in branch.stays else super().opened(branch)
 
     def on_start(self, round: Round) -> None:
         if not round.begun:

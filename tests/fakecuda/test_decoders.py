@@ -55,7 +55,7 @@ DTYPES = ("float32", "bfloat16")
 BATCHED = ("fast_dllm_dual", "dspark")
 ROUNDED = ("lopa_dist", "eb_sampler")
 """Decoders whose entropies are rounded to the logits' own dtype."""
-DEEP = ("d2f", "lopa", "lopa_dream", "d3llm", "sdar", "multi_bd")
+DEEP = ("d2f", "lopa", "lopa_dream", "d3llm", "sdar", "multi_bd", "multi_bd_edit")
 """Decoders with several open blocks, which need a second block to open."""
 TWICE = ("eagle3", "dspark_threshold")
 """Decoders that wait twice a round: once for what was accepted, which the next draft continues, and

@@ -97,7 +97,7 @@ class Counts(Schedule):
         opened = self.inner.opened(branch)
         assert branch.opened <= opened or opened >= grid.blocks
         assert branch.open_masks(opened) == sum(left[:opened])
-        assert branch.stays != HELD or (opened == 0 and not branch.all_finished(opened))
+        assert HELD not in branch.stays or (opened == 0 and not branch.all_finished(opened))
         return opened
 
 
