@@ -185,14 +185,14 @@ class SelfVerified(Select):
                 memo[ON] = torch.where(masked_KW.any(1), worth_K, on_K)
             verify_K = verify_K & worth_K
         if self.bandit is not None:
-            verify_K = verify_K & self._promises(span_KW, logits_KWV, round)
+            verify_K = verify_K & self._bandit_verifies(span_KW, logits_KWV, round)
         memo[ROUTED], memo[DRAFTS] = verify_K, scores.ids_KW
         memo[PROBABILITY] = scores.probability_KW
         if self.temperature > 0:
             memo[LAWS] = logits_KWV.softmax(-1)
 
-    def _promises(self, span_KW: Tensor, logits_KWV: Tensor, round: Round) -> Tensor:
-        """Whether the bandit verifies, bool (K,); remembers the case that it decides."""
+    def _bandit_verifies(self, span_KW: Tensor, logits_KWV: Tensor, round: Round) -> Tensor:
+        """Whether the bandit lets the drafts be verified, bool (K,); remembers the case."""
         memo, window = round.state.memo, round.window
         if TRIED not in memo:
             memo[TRIED] = memo[REWARD] = logits_KWV.new_zeros(len(span_KW), 2 * CASES).double()
@@ -208,8 +208,8 @@ class SelfVerified(Select):
         bound_K2 = bound_K2.masked_fill(tried_K2 == 0, torch.inf)
         return bound_K2[:, 1] >= bound_K2[:, 0]
 
-    def _learn(self, round: Round) -> None:
-        """Tell the bandit how many tokens per forward its decision has committed."""
+    def _teach_bandit(self, round: Round) -> None:
+        """Tell the bandit how many tokens per forward its last decision has committed."""
         memo, window, verifies = round.state.memo, round.window, round.state.memo[VERIFIES]
         new_KW = window.of(round.state.born_KL) == round.state.forwards
         count_K = (memo[TAKEN] if verifies else new_KW).sum(1)
@@ -285,7 +285,7 @@ class SelfVerified(Select):
 
     def on_commit(self, round: Round) -> None:
         if self.bandit is not None:
-            self._learn(round)
+            self._teach_bandit(round)
         if not round.state.memo[VERIFIES]:
             round.ask(VERIFY, round.state.memo[ROUTED].long())
 

@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 from torch import Tensor
 
-from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress
+from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Explore, Round, Schedule, Select, Stop, StopFlags
 from dllm_bench.core.decoder import Conditions
 from dllm_bench.core.request import Request
@@ -99,6 +99,24 @@ class Counts(Schedule):
         assert branch.open_masks(opened) == sum(left[:opened])
         assert HELD not in branch.stays or (opened == 0 and not branch.all_finished(opened))
         return opened
+
+
+@pytest.mark.parametrize(
+    ("stays", "finished", "done"),
+    [
+        ((), 2, False),  # the third has masks
+        ((HELD,), 2, False),
+        ((LEFT,), 3, True),
+        ((HELD, 0, 0), 0, False),
+        ((0, LAST, LEFT), 1, False),
+        ((HELD, LEFT), 1, False),
+        ((0, 0, LEFT), 3, True),
+    ],
+)
+def test_each_open_block_may_be_held(stays: tuple[int, ...], finished: int, done: bool) -> None:
+    """Of three open blocks, the first two without masks; the values are those of the last ones."""
+    progress = BlockProgress(BlockGrid(0, 8, 0, 32), 0, (0, 0, 5), 3, stays=stays)
+    assert (progress.finished, progress.all_finished(3)) == (finished, done)
 
 
 SCHEDULES = (
