@@ -265,13 +265,7 @@ class Round:
     """What was asked for, as of this round's wait."""
     revised: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Tokens and `born` (L,) after every revision, for the trace."""
-    only: Tensor = field(init=False)
-    """Index of a single branch, 0-d int64."""
     _asked: dict[Hashable, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        device = self.state.tokens_KL.device
-        self.only = torch.zeros((), dtype=torch.long, device=device)
 
     @property
     def begun(self) -> bool:

@@ -219,8 +219,11 @@ class BlockNetwork(Protocol):
     def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
         """What the token (0-d) before a slot adds to the logits (K,) of its candidates."""
 
-    def survival(self, token: Tensor, hidden_H: Tensor) -> Tensor:
-        """Logit (0-d) of the probability that a slot's token is accepted if all before it are."""
+    def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
+        """Logit (...) of the probability that a slot's token is accepted if all before it are.
+
+        Of slots with hidden states (..., H) after the tokens (...).
+        """
 
 
 class BlockDrafter(Protocol):

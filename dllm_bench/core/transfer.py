@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain, compress, islice
 from typing import Any
 
@@ -26,6 +27,12 @@ def to_host(values: Sequence[Tensor]) -> list[list[Any]]:
         return [values[0].tolist()]
     joined = iter(torch.cat(list(values)).tolist())
     return [list(islice(joined, len(one))) for one in values]
+
+
+@cache
+def index_zero(device: torch.device) -> Tensor:
+    """The index of a single branch, 0-d int64: one tensor for each device."""
+    return torch.zeros((), dtype=torch.long, device=device)
 
 
 def true_indices(masks: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -55,7 +55,7 @@ from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.transfer import to_device
+from dllm_bench.core.transfer import index_zero, to_device
 from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
 from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.numerics import forbid
@@ -309,7 +309,7 @@ class MaskedDecoder(ComposedDecoder):
         self, branches: DecodeState, window: Window, round: Round, workers: WorkerGroup
     ) -> None:
         """Continue with the best branch of all workers' `branches`, and keep its K/V."""
-        several, winner = branches.branches > 1, round.only
+        several, winner = branches.branches > 1, index_zero(branches.tokens_KL.device)
         if several:
             winner = self.explore.pick(workers.gather(self._rate(round)))
             round.ask(WINNER, winner)

@@ -45,7 +45,7 @@ from dllm_bench.core.speculative import (
 )
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.core.transfer import to_device, to_host
+from dllm_bench.core.transfer import index_zero, to_device, to_host
 from dllm_bench.decoding.clock import CudaClock, HostClock, clock_of
 from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -331,7 +331,7 @@ def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan
         logits = model.forward_batch(canvases, plans, caches)
     for one, kv, plan in zip(active, caches, plans, strict=True):
         one.forwards[-1] = replace(one.forwards[-1], **kv.execution._asdict())
-        kv.keep(plan, torch.zeros((), dtype=torch.long, device=model.device))
+        kv.keep(plan, index_zero(model.device))
     return [logits_1RV[0] for logits_1RV in logits]
 
 
@@ -453,14 +453,15 @@ def _copy_to_host(
     """What was verified for each request, in one copy for all; survival logits to 4 digits."""
     joined, lengths = [], []
     for result, draft in zip(results, drafts, strict=True):
-        decided = torch.stack([result.count, result.bonus])
-        maybe = (decided, draft.tokens_D, draft.survival_D, draft.parents_D, result.path_D)
-        parts = [decided[:0] if part is None else part.double() for part in maybe]
+        decided = (result.count.reshape(1), result.bonus.reshape(1))
+        survival_D = None if draft.survival_D is None else draft.survival_D.double()
+        maybe = (*decided, draft.tokens_D, survival_D, draft.parents_D, result.path_D)
+        parts = [draft.tokens_D[:0] if part is None else part for part in maybe]
         lengths.append([len(part) for part in parts])
         joined.append(torch.cat(parts))
     for values, each in zip(to_host(joined), lengths, strict=True):
         rest = iter(values)
-        (count, bonus), tokens, survival, parents, path = ([*islice(rest, n)] for n in each)
+        (count,), (bonus,), tokens, survival, parents, path = ([*islice(rest, n)] for n in each)
         drafted = (*map(int, tokens),)
         places = map(int, path) if path else range(len(drafted))
         accepted = [drafted[place] for place in islice(places, int(count))]

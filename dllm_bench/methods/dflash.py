@@ -136,14 +136,14 @@ class DFlash2(DFlash):
         count = min(self.drafter.candidates, logits_NV.shape[1])
         ids_NK = logits_NV.topk(count).indices.sort(1).values  # drawn in the order of tokens
         unary_NK = logits_NV.gather(1, ids_NK)
-        tokens, distributions = [context.tokens_L[-1]], []
+        tokens, distributions = [context.tokens_L[-1:]], []
         for hidden_H, ids_K, unary_K in zip(hidden_NH, ids_NK, unary_NK, strict=True):
-            score_K = unary_K + network.path_bias(tokens[-1], hidden_H, ids_K)
+            score_K = unary_K + network.path_bias(tokens[-1][0], hidden_H, ids_K)
             place_1, probabilities_1K = sampler.sample(score_K[None])
-            tokens.append(ids_K.index_select(0, place_1)[0])
+            tokens.append(ids_K.index_select(0, place_1))
             distributions.append(probabilities_1K)
         drawn_NV = sampler.joined(distributions)
         if drawn_NV is not None:
             among_NV = torch.zeros_like(logits_NV, dtype=drawn_NV.dtype)
             drawn_NV = among_NV.scatter_(1, ids_NK, drawn_NV)
-        return DrawnTokens(torch.stack(tokens[1:]), drawn_NV)
+        return DrawnTokens(torch.cat(tokens[1:]), drawn_NV)

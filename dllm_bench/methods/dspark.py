@@ -65,20 +65,17 @@ class DSpark(DFlash):
     def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
         network, context, hidden_NH, logits_NV = block
         context.head_begins()
-        tokens, distributions, survivals = [context.tokens_L[-1]], [], []
+        tokens, distributions = [context.tokens_L[-1:]], []
         state: HeadState = None
         for hidden_H, logits_V in zip(hidden_NH, logits_NV, strict=True):
-            if self.drafter.has_confidence_head:
-                survivals.append(network.survival(tokens[-1], hidden_H))
-            bias_V, state = network.transition(tokens[-1], hidden_H, state)
+            bias_V, state = network.transition(tokens[-1][0], hidden_H, state)
             token_1, probabilities_1V = sampler.sample((logits_V + bias_V)[None])
-            tokens.append(token_1[0])
+            tokens.append(token_1)
             distributions.append(probabilities_1V)
-        return DrawnTokens(
-            torch.stack(tokens[1:]),
-            sampler.joined(distributions),
-            torch.stack(survivals) if survivals else None,
-        )
+        text_R, survival_D = torch.cat(tokens), None
+        if self.drafter.has_confidence_head:
+            survival_D = network.survival(text_R[:-1], hidden_NH)
+        return DrawnTokens(text_R[1:], sampler.joined(distributions), survival_D)
 
 
 Probabilities = Sequence[Sequence[float]]

@@ -5,7 +5,8 @@ to every layer; the slots are the anchor and the masks after it. DSpark (§3) ad
 a confidence head. DFlash 2 (z-lab/dflash@07ebd93, dflash/model.py): convolutions over the slots
 around attention and MLP, and a path selector. EAGLE-3 as in DeepSpec: feature i joined with token
 i + 1, at rotary position i, predicts token i + 2. Rotary positions are absolute. Layers are made of
-transformers' Qwen3 parts.
+transformers' Qwen3 parts, which training runs; in decoding `layers.PlainLayer` computes them. Rows
+of context give every layer keys and values first, and the slots then attend to the cache.
 Not here: training losses, block masks, Gemma's layers.
 
 Shapes: F fed rows of context, S slots of a block, D slots that predict, H hidden size, V
@@ -15,26 +16,27 @@ vocabulary, C = H x (number of feature layers), T taps of a convolution, X keys,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3MLP,
-    Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
-    apply_rotary_pos_emb,
-    eager_attention_forward,
 )
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.speculative import Context, HeadState, Target
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import index_zero
 from dllm_bench.models.drafter_config import DrafterConfig
 from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.layer_ops import Rotation
+from dllm_bench.models.layers import PlainLayer
+from dllm_bench.models.plain_module import RMSNorm
 
 
 class MarkovHead(nn.Module):
@@ -142,11 +144,21 @@ class ConfidenceHead(nn.Module):
         return logit
 
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines of all rows, (1, F + S, head size) each
+ANGLES = 1024  # positions by whose multiples the tables of rotary embeddings grow
+
+
+@lru_cache(maxsize=4)
+def angles(rotary_emb: Any, length: int, device: torch.device, dtype: torch.dtype) -> Rotation:
+    """Cosines and sines (1, L, E) of the first positions."""
+    like, position_L = (
+        torch.empty(0, dtype=dtype, device=device),
+        torch.arange(length, device=device),
+    )
+    return cast(Rotation, rotary_emb(like, position_L[None]))
 
 
 class ContextAttention(Qwen3Attention):
-    """Attention of queries to the cache, the context rows and the query rows, all of them.
+    """The weights of attention to the context and the query rows, all of them, and its mask.
 
     Only query rows have queries. In DFlash the context rows are features of the target, the same
     for every layer and not normalised by it; in EAGLE-3 they are committed positions. `width` is
@@ -164,25 +176,6 @@ class ContextAttention(Qwen3Attention):
             size = getattr(self, name).out_features
             setattr(self, name, nn.Linear(width, size, bias=config.attention_bias))
 
-    def forward(  # type: ignore[override] # context rows are an argument of their own
-        self, context_1FH: Tensor, query_1SH: Tensor, rotation: Rotation, kv: PositionCache
-    ) -> Tensor:
-        rows = torch.cat([context_1FH, query_1SH], dim=1)
-        query = self.q_norm(self._heads(self.q_proj(query_1SH))).transpose(1, 2)
-        key = self.k_norm(self._heads(self.k_proj(rows))).transpose(1, 2)
-        value = self._heads(self.v_proj(rows)).transpose(1, 2)
-        last = tuple(part[:, -query_1SH.shape[1] :] for part in rotation)
-        query, _ = apply_rotary_pos_emb(query, query, *last)
-        _, key = apply_rotary_pos_emb(key, key, *rotation)
-        key, value = kv.update(key, value, self.layer_idx)
-        kernel = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        mask = self.mask(query.shape[2], key.shape[2], query)
-        mixed, _ = kernel(self, query, key, value, mask, scaling=self.scaling, is_causal=False)
-        projected: Tensor = self.o_proj(mixed.flatten(2))
-        return projected
-
     def mask(self, slots: int, keys: int, like: Tensor) -> Tensor | None:
         """What the last `slots` of `keys` positions see, additive (1, 1, S, X); None: all."""
         if not (self.window or self.causal):
@@ -192,9 +185,6 @@ class ContextAttention(Qwen3Attention):
         reach = self.window or keys
         hidden_SX = (ahead_SX <= -reach) | (ahead_SX >= (1 if self.causal else reach))
         return like.new_zeros(hidden_SX.shape).masked_fill(hidden_SX, -torch.inf)[None, None]
-
-    def _heads(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (-1, self.head_dim))
 
 
 class SlotConvolution(nn.Module):
@@ -214,13 +204,13 @@ class SlotConvolution(nn.Module):
         """Outputs (..., S, H) of the sublayer for the slots `rows` (..., S, H)."""
         delta = self.kernel_projection(rows).unflatten(-1, (2, self.taps, -1))
         kernels = self.base_kernel + delta.repeat_interleave(self.group, dim=-1)
-        before, after = kernels.unbind(-3)
+        before, after = kernels.flip(-2).unbind(-3)  # the earliest tap first
         return self._mix(sublayer(self._mix(rows, before)), after)
 
     def _mix(self, rows: Tensor, kernel: Tensor) -> Tensor:
         """Rows (..., S, H) convolved with the weights (..., S, T, H)."""
         earlier = nn.functional.pad(rows, (0, 0, self.taps - 1, 0)).unfold(-2, self.taps, 1)
-        return (kernel * earlier.flip(-1).mT).sum(-2)
+        return (kernel * earlier.mT).sum(-2)
 
 
 class BlockLayer(nn.Module):
@@ -237,8 +227,8 @@ class BlockLayer(nn.Module):
             causal=causal[index] if causal else False,
         )
         self.mlp = Qwen3MLP(config)
-        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         taps, group = drafter_config.conv_taps, drafter_config.conv_group
         if taps:
             self.attention_conv = SlotConvolution(config.hidden_size, taps, group)
@@ -246,11 +236,14 @@ class BlockLayer(nn.Module):
         self.convolves = taps > 0
 
     def forward(
-        self, context_1FH: Tensor, slots_1SH: Tensor, rotation: Rotation, kv: PositionCache
+        self, own: PlainLayer, slots_1SH: Tensor, rotation: Rotation, kv: PositionCache
     ) -> Tensor:
-        return self.apply_to(
-            slots_1SH, lambda query_1SH: self.self_attn(context_1FH, query_1SH, rotation, kv)
-        )
+        """The slots after the layer, behind the cached context; `own` computes its parts."""
+        slots = slots_1SH.shape[1]
+        mask = self.self_attn.mask(slots, kv.length + slots, slots_1SH)
+        if not self.convolves:
+            return own(slots_1SH, mask, rotation, kv)
+        return self.apply_to(slots_1SH, lambda query: own.attended(query, mask, rotation, kv))
 
     def apply_to(self, slots: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
         """The slots (..., S, H) after attention and MLP; `attention` computes the former."""
@@ -273,18 +266,14 @@ class ChainLayer(nn.Module):
         super().__init__()
         self.self_attn = ContextAttention(config, 0, 2 * config.hidden_size)
         self.mlp = Qwen3MLP(config)
-        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
-        self, token_1FH: Tensor, hidden_1FH: Tensor, rotation: Rotation, kv: PositionCache
-    ) -> Tensor:
-        rows = torch.cat([self.input_layernorm(token_1FH), self.hidden_norm(hidden_1FH)], dim=-1)
-        mixed = self.self_attn(rows[:, :-1], rows[:, -1:], rotation, kv)
-        last_11H = hidden_1FH[:, -1:] + mixed
-        after: Tensor = last_11H + self.mlp(self.post_attention_layernorm(last_11H))
-        return after
+    def rows(self, token_1FH: Tensor, hidden_1FH: Tensor) -> Tensor:
+        """What attention reads, (1, F, 2 H)."""
+        pair = [self.input_layernorm(token_1FH), self.hidden_norm(hidden_1FH)]
+        return torch.cat(pair, dim=-1)
 
 
 def begin_draft(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
@@ -300,7 +289,7 @@ def begin_draft(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
 def finish_draft(kv: PositionCache, plan: ForwardPlan, rows_1FH: Tensor) -> None:
     """Store the keys and values of `plan.store`; `rows` are the context rows that were fed."""
     kv.hold(plan, rows_1FH)
-    kv.keep(plan, torch.zeros((), dtype=torch.long, device=rows_1FH.device))
+    kv.keep(plan, index_zero(rows_1FH.device))
 
 
 class DraftNetwork(nn.Module):
@@ -316,11 +305,17 @@ class DraftNetwork(nn.Module):
         self.drafter_config = drafter_config
         width = config.hidden_size
         self.fc = nn.Linear(len(drafter_config.feature_layers) * width, width, bias=False)
-        self.norm = Qwen3RMSNorm(width, config.rms_norm_eps)
+        self.norm = RMSNorm(width, config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         if drafter_config.tables:
             self.embed_tokens = nn.Embedding(config.vocab_size, width)
             self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+
+    @cached_property
+    def own_layers(self) -> list[PlainLayer]:
+        """What computes the layers in decoding, in few launches, from their weights."""
+        joined = self.fc.weight.is_cuda
+        return [PlainLayer(layer, index, joined) for index, layer in enumerate(self.layers)]
 
     def new_cache(self, length: int) -> PositionCache:
         """An empty cache for a canvas of `length` positions."""
@@ -342,10 +337,22 @@ class DraftNetwork(nn.Module):
             logits = logits * scale
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
-    def rotation(self, like: Tensor, first: int, last: int) -> Rotation:
-        """Cosines and sines of the positions [first, last), on the device of `like`."""
-        position_1F = torch.arange(first, last, device=like.device)[None]
-        return cast(Rotation, self.rotary_emb(like, position_1F))
+    def give_context(self, rows_1FX: Tensor, kv: PositionCache, stop: int) -> None:
+        """Store the keys and values of rows before position `stop`, which attend to nothing."""
+        plan, rotation = begin_draft(kv, stop, stored=stop), self.rotation(rows_1FX, kv.length)
+        for own in self.own_layers:
+            own.give_context(rows_1FX, rotation, kv)
+        finish_draft(kv, plan, rows_1FX)
+
+    def rotation(self, like_1FX: Tensor, first: int) -> Rotation:
+        """Cosines and sines of F positions from `first` on, in the dtype and on the device of
+        `like`: views of those of many positions.
+        """
+        last = first + like_1FX.shape[1]
+        cos_1LE, sin_1LE = angles(
+            self.rotary_emb, last + -last % ANGLES, like_1FX.device, like_1FX.dtype
+        )
+        return cos_1LE[:, first:last], sin_1LE[:, first:last]
 
 
 class BlockDraftNetwork(DraftNetwork):
@@ -354,7 +361,7 @@ class BlockDraftNetwork(DraftNetwork):
     def __init__(self, config: Any, drafter_config: DrafterConfig) -> None:
         super().__init__(config, drafter_config)
         width = config.hidden_size
-        self.hidden_norm = Qwen3RMSNorm(width, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(width, config.rms_norm_eps)
         self.layers = nn.ModuleList(
             BlockLayer(config, index, drafter_config) for index in range(config.num_hidden_layers)
         )
@@ -371,25 +378,23 @@ class BlockDraftNetwork(DraftNetwork):
     def block(
         self, context: Context, slots: int, first: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        masks = context.tokens_L.new_full((slots - 1,), self.drafter_config.mask)
-        ids_1S = torch.cat([context.tokens_L[-1:], masks])[None]
-        hidden_SH = self.hidden(context, self.embed(ids_1S, context.target))[0]
-        hidden_DH = hidden_SH[self.drafter_config.silent if first is None else first :]
-        return hidden_DH, self.logits(hidden_DH, context.target)
-
-    def hidden(self, context: Context, slots_1SH: Tensor) -> Tensor:
-        """Normalised hidden states (1, S, H) of the slots; stores K/V of the new context."""
+        """Hidden states (D, H) and logits (D, V) of the slots that predict, slot `first` and those
+        after it if given; stores K/V of the new context.
+        """
         kv, anchor = context.kv, context.anchor
         assert isinstance(kv, PositionCache)
         assert context.features_1FC is not None
-        context_1FH = self.hidden_norm(self.fc(context.features_1FC))
-        plan = begin_draft(kv, anchor + slots_1SH.shape[1], stored=anchor)
-        rotation = self.rotation(slots_1SH, *plan.feed)
-        for layer in self.layers:
-            slots_1SH = layer(context_1FH, slots_1SH, rotation, kv)
-        finish_draft(kv, plan, context_1FH)
-        normalised: Tensor = self.norm(slots_1SH)
-        return normalised
+        self.give_context(self.hidden_norm(self.fc(context.features_1FC)), kv, anchor)
+        masks = context.tokens_L.new_full((slots - 1,), self.drafter_config.mask)
+        ids_1S = torch.cat([context.tokens_L[-1:], masks])[None]
+        slots_1SH = self.embed(ids_1S, context.target)
+        begin_draft(kv, anchor + slots, stored=anchor)
+        rotation = self.rotation(slots_1SH, anchor)
+        for layer, own in zip(self.layers, self.own_layers, strict=True):
+            slots_1SH = layer(own, slots_1SH, rotation, kv)
+        start = self.drafter_config.silent if first is None else first
+        hidden_DH = self.norm(slots_1SH)[0, start:]
+        return hidden_DH, self.logits(hidden_DH, context.target)
 
     def transition(
         self, token: Tensor, hidden_H: Tensor, state: HeadState
@@ -401,11 +406,13 @@ class BlockDraftNetwork(DraftNetwork):
         """What the path selector adds to the logits (K,) of a slot's candidates after a token."""
         return cast(Tensor, self.candidate_selector(token, hidden_H, ids_K))
 
-    def survival(self, token: Tensor, hidden_H: Tensor) -> Tensor:
-        """Logit (0-d) of the probability that the slot's token is accepted."""
+    def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
+        """Logit (...) of the probability that a slot's token is accepted, of slots with hidden
+        states (..., H) after the tokens (...).
+        """
         reads_token = self.drafter_config.rank and self.drafter_config.confidence_reads_token
         embedded = [self.markov_head.markov_w1(token)] if reads_token else []
-        return cast(Tensor, self.confidence_head(hidden_H, *embedded))
+        return cast(Tensor, self.confidence_head(hidden, *embedded))
 
 
 class ChainDraftNetwork(DraftNetwork):
@@ -431,12 +438,17 @@ class ChainDraftNetwork(DraftNetwork):
     ) -> tuple[Tensor, Tensor]:
         kv = context.kv
         assert isinstance(kv, PositionCache)
-        stop = kv.length + len(tokens_F)
-        plan = begin_draft(kv, stop, stored=stop)
-        embedded_1FH = self.embed(tokens_F[None], context.target)
-        rotation = self.rotation(embedded_1FH, *plan.feed)
-        last_11H = self.layers[0](embedded_1FH, hidden_1FH, rotation, kv)
-        finish_draft(kv, plan, hidden_1FH)
+        (layer,), (own,) = self.layers, self.own_layers
+        assert isinstance(layer, ChainLayer)
+        rows_1FX = layer.rows(self.embed(tokens_F[None], context.target), hidden_1FH)
+        last = kv.length + len(tokens_F) - 1
+        if last > kv.length:
+            self.give_context(rows_1FX[:, :-1], kv, last)
+        plan = begin_draft(kv, last + 1, stored=last + 1)
+        rotation = self.rotation(rows_1FX[:, -1:], last)
+        last_11H = hidden_1FH[:, -1:] + own.attended(rows_1FX[:, -1:], None, rotation, kv)
+        last_11H = last_11H + own.changed(last_11H)
+        finish_draft(kv, plan, last_11H)
         return last_11H, self.logits(self.norm(last_11H)[0], context.target)
 
 

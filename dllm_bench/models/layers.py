@@ -219,15 +219,27 @@ class PlainLayer(DecoderLayer):
         self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:
         """The heads of attention, (P, F, A * E), before the output projection."""
+        heads = self._all_turned(normed_PFH, rotation, cache)
+        return attend(*heads, mask, cache, self.index)
+
+    def give_context(self, normed_PFH: Tensor, rotation: Rotation, cache: FreshCache) -> None:
+        """Give the cache the K/V of rows that attend to nothing."""
+        _, keys, values = self._all_turned(normed_PFH, rotation, cache)
+        cache.update(keys, values, self.index)
+
+    def _all_turned(
+        self, normed_PFH: Tensor, rotation: Rotation, cache: FreshCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (P, A or G, F, E), the first two normed and rotated."""
         heads = [part.unflatten(-1, (-1, self._head_size)) for part in self._inputs(normed_PFH)]
         by_kernel = self._joined and has_kernels(normed_PFH)
         turned = self._turned_by_kernel if by_kernel else self._turned
-        return attend(*turned(heads, rotation, cache), mask, cache, self.index)
+        return turned(heads, rotation, cache)
 
     def _turned(
         self, heads: list[Tensor], rotation: Rotation, cache: FreshCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (P, A or G, F, E), the first two normed and rotated."""
+        """`_all_turned` by torch's passes."""
         queries, keys, values = self._counts
         if self._joined:
             heads = list(heads[0].split((queries + keys, values), 2))
@@ -244,7 +256,7 @@ class PlainLayer(DecoderLayer):
     def _turned_by_kernel(
         self, heads: list[Tensor], rotation: Rotation, cache: FreshCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`_turned` in one launch, K/V in their place in the cache where that is known."""
+        """`_all_turned` in one launch, K/V in their place in the cache where that is known."""
         (heads_PFXE,) = heads
         sequences, rows = heads_PFXE.shape[:2]
         keys, values = cache.slots(self.index, rows) or heads_PFXE.new_empty(

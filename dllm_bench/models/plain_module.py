@@ -2,8 +2,8 @@
 
 Importing these takes seconds, several times as long as a short text. The parameters have the names
 that transformers gives those of Llama, Qwen2 and Qwen3; `layers.PlainLayer` computes the layers,
-and the norm and rotary embedding here compute what transformers' do, bit by bit. Whoever needs
-transformers' module gets one with the same weights, see `as_transformers`.
+and the norm and rotary embedding here compute what transformers' do, in float32 bit by bit. Whoever
+needs transformers' module gets one with the same weights, see `as_transformers`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module, ModuleList, Parameter
+from torch.nn.functional import rms_norm
 
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
 """Classes of transformers, without "ForCausalLM", whose parameters a `PlainModule` has."""
@@ -76,10 +77,8 @@ class RMSNorm(Module):
         self.variance_epsilon = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., H), normed, in their dtype."""
-        wide = hidden.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * (wide * scale).to(hidden.dtype)
+        """Hidden states (..., H), normed, in their dtype; one launch on a CUDA device."""
+        return rms_norm(hidden, self.weight.shape, self.weight, self.variance_epsilon)
 
 
 class RotaryEmbedding(Module):

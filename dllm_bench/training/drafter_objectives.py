@@ -36,8 +36,8 @@ from dllm_bench.models.drafter_networks import (
     ChainDraftNetwork,
     ChainLayer,
     ContextAttention,
-    Rotation,
 )
+from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.training.drafter_data import TargetRows
 
 Visibility = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # row, head, query, key -> bool
@@ -208,7 +208,8 @@ def _block_layer(
         last = tuple(part[:, -query_BQH.shape[1] :] for part in rotation)
         key, value = _keys_values(attention, torch.cat([context_BLH, query_BQH], dim=1), rotation)
         mixed = attend(_queries(attention, query_BQH, (last[0], last[1])), key, value)
-        return _output(attention, mixed).view_as(query_BNSH)
+        projected: Tensor = attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        return projected.view_as(query_BNSH)
 
     return layer.apply_to(hidden_BNSH, attended)
 
@@ -227,12 +228,6 @@ def _keys_values(
     key = attention.k_norm(_heads(attention, attention.k_proj(states))).transpose(1, 2)
     value = _heads(attention, attention.v_proj(states)).transpose(1, 2)
     return apply_rotary_pos_emb(key, key, *rotation)[0], value
-
-
-def _output(attention: ContextAttention, mixed: Tensor) -> Tensor:
-    """The attention's output (B, positions, H) from its mixed values per head."""
-    projected: Tensor = attention.o_proj(mixed.transpose(1, 2).flatten(2))
-    return projected
 
 
 def _heads(attention: ContextAttention, states: Tensor) -> Tensor:
@@ -366,13 +361,12 @@ def chain_forward(network: ChainDraftNetwork, rows: TargetRows) -> list[Tensor]:
     for step in range(network.drafter_config.slots):
         embedded_BLH = network.embed_tokens(shifted(rows.ids_BL, step + 1))
         rotation = network.rotary_emb(embedded_BLH, position_BL + step)
-        pair = [layer.input_layernorm(embedded_BLH), layer.hidden_norm(hidden_BLH)]
-        pair_BL2H = torch.cat(pair, dim=-1)
+        pair_BL2H = layer.rows(embedded_BLH, hidden_BLH)
         key, value = _keys_values(layer.self_attn, pair_BL2H, rotation)
         keys, values = [*keys, key], [*values, value]
         query = _queries(layer.self_attn, pair_BL2H, rotation)
         mixed = _chain_attention(query, torch.cat(keys, dim=2), torch.cat(values, dim=2))
-        hidden_BLH = hidden_BLH + _output(layer.self_attn, mixed)
+        hidden_BLH = hidden_BLH + layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
         hidden_BLH = hidden_BLH + layer.mlp(layer.post_attention_layernorm(hidden_BLH))
         logits.append(network.lm_head(network.norm(hidden_BLH)))
     return logits

@@ -38,6 +38,7 @@ READS = ("tolist", "numpy", "item", "__bool__", "__int__", "__float__", "__index
 ONCE = ("start", "generation")  # functions that run once a request, where the host may wait
 OVERWRITES = ("fill_", "zero_", "copy_", "uniform_")  # do not read what they write
 COMPOSITE = "CompositeImplicitAutograd"
+FUSED = "aten::_fused_rms_norm"  # one kernel on a device; a build of torch without CUDA lacks it
 attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -186,7 +187,8 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace != "aten":
             return func(*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE):
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE)
+        if composite and func.name() != FUSED:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -251,6 +253,7 @@ def claimed(value: Any) -> Any:
             return torch.empty(value.shape, dtype=value.dtype, device="cuda")
     assert isinstance(value, torch.nn.Module)
     module = copy.deepcopy(value)
+    module.__dict__.pop("own_layers", None)  # of a drafter, computed from its weights
     for part in module.modules():
         for name, weight in part._parameters.items():
             if weight is not None:
@@ -296,7 +299,8 @@ def device(watch: Watch) -> Iterator[None]:
         patch.setattr(layer_ops, "kernels_work", lambda dtype: True)
         patch.setattr(attention_module, "mass_kernel_works", lambda *form: True)
         patch.setattr(layer_ops, "start", lambda *args, **options: watch.launch("triton"))
-        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", _attention)
+        for module in (torch.nn.functional, attention_module):
+            patch.setattr(module, "scaled_dot_product_attention", _attention)
         for name, copied in (("_network", claimed), ("_model", claimed_model)):
             patch.setattr(drafters, name, _of_drafter(getattr(drafters, name), copied))
         with FAKE, watch:
