@@ -130,8 +130,8 @@ class BranchWorkerGroup(WorkerGroup):
             return own, scores
         memo = own.memo.tensors()
         learned = {key: v for key, v in memo.items() if self._before.get(key) is not v}
-        values = [value for one in scores for value in one.tensors().values()]
-        rows = iter(self._of_winner(winner, [*values, *learned.values()]))
+        each = {id(value): value for one in scores for value in one.tensors().values()}
+        rows = iter(self._of_winner(winner, [*each.values(), *learned.values()]))
         scores = tuple(one.map(lambda _: next(rows)) for one in scores)
         state = branches.pick(winner)
         for key, row in zip(learned, rows, strict=True):

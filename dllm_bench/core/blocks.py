@@ -16,6 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dllm_bench.core.transfer import constant
+
 HELD, LEFT = 1, -1  # a block that stays open without masks; one that is left with masks
 LAST = 2  # a block that stays open, and after which none opens yet
 
@@ -139,7 +141,7 @@ class Window:
 
     def until(self, end: Tensor) -> Window:
         """The window whose open block ends at `end` (0-d int64)."""
-        position_W = torch.arange(self.start, self.stop, device=self.eligible_KW.device)
+        position_W = constant(range(self.start, self.stop), self.eligible_KW.device)
         return replace(self, eligible_KW=self.eligible_KW & (position_W < end), end=end)
 
     @property
@@ -165,7 +167,7 @@ class Window:
 
     def forced(self, where_KW: Tensor, fallback_KW: Tensor) -> Tensor:
         """`fallback` in the blocks that must progress and have no position in `where`, (K, W)."""
-        stalled_KN1 = ~self.blocks(where_KW).any(-1, keepdim=True)
+        chosen_KN1, fallback_KNP = self.blocks(where_KW).any(-1, True), self.blocks(fallback_KW)
         if self.must_KN is not None:
-            stalled_KN1 &= self.must_KN[..., None]
-        return self.flat(self.blocks(fallback_KW) & stalled_KN1)
+            fallback_KNP = fallback_KNP & self.must_KN[..., None]
+        return self.flat(fallback_KNP > chosen_KN1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import islice
 from typing import ClassVar, Literal, Protocol, get_args
 
@@ -27,6 +28,7 @@ from dllm_bench.core.decoder import Condition, Conditions, Need, Piece
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import CUT, DecodeState, MemoKey
+from dllm_bench.core.transfer import constant
 
 # --- the pieces -----------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class Select(MaskedPiece, ABC):
         confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
         confidence_KNP = window.blocks(confidence_KW, -torch.inf)
         best_KN1 = confidence_KNP.argmax(-1, keepdim=True)
-        where_KNP = torch.zeros_like(confidence_KNP, dtype=torch.bool).scatter_(2, best_KN1, True)
+        where_KNP = best_KN1 == constant(range(window.block), best_KN1.device)
         return window.flat(where_KNP) & window.eligible_KW, scores.ids_KW
 
 
@@ -124,7 +126,8 @@ class Explore(MaskedPiece, ABC):
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         """K branches of a state with K = 1; the last one is the base, the state as it was.
 
-        `Round.keep_first` says in `on_start` how many of the others are worth a forward.
+        Each of the others commits one more position than those before it could: as many are fed as
+        the base has masks left in its open blocks.
 
         last: scores and window of the forward before, None in the first round.
         """
@@ -208,8 +211,9 @@ class Scores:
         return {name: value for name, value in values.items() if value is not None}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Scores:
-        """Scores of `function` of every tensor that is present."""
-        return replace(self, **{name: function(value) for name, value in self.tensors().items()})
+        """Scores of `function` of every tensor that is present, called once for each of them."""
+        once = cache(function)  # tensors are equal as keys if they are the same
+        return replace(self, **{name: once(value) for name, value in self.tensors().items()})
 
     def pick(self, j: Tensor) -> Scores:
         """The scores of branch `j` (0-d or 1-element int64 tensor) alone."""
@@ -234,7 +238,6 @@ opened), `LEFT` if it is left with masks, 0 or nothing remembered if it is open 
 piece may set it; the next wait reads it."""
 END = "end"  # host: where the open block ends, if a piece ended it
 INSERTED = "inserted"  # host: where positions were inserted, and how many
-WORTH = "worth"  # host: how many branches before the base are worth a forward
 LENGTH = "length"  # host: length of a canvas that was cut or inserted into
 
 
@@ -325,10 +328,6 @@ class Round:
         """End the open block at a canvas position (0-d int64), at most the window's end."""
         self.window = self.window.until(end)
         self.ask(END, end)
-
-    def keep_first(self, count: Tensor) -> None:
-        """Make this forward with the base and the first `count` other branches (0-d int64)."""
-        self.ask(WORTH, count)
 
     def cut(self, length: Tensor) -> None:
         """Give up all positions from `length` (0-d int64) on."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.trace import GIVEN
+from dllm_bench.core.transfer import constant
 
 MASKED = -1  # value of `born` at a position that is still masked
 PROMPT = GIVEN  # value of `born` at a position that nobody decodes: prompt, pinned or inserted
@@ -151,9 +152,14 @@ class DecodeState:
         branches never share memory. Committed positions stay as they are. A decoder that does not
         forbid the mask token may choose its id; that position stays masked.
         """
+        stop = start + where_KW.shape[1]
+        self.fill(where_KW & self.masked_KL[:, start:stop], ids_KW, start)
+
+    def fill(self, where_KW: Tensor, ids_KW: Tensor, start: int = 0) -> None:
+        """`commit` at positions that are known to be masked."""
         span = slice(start, start + where_KW.shape[1])
         tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
-        where_KW = where_KW & (born_KW == MASKED) & (ids_KW != self.special.mask)
+        where_KW = where_KW & (ids_KW != self.special.mask)
         torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
         born_KW.masked_fill_(where_KW, self.forwards)
 
@@ -193,7 +199,7 @@ class DecodeState:
 
         They are not masked from now on; `truncate` removes them once the host knows `length`.
         """
-        position_L = torch.arange(self.length, device=self.born_KL.device)
+        position_L = constant(range(self.length), self.born_KL.device)
         self.born_KL = self.born_KL.masked_fill(position_L >= length, CUT)
 
     def truncate(self, length: int) -> None:
@@ -213,7 +219,7 @@ class DecodeState:
         as cut (`cut`). Memo values do not move, so pieces that need `FIXED_CANVAS` are refused.
         Returns the length without what is cut (0-d int64).
         """
-        position_L = torch.arange(self.length + room, device=self.born_KL.device)
+        position_L = constant(range(self.length + room), self.born_KL.device)
         behind_L = position_L >= at + count
         new_L = (position_L >= at) & ~behind_L
         before_L = (position_L - behind_L * count).clamp(max=self.length - 1)
@@ -247,7 +253,7 @@ class DecodeState:
         """K = k copies of a single-branch state, memo included."""
         if self.branches != 1:
             raise ValueError(f"fork needs a state of one branch, found {self.branches}")
-        return self.take(torch.zeros(k, dtype=torch.long, device=self.tokens_KL.device))
+        return self.take(constant(0, self.tokens_KL.device).expand(k))
 
     def pick(self, j: Tensor) -> DecodeState:
         """Branch `j` (0-d or 1-element int64 tensor, not copied to the host), memo included."""

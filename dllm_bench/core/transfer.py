@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import chain, compress, islice
 from typing import Any
 
@@ -21,18 +21,17 @@ def to_device(values: Any, device: torch.device) -> Tensor:
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
+constant = lru_cache(maxsize=256)(to_device)
+"""`to_device` of integers that can be hashed (a number, a tuple, a range): one tensor for all who
+ask, which nobody writes."""
+
+
 def to_host(values: Sequence[Tensor]) -> list[list[Any]]:
     """The values of each tensor (X,), in one copy for all."""
     if len(values) == 1:
         return [values[0].tolist()]
     joined = iter(torch.cat(list(values)).tolist())
     return [list(islice(joined, len(one))) for one in values]
-
-
-@cache
-def index_zero(device: torch.device) -> Tensor:
-    """The index of a single branch, 0-d int64: one tensor for each device."""
-    return torch.zeros((), dtype=torch.long, device=device)
 
 
 def true_indices(masks: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """What `numerics` needs of every row of logits, in as few reads as can be: on CUDA, by Triton.
 
-Maximum, its index, sum of exp(x - max) and sum of exp(x - max) (x - max) take one read, the entropy
-in its published form one more, a cut at top-p the number of bits over four and three more. torch's
+Maximum, its index, sum of exp(x - max) and entropy take one read, the entropy in its published form
+one more, a cut at top-p the number of bits over four and three more. torch's
 own passes make a float32 copy of the logits and read it several times, or sort it; the kernels of
 `kernels` read the logits as they are. Triton comes with CUDA builds of torch. Where it is absent,
 cannot start or computes something else than torch does, `available` returns False. It is tried once
@@ -50,15 +50,15 @@ def compare_kernels(device: str, dtype: torch.dtype, to: torch.dtype) -> None:
     law_RV, digit = probe_RV.to(to).double(), max(4 * torch.finfo(to).eps, 1e-5)
     below_RV = law_RV - law_RV.amax(-1, keepdim=True)
     mass_RV, share_RV = below_RV.exp(), law_RV.softmax(-1).to(to)
-    best_R, index_R, sum_R, weighted_R = row_statistics(probe_RV, True, to)
-    assert weighted_R is not None  # because entropy was asked for
-    entropy_R = neg_entropy(probe_RV, best_R, sum_R, to, 0.5)
+    best_R, index_R, sum_R, entropy_R = row_statistics(probe_RV, True, to)
+    assert entropy_R is not None  # because it was asked for
+    published_R = neg_entropy(probe_RV, best_R, sum_R, to, 0.5)
     for found_R, law_R, rtol, atol in (
         (best_R, law_RV.amax(-1), 0, 0),
         (index_R, (below_RV == 0).cumsum(-1).eq(0).sum(-1), 0, 0),
         (sum_R, mass_RV.sum(-1), 1e-5, 0),
-        (weighted_R, (mass_RV * below_RV).sum(-1), 1e-5, 0),
-        (entropy_R, (share_RV * (share_RV + 0.5).log()).double().sum(-1), digit, digit),
+        (entropy_R, -torch.special.entr(law_RV.softmax(-1)).sum(-1), 1e-5, 1e-5),
+        (published_R, (share_RV * (share_RV + 0.5).log()).double().sum(-1), digit, digit),
     ):
         torch.testing.assert_close(found_R.double(), law_R.double(), rtol=rtol, atol=atol)
     if dtype != torch.float64:
@@ -70,7 +70,7 @@ def compare_kernels(device: str, dtype: torch.dtype, to: torch.dtype) -> None:
 def row_statistics(
     logits_RV: Tensor, entropy: bool, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """best_R, index_R (int64, the first of equal ones), sum_R; weighted_R if `entropy`.
+    """best_R, index_R (int64, the first of equal ones), sum_R; sum of p ln p if `entropy`.
 
     dtype: what logits are rounded to first, their own if None; sums are float64 if it is, else
     float32. A token at -inf adds nothing to the sums. The sums of a row with a nan are nan, those
@@ -82,13 +82,13 @@ def row_statistics(
     rows, parts, logits = _rows(logits_RV)
     wide = torch.promote_types(dtype or logits_RV.dtype, torch.float32)
     part_4RX = logits_RV.new_empty((4, rows, parts), dtype=wide)
-    row_4R = logits_RV.new_empty((4, rows), dtype=wide)
+    row_4R, index_R = part_4RX.new_empty((4, rows)), logits_RV.new_empty(rows, dtype=torch.long)
     with torch.cuda.device_of(logits_RV):  # Triton starts on the current device
         arguments = (logits, part_4RX, parts, SPAN, to, entropy)
         kernels.of_parts[(rows * parts,)](*arguments, num_warps=WARPS)
-        kernels.of_rows[(rows,)](part_4RX, row_4R, parts, entropy, num_warps=1)
-    best_R, index_R, sum_R, weighted_R = row_4R
-    return best_R, index_R.long(), sum_R, weighted_R if entropy else None
+        kernels.of_rows[(rows,)](part_4RX, (row_4R, index_R), parts, entropy, num_warps=1)
+    best_R, _, sum_R, entropy_R = row_4R
+    return best_R, index_R, sum_R, entropy_R if entropy else None
 
 
 def neg_entropy(

@@ -79,9 +79,13 @@ def of_parts(
 
 @triton.jit
 def of_rows(
-    part_4RX: tl.tensor, row_4R: tl.tensor, PARTS: tl.constexpr, ENTROPY: tl.constexpr
+    part_4RX: tl.tensor, of_row: tl.tuple, PARTS: tl.constexpr, ENTROPY: tl.constexpr
 ) -> None:
-    """Statistics of rows: one program per row; P is PARTS rounded up to a power of two."""
+    """Statistics of rows, the sum of p ln p in place of weighted sums, and again the index: one
+    program per row; P is PARTS rounded up to a power of two.
+
+    of_row: statistics (4, R) and index (R,), int64.
+    """
     row, apart = tl.program_id(0), tl.num_programs(0) * PARTS
     lane_P = tl.arange(0, triton.next_power_of_2(PARTS))
     at_P, there_P = part_4RX + row * PARTS + lane_P, lane_P < PARTS
@@ -89,8 +93,10 @@ def of_rows(
     index_P = tl.load(at_P + apart, mask=there_P, other=float("inf"))
     sum_P = tl.load(at_P + 2 * apart, mask=there_P, other=0.0)
     weighted_P = tl.load(at_P + 3 * apart, mask=there_P & ENTROPY, other=0.0)
-    values = joined(best_P, index_P, sum_P, weighted_P)
-    store(row_4R + row, tl.num_programs(0), values, ENTROPY)
+    best, index, mass, weighted = joined(best_P, index_P, sum_P, weighted_P)
+    values = (best, index, mass, weighted / mass - tl.log(mass))
+    store(of_row[0] + row, tl.num_programs(0), values, ENTROPY)
+    tl.store(of_row[1] + row, index.to(tl.int64))
 
 
 @triton.jit

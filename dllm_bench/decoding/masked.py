@@ -23,7 +23,6 @@ from dllm_bench.core.contracts import (
     LENGTH,
     ONE_WORKER,
     READS,
-    WORTH,
     Cache,
     Explore,
     MaskedPiece,
@@ -55,7 +54,7 @@ from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.transfer import index_zero, to_device
+from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
 from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.numerics import forbid
@@ -281,7 +280,7 @@ class MaskedDecoder(ComposedDecoder):
         log.tick(masks, progress[-1].grid.start(opened[-1]))
         if progress[-1].all_finished(opened[-1]) or host.get(FINISHED, [0])[-1]:
             return False
-        worth = host.get(WORTH, [base])[0]
+        worth = progress[-1].open_masks(progress[-1].opened)
         if worth < base:
             kept = [*range(worth), base]
             index = to_device(kept, masked_KL.device)
@@ -309,7 +308,7 @@ class MaskedDecoder(ComposedDecoder):
         self, branches: DecodeState, window: Window, round: Round, workers: WorkerGroup
     ) -> None:
         """Continue with the best branch of all workers' `branches`, and keep its K/V."""
-        several, winner = branches.branches > 1, index_zero(branches.tokens_KL.device)
+        several, winner = branches.branches > 1, constant(0, branches.tokens_KL.device)
         if several:
             winner = self.explore.pick(workers.gather(self._rate(round)))
             round.ask(WINNER, winner)
@@ -331,14 +330,14 @@ class MaskedDecoder(ComposedDecoder):
             if fallback_ids_KW is not ids_KW:
                 ids_KW = torch.where(forced_KW, fallback_ids_KW, ids_KW)
             where_KW, forced = where_KW | forced_KW, forced_KW.sum()
-        state.commit(where_KW, ids_KW, window.start)
+        state.fill(where_KW, ids_KW, window.start)
         return forced
 
     def _rate(self, round: Round) -> Tensor:
         """The explorer's rating (K,); of drafts, with what the selector would commit to them."""
         branches = round.state
         if self._drafts:
-            every_K = torch.arange(branches.branches, device=branches.tokens_KL.device)
+            every_K = constant(range(branches.branches), branches.tokens_KL.device)
             branches = branches.take(every_K)  # a copy
             self._commit(branches, round.scores, round.window)
         return self.explore.rate(round.scores, round.window, branches)
@@ -358,7 +357,7 @@ class MaskedDecoder(ComposedDecoder):
             return plan
         if plan.scored_M is not None:
             return replace(plan, only_M=plan.scored_M)
-        eligible_X = window.eligible_KW.flatten().byte()
+        eligible_X = window.eligible_KW.flatten().view(torch.uint8)
         only_M = eligible_X.sort(descending=True, stable=True).indices[: window.masks]
         return replace(plan, only_M=only_M)
 

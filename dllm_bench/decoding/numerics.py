@@ -77,13 +77,12 @@ def read_logits(
     shape, rows_RV = logits_KWV.shape[:-1], logits_KWV.flatten(0, -2)
     dtype = dtype_of(rows_RV, precision)
     published = entropy and (eps > 0 or dtype.itemsize < torch.float32.itemsize)
-    best_R, own_R, sum_R, weighted_R = statistics(rows_RV, dtype, entropy and not published)
+    best_R, own_R, sum_R, entropy_R = statistics(rows_RV, dtype, entropy and not published)
     if ids_KW is None:
         ids_KW, probability_R = own_R.view(shape), sum_R.reciprocal()
     else:
         chosen_R = rows_RV.gather(-1, ids_KW.reshape(-1, 1))[:, 0].to(dtype).to(best_R.dtype)
         probability_R = (chosen_R - best_R).exp_().div_(sum_R)
-    entropy_R = None if weighted_R is None else weighted_R / sum_R - sum_R.log()
     if published:
         entropy_R = _published_entropy(rows_RV, best_R, sum_R, dtype, eps)
     entropy_KW = None if entropy_R is None else entropy_R.view(shape)
@@ -110,8 +109,7 @@ def _portions(logits_RV: Tensor) -> Sequence[Tensor]:
 def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
     """Maximum, its index (the first of equal ones), and sums over each row rounded to `dtype`.
 
-    The sums are of exp(x - max) and, if `entropy`, of exp(x - max) (x - max). Each (R,), in float32
-    or float64.
+    The sums are of exp(x - max) and, if `entropy`, of p ln p. Each (R,), in float32 or float64.
     """
     if fused.available(logits_RV, dtype):
         return fused.row_statistics(logits_RV, entropy, dtype)
@@ -121,8 +119,8 @@ def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statisti
     room = logits_RV.new_empty(2, *parts[0].shape, dtype=torch.promote_types(dtype, torch.float32))
     wide = (at_least_float32(part_RV.to(dtype)) for part_RV in parts)
     portions = [_passes(part_RV, entropy, room[:, : len(part_RV)]) for part_RV in wide]
-    best, ids, total, weighted = map(tuple, zip(*portions, strict=True))
-    whole_R = torch.cat(weighted) if entropy else None
+    best, ids, total, entropies = map(tuple, zip(*portions, strict=True))
+    whole_R = torch.cat(entropies) if entropy else None
     return torch.cat(best), torch.cat(ids), torch.cat(total), whole_R
 
 
@@ -139,7 +137,8 @@ def _passes(logits_RV: Tensor, entropy: bool, room: Tensor | None = None) -> Sta
         return best_R1[:, 0], index_R, below_RV.exp_().sum(-1), None
     mass_RV = torch.exp(below_RV, out=mass_RV)
     torch.threshold_(mass_RV, LEAST, 0.0)  # a token at -inf adds 0, not 0 * infinity
-    return best_R1[:, 0], index_R, mass_RV.sum(-1), below_RV.mul_(mass_RV).sum(-1)
+    sum_R = mass_RV.sum(-1)
+    return best_R1[:, 0], index_R, sum_R, below_RV.mul_(mass_RV).sum(-1) / sum_R - sum_R.log()
 
 
 def argmax(values_XV: Tensor) -> Tensor:

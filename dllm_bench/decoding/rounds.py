@@ -16,7 +16,7 @@ from dllm_bench.core.denoiser import Execution, ForwardPlan, KVCache, RowWork
 from dllm_bench.core.request import Generation, cut_reasons
 from dllm_bench.core.state import CUT, MASKED, DecodeState
 from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
-from dllm_bench.core.transfer import to_device
+from dllm_bench.core.transfer import constant, to_device
 
 
 @dataclass
@@ -70,7 +70,7 @@ class WindowTracker:
         eligible_KW, end_K = masked_KL[:, start:stop], None
         if min(ends) < stop:
             end_K = to_device(ends, masked_KL.device)
-            position_W = torch.arange(start, stop, device=masked_KL.device)
+            position_W = constant(range(start, stop), masked_KL.device)
             eligible_KW = eligible_KW & (position_W < end_K[:, None])
         self.opened, self.first = opened, first
         return Window(

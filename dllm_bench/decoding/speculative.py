@@ -45,7 +45,7 @@ from dllm_bench.core.speculative import (
 )
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.core.transfer import index_zero, to_device, to_host
+from dllm_bench.core.transfer import constant, to_device, to_host
 from dllm_bench.decoding.clock import CudaClock, HostClock, clock_of
 from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -331,7 +331,7 @@ def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan
         logits = model.forward_batch(canvases, plans, caches)
     for one, kv, plan in zip(active, caches, plans, strict=True):
         one.forwards[-1] = replace(one.forwards[-1], **kv.execution._asdict())
-        kv.keep(plan, index_zero(model.device))
+        kv.keep(plan, constant(0, model.device))
     return [logits_1RV[0] for logits_1RV in logits]
 
 

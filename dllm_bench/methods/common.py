@@ -33,6 +33,7 @@ from dllm_bench.core.decoder import (
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens
 from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import (
     Candidates,
     Precision,
@@ -263,7 +264,7 @@ def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Te
 
 def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
     """The eligible ones among the first `count` positions of an order, bool (K, W)."""
-    chosen_KW = torch.arange(order_KW.shape[1], device=count_K.device) < count_K[:, None]
+    chosen_KW = constant(range(order_KW.shape[1]), count_K.device) < count_K[:, None]
     return torch.zeros_like(chosen_KW).scatter_(1, order_KW, chosen_KW) & window.eligible_KW
 
 
@@ -608,10 +609,9 @@ class Eos(Stop):
 
         Those that a schedule puts after the text do not count.
         """
-        tokens_KX = branches.tokens_KL[:, start:stop]
-        ends_KX = tokens_KX == branches.special.eos
-        for end in branches.special.ends[1:] if self.turn_end else ():
-            ends_KX = ends_KX | (tokens_KX == end)
+        ends = branches.special.ends[: None if self.turn_end else 1]
+        ends_E11 = constant(ends, branches.tokens_KL.device)[:, None, None]
+        ends_KX = (branches.tokens_KL[:, start:stop] == ends_E11).any(0)
         if branches.ends_given and start:
             ends_KX = ends_KX & (branches.born_KL[:, start:stop] >= 0)
         return ends_KX

@@ -41,7 +41,7 @@ from dllm_bench.core.speculative import (
     VerifyLength,
 )
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.core.transfer import index_zero, to_host
+from dllm_bench.core.transfer import constant, to_host
 from dllm_bench.paths import place_of
 from dllm_bench.registry import register
 
@@ -94,7 +94,7 @@ def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:
     rows = (len(text_L), len(text_L) + 1)
     plan = ForwardPlan(ForwardKind.DRAFT, fed, rows, store=fed, attention="block_causal", block=1)
     logits_1V = model.forward(text_L[None], plan, kv)[0]
-    kv.keep(plan, index_zero(text_L.device))
+    kv.keep(plan, constant(0, text_L.device))
     return logits_1V
 
 

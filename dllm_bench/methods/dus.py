@@ -21,7 +21,7 @@ from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Need
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.transfer import to_device
+from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.methods.common import COUNTS_STEPS, step_in_block
 from dllm_bench.registry import register
 
@@ -48,7 +48,7 @@ class Dilated(Select):
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, _ = step_in_block(state, window)
         size = self.block or window.block
-        place_W = torch.arange(window.width, device=step_K.device) % window.block
+        place_W = constant(range(window.width), step_K.device) % window.block
         level_P, levels = pattern(size, self.kind, self.base, self.skip, step_K.device)
         own_W = level_P[place_W % size]
         due_KW = place_W // size * levels + own_W == step_K[:, None]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Explore, Round, Scores
+from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Condition, Conditions, MostBranches
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -57,17 +57,13 @@ class SelfDraft(Explore):
         branches = state.fork(drafts + 1)
         depth_K = torch.arange(1, drafts + 2, device=order_1W.device) % (drafts + 1)
         where_KW = first_of(order_1W.expand(drafts + 1, -1), depth_K, window)
-        branches.commit(where_KW, scores.ids_KW, window.start)
+        branches.fill(where_KW, scores.ids_KW, window.start)
         place_1D = order_1W[:, :drafts]
         ids_1D = scores.ids_KW.gather(1, place_1D)
         ids_1D = ids_1D.masked_fill(~window.eligible_KW.gather(1, place_1D), -1)
         draft_12D = torch.stack([place_1D + window.start, ids_1D], 1)
         branches.memo[DRAFT] = draft_12D.expand(drafts + 1, -1, -1)
         return branches
-
-    def on_start(self, round: Round) -> None:
-        if round.state.branches > 1:
-            round.keep_first((round.state.memo[DRAFT][0, 1] >= 0).sum())
 
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
         """How many of the draft tokens, from the first on, agree with a branch's target, (K,)."""

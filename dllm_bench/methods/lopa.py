@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Explore, Round, Scores
+from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.declared import Count, Positive, PositiveProportion, Proportion
 from dllm_bench.core.decoder import Condition, Conditions, MostBranches, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import at_least_float32, stable_top
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
-VALID = MemoKey[Tensor]("lookahead.valid")  # lookahead branches that committed a position, (K,)
 CREATION = MemoKey[Tensor]("lookahead.creation")  # confidence that made a branch, (K,)
 
 Reads = Literal["fused", "raw"]
@@ -96,15 +96,11 @@ class Lookahead(Explore):
         branches = state.fork(k + 1)
         where_KW = torch.zeros(k + 1, window.width, dtype=torch.bool, device=best_X.device)
         where_KW[:k].scatter_(1, best_X[:, None], True)
-        branches.commit(where_KW, scores.ids_KW, window.start)
-        creation_K = torch.cat([confidence_1W[0, best_X], confidence_1W.new_ones(1)])
-        branches.memo[CREATION] = creation_K
-        branches.memo[VALID] = masked_1W.sum().clamp(max=k).expand(k + 1)
+        branches.fill(where_KW & masked_1W, scores.ids_KW, window.start)
+        if self.alpha:
+            parts = (confidence_1W[0, best_X], confidence_1W.new_ones(1))
+            branches.memo[CREATION] = torch.cat(parts)
         return branches
-
-    def on_start(self, round: Round) -> None:
-        if round.state.branches > 1:
-            round.keep_first(round.state.memo[VALID][0])
 
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
         confidence_K = self._of_branch(self._confidence(scores), window.eligible_KW)
@@ -133,20 +129,22 @@ class Lookahead(Explore):
             result_K = mean_lowest(wide_KW, masked_KW, self.fraction)
         else:
             result_K = mean_of(wide_KW, masked_KW)
-        return result_K.to(confidence_KW.dtype).masked_fill(~masked_KW.any(1), 1.0)
+        return result_K.to(confidence_KW.dtype)
 
 
 def mean_of(confidence_KW: Tensor, masked_KW: Tensor) -> Tensor:
-    """Mean of the masked confidences (Eq. 2), (K,)."""
-    return (confidence_KW * masked_KW).sum(1) / masked_KW.sum(1).clamp(min=1)
+    """Mean of the masked confidences (Eq. 2), (K,); 1 without any."""
+    mean_K = (confidence_KW * masked_KW).sum(1) / masked_KW.sum(1)
+    return mean_K.nan_to_num_(1.0, torch.inf, -torch.inf)
 
 
 def mean_lowest(confidence_KW: Tensor, masked_KW: Tensor, fraction: float) -> Tensor:
-    """Mean of the lowest `fraction` (at least one) of the masked confidences, (K,)."""
+    """Mean of the lowest `fraction` (one at least) of the masked confidences, (K,); 1 without."""
     take_K = (masked_KW.sum(1) * fraction).long().clamp(min=1)
     low_KW = confidence_KW.masked_fill(~masked_KW, torch.inf).sort(dim=1).values
-    taken_KW = torch.arange(low_KW.shape[1], device=low_KW.device) < take_K[:, None]
-    return torch.where(taken_KW, low_KW, 0.0).sum(1) / take_K
+    taken_KW = constant(range(low_KW.shape[1]), low_KW.device) < take_K[:, None]
+    mean_K = low_KW.masked_fill(~taken_KW, 0.0).sum(1) / take_K
+    return mean_K.masked_fill(~masked_KW.any(1), 1.0)
 
 
 def lowest_window(confidence_KW: Tensor, masked_KW: Tensor, n: int) -> Tensor:
@@ -157,7 +155,7 @@ def lowest_window(confidence_KW: Tensor, masked_KW: Tensor, n: int) -> Tensor:
     first_KW = masked_KW.byte().sort(dim=1, descending=True, stable=True).indices
     n = min(n, masked_KW.shape[1])
     means_KX = confidence_KW.gather(1, first_KW).unfold(1, n, 1).mean(-1)
-    group_X = torch.arange(means_KX.shape[1], device=means_KX.device)
+    group_X = constant(range(means_KX.shape[1]), means_KX.device)
     whole_KX = group_X + n <= masked_KW.sum(1)[:, None]
     lowest_K = means_KX.masked_fill(~whole_KX, torch.inf).amin(1)
     return torch.where(whole_KX[:, 0], lowest_K, mean_of(confidence_KW, masked_KW))

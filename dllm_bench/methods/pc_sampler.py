@@ -23,7 +23,7 @@ from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.declared import Amount, PositiveAmount
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.transfer import to_device
+from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.decoding.numerics import read_logits
 from dllm_bench.paths import place_of
 from dllm_bench.registry import register
@@ -99,7 +99,7 @@ class Calibrated(Score):
 
     def _placed(self, surprise_KW: Tensor, window: Window) -> Tensor:
         """Surprise and position in the block together, (K, W)."""
-        place_W = torch.arange(window.width, device=surprise_KW.device) % window.block
+        place_W = constant(range(window.width), surprise_KW.device) % window.block
         if self.position == "exponential":
             return torch.exp(-self.decay * place_W) * surprise_KW
         low_KN1 = window.blocks(surprise_KW, torch.inf).amin(2, keepdim=True)

@@ -31,7 +31,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.speculative import Context, HeadState, Target
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.core.transfer import index_zero
+from dllm_bench.core.transfer import constant
 from dllm_bench.models.drafter_config import DrafterConfig
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layer_ops import Rotation
@@ -289,7 +289,7 @@ def begin_draft(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
 def finish_draft(kv: PositionCache, plan: ForwardPlan, rows_1FH: Tensor) -> None:
     """Store the keys and values of `plan.store`; `rows` are the context rows that were fed."""
     kv.hold(plan, rows_1FH)
-    kv.keep(plan, index_zero(rows_1FH.device))
+    kv.keep(plan, constant(0, rows_1FH.device))
 
 
 class DraftNetwork(nn.Module):

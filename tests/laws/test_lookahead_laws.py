@@ -205,7 +205,7 @@ def test_ranking_and_vote_read_the_raw_confidence() -> None:
     for reads, winner, first in (("fused", 0, 0), ("raw", 1, 1)):
         explore = Lookahead(1, reads=reads)
         assert winner_of(explore, scores, window, state) == winner
-        base = torch.tensor(0)
-        branches = explore.spawn(state.pick(base), (scores.pick(base), window.pick(base)))
+        base, created = torch.tensor(0), replace(explore, alpha=1.0)
+        branches = created.spawn(state.pick(base), (scores.pick(base), window.pick(base)))
         assert branches.born_KL[0].tolist().index(0) == first
         assert branches.memo[CREATION][0] == max((fused_KW, raw_KW)[reads == "raw"][0])

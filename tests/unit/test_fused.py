@@ -258,7 +258,7 @@ def on_cuda(key: tuple[Any, ...], logits_NV: Tensor) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_one_read_is_the_definition(read: Callable[..., Read], name: str) -> None:
     logits_NV = CASES[name]().double()
-    best_N, index_N, sum_N, weighted_N = read(name)
+    best_N, index_N, sum_N, entropy_N = read(name)
     wide = torch.promote_types(CASES[name]().dtype, torch.float32)
     assert best_N.dtype == sum_N.dtype == wide and index_N.dtype == torch.int64
     assert best_N.double().equal(logits_NV.amax(-1))
@@ -267,8 +267,8 @@ def test_one_read_is_the_definition(read: Callable[..., Read], name: str) -> Non
     below_NV = logits_NV - best_N[:, None]
     mass_NV = below_NV.exp()
     assert sum_N.double().allclose(mass_NV.sum(-1), rtol=2e-6, atol=0)
-    law_N = (mass_NV * below_NV.clamp(min=-1e4)).sum(-1)  # finite: 0 where the mass is 0
-    assert weighted_N is not None and weighted_N.double().allclose(law_N, rtol=2e-6, atol=0)
+    law_N = -torch.special.entr(logits_NV.softmax(-1)).sum(-1)
+    assert entropy_N is not None and entropy_N.double().allclose(law_N, rtol=2e-6, atol=4e-6)
 
 
 @pytest.mark.parametrize("name", TO_ROUND)
@@ -318,8 +318,8 @@ def test_a_search_keeps_what_a_sort_keeps(run: Run, name: str, share: float) -> 
 
 def test_without_entropy_the_rest_is_the_same(read: Callable[..., Read]) -> None:
     *plain, nothing = read("tied", False)
-    *asked, weighted_N = read("tied", True)
-    assert nothing is None and weighted_N is not None
+    *asked, entropy_N = read("tied", True)
+    assert nothing is None and entropy_N is not None
     assert all(a.equal(b) for a, b in zip(plain, asked, strict=True))
 
 
@@ -343,10 +343,10 @@ def test_a_nan_stays_a_nan(read: Callable[..., Read]) -> None:
 
 
 def test_a_row_without_a_token_has_no_mass(read: Callable[..., Read]) -> None:
-    best_N, index_N, sum_N, weighted_N = read("nothing")
+    best_N, index_N, sum_N, entropy_N = read("nothing")
     assert best_N.tolist() == [-torch.inf] * 2
-    assert weighted_N is not None
-    assert index_N.tolist() == sum_N.tolist() == weighted_N.tolist() == [0, 0]
+    assert entropy_N is not None and bool(entropy_N.isnan().all())
+    assert index_N.tolist() == sum_N.tolist() == [0, 0]
 
 
 def test_triton_is_imported_when_logits_are_read(interpreted: tuple[bool, Any]) -> None:

@@ -141,8 +141,8 @@ def statistics(logits_NV: torch.Tensor, entropy: bool, to: torch.dtype) -> numer
 
 
 def one_off(logits_NV: torch.Tensor, entropy: bool, to: torch.dtype) -> numerics.Statistics:
-    best_N, index_N, sum_N, weighted_N = statistics(logits_NV, entropy, to)
-    return best_N, index_N + 1, sum_N, weighted_N
+    best_N, index_N, sum_N, entropy_N = statistics(logits_NV, entropy, to)
+    return best_N, index_N + 1, sum_N, entropy_N
 
 
 def kernels_of_entropy(
