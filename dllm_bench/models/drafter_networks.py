@@ -150,11 +150,8 @@ ANGLES = 1024  # positions by whose multiples the tables of rotary embeddings gr
 @lru_cache(maxsize=4)
 def angles(rotary_emb: Any, length: int, device: torch.device, dtype: torch.dtype) -> Rotation:
     """Cosines and sines (1, L, E) of the first positions."""
-    like, position_L = (
-        torch.empty(0, dtype=dtype, device=device),
-        torch.arange(length, device=device),
-    )
-    return cast(Rotation, rotary_emb(like, position_L[None]))
+    position_1L = torch.arange(length, device=device)[None]
+    return cast(Rotation, rotary_emb(torch.empty(0, dtype=dtype, device=device), position_1L))
 
 
 class ContextAttention(Qwen3Attention):

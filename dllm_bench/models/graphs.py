@@ -388,6 +388,5 @@ class FixedShapeDenoiser(TransformerDenoiser):
         """The layers over what was written into `forward`."""
         hidden_KFH = self._embed_fed(forward.ids_KF, None)
         masks = dict.fromkeys(self._kinds, forward.mask)
-        return self._run_layers(
-            hidden_KFH, forward.position_1F, masks, forward, forward.shape.feature_layers
-        )
+        rotations = self._rotations(hidden_KFH, forward.position_1F)
+        return self._run_layers(hidden_KFH, rotations, masks, forward, forward.shape.feature_layers)

@@ -88,6 +88,7 @@ class TransformerDenoiser(Denoiser):
             PLAIN_CLASSES & {kind.__name__ for kind in type(module).__mro__}
         )
         self._last_request: tuple[object, tuple[int, ...], PositionCache] | None = None
+        self._rotated: tuple[object, dict[str, Rotation]] = (None, {})  # span, of the last one
         self._kinds = getattr(config, "layer_types", None) or [FULL_ATTENTION] * self.num_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._set_up()
@@ -224,15 +225,13 @@ class TransformerDenoiser(Denoiser):
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """Hidden states (K, F, H) before the last norm."""
         branches = len(tokens_KF)
-        position_1F = plan.positions(self.device)[None]
         groups = independent_sequences(branches, plan, kv)
-        if groups == 1:
-            position_1F = position_1F.repeat(1, branches)
         masks = {
             kind: self._own_mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)
         }
         hidden = self._embed_fed(tokens_KF.reshape(groups, -1), plan.added_KFH)
-        hidden, features = self._run_layers(hidden, position_1F, masks, kv, plan.feature_layers)
+        rotations = self._span_rotations(hidden, plan, branches // groups)
+        hidden, features = self._run_layers(hidden, rotations, masks, kv, plan.feature_layers)
         if features is not None:
             kv.features = features.view(*tokens_KF.shape, -1)
         return hidden.view(*tokens_KF.shape, -1)
@@ -269,13 +268,13 @@ class TransformerDenoiser(Denoiser):
         ]
         spans = [plan.positions(self.device) for plan in plans]
         repeated = [span_F.repeat(r.branches) for span_F, r in zip(spans, requests, strict=True)]
-        position_1N = torch.cat(repeated)[None]
         masks = {kind: self._batch_mask(kind, requests) for kind in set(self._kinds)}
         ids_1N = torch.cat([fed_KF.flatten() for fed_KF in fed])[None]
         hidden_1NH = self._embed_fed(ids_1N, self._added_of_batch(fed, plans))
+        rotations = self._rotations(hidden_1NH, torch.cat(repeated)[None])
         with per_request_attention(self._module.config):
             hidden, features = self._run_layers(
-                hidden_1NH, position_1N, masks, BatchCache(requests), plans[0].feature_layers
+                hidden_1NH, rotations, masks, BatchCache(requests), plans[0].feature_layers
             )
         rows = [request.rows for request in requests]
         if features is not None:
@@ -307,7 +306,7 @@ class TransformerDenoiser(Denoiser):
     def _run_layers(
         self,
         hidden: Tensor,
-        position_PF: Tensor,
+        rotations: Mapping[str, Rotation],
         masks: Mapping[str, AnyMask],
         cache: FreshCache,
         feature_layers: tuple[int, ...],
@@ -315,7 +314,6 @@ class TransformerDenoiser(Denoiser):
         """Hidden states (P, F, H) of embeddings `hidden`, and the outputs of the feature layers
         concatenated (P, F, C).
         """
-        rotations = self._rotations(hidden, position_PF)
         outputs = {}
         if EMBEDDING_TAP in feature_layers:
             outputs[EMBEDDING_TAP] = hidden.clone()
@@ -353,6 +351,14 @@ class TransformerDenoiser(Denoiser):
     def _window(self, kind: str) -> int:
         """Positions the layers of one kind see back, 0 for all."""
         return int(self._module.config.sliding_window) if kind == SLIDING_ATTENTION else 0
+
+    def _span_rotations(self, hidden: Tensor, plan: ForwardPlan, times: int) -> dict[str, Rotation]:
+        """`_rotations` of the fed positions, repeated; kept for the next forward of this span."""
+        span = None if plan.sets or plan.added else (plan.feed, times)
+        if span is None or span != self._rotated[0]:
+            position_1N = plan.positions(self.device).repeat(times)[None]
+            self._rotated = span, self._rotations(hidden, position_1N)
+        return self._rotated[1]
 
     def _rotations(self, hidden: Tensor, position_PF: Tensor) -> dict[str, Rotation]:
         """Rotary embeddings by kind of layer; most models have one for all kinds."""
