@@ -62,7 +62,7 @@ TWICE = ("eagle3", "dspark_threshold")
 once for what of the draft is verified. Verifying whole drafts would need the first wait alone, and
 feed the target positions that these decoders do not feed: their cost would be another one's."""
 REPLAYED = ("lopa", "ar", "fast_dllm_dual", "dspark", "lopa_dream", "d2f", "sdar", "vanilla")
-REPLAY = 18  # launches of a replayed forward: the graph, what it reads, head and norm
+REPLAY = 17  # launches of a replayed forward: the graph, what it reads, head and norm
 ON_CPU_ALONE = "decoding/numerics.py"  # has a question that is worth its answer on a CPU alone
 
 pytestmark = pytest.mark.xdist_group("fakecuda")
