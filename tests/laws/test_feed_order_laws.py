@@ -121,8 +121,10 @@ def test_the_window_moves_on_with_the_first_mask(model: Any) -> None:
 def test_overrunning_gives_the_same_length_of_text(model: Any) -> None:
     """What the window holds beyond the limit is given up, and has been read before."""
     overruns = replace(DECODER, schedule=Sliding(8, overruns=True))
-    for one in decode(model, overruns):
+    in_order = replace(overruns, select=NearEntropy(None, penalty=9))
+    for one in [*decode(model, overruns), *decode(model, in_order)]:
         assert len(one.ids) >= 20 == one.cut["length"]
+        assert max(one.born[:20]) == len(one.trace) - 1, "no forward is made for what lies beyond"
         assert model.special.mask not in one.ids
     single = replace(DECODER, schedule=Sliding(1, overruns=True))
     assert texts(model, single) == texts(model, ONE_BY_ONE)
