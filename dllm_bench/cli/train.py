@@ -162,6 +162,8 @@ def add_drafter_arguments(parser: ArgumentParser) -> None:
             "rows": "rows of a step",
             "anchors": "blocks of a row at most (the paper: 512)",
             "steps": "steps of the optimiser",
+            "draft_vocab": "most frequent tokens of the answers, which alone are drafted; "
+            "default: all",
         },
     )
     text = "peak learning rate (the paper: 6e-4)"
@@ -173,8 +175,14 @@ def add_drafter_arguments(parser: ArgumentParser) -> None:
         metavar=("CE", "L1"),
         help="weights of the two terms of the loss (DFlash: 1 0; DSpark: 0.1 0.9)",
     )
+    text = "keep the target's outputs on the disk, up to this size (needs --draft-vocab)"
+    parser.add_argument("--store-gib", type=positive_float, metavar="GIB", help=text)
     parser.add_argument("--seed", type=int, metavar="N")
     add_benchmarks(parser, PROMPTS_OF + ", ".join(DRAFTER_BENCHMARKS))
+    text = "take prompts from jsonl rows (task, inputs), in turn with the benchmarks named"
+    parser.add_argument("--flan", type=Path, metavar="DIR", help=text)
+    text = "only collect answers (a second call continues)"
+    parser.add_argument("--texts-only", action="store_true", help=text)
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="of the target's answers; 0: greedy"
     )
@@ -196,8 +204,12 @@ def train_drafter(arguments: Namespace) -> int:
     name = f"{model.name}-{arguments.drafter}-layers{job.layers}"
     out, spec = arguments.out or folder / name, inputs.model_spec(model)
     loaded = load_model(spec)
-    file = folder / drafters.texts_file(job, inputs.weights_hash(model))
-    drafters.train(job, loaded, drafters.texts_of(job, loaded, spec.chat, file), out)
+    weights = inputs.weights_hash(model)
+    file = folder / drafters.texts_file(job, weights)
+    texts = drafters.texts_of(job, loaded, spec.chat, file)
+    if arguments.texts_only:
+        return print_lines([f"written: {file}"])
+    drafters.train(job, loaded, texts, out, rows=folder / f"rows-{weights[:10]}")
     use = f"decoder={job.decoder} decoder.draft.drafter.source={out}"
     return print_lines([f"written: {out}", f"use it: {use}"])
 
@@ -208,6 +220,8 @@ def drafter_job(arguments: Namespace) -> DrafterJob:
 
     job = KINDS[arguments.drafter]
     given = given_fields(arguments, job)
+    if "flan" in given:
+        given.setdefault("benchmarks", ())
     if "shares" in given:
         ce, l1 = given["shares"]
         given["shares"] = replace(job.shares, ce=ce, l1=l1)

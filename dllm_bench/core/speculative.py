@@ -40,6 +40,9 @@ class Target(Denoiser, Protocol):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of normalised hidden states (..., H)."""
 
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        """Weights (N, H) of the head for these tokens."""
+
 
 @dataclass(frozen=True)
 class Sampler:

@@ -78,11 +78,10 @@ class ModelDraft(Draft):
             text_L = torch.cat([text_L, token_1])
             distributions.append(probabilities_1V)
         kv.crop(context.anchor)
-        drafted = len(text_L) - len(context.tokens_L)
         return Proposal(
-            text_L[-drafted:],
+            text_L[-self.tokens :],
             sampler.joined(distributions),
-            calls=drafted,
+            calls=self.tokens,
             fed=len(text_L) - 1 - cached,
             cached=cached,
         )

@@ -1,9 +1,8 @@
-"""EAGLE-3 as DeepSpec implements it: one layer drafts a chain of tokens, over the full vocabulary.
+"""EAGLE-3 as DeepSpec implements it: one layer drafts a chain of tokens.
 
 The layer reads the target's features of the committed tokens, and then its own hidden state for
 every token it drafts. After a draft its cache is cropped: the next round feeds the target's
-features of what was committed. Left out, as in DeepSpec: trees of candidates and the reduced draft
-vocabulary of the original.
+features of what was committed. Left out, as in DeepSpec: the trees of candidates of the original.
 """
 
 from __future__ import annotations

@@ -4,21 +4,24 @@ z-lab and SpecForge (`DFlashDraftModel`, `DFlash2DraftModel`) nest their keys in
 their drafters predict only at the masked slots and use the target's embedding and head. DeepSpec
 (`Qwen3DSparkModel`, for DFlash and DSpark) has flat keys; its drafters predict at every slot, for
 the position after it, and carry a copy of embedding and head. This project's have the keys of
-either and carry no copy: `target_tables` is true. Checkpoints of one format cannot be read as the
-other. Not supported: targets whose embedding or head scales what it reads or gives,
-drafters for Gemma, and SpecForge's DSpark.
+either and carry no copy: `target_tables` is true. Theirs may also draft a part of the vocabulary
+alone, as in the original EAGLE-3, whose d2t and t2d are here one list of ids: `draft_token_ids`.
+Checkpoints of one format cannot be read as the other. Not supported: targets whose embedding or
+head scales what it reads or gives, drafters for Gemma, and SpecForge's DSpark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.layouts import PublishedConfig, value
 
 HEAD_NAMES = ("vanilla", "gated", "rnn")
 TARGET_TABLES = "target_tables"  # key of a config: whether embedding and head are the target's
+DRAFT_IDS = "draft_token_ids"  # key of a config: the draft vocabulary
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class DrafterConfig:
     """DFlash 2: channels that share a convolution's correction."""
     candidates: int = 0
     """DFlash 2: tokens of a slot that its path selector chooses among; 0: it has none."""
+    draft_ids: tuple[int, ...] = ()
+    """Draft vocabulary: ids of the target's tokens that can be drafted, ascending. Empty: all."""
 
 
 def read_z_lab(published: PublishedConfig) -> DrafterConfig:
@@ -108,6 +113,17 @@ def read_dflash2(published: PublishedConfig) -> DrafterConfig:
     )
 
 
+def draft_ids(published: PublishedConfig) -> tuple[int, ...]:
+    """The draft vocabulary of a config; DllmBenchError if its ids are not ascending."""
+    ids = tuple(published.get(DRAFT_IDS) or ())
+    if any(first >= second for first, second in pairwise((-1, *ids))):
+        raise DllmBenchError(
+            f"The {DRAFT_IDS} of the drafter's config are not ascending token ids; use the config "
+            "of its training."
+        )
+    return ids
+
+
 def read_deep_spec(published: PublishedConfig) -> DrafterConfig:
     """A DeepSpec config of DSpark, or of DFlash if it names no heads."""
     head = published.get("markov_head_type", "vanilla")
@@ -126,6 +142,7 @@ def read_deep_spec(published: PublishedConfig) -> DrafterConfig:
         rank=published.get("markov_rank", 0),
         confidence=bool(published.get("enable_confidence_head", False)),
         confidence_reads_token=bool(published.get("confidence_head_with_markov", True)),
+        draft_ids=draft_ids(published),
     )
 
 
@@ -137,6 +154,7 @@ def read_eagle3(published: PublishedConfig) -> DrafterConfig:
         target_layers=value(published, "num_target_layers"),
         tables=not published.get(TARGET_TABLES, False),
         chain=True,
+        draft_ids=draft_ids(published),
     )
 
 

@@ -5,12 +5,13 @@ to every layer; the slots are the anchor and the masks after it. DSpark (§3) ad
 a confidence head. DFlash 2 (z-lab/dflash@07ebd93, dflash/model.py): convolutions over the slots
 around attention and MLP, and a path selector. EAGLE-3 as in DeepSpec: feature i joined with token
 i + 1, at rotary position i, predicts token i + 2. Rotary positions are absolute. Layers are made of
-transformers' Qwen3 parts, which training runs; in decoding `layers.PlainLayer` computes them. Rows
-of context give every layer keys and values first, and the slots then attend to the cache.
+transformers' Qwen3 parts. A network with a draft vocabulary computes logits of its N tokens;
+decoding gets logits over the target's vocabulary, -inf for the others.
 Not here: training losses, block masks, Gemma's layers.
 
 Shapes: F fed rows of context, S slots of a block, D slots that predict, H hidden size, V
-vocabulary, C = H x (number of feature layers), T taps of a convolution, X keys, K candidates.
+vocabulary, N draft vocabulary (V where there is none), C = H x (number of feature layers), T taps
+of a convolution, X keys, K candidates.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -296,17 +298,47 @@ class DraftNetwork(nn.Module):
     """
 
     layers: nn.ModuleList
+    draft_ids: Tensor
+    """The draft vocabulary (N,); empty where all tokens can be drafted."""
 
     def __init__(self, config: Any, drafter_config: DrafterConfig) -> None:
         super().__init__()
         self.drafter_config = drafter_config
+        self.vocabulary: int = config.vocab_size
+        self._bound: Callable[[], Target | None] = lambda: None
         width = config.hidden_size
         self.fc = nn.Linear(len(drafter_config.feature_layers) * width, width, bias=False)
         self.norm = RMSNorm(width, config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         if drafter_config.tables:
             self.embed_tokens = nn.Embedding(config.vocab_size, width)
-            self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+            self.lm_head = nn.Linear(width, self.drafted, bias=False)
+
+    @property
+    def drafted(self) -> int:
+        """N, the number of tokens that can be drafted."""
+        return len(self.drafter_config.draft_ids) or self.vocabulary
+
+    def bind(self, target: Target) -> None:
+        """Copy the rows of the target's head that are drafted, unless they are from this target."""
+        if self.drafter_config.draft_ids and self._bound() is not target:
+            self._head_rows_NH = target.head_rows(self.draft_ids)
+            self._bound = ref(target)
+
+    def places(self, ids: Tensor) -> Tensor:
+        """Where tokens are in the draft vocabulary; N for tokens that are not in it."""
+        if not self.drafter_config.draft_ids:
+            return ids
+        place = torch.searchsorted(self.draft_ids, ids.contiguous())
+        found = self.draft_ids[place.clamp(max=self.drafted - 1)] == ids
+        return place.where(found, self.drafted)
+
+    def spread(self, values: Tensor, others: float) -> Tensor:
+        """Values (..., V) of all tokens from those (..., N) of the draft vocabulary."""
+        if not self.drafter_config.draft_ids:
+            return values
+        every = values.new_full((*values.shape[:-1], self.vocabulary), others)
+        return every.index_copy_(-1, self.draft_ids, values)
 
     @cached_property
     def own_layers(self) -> list[PlainLayer]:
@@ -328,7 +360,13 @@ class DraftNetwork(nn.Module):
 
     def logits(self, hidden: Tensor, target: Target) -> Tensor:
         """Logits of normalised hidden states, by the drafter's own head if it has one."""
-        logits: Tensor = self.lm_head(hidden) if self.drafter_config.tables else target.head(hidden)
+        if self.drafter_config.tables:
+            logits: Tensor = self.lm_head(hidden)
+        elif self.drafter_config.draft_ids:
+            logits = nn.functional.linear(hidden, self._head_rows_NH)
+        else:
+            logits = target.head(hidden)
+        logits = self.spread(logits, -torch.inf)
         scale, softcap = self.drafter_config.output_scale, self.drafter_config.softcap
         if scale != 1:
             logits = logits * scale
@@ -365,9 +403,9 @@ class BlockDraftNetwork(DraftNetwork):
         if drafter_config.candidates:
             self.candidate_selector = PathSelector(config.vocab_size, drafter_config.rank, width)
         elif drafter_config.rank:
-            self.markov_head = HEADS[drafter_config.head](
-                config.vocab_size, drafter_config.rank, width
-            )
+            self.markov_head = HEADS[drafter_config.head](self.drafted, drafter_config.rank, width)
+            if drafter_config.draft_ids:  # the last row is that of all other tokens
+                self.markov_head.markov_w1 = nn.Embedding(self.drafted + 1, drafter_config.rank)
         if drafter_config.confidence:
             rank = drafter_config.rank if drafter_config.confidence_reads_token else 0
             self.confidence_head = ConfidenceHead(width, rank)
@@ -397,7 +435,14 @@ class BlockDraftNetwork(DraftNetwork):
         self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
         """What the previous token adds to a slot's logits (V,), and the head's next state."""
-        return cast(tuple[Tensor, HeadState], self.markov_head(token, hidden_H, state))
+        bias_N, state = self.draft_bias(token, hidden_H, state)
+        return self.spread(bias_N, 0.0), state
+
+    def draft_bias(
+        self, token: Tensor, hidden_H: Tensor, state: HeadState
+    ) -> tuple[Tensor, HeadState]:
+        """The same for the logits (N,) of the draft vocabulary."""
+        return cast(tuple[Tensor, HeadState], self.markov_head(self.places(token), hidden_H, state))
 
     def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
         """What the path selector adds to the logits (K,) of a slot's candidates after a token."""
@@ -408,7 +453,7 @@ class BlockDraftNetwork(DraftNetwork):
         states (..., H) after the tokens (...).
         """
         reads_token = self.drafter_config.rank and self.drafter_config.confidence_reads_token
-        embedded = [self.markov_head.markov_w1(token)] if reads_token else []
+        embedded = [self.markov_head.markov_w1(self.places(token))] if reads_token else []
         return cast(Tensor, self.confidence_head(hidden, *embedded))
 
 
@@ -460,4 +505,6 @@ def build_network(settings: dict[str, Any], drafter_config: DrafterConfig) -> Dr
     with torch.device("meta"):
         network: DraftNetwork = kind(config, drafter_config)
     network.rotary_emb = Qwen3RotaryEmbedding(config)  # computed buffers, on the CPU
+    ids_N = torch.tensor(drafter_config.draft_ids, dtype=torch.long)
+    network.register_buffer("draft_ids", ids_N, persistent=False)
     return network

@@ -110,7 +110,9 @@ class TrainedDrafter(StoredDrafter):
 
     def _network_for(self, target: Target) -> DraftNetwork:
         self._check(target)
-        return _network(self, target.device, target.dtype)
+        network = _network(self, target.device, target.dtype)
+        network.bind(target)
+        return network
 
     def _check(self, target: Target) -> None:
         """Raise DllmBenchError for a target of other sizes than the drafter was trained for."""
@@ -270,6 +272,8 @@ def new_network(published: PublishedConfig, target: TransformerDenoiser, seed: i
         state[name] = noise if like.dim() > 1 else constant(like.shape)
         if part in tables:
             state[name] = tables[part].weight.detach().float().clone()
+        if part == "lm_head" and network.drafter_config.draft_ids:
+            state[name] = state[name][list(network.drafter_config.draft_ids)]
     network.load_state_dict({n: w.to(target.device) for n, w in state.items()}, assign=True)
     return freeze_tables(network.to(target.device).train())
 

@@ -213,6 +213,11 @@ class TransformerDenoiser(Denoiser):
             logits = (logits / self._softcap).tanh_().mul_(self._softcap)
         return logits
 
+    def head_rows(self, ids_N: Tensor) -> Tensor:
+        """Weights (N, H) of the head for these tokens."""
+        rows_NH: Tensor = self._module.lm_head.weight.index_select(0, ids_N)
+        return rows_NH
+
     def _check(self, plan: ForwardPlan, length: int) -> None:
         """Raise ValueError for rows that are not fed.
 

@@ -1,9 +1,9 @@
 """Training data of drafters: texts with answers, and the target model's hidden states for them.
 
-The target runs in the same step as the drafter, so hidden states are never stored; only the answers
-it generated are. Texts are prompts of embedded tasks (train splits) with the target's own
-answers, sampled as DeepSpec does or greedy, or with the gold answers. The loss never reads prompt
-tokens; it does read the end token.
+The answers that the target generated are stored. Its hidden states are computed in the step that
+reads them, or stored as well (`StoredRows`). Texts are prompts of embedded tasks (train splits) or
+of files, with the target's own answers, sampled as DeepSpec does or greedy, or with the gold
+answers. The loss never reads prompt tokens; it does read the end token.
 
 Shapes: B texts, L positions of a text, H hidden size, C width of the features (H times the number
 of feature layers).
@@ -11,14 +11,20 @@ of feature layers).
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, first_end
@@ -26,9 +32,12 @@ from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import EMBEDDING_TAP, FULL_ATTENTION, TransformerDenoiser
-from dllm_bench.store.files import Appender, whole_lines, write_atomic
+from dllm_bench.store.files import Appender, atomic_path, whole_lines, write_atomic
+from dllm_bench.store.nolinks import is_file, lstat, make_folder, matching
 from dllm_bench.training.prompts import Pair
 from dllm_bench.training.reports import Countdown, Report
+
+BATCH = 32  # requests that are answered at a time
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,9 @@ class TargetRows:
     """Outputs of the feature layers, concatenated, float32."""
     last_BLH: Tensor
     """Normalised last hidden states, float32."""
+    whole_BL: Tensor | None = None
+    """Log of the sum of exp of the target's logits over its vocabulary, where the next token is in
+    the answer, else infinite; None without a draft vocabulary."""
 
 
 @torch.no_grad()
@@ -76,6 +88,76 @@ def target_rows(
         outputs[index] = hidden_BLH
     features_BLC = torch.cat([outputs[tap] for tap in feature_layers], dim=-1)
     return TargetRows(ids_BL, answer_BL, features_BLC.float(), model.norm(hidden_BLH).float())
+
+
+def whole_vocabulary(target: TransformerDenoiser, rows: TargetRows) -> TargetRows:
+    """The rows with `whole_BL`."""
+    wanted_BL = torch.nn.functional.pad(rows.answer_BL[:, 1:], (0, 1))
+    whole_BL = rows.last_BLH.new_full(rows.ids_BL.shape, math.inf)
+    logits_MV = target.head(rows.last_BLH[wanted_BL].to(target.dtype)).float()
+    whole_BL[wanted_BL] = logits_MV.logsumexp(-1)
+    return replace(rows, whole_BL=whole_BL)
+
+
+@dataclass
+class StoredRows:
+    """What a target computed for texts, kept in bfloat16, one file a text.
+
+    Rows of texts beyond the limit are rounded too, so that a training does not depend on it.
+    """
+
+    folder: Path
+    """Of this target and these feature layers alone."""
+    limit_bytes: float
+    """Nothing is added to a folder of this size."""
+
+    def __post_init__(self) -> None:
+        make_folder(self.folder)
+        found = map(lstat, matching(self.folder, "*.safetensors"))
+        self.size = sum(one.st_size for one in found if one is not None)
+
+    def rows(
+        self, texts: Sequence[TrainingText], end: int, compute: Callable[[TrainingText], TargetRows]
+    ) -> TargetRows:
+        """The rows of a batch; `compute` gives those of one text that is not stored."""
+        ids_BL, answer_BL = padded(texts, end)
+        parts = [self._of_text(text, compute) for text in texts]
+        names = ("features", "last", "whole")
+        features, last, whole = (
+            pad_sequence([part[name] for part in parts], batch_first=True).float() for name in names
+        )
+        return TargetRows(ids_BL, answer_BL, features, last, whole)
+
+    def _of_text(
+        self, text: TrainingText, compute: Callable[[TrainingText], TargetRows]
+    ) -> dict[str, Tensor]:
+        name = hashlib.sha256(f"{text.prompt} {text.ids}".encode()).hexdigest()
+        file = self.folder / f"{name}.safetensors"
+        if is_file(file):
+            return load_file(file)
+        rows = compute(text)
+        assert rows.whole_BL is not None
+        features, last = rows.features_BLC[0].bfloat16(), rows.last_BLH[0].bfloat16()
+        part = {"features": features.cpu(), "last": last.cpu(), "whole": rows.whole_BL[0].cpu()}
+        size = sum(tensor.nbytes for tensor in part.values())
+        if self.size + size <= self.limit_bytes:
+            self.size += size
+            with atomic_path(file) as temporary:
+                save_file(part, temporary)
+        return part
+
+
+def frequent_tokens(texts: Sequence[TrainingText], count: int) -> tuple[int, ...]:
+    """The tokens that occur most often in the answers, ascending; equal ones by the prompts, then
+    by their ids, for learned vocabularies have frequent pieces first.
+    """
+    answers = Counter(token for text in texts for token in text.ids[text.prompt :])
+    asked = Counter(token for text in texts for token in text.ids[: text.prompt])
+    seen = sorted(answers | asked, key=lambda token: (-answers[token], -asked[token], token))[
+        :count
+    ]
+    rest = (token for token in itertools.count() if token not in answers and token not in asked)
+    return tuple(sorted([*seen, *itertools.islice(rest, count - len(seen))]))
 
 
 def padded(texts: Sequence[TrainingText], end: int) -> tuple[Tensor, Tensor]:
@@ -105,24 +187,27 @@ def generated_texts(
     file: Path,
     report: Report = print,
 ) -> list[TrainingText]:
-    """Prompts with the target's own answers; answers that `file` already holds are not decoded
-    again, and each new answer is appended to it.
+    """Prompts with the target's own answers, decoded in batches of `BATCH`.
+
+    Answers that `file` already holds are not decoded again; new ones are appended to it in the
+    order of the requests, whose ids are their places.
     """
     decoder = SpeculativeDecoder(NoDraft(), temperature=temperature)
     lines = _complete_lines(file)
     texts = [TrainingText(tuple(row["ids"]), row["prompt"]) for row in map(json.loads, lines)]
-    countdown = Countdown(len(requests), len(texts))
+    countdown, early = Countdown(len(requests), len(texts)), dict[int, TrainingText]()
     with closing(Appender(file)) as stream:
-        for index in range(len(texts), len(requests)):
-            prompt, limit = requests[index].prompt_ids, requests[index].max_new_tokens
-            ids = decoder.generate(loaded.denoiser, requests[index]).ids[:limit]  # type: ignore[arg-type]
-            end = first_end(ids, loaded.special)
-            texts.append(
-                TrainingText(prompt + (ids if end is None else ids[: end + 1]), len(prompt))
-            )
-            stream.append(json.dumps({"ids": texts[-1].ids, "prompt": len(prompt)}))
-            if countdown.due(index + 1):
-                report(f"answers: {index + 1} of {len(requests)}, {countdown.eta(index + 1)}")
+        for one in decoder.generate_stream(loaded.denoiser, requests[len(texts) :], BATCH):  # type: ignore[arg-type]
+            place = int(one.request_id)
+            prompt, limit = requests[place].prompt_ids, requests[place].max_new_tokens
+            ids, end = one.ids[:limit], first_end(one.ids[:limit], loaded.special)
+            answer = ids if end is None else ids[: end + 1]
+            early[place] = TrainingText(prompt + answer, len(prompt))
+            while text := early.pop(len(texts), None):
+                texts.append(text)
+                stream.append(json.dumps({"ids": text.ids, "prompt": text.prompt}))
+                if countdown.due(len(texts)):
+                    report(f"answers: {len(texts)} of {len(requests)}, {countdown.eta(len(texts))}")
     return texts[: len(requests)]
 
 

@@ -10,6 +10,9 @@ token i + 2. Each further step moves tokens, rotary positions and labels on by o
 hidden state of the step before. A column attends causally to the columns of step 0, and of later
 steps only to itself. Gradients run through all steps.
 
+With a draft vocabulary logits are of its tokens, and labels are places in it. The target's
+probabilities then sum to less than 1; the rest is missed.
+
 Shapes: B texts, L positions of a text, N blocks (anchors) of a text, D slots of a block (draft
 tokens), H hidden size, C width of the features, V vocabulary, Q query positions (N times D), T
 attended positions (L plus Q). S slots of a block: in z-lab's dialect the first predicts nothing
@@ -169,7 +172,7 @@ def _transitions(network: BlockDraftNetwork, before_BND: Tensor, hidden_BNDH: Te
     """Logits (B, N, D, V) that DSpark's transition head adds, slot after slot."""
     state, added = None, []
     for slot in range(before_BND.shape[-1]):
-        bias_BNV, state = network.transition(before_BND[..., slot], hidden_BNDH[:, :, slot], state)
+        bias_BNV, state = network.draft_bias(before_BND[..., slot], hidden_BNDH[:, :, slot], state)
         added.append(bias_BNV)
     return torch.stack(added, dim=2)
 
@@ -268,27 +271,33 @@ class DraftLosses:
 
     ce: Tensor
     """Weighted sum of the cross-entropy."""
-    l1: Tensor
-    """Weighted sum of the L1 norm."""
+    l1: Tensor | None
+    """Weighted sum of the L1 norm; None, as what follows from it, where it was not asked for."""
     confidence: Tensor
     """Weighted sum of the confidence head's binary cross-entropy."""
     weight: Tensor
     """Sum of the weights."""
-    survives_D: Tensor
+    survives_D: Tensor | None
     """Mean probability that a slot is accepted if all slots before it are."""
-    length: Tensor
+    length: Tensor | None
     """Expected tokens of a round, the target's own token included."""
 
     def total(self, shares: LossShares) -> Tensor:
         """The loss that is minimised."""
-        terms = shares.ce * self.ce + shares.l1 * self.l1 + shares.confidence * self.confidence
+        l1 = 0.0 if self.l1 is None else shares.l1 * self.l1
+        terms = shares.ce * self.ce + l1 + shares.confidence * self.confidence
         return terms / (self.weight + EPSILON)
 
     def numbers(self, shares: LossShares) -> dict[str, float]:
         """A point of the training curve."""
         terms = {"ce": self.ce, "l1": self.l1, "confidence": self.confidence}
-        means = {name: (term / (self.weight + EPSILON)).item() for name, term in terms.items()}
-        return {"loss": self.total(shares).item(), **means, "length": self.length.item()}
+        means = {
+            name: (term / (self.weight + EPSILON)).item()
+            for name, term in terms.items()
+            if term is not None
+        }
+        length = {} if self.length is None else {"length": self.length.item()}
+        return {"loss": self.total(shares).item(), **means, **length}
 
 
 def slot_weights(supervised_BND: Tensor, decay: float | None) -> Tensor:
@@ -297,31 +306,53 @@ def slot_weights(supervised_BND: Tensor, decay: float | None) -> Tensor:
     return supervised_BND * torch.exp(-slot_D / (decay or math.inf))
 
 
+def target_law(logits: Tensor, whole: Tensor | None) -> Tensor:
+    """The target's probabilities (..., V) from its logits.
+
+    whole: the log of the sum of exp over the whole vocabulary (...), where the logits are those of
+    a draft vocabulary.
+    """
+    return logits.softmax(-1) if whole is None else (logits - whole[..., None]).exp()
+
+
 def block_losses(
     drafted: DraftOutputs,
-    target_BNDV: Tensor,
+    target_BNDV: Tensor | None,
     ids_BL: Tensor,
     blocks: DraftBlocks,
     decay: float | None,
+    whole_BND: Tensor | None = None,
 ) -> DraftLosses:
-    """All terms of one batch; `target_BNDV` are the target's logits for the labels."""
+    """All terms of one batch; without L1 and what it gives where `target_BNDV` is None.
+
+    target_BNDV, whole_BND: the target's logits for the labels, see `target_law`. ids_BL: places of
+    the tokens in the draft vocabulary; those outside of it add no cross-entropy.
+    """
     weight_BND = slot_weights(blocks.supervised_BND, decay)
     labels_BND = at(ids_BL, blocks.labels_BND)
-    draft_BNDV, target_BNDV = drafted.logits_BNDV.float(), target_BNDV.float()
-    ce_BND = F.cross_entropy(draft_BNDV.movedim(-1, 1), labels_BND, reduction="none")
-    l1_BND = (draft_BNDV.softmax(-1) - target_BNDV.softmax(-1)).abs().sum(-1)
-    survives_BND = (1 - l1_BND.detach() / 2).clamp(0, 1)
+    draft_BNDV = drafted.logits_BNDV.float()
+    ce_BND = F.cross_entropy(
+        draft_BNDV.movedim(-1, 1), labels_BND, reduction="none", ignore_index=draft_BNDV.shape[-1]
+    )
+    ce, weight = (ce_BND * weight_BND).sum(), weight_BND.sum()
     confidence = torch.zeros((), device=weight_BND.device)
+    if target_BNDV is None:
+        return DraftLosses(ce, None, confidence, weight, None, None)
+    law_BNDV = target_law(target_BNDV.float(), whole_BND)
+    l1_BND = (draft_BNDV.softmax(-1) - law_BNDV).abs().sum(-1)
+    if whole_BND is not None:
+        l1_BND = l1_BND + (1 - law_BNDV.sum(-1)).clamp(min=0)
+    survives_BND = (1 - l1_BND.detach() / 2).clamp(0, 1)
     if drafted.survival_BND is not None:
         bce_BND = F.binary_cross_entropy_with_logits(
             drafted.survival_BND.float(), survives_BND, reduction="none"
         )
         confidence = (bce_BND * weight_BND).sum()
     return DraftLosses(
-        ce=(ce_BND * weight_BND).sum(),
+        ce=ce,
         l1=(l1_BND * weight_BND).sum(),
         confidence=confidence,
-        weight=weight_BND.sum(),
+        weight=weight,
         survives_D=_mean(survives_BND, blocks.supervised_BND),
         length=_round_length(survives_BND, blocks.supervised_BND),
     )
@@ -387,16 +418,19 @@ def supervised_columns(answer_BL: Tensor) -> Tensor:
 
 
 def chain_losses(
-    logits: Sequence[Tensor], target_BLV: Tensor, supervised_BL: Tensor
+    logits: Sequence[Tensor],
+    target_BLV: Tensor,
+    supervised_BL: Tensor,
+    whole_BL: Tensor | None = None,
 ) -> list[Tensor]:
     """Soft cross-entropy of every step, each divided by B * L.
 
-    `target_BLV` are the target's logits after every position, `supervised_BL` the supervised
-    columns of step 0; both move left by one column a step.
+    `target_BLV` are the target's logits after every position and `whole_BL` as in `target_law`,
+    `supervised_BL` the supervised columns of step 0; all move left by one column a step.
     """
-    losses = []
+    losses, every_BLV = [], target_law(target_BLV.float(), whole_BL)
     for step, draft_BLV in enumerate(logits):
-        law_BLV = shifted(target_BLV.float(), step + 1).softmax(-1)
+        law_BLV = shifted(every_BLV, step + 1)
         ce_BL = -(law_BLV * draft_BLV.float().log_softmax(-1)).sum(-1)
         losses.append((ce_BL * shifted(supervised_BL, step)).sum() / supervised_BL.numel())
     return losses

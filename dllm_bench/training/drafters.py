@@ -22,11 +22,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dllm_bench.core.declared import CheckedFields
+from dllm_bench.core.declared import Amount, CheckedFields
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.models import drafters as drafter_files
-from dllm_bench.models.drafter_config import TARGET_TABLES
+from dllm_bench.models.drafter_config import DRAFT_IDS, TARGET_TABLES
 from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -35,7 +35,7 @@ from dllm_bench.store.nolinks import is_file, make_folder
 from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training import prompts, reports
-from dllm_bench.training.drafter_data import TrainingText
+from dllm_bench.training.drafter_data import TargetRows, TrainingText
 from dllm_bench.training.drafter_objectives import LossShares
 from dllm_bench.training.kinds import CHAIN, DRAFTER_BENCHMARKS, KIND_OF_HEAD
 from dllm_bench.training.reports import Countdown, Report
@@ -96,6 +96,8 @@ class DrafterJob(CheckedFields):
     """Of the target's answers; 0 is greedy."""
     benchmarks: tuple[str, ...] = DRAFTER_BENCHMARKS
     """The embedded benchmarks whose train splits give the prompts, in turn."""
+    flan: Path | None = None
+    """A directory of FLAN rows that takes its turn with the benchmarks."""
     prompts: int = 2000
     max_new_tokens: int = 96
     """Most tokens of an answer."""
@@ -106,14 +108,24 @@ class DrafterJob(CheckedFields):
     steps: int = 2000
     lr: float = 6e-4
     """Peak learning rate."""
+    draft_vocab: int = 0
+    """Tokens that can be drafted, the most frequent ones of the answers; 0: all."""
+    store_gib: Amount = 0.0
+    """What the target's outputs may take on the disk, GiB; 0: they are computed in every step."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompts < 2:
             raise DllmBenchError(f"{self.prompts} prompts leave none to hold out; give 2 or more.")
+        if self.flan is not None and self.texts == "gold":
+            raise DllmBenchError("FLAN rows have no answers here; choose texts=target.")
         if self.chain and self.layers != 1:
             raise DllmBenchError(f"EAGLE-3 has one layer, {self.layers} were asked for; give 1.")
+        if self.store_gib and not self.draft_vocab:
+            raise DllmBenchError("--store-gib needs a draft vocabulary; give --draft-vocab too.")
+        if self.draft_vocab and self.head == "selector":
+            raise DllmBenchError("DFlash 2 has no draft vocabulary; leave out --draft-vocab.")
         if self.chain and self.shares != LossShares():
             raise DllmBenchError("EAGLE-3 learns from a loss of its own; leave out --shares.")
 
@@ -174,6 +186,8 @@ class DrafterJob(CheckedFields):
             for f in fields(self)
             if getattr(self, f.name) != getattr(usual, f.name)
         }
+        if self.flan is not None:
+            options["flan"] = "DIR"
         if "shares" in options:
             options["shares"] = f"{self.shares.ce:g} {self.shares.l1:g}"
         return reports.command(f"dllm-bench train drafter {model} {self.kind}", options)
@@ -204,9 +218,21 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 # --- the texts -----------------------------------------------------------------------------------
 
 
+def prompts_of(job: DrafterJob) -> list[str]:
+    """The prompts of a job; fewer are the first of the same ones."""
+    if job.flan is None:
+        return prompts.train_prompts(job.benchmarks, job.prompts, job.seed)
+    each = -(-job.prompts // (len(job.benchmarks) + 1))
+    given = [prompts.train_prompts((name,), each, job.seed) for name in job.benchmarks]
+    given.append(prompts.hashed_order(job.flan, each, job.seed))
+    return [text for turn in zip(*given, strict=True) for text in turn][: job.prompts]
+
+
 def texts_file(job: DrafterJob, weights: str) -> str:
     """Name of the file with a target's answers; `weights` is the hash of the target's weights."""
     asked = "-".join(job.benchmarks)
+    if job.flan is not None:
+        asked = "-".join([*job.benchmarks, f"flan{prompts.hash_of_rows(job.flan)[:10]}"])
     sampling = f"{asked}-temperature{job.temperature:g}-seed{job.seed}-{job.max_new_tokens}"
     return f"texts-{weights[:10]}-{sampling}.jsonl"
 
@@ -215,18 +241,17 @@ def texts_of(
     job: DrafterJob, loaded: LoadedModel, chat: bool, file: Path, report: Report = print
 ) -> list[TrainingText]:
     """The texts of a job; the target's own answers are kept in `file`."""
-    pairs = prompts.train_pairs(job.benchmarks, job.prompts, job.seed)
     if job.texts == "gold":
         if chat:
             raise DllmBenchError(
                 "The target is a chat model, but the gold answers are not written as chat turns; "
                 "choose texts=target."
             )
-        return data.gold_texts(loaded, pairs)
+        return data.gold_texts(loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.seed))
     encode = prompts.encoder(loaded.text.encode, chat)
     requests = [
         Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.seed + index)
-        for index, (prompt, _) in enumerate(pairs)
+        for index, prompt in enumerate(prompts_of(job))
     ]
     return data.generated_texts(loaded, requests, job.temperature, file, report)
 
@@ -249,22 +274,38 @@ class DrafterTraining:
     texts: list[TrainingText]
     held_out: list[TrainingText]
     """Texts that are measured and never trained on."""
+    stored: data.StoredRows | None
+    """Where the target's outputs are kept; None: nowhere."""
     step: int = 0
     seconds: float = 0.0
     curve: list[Point] = field(default_factory=list)
 
     @classmethod
     def start(
-        cls, job: DrafterJob, loaded: LoadedModel, texts: list[TrainingText]
+        cls,
+        job: DrafterJob,
+        loaded: LoadedModel,
+        texts: list[TrainingText],
+        rows: Path | None = None,
     ) -> DrafterTraining:
-        """A drafter with random weights, and the target's embedding and head."""
+        """A drafter with random weights, and the target's embedding and head.
+
+        rows: folder for the target's outputs, if the job stores them.
+        """
         target = loaded.denoiser
         assert isinstance(target, TransformerDenoiser)
+        few = min(HELD_OUT, max(1, len(texts) // 10))
         published = job.published_config(target)
+        if job.draft_vocab:
+            count = min(job.draft_vocab, target.vocab_size)
+            published[DRAFT_IDS] = list(data.frequent_tokens(texts[few:], count))
         network = drafter_files.new_network(published, target, job.seed)
         learned = [weight for weight in network.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(learned, job.lr, weight_decay=0.0)
-        few = min(HELD_OUT, max(1, len(texts) // 10))
+        stored = None
+        if job.store_gib and rows is not None:
+            taps = "-".join(map(str, network.drafter_config.feature_layers))
+            stored = data.StoredRows(rows / f"layers-{taps}", job.store_gib * 2**30)
         return cls(
             job,
             loaded.metadata.name,
@@ -274,7 +315,30 @@ class DrafterTraining:
             optimizer,
             texts[few:],
             texts[:few],
+            stored,
         )
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds: of the processor on a CPU, which others may use too; else those that pass."""
+        return time.process_time if self.target.device.type == "cpu" else time.monotonic
+
+    def rows(self, texts: list[TrainingText]) -> TargetRows:
+        """What the target computes for a batch of texts."""
+        if self.stored is None:
+            return self._computed(texts)
+        rows = self.stored.rows(texts, self.target.special.eos, lambda one: self._computed([one]))
+        parts = {name: part.to(self.target.device) for name, part in vars(rows).items()}
+        return TargetRows(**parts)
+
+    @torch.no_grad()
+    def _computed(self, texts: list[TrainingText]) -> TargetRows:
+        target = self.target
+        padded = data.padded(texts, target.special.eos)
+        ids_BL, answer_BL = (part.to(target.device) for part in padded)
+        layers = self.network.drafter_config.feature_layers
+        rows = data.target_rows(target, ids_BL, answer_BL, layers)
+        return data.whole_vocabulary(target, rows) if self.job.draft_vocab else rows
 
     def state(self) -> dict[str, Any]:
         """Everything a resumed training needs."""
@@ -311,12 +375,17 @@ def train(
     out: Path,
     save_every_s: float = 60.0,
     report: Report = print,
+    rows: Path | None = None,
 ) -> DrafterTraining:
-    """Train a drafter and write its folder; resumes from `out`/state.pt where there is one."""
-    training, file = DrafterTraining.start(job, loaded, texts), out / "state.pt"
+    """Train a drafter and write its folder; resumes from `out`/state.pt where there is one.
+
+    rows: folder for the target's outputs, see `DrafterJob.store_gib`.
+    """
+    training, file = DrafterTraining.start(job, loaded, texts, rows), out / "state.pt"
     if is_file(file):
         training.restore(torch.load(file, map_location=training.target.device), file)
     countdown, saved_at = Countdown(job.steps, training.step), time.monotonic()
+    counted_at = training.clock()
     while training.step < job.steps:
         loss, numbers = optimizer_step(training)
         if training.step % MEASURE_EVERY == 0 or training.step == job.steps:
@@ -325,7 +394,8 @@ def train(
             report(countdown.line(training.curve[-1]))
         now = time.monotonic()
         if now - saved_at >= save_every_s or training.step == job.steps:
-            training.seconds, saved_at = training.seconds + now - saved_at, now
+            counted_at, before, saved_at = training.clock(), counted_at, now
+            training.seconds += counted_at - before
             training.save(out)
     return training
 
@@ -359,27 +429,35 @@ def optimizer_step(training: DrafterTraining) -> tuple[Tensor, Numbers]:
 
 
 def loss_of(
-    training: DrafterTraining, texts: list[TrainingText], rng: torch.Generator
+    training: DrafterTraining,
+    texts: list[TrainingText],
+    rng: torch.Generator,
+    measured: bool = False,
 ) -> tuple[Tensor, Numbers]:
-    """The loss of one batch, after a forward of the target for its features."""
-    network, target = training.network, training.target
-    ids_BL, answer_BL = (part.to(target.device) for part in data.padded(texts, target.special.eos))
-    rows = data.target_rows(target, ids_BL, answer_BL, network.drafter_config.feature_layers)
+    """The loss of one batch; measured: with terms that it does not weigh."""
+    network, rows = training.network, training.rows(texts)
     if isinstance(network, ChainDraftNetwork):
         logits = objectives.chain_forward(network, rows)
         target_BLV = network.lm_head(rows.last_BLH)
-        supervised_BL = objectives.supervised_columns(answer_BL)
-        steps = objectives.chain_losses(logits, target_BLV, supervised_BL)
+        supervised_BL = objectives.supervised_columns(rows.answer_BL)
+        steps = objectives.chain_losses(logits, target_BLV, supervised_BL, rows.whole_BL)
         return objectives.decayed_sum(steps), lambda loss: {"loss": loss.item()}
     assert isinstance(network, BlockDraftNetwork)
-    shares = training.job.shares
-    anchors_BN, kept_BN = objectives.draw_anchors(answer_BL, training.job.anchors, rng)
-    predicting = network.drafter_config.slots - network.drafter_config.silent
-    blocks = objectives.blocks_at(anchors_BN, kept_BN, answer_BL, predicting)
-    kernel = objectives.flex if target.device.type == "cuda" else objectives.dense
+    shares, facts = training.job.shares, network.drafter_config
+    anchors_BN, kept_BN = objectives.draw_anchors(rows.answer_BL, training.job.anchors, rng)
+    predicting = facts.slots - facts.silent
+    blocks = objectives.blocks_at(anchors_BN, kept_BN, rows.answer_BL, predicting)
+    kernel = objectives.flex if training.target.device.type == "cuda" else objectives.dense
     drafted = objectives.block_forward(network, rows, blocks, kernel)
-    target_BNDV = network.lm_head(objectives.at(rows.last_BLH, blocks.labels_BND - 1))
-    losses = objectives.block_losses(drafted, target_BNDV, ids_BL, blocks, shares.decay)
+    target_BNDV = whole_BND = None
+    if measured or shares.l1 or facts.confidence:
+        target_BNDV = network.lm_head(objectives.at(rows.last_BLH, blocks.labels_BND - 1))
+    if rows.whole_BL is not None:
+        whole_BND = objectives.at(rows.whole_BL, blocks.labels_BND - 1)
+    places_BL = network.places(rows.ids_BL)
+    losses = objectives.block_losses(
+        drafted, target_BNDV, places_BL, blocks, shares.decay, whole_BND
+    )
     return losses.total(shares), lambda loss: losses.numbers(shares)
 
 
@@ -387,7 +465,7 @@ def loss_of(
 def measure_held_out(training: DrafterTraining) -> Point:
     """The curve's numbers on the held-out texts, always at the same anchors."""
     rng = torch.Generator().manual_seed(training.job.seed)
-    loss, numbers = loss_of(training, training.held_out, rng)
+    loss, numbers = loss_of(training, training.held_out, rng, measured=True)
     return {f"held_out_{name}": value for name, value in numbers(loss).items()}
 
 
@@ -417,14 +495,21 @@ def card(title: str, training: DrafterTraining) -> str:
 def _data_section(job: DrafterJob) -> str:
     own = f"the target's own answers at temperature {job.temperature:g}"
     answers = {"target": own, "gold": "gold answers"}[job.texts]
+    named = [f"the train splits of {', '.join(job.benchmarks)}"] if job.benchmarks else []
+    named += ["files"] if job.flan is not None else []
+    features = "are kept in bfloat16" if job.store_gib else "are computed in the same step"
+    drafted = ""
+    if job.draft_vocab:
+        drafted = f"\nThe {job.draft_vocab:,} most frequent tokens of the answers can be drafted."
     return (
-        f"{job.prompts:,} prompts of the train splits of {', '.join(job.benchmarks)}, in turn,\n"
-        f"with {answers}. Target features are computed in the same step."
+        f"{job.prompts:,} prompts of {' and '.join(named)}, in turn,\n"
+        f"with {answers}. Target features {features}.{drafted}"
     )
 
 
 def _recipe_section(training: DrafterTraining) -> str:
     job, shares = training.job, training.job.shares
+    unit = "core-minutes" if training.target.device.type == "cpu" else "minutes"
     terms = f"{shares.ce:g} CE + {shares.l1:g} L1 + {shares.confidence:g} confidence, "
     loss = "Soft cross-entropy of the unrolled steps, each weighted 0.8 times the one before.\n"
     if not job.chain:
@@ -432,7 +517,7 @@ def _recipe_section(training: DrafterTraining) -> str:
     return (
         f"{loss}AdamW, float32, peak rate {job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts "
         f"per step, {training.step:,} of\n{job.steps:,} steps, seed {job.seed}, "
-        f"{training.seconds / 60:.1f} minutes on {training.target.device.type}."
+        f"{training.seconds / 60:.1f} {unit} on {training.target.device.type}."
     )
 
 

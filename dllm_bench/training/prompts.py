@@ -7,6 +7,7 @@ drawn with the same functions, for measurements during training. Tokens are left
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,6 +113,24 @@ def flan_prompts(folder: Path, per_task: int, seed: int) -> list[str]:
     return [text for task in sorted(kept) for text in kept[task]]
 
 
+def hashed_order(folder: Path, count: int, seed: int) -> list[str]:
+    """`count` prompts of the jsonl rows (task, inputs) in `folder`, in the order of their hashes.
+
+    Tasks are mixed as often as their rows occur. A smaller count gives the first of the same
+    prompts. Raises DllmBenchError where there are fewer.
+    """
+
+    def place(row: tuple[str, str]) -> str:
+        return hash_of([str(seed), *row])
+
+    chosen = heapq.nsmallest(count, _flan_rows(folder), key=place)
+    if len(chosen) < count:
+        raise DllmBenchError(
+            f"{count} prompts were asked for, {folder} holds {len(chosen)}; give fewer --prompts."
+        )
+    return [text for _, text in chosen]
+
+
 def _flan_rows(folder: Path) -> Iterator[tuple[str, str]]:
     files = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
     if not files:
@@ -140,6 +159,11 @@ def _flan_row(file: Path, number: int, line: str) -> tuple[str, str]:
 def hash_of(prompts: Sequence[str]) -> str:
     """sha256 of the prompts in their order."""
     return hashlib.sha256("\0".join(prompts).encode()).hexdigest()
+
+
+def hash_of_rows(folder: Path) -> str:
+    """sha256 of all FLAN rows in `folder`, in their order."""
+    return hash_of([part for row in _flan_rows(folder) for part in row])
 
 
 def encoder(encode: Encode, chat: bool) -> Callable[[str], list[int]]:

@@ -37,7 +37,7 @@ from dllm_bench.training.drafter_objectives import LossShares
 from dllm_bench.training.drafters import KINDS, DrafterJob
 from tests.helpers import ROLES, tiny_checkpoint
 from tests.sample_stats import drafted
-from tests.speculative import DRAFTERS, trainable, write_drafter
+from tests.speculative import DRAFTERS, WatchedLength, trainable, write_drafter
 from tests.tiers import covering
 
 LENGTH, ROWS = 24, 3
@@ -182,7 +182,9 @@ def test_the_chain_is_what_decoding_would_draft(model: LoadedModel, tmp_path: Pa
 # --- texts ---------------------------------------------------------------------------------------
 
 
-def test_the_targets_own_texts_are_decoded_once(model: LoadedModel, tmp_path: Path) -> None:
+def test_the_targets_own_texts_are_decoded_once(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "texts.jsonl"
     first = answered(model, 3, file)
     decoder: Any = SpeculativeDecoder(NoDraft())
@@ -204,6 +206,9 @@ def test_the_targets_own_texts_are_decoded_once(model: LoadedModel, tmp_path: Pa
     model, (*_, fourth, fifth) = replace(model, denoiser=watched), prompts(5)
     assert answered(model, 5, file)[:3] == first
     assert begun == [fourth, fifth]
+    monkeypatch.setattr(data, "BATCH", 2)  # answers may be done out of order
+    assert answered(model, 5, tmp_path / "pairs.jsonl") == answered(model, 5, file)
+    del begun[2:]
     file.write_text(file.read_text()[:-5])  # stopped while the last line was written
     assert answered(model, 5, file)[:3] == first
     assert begun == [fourth, fifth, fifth]
@@ -301,10 +306,13 @@ def test_every_step_draws_other_rows_and_none_that_are_held_out(
     loss_of = training.loss_of
 
     def watched(
-        run: training.DrafterTraining, texts: list[TrainingText], rng: torch.Generator
+        run: training.DrafterTraining,
+        texts: list[TrainingText],
+        rng: torch.Generator,
+        measured: bool = False,
     ) -> Any:
         drawn.append(texts)
-        return loss_of(run, texts, rng)
+        return loss_of(run, texts, rng, measured)
 
     monkeypatch.setattr(training, "loss_of", watched)
     run = fitted(job("dflash", {}), model, tmp_path, texts=30)
@@ -352,6 +360,163 @@ def test_a_stored_drafter_uses_the_targets_tables(
         rounds.append([acceptance.rounds(result) for result in found])
     assert rounds[0] == rounds[1]
     assert any(round.accepted for result in rounds[0] for round in result)
+
+
+# --- a draft vocabulary, stored rows -------------------------------------------------------------
+
+PART = {"draft_vocab": 24, "store_gib": 1.0}
+
+
+def test_the_draft_vocabulary_is_what_answers_have_most_often() -> None:
+    texts = [TrainingText((9, 9, 9, 5, 5, 7), 3), TrainingText((8, 5, 7, 2), 1)]
+    assert data.frequent_tokens(texts, 2) == (5, 7)
+    assert data.frequent_tokens(texts, 4) == (2, 5, 7, 9)
+    assert data.frequent_tokens(texts, 7) == (0, 1, 2, 5, 7, 8, 9)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark-rnn", "dspark-markov", "eagle3"])
+def test_a_drafter_of_frequent_tokens_drafts_these_alone(
+    kind: str, model: LoadedModel, tmp_path: Path
+) -> None:
+    """The text stays the target's own, and a target of other weights gets its own head."""
+    run = fitted(job(kind, PART | {"steps": 60, "rows": 8}), model, tmp_path)
+    ids = data.frequent_tokens(run.texts, 24)
+    assert run.network.draft_ids.tolist() == list(ids)
+    assert run.network.lm_head.weight.shape[0] == 24
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    tables = {"embed_tokens.weight", "lm_head.weight"}
+    assert set(stored) == set(run.network.state_dict()) - tables
+    assert run.target.vocab_size not in {size for w in stored.values() for size in w.shape}
+    found: Any = TrainedChainDrafter if kind == "eagle3" else TrainedBlockDrafter
+    drafter = found(str(tmp_path / "out"))
+    head: Any = {"dflash": DFlash, "eagle3": Eagle3}.get(kind, DSpark)
+    other = str(tiny_checkpoint("qwen3", tmp_path / "other", 2))
+    spec = ModelSpec("other", other, dtype="float32", device="cpu", bos=False)
+    target: Any = model.denoiser
+    second: Any = load_model(spec).denoiser
+    accepted = 0
+    for one in (target, second, target):
+        length = WatchedLength()
+        for temperature in (0.0, 0.8):
+            decoder = SpeculativeDecoder(head(drafter), length=length, temperature=temperature)
+            for text in run.texts[:3]:
+                request = Request("x", text.ids[: text.prompt], 20)
+                decoded = decoder.generate(one, request)
+                accepted += sum(made.accepted for made in acceptance.rounds(decoded))
+                plain = SpeculativeDecoder(NoDraft()).generate(one, request)
+                assert temperature or decoded.ids[:20] == plain.ids[:20]
+        assert {int(token) for made in length.seen for token in made.tokens_D} <= set(ids)
+        network = drafter.on(one)
+        assert torch.equal(network._head_rows_NH, one.module.lm_head.weight[network.draft_ids])
+    assert accepted
+
+
+@pytest.mark.parametrize("kind", ["dspark-markov", "eagle3"])
+def test_a_draft_vocabulary_of_all_tokens_changes_no_loss(
+    kind: str, model: LoadedModel, tmp_path: Path
+) -> None:
+    texts, found = answered(model, 6, tmp_path / "texts.jsonl"), []
+    for count in (0, model.denoiser.vocab_size):
+        run = training.DrafterTraining.start(job(kind, {"draft_vocab": count}), model, texts)
+        for name, weight in run.network.named_parameters():
+            if name not in ("embed_tokens.weight", "lm_head.weight"):
+                weight.data.fill_(0.02)
+        rng = torch.Generator().manual_seed(0)
+        loss, numbers = training.loss_of(run, texts, rng, measured=True)
+        found.append(numbers(loss))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+def test_what_cannot_be_drafted_is_missed(model: LoadedModel, tmp_path: Path) -> None:
+    """L1 and cross-entropy of a part of the vocabulary, from their definitions."""
+    texts = answered(model, 3, tmp_path / "texts.jsonl")
+    run = training.DrafterTraining.start(job("dflash", {"draft_vocab": 5}), model, texts)
+    rows, ids = run.rows(texts), run.network.draft_ids
+    anchors = objectives.draw_anchors(rows.answer_BL, 4, torch.Generator().manual_seed(1))
+    blocks = objectives.blocks_at(*anchors, rows.answer_BL, 4)
+    network: Any = run.network
+    with torch.no_grad():
+        drafted = objectives.block_forward(network, rows, blocks)
+        rng = torch.Generator().manual_seed(1)
+        loss, numbers = training.loss_of(run, texts, rng, measured=True)
+        law = run.target.head(objectives.at(rows.last_BLH, blocks.labels_BND - 1)).softmax(-1)
+    full = torch.zeros_like(law)
+    full[..., ids] = drafted.logits_BNDV.softmax(-1)
+    weight = objectives.slot_weights(blocks.supervised_BND, run.job.shares.decay)
+    label = objectives.at(rows.ids_BL, blocks.labels_BND)
+    l1 = ((full - law).abs().sum(-1) * weight).sum() / weight.sum()
+    assert numbers(loss)["l1"] == pytest.approx(l1.item(), rel=1e-4)
+    inside = torch.isin(label, ids)
+    assert inside[blocks.supervised_BND].any() and not inside[blocks.supervised_BND].all()
+    nats = -full.gather(-1, label[..., None])[..., 0].log()
+    ce = (nats.where(inside, torch.zeros(())) * weight).sum() / weight.sum()
+    assert numbers(loss)["ce"] == pytest.approx(ce.item(), rel=1e-4)
+    loss, numbers = training.loss_of(run, texts, torch.Generator().manual_seed(1))
+    assert set(numbers(loss)) == {"loss", "ce", "confidence"}
+
+
+def test_the_targets_outputs_are_computed_once(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By trainings of several drafters; a folder that is full changes nothing."""
+    computed: list[int] = []
+    target_rows = data.target_rows
+
+    def watched(target: Any, ids_BL: Any, answer_BL: Any, layers: Any) -> TargetRows:
+        computed.append(len(ids_BL))
+        return target_rows(target, ids_BL, answer_BL, layers)
+
+    monkeypatch.setattr(data, "target_rows", watched)
+    texts, rows = answered(model, 12, tmp_path / "texts.jsonl"), tmp_path / "rows"
+
+    def trained(kind: str, out: str, rows: Path, **changes: Any) -> training.DrafterTraining:
+        asked = job(kind, PART | changes)
+        return training.train(
+            asked, model, texts, tmp_path / out, report=lambda text: None, rows=rows
+        )
+
+    whole = trained("dflash", "whole", rows)
+    assert set(computed) == {1} and len(computed) <= 12
+    assert len(list(rows.rglob("*.safetensors"))) == len(computed)
+    computed.clear()
+    trained("dflash", "again", rows)
+    trained("dspark-markov", "other", rows)
+    assert not computed
+    full = trained("dflash", "full", tmp_path / "none", store_gib=1e-6)
+    assert computed and not list((tmp_path / "none").rglob("*.safetensors"))
+    for name, weight in whole.network.state_dict().items():
+        assert torch.equal(weight, full.network.state_dict()[name]), name
+
+
+def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) -> None:
+    rows = [{"task": "t", "inputs": f"w{i} w{i + 1}"} for i in range(40)]
+    flan = tmp_path / "flan"
+    flan.mkdir()
+    (flan / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = replace(JOB, flan=flan, benchmarks=("minimath",), prompts=20)
+    found = training.prompts_of(asked)
+    assert set(found[1::2]) <= {row["inputs"] for row in rows} and len(set(found[1::2])) == 10
+    assert training.prompts_of(replace(asked, prompts=7)) == found[:7]
+    assert training.prompts_of(replace(asked, seed=1))[1::2] != found[1::2]
+    only = replace(asked, benchmarks=(), prompts=4, max_new_tokens=4)
+    assert training.texts_file(only, "abc") != training.texts_file(asked, "abc")
+    texts = training.texts_of(
+        only, model, False, tmp_path / "texts.jsonl", report=lambda text: None
+    )
+    encode = model.text.encode
+    assert [t.ids[: t.prompt] for t in texts] == [(*encode(p),) for p in training.prompts_of(only)]
+    with pytest.raises(DllmBenchError, match="holds 40; give fewer"):
+        training.prompts_of(replace(only, prompts=41))
+    words = "train drafter tiny-qwen3 dflash --flan X --draft-vocab 9 --store-gib 0.5".split()
+    given = drafter_job(parse(words))
+    assert (given.flan, given.benchmarks) == (Path("X"), ())
+    assert "--flan DIR" in given.command("tiny-qwen3")
+    with pytest.raises(DllmBenchError, match="draft-vocab too"):
+        replace(JOB, store_gib=1.0)
+    with pytest.raises(DllmBenchError, match="no draft vocabulary"):
+        replace(KINDS["dflash2"], draft_vocab=9)
+    with pytest.raises(DllmBenchError, match="no answers here"):
+        replace(JOB, flan=flan, texts="gold")
 
 
 def test_rate_and_taps() -> None:
