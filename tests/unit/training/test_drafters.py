@@ -26,6 +26,7 @@ from dllm_bench.methods.dspark import DSpark
 from dllm_bench.methods.eagle3 import Eagle3
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
+from dllm_bench.models.drafter_config import read_drafter_config
 from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
@@ -409,6 +410,13 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(
         network = drafter.on(one)
         assert torch.equal(network._head_rows_NH, one.module.lm_head.weight[network.draft_ids])
     assert accepted
+    every = network.spread(torch.arange(24.0), -torch.inf)
+    assert every[list(ids)].tolist() == list(range(24)) and every.isfinite().sum() == 24
+    assert network.places(torch.tensor([*ids, ROLES["mask"]])).tolist() == list(range(25))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    for wrong in ([5, 3], [-1, 3], [3, 3]):
+        with pytest.raises(DllmBenchError, match="ascending"):
+            read_drafter_config(config | {"draft_token_ids": wrong})
 
 
 @pytest.mark.parametrize("kind", ["dspark-markov", "eagle3"])
