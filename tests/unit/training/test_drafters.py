@@ -270,12 +270,18 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(
     assert lengths[1] > lengths[0] + 0.5
 
 
-@pytest.mark.parametrize("kind", ["dspark-rnn", "eagle3"])
+@pytest.mark.parametrize(
+    ("kind", "part"), [("dspark-rnn", {}), ("eagle3", {}), ("dspark-markov", {"draft_vocab": 24})]
+)
 def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
-    kind: str, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    part: dict[str, Any],
+    model: LoadedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(training, "MEASURE_EVERY", 2)
-    whole = fitted(job(kind, {}), model, tmp_path / "whole")
+    whole = fitted(job(kind, part), model, tmp_path / "whole")
     texts, out, told = answered(model, 12, tmp_path / "texts.jsonl"), tmp_path / "parts", []
 
     def stop(text: str) -> None:
@@ -284,9 +290,9 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train(job(kind, {}), model, texts, out, save_every_s=0.0, report=stop)
+        training.train(job(kind, part), model, texts, out, save_every_s=0.0, report=stop)
     assert torch.load(out / "state.pt")["step"] == 3
-    resumed = training.train(job(kind, {}), model, texts, out, report=told.append)
+    resumed = training.train(job(kind, part), model, texts, out, report=told.append)
     assert resumed.step == 6
     for name, weight in whole.network.state_dict().items():
         assert torch.equal(weight, resumed.network.state_dict()[name]), name
@@ -561,6 +567,14 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     asked = job(kind, changes)
     words = asked.command("tiny-qwen3").split()[1:]
     assert drafter_job(parse(words)) == asked
+
+
+def test_answers_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "train drafter tiny-qwen3 dflash --texts-only --prompts 2 --max-new-tokens 4"
+    assert main([*words.split(), "--benchmark", "minimath", "--results", str(tmp_path)]) == 0
+    (file,) = (tmp_path / "training" / "drafters").iterdir()
+    assert f"written: {file}" in capsys.readouterr().out
+    assert len(file.read_text().splitlines()) == 2
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
