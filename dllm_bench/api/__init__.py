@@ -1,1 +1,2 @@
-"""What `import dllm_bench` offers, and the command line is built on; one module per subject."""
+"""The public functions of `import dllm_bench`, which the command line uses too; one module per
+subject."""

@@ -1,4 +1,4 @@
-"""Sealed runs compared with the first of them, pairwise on the samples they share."""
+"""Compare sealed runs with the first of them, in pairs, on the samples that both have."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class RunComparison:
         return [accuracy.compare(first.values, other.values) for other in others]
 
     def to_pandas(self) -> DataFrame:
-        """A row per metric and a column per run, over the samples that all runs share."""
+        """Return a row per metric and a column per run, over the samples that all runs share."""
         import pandas as pd
 
         measured = zip(titles(self.records), shared_metrics(self.records), strict=True)
         return pd.DataFrame(dict(measured)).dropna(how="all")
 
     def lines(self) -> Iterator[str]:
-        """What differs in the settings, then the scores with tests, then all metrics."""
+        """Yield what differs in the settings, then the scores with tests, then all metrics."""
         first, *others = self.records
         settings = [flat_settings(record.spec) for record in self.records]
         hashes = ("run", *(record.spec.short for record in self.records))
@@ -62,7 +62,7 @@ class RunComparison:
         return f"RunComparison({', '.join(titles(self.records))})"
 
     def _repr_html_(self) -> str:
-        """The score lines, then the metrics as a table."""
+        """Return the score lines, then the metrics as a table."""
         first, *others = self.records
         scores = "".join(f"<p>{escape(score_line(first, other))}</p>" for other in others)
         shown = self.to_pandas().to_html(float_format="{:.3f}".format, na_rep="–", border=0)
@@ -70,8 +70,8 @@ class RunComparison:
 
 
 def titles(records: Sequence[RunRecord]) -> list[str]:
-    """The decoder's name of each run; where several have it, with the one setting in which they
-    differ, else with the run's hash.
+    """Return each run's decoder name. Equal names are told apart by the one setting in which the
+    runs differ, or by the run's hash.
     """
     labels = [record.spec.label for record in records]
     alike = {label: [r for r in records if r.spec.label == label] for label in labels}
@@ -84,7 +84,7 @@ def titles(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _title(record: RunRecord, alike: Sequence[RunRecord]) -> str:
-    """The decoder's name, with the one setting in which runs of that name differ."""
+    """Return the decoder's name and the one setting in which runs of that name differ."""
     label = record.spec.label
     rows = setting_rows([flat_settings(one.spec) for one in alike])
     if len(rows) != 1:
@@ -101,7 +101,7 @@ def require_two(runs: Sequence[object]) -> None:
 
 
 def sealed_record(entry: RunEntry) -> RunRecord:
-    """The record of a run that must be complete."""
+    """Return the record of a run that must be complete."""
     record = read_record(entry.path)
     if record is None:
         raise DllmBenchError(
@@ -112,11 +112,11 @@ def sealed_record(entry: RunEntry) -> RunRecord:
 
 
 def score_line(first: RunRecord, second: RunRecord) -> str:
-    """The difference of two runs' scores on shared samples, with its test and verdict."""
+    """Return the difference of two runs' scores on shared samples, with its test and verdict."""
     result = accuracy.compare(first.values, second.values)
-    verdict = "the runs differ, since the interval leaves out 0"
+    verdict = "the runs differ, since the interval excludes 0"
     if not result.differs:
-        verdict = "no difference is shown, since the interval holds 0"
+        verdict = "no difference is shown, since the interval contains 0"
     p_value = "" if result.p_value is None else f", p = {result.p_value:.3g}"
     difference, low, high = (f"{100 * x:+.1f}" for x in (result.value, result.low, result.high))
     return (
@@ -127,12 +127,13 @@ def score_line(first: RunRecord, second: RunRecord) -> str:
 
 
 def _graded(record: RunRecord) -> str:
-    """The score in percent, with how many samples have no grade."""
+    """Return the score in percent, with how many samples have no grade."""
     return f"{percent(record.score)}{f' ({record.ungraded})' if record.ungraded else ''}"
 
 
 def metric_lines(records: Sequence[RunRecord]) -> Iterator[str]:
-    """Every metric over the samples that all runs share, with its ratio to the first run's."""
+    """Yield every metric over the samples that all runs share, with its ratio to the first
+    run's."""
     shared, measured = shared_ids(records), shared_metrics(records)
     first, *others = titles(records)
     rows = [("metric", first, *others, *(f"{first}/{other}" for other in others))]
@@ -147,12 +148,12 @@ def metric_lines(records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def shared_ids(records: Sequence[RunRecord]) -> set[str]:
-    """Ids of the samples that all runs have."""
+    """Return ids of the samples that all runs have."""
     return set.intersection(*(set(record.columns["id"]) for record in records))
 
 
 def shared_metrics(records: Sequence[RunRecord]) -> list[dict[str, float | None]]:
-    """All metrics of each run, over the samples that all runs share."""
+    """Return all metrics of each run, over the samples that all runs share."""
     shared = shared_ids(records)
     chosen = ([name in shared for name in record.columns["id"]] for record in records)
     return [measure_all(record.samples[mask]) for record, mask in zip(records, chosen, strict=True)]

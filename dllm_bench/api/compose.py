@@ -53,12 +53,12 @@ from dllm_bench.store.groups import RunConfig, default_settings
 
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
-LAUNCHER_PARTS = (f"{LAUNCHER}=", "hydra.launcher.")  # what chooses it, what sets it
+LAUNCHER_PARTS = (f"{LAUNCHER}=", "hydra.launcher.")  # the choice of a launcher; its settings
 MAY_CHOOSE_THE_MODE = ("-", "hydra", "+hydra", "++hydra", "+experiment")
-"""Beginnings of arguments that may ask for more than one run: flags, and Hydra's own settings."""
-NAMED = 3  # settings of one name that a message names
+"""Prefixes of arguments that may request more than one run: flags, and Hydra's own settings."""
+NAMED = 3  # settings of one name listed in a message
 PLAIN_TEXT = re.compile(r"""[^'"\[\]{}()$\\,\s]+""")
-"""A value that can only be meant as it is written: it holds nothing that Hydra gives a meaning."""
+"""A value to be taken literally: it contains no character that has a meaning in Hydra."""
 BASELINE, PIECES = "decoder@baseline", "decoder/"  # groups
 FOREIGN_NAMES = {
     **dict.fromkeys(("gen_length", "max_length", "max_gen_toks"), "'benchmark.max_new_tokens'"),
@@ -83,11 +83,11 @@ OmegaConf.register_new_resolver("home", lambda path: str(expanded(path)), replac
 
 
 def compose(overrides: Sequence[str]) -> Plain:
-    """The run configuration for `overrides` as plain data, the same that `run` would use.
+    """Return the run configuration for `overrides` as plain data, the same that `run` would use.
 
     Hydra composes the choice of each group once. Overrides that only set a value are applied to a
-    copy of the result, which gives what Hydra would give in a fraction of the time. If that fails,
-    Hydra composes all overrides at once.
+    copy of the result: the same configuration in a fraction of the time. If that fails, Hydra
+    composes all overrides at once.
     """
     with as_sentences():
         overrides = with_checkpoints(overrides)
@@ -102,7 +102,7 @@ def compose(overrides: Sequence[str]) -> Plain:
 
 
 def compose_decoder(name: str, overrides: Sequence[str]) -> Plain:
-    """The configuration of a decoder, with overrides of its settings and pieces only."""
+    """Return the configuration of a decoder, with overrides of its settings and pieces only."""
     others = [one for one in overrides if not one.startswith(("decoder.", "decoder/"))]
     if others:
         raise DllmBenchError(
@@ -114,7 +114,8 @@ def compose_decoder(name: str, overrides: Sequence[str]) -> Plain:
 
 @cache
 def merge_groups(groups: tuple[str, ...]) -> DictConfig:
-    """A configuration whose groups are composed one by one: no group depends on another's choice.
+    """Return a configuration whose groups are composed one by one: no group depends on another's
+    choice.
 
     The result is cached: the caller must not change it.
     """
@@ -143,15 +144,15 @@ def compose_groups(overrides: tuple[str, ...]) -> DictConfig:
 
 
 def search_path() -> list[str]:
-    """The override that lets Hydra find configuration of plug-ins and of the user; none if there
-    is no such folder.
+    """Return the override that adds the configuration folders of plug-ins and of the user to
+    Hydra's search path; empty if there are none.
     """
     places = ",".join(f"'file://{folder}'" for folder in further_conf_dirs())
     return [f"hydra.searchpath=[{places}]"] if places else []
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[str, Any]]]:
-    """(overrides that Hydra must apply, (key, value) of those that only set a value)."""
+    """Return (overrides that Hydra must apply, (key, value) of those that only set a value)."""
     parsed = [parse_value_override(text) for text in overrides]
     groups = [text for text, pair in zip(overrides, parsed, strict=True) if pair is None]
     return tuple(groups), [pair for pair in parsed if pair is not None]
@@ -159,7 +160,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[tup
 
 @cache
 def parse_value_override(text: str) -> tuple[str, Any] | None:
-    """(key, value) of an override that only sets a value; None if Hydra must apply it."""
+    """Return (key, value) of an override that only sets a value; None if Hydra must apply it."""
     [parsed] = OverridesParser.create().parse_overrides([text])
     key = parsed.key_or_group
     sets = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
@@ -172,9 +173,10 @@ def parse_value_override(text: str) -> tuple[str, Any] | None:
 
 
 def with_checkpoints(overrides: Sequence[str]) -> list[str]:
-    """The overrides, with settings in place of `model=` with a checkpoint: a folder or a hub id.
+    """Return the overrides; `model=` with a checkpoint (a folder or a hub id) is replaced by
+    settings.
 
-    A model whose path is a folder has the folder's name, unless another name is given.
+    A model read from a folder is named after the folder, unless another name is given.
     """
     overrides = [as_hydra_reads(text) for text in overrides]
     given = dict(text.split("=", 1) for text in overrides if "=" in text)
@@ -189,8 +191,8 @@ def with_checkpoints(overrides: Sequence[str]) -> list[str]:
 
 @cache
 def as_hydra_reads(override: str) -> str:
-    """The override, its value quoted if Hydra cannot read it and it is plain text (`<|mask|>`), and
-    a setting of models added where the model's yaml leaves it out.
+    """Return the override in a form that Hydra accepts. Plain text that Hydra cannot read
+    (`<|mask|>`) is quoted; a model setting that the model's yaml leaves out is added with `+`.
     """
     key, _, value = override.partition("=")
     if not PLAIN_TEXT.fullmatch(value.strip("'")):
@@ -205,15 +207,16 @@ def as_hydra_reads(override: str) -> str:
 
 
 def folder_name(source: str) -> str:
-    """The last part of a folder's path or of a hub id."""
+    """Return the last part of a folder's path or of a hub id."""
     return os.path.basename(os.path.abspath(place_of(source)))
 
 
 def checkpoint_overrides(source: str) -> list[str]:
-    """The overrides that describe the model of a folder or hub id; `model=source` for other text.
+    """Return the overrides that describe the model in a folder or of a hub id; for any other text,
+    `model=source`.
 
-    Where a yaml names the checkpoint, it is that model, else what the checkpoint says itself. A
-    LoRA adapter is the model that it was trained on, with the adapter.
+    A checkpoint that a yaml names is that yaml's model; any other is described by its own files. A
+    LoRA adapter stands for the model it was trained on, with the adapter.
     """
     folder = place_of(source)
     if not folder.is_dir() and source.startswith(("/", ".", "~")):
@@ -248,7 +251,8 @@ def checkpoint_overrides(source: str) -> list[str]:
 
 
 def as_override(key: str, value: Any) -> str:
-    """The override that sets a key to a value: None, a number, a text, or a list of these."""
+    """Return the override that sets a key to a value: None, a number, a text, or a list of
+    these."""
     if not isinstance(value, str):
         return f"{key}={json.dumps(value)}"
     quoted = value.replace("\\", "\\\\").replace("'", "\\'")
@@ -256,13 +260,13 @@ def as_override(key: str, value: Any) -> str:
 
 
 def to_plain(cfg: DictConfig) -> Plain:
-    """The configuration as dicts and lists, with interpolations resolved."""
+    """Return the configuration as dicts and lists, with interpolations resolved."""
     plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
 def checked(cfg: DictConfig) -> Plain:
-    """The configuration as dicts and lists; DllmBenchError for a value of a wrong type."""
+    """Return the configuration as dicts and lists; DllmBenchError for a value of a wrong type."""
     plain = to_plain(cfg)
     RunConfig(plain)  # each setting is what its field declares
     check_plain_types(plain)
@@ -270,9 +274,9 @@ def checked(cfg: DictConfig) -> Plain:
 
 
 def named(cfg: DictConfig, about: HydraConf) -> DictConfig:
-    """The configuration without Hydra's own part, with a name for each decoder that has none.
+    """Return the configuration without Hydra's own part, and name each decoder that has no name.
 
-    about: Hydra's own part, which says what was chosen.
+    about: Hydra's own part, which holds the choices.
     """
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     choices = about.runtime.choices
@@ -285,7 +289,8 @@ def named(cfg: DictConfig, about: HydraConf) -> DictConfig:
 
 
 def decoder_name(choices: Mapping[str, Any]) -> str:
-    """The yaml's name, then the pieces chosen instead of the yaml's: `vanilla+select.factor`."""
+    """Return the yaml's name, then the pieces chosen instead of the yaml's:
+    `vanilla+select.factor`."""
     name = str(choices["decoder"])
     usual = default_pieces(name)
     chosen = {key.removeprefix(PIECES): choices[key] for key in choices if key.startswith(PIECES)}
@@ -334,7 +339,7 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
     sys.argv = ["dllm-bench run", *multirun[:1], *rest]
     with as_sentences():
         if not multirun and not any(one.startswith(MAY_CHOOSE_THE_MODE) for one in arguments):
-            # hydra.main would compose everything once more, to look for the mode
+            # hydra.main would compose everything once more, to find the mode
             with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
                 app = GlobalHydra.instance().hydra
                 assert app is not None  # initialised by the `with`
@@ -344,7 +349,7 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
 
 
 def composed_job(cfg: DictConfig) -> ComposedJob:
-    """The configuration Hydra passed to a task, as plain data."""
+    """Return the configuration Hydra passed to a task, as plain data."""
     with as_sentences():
         config = RunConfig(checked(named(cfg, HydraConfig.get())))
     benchmark = str(OmegaConf.to_container(cfg.benchmark, resolve=False))
@@ -352,21 +357,22 @@ def composed_job(cfg: DictConfig) -> ComposedJob:
 
 
 def runs_in_this_process() -> bool:
-    """Whether Hydra runs its jobs one after the other in this process."""
+    """Return whether Hydra runs its jobs one after the other in this process."""
     return bool(HydraConfig.get().launcher._target_.endswith("BasicLauncher"))
 
 
 def is_multirun() -> bool:
-    """Whether the job is one of -m."""
+    """Return whether the job is one of -m."""
     return HydraConfig.get().mode is RunMode.MULTIRUN
 
 
 def split_slurm_settings(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """(the arguments of a multirun whose jobs Hydra calls in this process, the settings that they
-    give hydra/launcher=slurm as NAME=VALUE); None in place of these where it is not the launcher.
+    """Return (arguments, launcher settings). The arguments are those of a multirun whose jobs Hydra
+    runs in this process; the settings are those given to hydra/launcher=slurm, as NAME=VALUE, or
+    None if it is not the launcher.
 
-    An experiment's yaml may choose the launcher as well. So Hydra sends nothing itself: the jobs
-    are sent like those of `table --submit`.
+    An experiment's yaml may choose the launcher as well. Hydra itself submits nothing: the jobs are
+    submitted as by `table --submit`.
     """
     own = [text for text in arguments if text.lstrip("+").startswith(LAUNCHER_PARTS)]
     experiments = [text for text in arguments if text.startswith("+experiment=")]
@@ -389,17 +395,17 @@ def split_slurm_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]
 
 
 def to_settings(cfg: DictConfig) -> list[str]:
-    """The settings as NAME=VALUE, values as JSON."""
+    """Return the settings as NAME=VALUE, values as JSON."""
     return [f"{name}={json.dumps(value)}" for name, value in to_plain(cfg).items()]
 
 
 def check_launcher() -> None:
-    """Refuse a single run with a launcher, since Hydra uses one for the jobs of -m alone."""
+    """Refuse a launcher for a single run: Hydra uses launchers only for the jobs of -m."""
     chosen = HydraConfig.get()
     if chosen.mode is RunMode.RUN and not runs_in_this_process():
         raise DllmBenchError(
-            f"hydra/launcher={chosen.runtime.choices['hydra/launcher']} sends off the jobs of -m, "
-            "and one run without -m was asked for, which is made here; add -m, or leave the "
+            f"hydra/launcher={chosen.runtime.choices['hydra/launcher']} submits the jobs of -m, "
+            "and one run without -m was requested, which is made here; add -m, or leave the "
             "launcher out."
         )
 
@@ -424,7 +430,8 @@ def as_sentences() -> Iterator[None]:
 
 
 def sentence(error: Exception) -> str:
-    """What was asked, what was found and what to do, for an error of Hydra or OmegaConf."""
+    """Return the message for an error of Hydra or OmegaConf: what was requested, what was found,
+    what to do."""
     text = " ".join(re.split(r"Config search path|See https", str(error))[0].split())
     absent = getattr(error, "missing_cfg_file", None)
     unknown = re.match(r"Could not override '([^']+)'", text)
@@ -443,7 +450,7 @@ def sentence(error: Exception) -> str:
 
 
 def unknown_setting(name: str, cause: object) -> str:
-    """The sentence about a setting that does not exist: the nearest name, or where to find all."""
+    """Return the message for an unknown setting: the nearest name, or where all are listed."""
     key, path = (str(getattr(cause, part, name)) for part in ("key", "full_key"))
     siblings = [str(key) for key in getattr(cause, "parent_node", None) or ()]
     elsewhere = FOREIGN_NAMES.get(key) or nearest_piece_setting(name)
@@ -464,7 +471,7 @@ def unknown_setting(name: str, cause: object) -> str:
 
 
 def pieces_with(name: str) -> list[str]:
-    """For `decoder.SLOT.NAME`: the choices of pieces of the slot that have this very setting."""
+    """Return, for `decoder.SLOT.NAME`, the pieces of the slot that have exactly this setting."""
     group, _, key = name.replace(".", "/").rpartition("/")
     if group.count("/") != 1 or not group.startswith(PIECES):
         return []
@@ -477,7 +484,8 @@ def pieces_with(name: str) -> list[str]:
 
 
 def inner_settings(node: Any, key: str, prefix: str) -> list[str]:
-    """The dotted names of the settings called `key`, at any depth of a part of the configuration.
+    """Return the dotted names of all settings called `key` in a part of the configuration, at any
+    depth.
 
     prefix: dotted name of the part, with a dot after it.
     """
@@ -490,7 +498,8 @@ def inner_settings(node: Any, key: str, prefix: str) -> list[str]:
 
 
 def nearest_piece_setting(name: str) -> str:
-    """For `decoder.SLOT.NAME`: the nearest name among the settings of all pieces of the slot."""
+    """Return, for `decoder.SLOT.NAME`, the nearest name among the settings of all pieces of the
+    slot."""
     group, _, key = name.replace(".", "/").rpartition("/")
     if not group.startswith(PIECES):
         return ""

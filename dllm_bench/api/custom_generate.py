@@ -1,10 +1,10 @@
-"""A decoder behind transformers' own `model.generate(..., custom_generate=FOLDER)`.
+"""Use a decoder through transformers' own `model.generate(..., custom_generate=FOLDER)`.
 
 `export` writes the folder: a `generate.py` that holds the decoder as data and calls
 `generate_with`. Not supported, and refused: beams, several sequences per prompt, logits processors,
-stopping criteria, assistants, streamers. Sampling settings of transformers have no effect: a
-decoder has its own. A model whose class cannot be run here layer by layer is called as a function,
-without a cache.
+stopping criteria, assistants, streamers. Sampling settings of transformers have no effect, because
+a decoder has its own. A model of a class that this package cannot run layer by layer is called as a
+function, without a cache.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def generate_with(
     `dllm_bench.wrap` and of `model.generate`: `input_ids`, `attention_mask`, `generation_config`,
     `return_dict_in_generate`; sampling settings have no effect.
 
-    DllmBenchError for arguments that a decoder cannot follow.
+    Raises DllmBenchError for arguments that a decoder cannot honour.
     """
     given = settings.get("input_ids") if inputs is None else inputs
     config = settings.get("generation_config") or model.generation_config
@@ -137,7 +137,7 @@ def generate_with(
 
 
 def _prompts(ids_BT: Tensor, attention_mask_BT: Tensor | None) -> list[list[int]]:
-    """The ids of each row without padding."""
+    """Return the ids of each row without padding."""
     if attention_mask_BT is None:
         return [list(row) for row in ids_BT.tolist()]
     pairs = zip(ids_BT, attention_mask_BT.bool(), strict=True)
@@ -147,7 +147,7 @@ def _prompts(ids_BT: Tensor, attention_mask_BT: Tensor | None) -> list[list[int]
 def _decode(
     model: LoadedModel, decoder: Any, prompts: Sequence[Sequence[int]], new: int, seed: int
 ) -> list[Generation]:
-    """The generation of each prompt, all in one batch."""
+    """Return the generation of each prompt, all in one batch."""
     spec = spec_of(model, decoder, seed=seed, batch=len(prompts))
     batched.check(spec)
     requests = [
@@ -160,7 +160,7 @@ def _decode(
 
 
 def _padded(ids_BT: Tensor, generations: Sequence[Generation], model: LoadedModel) -> Tensor:
-    """The prompts as they were given, each followed by its new tokens and padding (B, L)."""
+    """Return the prompts as they were given, each followed by its new tokens and padding (B, L)."""
     special = model.special
     rows = []
     for generation in generations:

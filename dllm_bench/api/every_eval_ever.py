@@ -1,10 +1,10 @@
 """`export --to eee`: runs in the form of Every Eval Ever, EvalEval's shared store of evaluations.
 
-Two files per run, where its datastore has them: `data/BENCHMARK/DEVELOPER/MODEL/UUID.json` with the
-score, and `UUID_samples.jsonl` with a line per graded sample. Field names and requirements are
-those of version 0.3.0 of its two schemas (github.com/evaleval/every_eval_ever) and of its
-`every_eval_ever validate`. The schema has no place for speed: TPF, TPS and the other metrics are
-details of the score, a sample's counts details of its performance.
+Writes two files per run, at the paths of its datastore: `data/BENCHMARK/DEVELOPER/MODEL/UUID.json`
+with the score, and `UUID_samples.jsonl` with a line per graded sample. Field names and requirements
+are those of version 0.3.0 of its two schemas (github.com/evaleval/every_eval_ever) and of its
+`every_eval_ever validate`. The schema has no field for speed: TPF, TPS and the other metrics are
+stored as details of the score, and a sample's counts as details of its performance.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SCHEMA_VERSION = "0.3.0"
 """Of both schemas."""
 LIBRARY = "dllm-bench"
 COUNTS = ("forwards", "emitted", "committed", "rows")
-"""Columns of a sample that become details of its performance."""
+"""Columns of a sample that are exported as details of its performance."""
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """Who publishes the results, which no run knows."""
+    """Who publishes the results; runs do not store this."""
 
     organization: str
     """Name of the organization that ran the evaluation."""
@@ -67,7 +67,7 @@ class Identity:
         return f"{self.benchmark}/{self.model}/{self.sealed_at}"
 
     def path(self, ending: str) -> str:
-        """Where the datastore has the file with this ending."""
+        """Return where the datastore has the file with this ending."""
         folders = "/".join(slug(part) for part in (self.benchmark, *self.model.split("/", 1)))
         return f"data/{folders}/{self.uuid}{ending}"
 
@@ -75,7 +75,7 @@ class Identity:
 def to_eee(
     entries: Sequence[RunEntry], texts: TextSource, out: Path, publisher: Publisher
 ) -> Iterator[Path]:
-    """The files of each run below `out`; the same record gives the same bytes.
+    """Yield the files of each run below `out`; the same record gives the same bytes.
 
     DllmBenchError for a run without a score.
     """
@@ -100,14 +100,14 @@ def to_eee(
 
 
 def written(path: Path, text: str) -> Path:
-    """The path, after the text was written there."""
+    """Return the path, after the text was written there."""
     write_atomic(path, text)
     return path
 
 
 def identity_of(record: RunRecord) -> Identity:
-    """Ids and places of a run's files."""
-    key = digest([record.identity_hash, record.sealed_at])  # two labs may make the same run
+    """Return ids and places of a run's files."""
+    key = digest([record.identity_hash, record.sealed_at])  # keeps the same run of two labs apart
     return Identity(
         benchmark=record.spec.benchmark.name,
         model=model_id(record.spec),
@@ -117,7 +117,7 @@ def identity_of(record: RunRecord) -> Identity:
 
 
 def model_id(spec: RunSpec) -> str:
-    """The model's id on the hub; dllm-bench/NAME if it ships, else unknown/NAME."""
+    """Return the model's id on the hub; dllm-bench/NAME if it ships, else unknown/NAME."""
     from dllm_bench.models.sources import is_hub_id  # imports torch, which takes seconds
 
     path = spec.model.path or ""
@@ -130,7 +130,7 @@ def model_id(spec: RunSpec) -> str:
 def evaluation(
     record: RunRecord, score: MeanScore, identity: Identity, publisher: Publisher
 ) -> Plain:
-    """The content of a run's `UUID.json`, without the reference to its samples."""
+    """Return the content of a run's `UUID.json`, without the reference to its samples."""
     version = str(record.environment.get("dllm_bench") or __version__)
     started = record.sessions[0].started_at if record.sessions else record.sealed_at
     return {
@@ -151,7 +151,7 @@ def evaluation(
 
 
 def model_info(spec: RunSpec, model: str, version: str) -> Plain:
-    """The model, and who controlled its deployment."""
+    """Return the model, and who controlled its deployment."""
     served, owner = spec.model.is_served, model.split("/")[0]
     engine = {"name": spec.model.engine or LIBRARY} if served else {}
     details = {
@@ -169,7 +169,8 @@ def model_info(spec: RunSpec, model: str, version: str) -> Plain:
 
 
 def result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plain:
-    """The primary score with its interval, how it is computed, and how the texts were decoded."""
+    """Return the primary score with its interval, how it is computed, and how the texts were
+    decoded."""
     spec, name = record.spec, record.spec.benchmark.name
     metric, key = primary_of(record)
     further = {**record.scores, **{k: v for k, v in record.summary.items() if v is not None}}
@@ -206,7 +207,8 @@ def result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plain:
 
 
 def generation(record: RunRecord) -> Plain:
-    """How the texts were decoded; without paths, which are this machine's own."""
+    """Return how the texts were decoded, without paths, which only mean something on this
+    machine."""
     spec, limits = record.spec, record.spec.benchmark.max_new_tokens
     settings = spec.identity()
     groups = {f"{k}_settings": v for k in (*GROUPS, "baseline") if (v := settings.get(k))}
@@ -219,13 +221,14 @@ def generation(record: RunRecord) -> Plain:
 
 
 def result_id(record: RunRecord) -> str:
-    """Joins a run's samples with its score."""
+    """Return the id that joins a run's samples with its score."""
     metric, key = primary_of(record)
     return f"{record.spec.benchmark.name}:{metric},{key}"
 
 
 def source_data(spec: RunSpec, dataset: str | None) -> Plain:
-    """The benchmark's data: on the hub if its id there was given, else as this package has them."""
+    """Return where the benchmark's data are: on the hub if a hub id was given, else in this
+    package."""
     name, sha256 = spec.benchmark.name, str(spec.inputs.get("dataset", ""))
     if dataset:
         return {"dataset_name": name, "source_type": "hf_dataset", "hf_repo": dataset}
@@ -234,15 +237,16 @@ def source_data(spec: RunSpec, dataset: str | None) -> Plain:
 
 
 def as_details(values: Mapping[str, Any]) -> dict[str, str]:
-    """Values as the schema has additional details: text, JSON for what is none."""
+    """Return values in the schema's form for additional details: text as it is, anything else as
+    JSON."""
     return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
 
 def samples(record: RunRecord, rows: Iterator[Plain], identity: Identity) -> Iterator[Plain]:
-    """The lines of `UUID_samples.jsonl`.
+    """Yield the lines of `UUID_samples.jsonl`.
 
-    Samples without a grade are left out, and those whose prompt is not known on this machine, since
-    the schema requires both.
+    The schema requires a grade and a prompt: samples without a grade, or whose prompt is not known
+    on this machine, are left out.
     """
     for row in rows:
         if row["prompt"] is None or row["value"] is None:
@@ -267,13 +271,13 @@ def samples(record: RunRecord, rows: Iterator[Plain], identity: Identity) -> Ite
 
 
 def sample_hash(asked: Plain) -> str:
-    """sha256 of prompt and references, as all converters to this form take it."""
+    """Return sha256 of prompt and references, as all converters to this schema compute it."""
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def attribution(row: Plain, method: str) -> list[Plain]:
-    """What was read of the text; nothing where the benchmark does not tell."""
+    """Return the answer that was read from the text; empty if the benchmark does not report it."""
     if row["extracted"] is None:
         return []
     return [
@@ -288,7 +292,7 @@ def attribution(row: Plain, method: str) -> list[Plain]:
 
 
 def performance(row: Plain) -> Plain:
-    """Latency and counts of a sample, where they are known."""
+    """Return latency and counts of a sample, where they are known."""
     seconds = {} if row["seconds"] is None else {"latency_ms": 1000 * row["seconds"]}
     counts = {name: row[name] for name in COUNTS if row.get(name) is not None}
     return {**seconds, "additional_details": as_details(counts)}

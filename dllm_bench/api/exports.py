@@ -1,9 +1,9 @@
-"""What runs measured, in the forms that other programs read.
+"""Export what runs measured to the formats of other programs.
 
-`EXPORTS` names the forms: pandas' parquet, csv, a data set of `datasets`, lm-eval's folder of
-results, the data of d3LLM's AUP leaderboard; `to_hub` writes the results that the Hugging Face hub
-shows on a model's page. The first four hold every sample with prompt, right answer, what was read
-of the text, and grade. Every Eval Ever's form is in `every_eval_ever`.
+`EXPORTS` lists the formats: parquet, csv, a data set of `datasets`, lm-eval's results folder, the
+data of d3LLM's AUP leaderboard; `to_hub` writes the results that the Hugging Face hub shows on a
+model's page. The first four contain every sample with its prompt, right answer, extracted answer
+and grade. Every Eval Ever's format is in `every_eval_ever`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dllm_bench.store.spec import slug
 from dllm_bench.store.store import RunEntry, read_samples
 
 Plain = dict[str, Any]
-Metric, Filter = "score", "none"  # of lm-eval's results, for benchmarks that name none
+Metric, Filter = "score", "none"  # lm-eval's names, for benchmarks without their own
 AUP_FILE = "data_dllm_bench.yaml"  # the leaderboard's own files are data_llada.yaml and so on
 
 
 def rows_of(entry: RunEntry, texts: TextSource) -> Iterator[Plain]:
-    """A row per sample: `records(by="sample")`, prompt, right answer and what was read."""
+    """Yield a row per sample: `records(by="sample")`, prompt, right answer and what was read."""
     record, samples = sealed_record(entry), read_samples(entry.path)
     prompts, answers = texts.prompts(entry.spec, samples), texts.answers(entry.spec, samples)
     for row in sample_rows(record, entry.path):
@@ -47,7 +47,7 @@ def rows_of(entry: RunEntry, texts: TextSource) -> Iterator[Plain]:
 
 
 def frame(entries: Sequence[RunEntry], texts: TextSource) -> Any:
-    """The samples of all runs as a table of pandas, each column of one type."""
+    """Return the samples of all runs as a table of pandas, each column of one type."""
     import pandas as pd
 
     every = [row for entry in entries for row in rows_of(entry, texts)]
@@ -55,21 +55,21 @@ def frame(entries: Sequence[RunEntry], texts: TextSource) -> Any:
 
 
 def to_parquet(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
-    """`samples.parquet`, which pandas and all readers of Arrow open."""
+    """Write `samples.parquet`, for pandas and all readers of Arrow."""
     path = out / "samples.parquet"
     write_atomic(path, frame(entries, texts).to_parquet(index=False))
     yield path
 
 
 def to_csv(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
-    """`samples.csv`, which spreadsheets open."""
+    """Write `samples.csv`, for spreadsheets."""
     path = out / "samples.csv"
     write_atomic(path, frame(entries, texts).to_csv(index=False))
     yield path
 
 
 def to_dataset(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
-    """A folder for `datasets.load_from_disk`."""
+    """Yield a folder for `datasets.load_from_disk`."""
     from datasets import Dataset  # takes a second to import
 
     Dataset.from_pandas(frame(entries, texts), preserve_index=False).save_to_disk(out)
@@ -77,9 +77,10 @@ def to_dataset(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
 
 
 def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
-    """A folder of results as lm-eval writes one: a model, a file of results and one of samples.
+    """Yield a folder of results as lm-eval writes one: a model, a file of results and one of
+    samples.
 
-    All metrics of the run (TPF, TPS, forwards) stand beside the scores.
+    All metrics of the run (TPF, TPS, forwards) are listed with the scores.
     """
     for entry in entries:
         record = sealed_record(entry)
@@ -94,7 +95,7 @@ def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
 
 
 def lm_eval_results(record: RunRecord) -> Plain:
-    """The content of lm-eval's `results_*.json`."""
+    """Return the content of lm-eval's `results_*.json`."""
     spec, task = record.spec, record.spec.benchmark.name
     metric, key = primary_of(record)
     scores: Plain = {"alias": task}
@@ -125,20 +126,20 @@ def lm_eval_results(record: RunRecord) -> Plain:
 
 
 def primary_of(record: RunRecord) -> tuple[str, str]:
-    """Metric and filter that the run's score is, as lm-eval names them."""
+    """Return metric and filter that the run's score is, as lm-eval names them."""
     metric, _, key = (record.spec.benchmark.primary or Metric).partition(",")
     return metric, key or Filter
 
 
 def standard_error(record: RunRecord) -> float:
-    """Of the mean score, from the spread of the items, as lm-eval estimates it."""
+    """Return the standard error of the mean score over the items, as lm-eval estimates it."""
     values = list(record.values.values())
     mean, n = sum(values) / len(values), len(values)
     return sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n) if n > 1 else 0.0
 
 
 def lm_eval_samples(record: RunRecord, rows: Iterator[Plain]) -> Iterator[Plain]:
-    """The lines of lm-eval's `samples_*.jsonl`."""
+    """Yield the lines of lm-eval's `samples_*.jsonl`."""
     metric, key = primary_of(record)
     for number, row in enumerate(rows):
         doc = {name: row[name] for name in ("id", "prompt", "gold")}
@@ -156,11 +157,13 @@ def lm_eval_samples(record: RunRecord, rows: Iterator[Plain]) -> Iterator[Plain]
 
 
 def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
-    """A file of d3LLM's AUP leaderboard: benchmark -> method -> [TPF, score in percent] pairs.
+    """Yield a file of d3LLM's AUP leaderboard: benchmark -> method -> [TPF, score in percent]
+    pairs.
 
-    A method is a decoder with a model; its runs, a threshold swept, are the points of its curve.
-    TPF counts tokens up to the text's end, as the leaderboard's scripts do.
-    DllmBenchError for runs without TPF or score, and for runs of a benchmark over other items.
+    A method is a decoder with a model. The points of its curve are its runs over a sweep of a
+    threshold. TPF counts tokens up to the end of the text, as the leaderboard's scripts do.
+    Raises DllmBenchError for runs without TPF or score, and for runs of one benchmark over
+    different items.
     """
     curves: dict[str, dict[str, list[list[float]]]] = {}
     items: dict[str, tuple[str, set[str]]] = {}  # of each benchmark's first run
@@ -177,7 +180,7 @@ def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
         if found != expected:
             raise DllmBenchError(
                 f"Runs {first} and {spec.short} of {task} have {len(expected)} and {len(found)} "
-                "graded items that are not the same; choose runs over the same items."
+                "different graded items; choose runs over the same items."
             )
         point = [round(tpf, 4), round(100 * record.score.mean, 2)]
         curves.setdefault(task, {}).setdefault(method, []).append(point)
@@ -193,7 +196,7 @@ def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
 def to_hub(
     entries: Sequence[RunEntry], out: Path, dataset: str | None, task: str | None
 ) -> Iterator[Path]:
-    """`.eval_results/NAME.yaml` of a model's repository: the scores, in percent.
+    """Write the scores, in percent, to `.eval_results/NAME.yaml` of a model's repository.
 
     dataset: the hub's id of the benchmark; task: its task there. Their names are the hub's own.
     """
@@ -227,5 +230,5 @@ EXPORTS: Mapping[str, Callable[[Sequence[RunEntry], TextSource, Path], Iterator[
     "lm-eval": to_lm_eval,
     "aup": to_aup,
 }
-"""Form -> what writes it."""
+"""Format -> the function that writes it."""
 HUB = "hub"

@@ -1,4 +1,4 @@
-"""Decoders as objects, and texts from them: `decoder`, `decoders`, `generate`, `stream`.
+"""Make decoders and generate text with them: `decoder`, `decoders`, `generate`, `stream`.
 
 `generate` decodes prompts with a model and a decoder as `dllm-bench run` decodes a benchmark's
 requests, and gives a `Completion` for each: text, tokens, trace, metrics, and in a notebook the
@@ -52,12 +52,12 @@ NEW_TOKENS = 128  # after a prompt, if no number is given
 
 
 def decoders() -> list[str]:
-    """The names of all decoders, those of plug-ins included."""
+    """Return the names of all decoders, those of plug-ins included."""
     return options("decoder")
 
 
 def decoder(name: str, **settings: Any) -> Decoder:
-    """A decoder by name, with some of its settings replaced.
+    """Return a decoder by name, with some of its settings replaced.
 
     settings: a number of a piece by its dotted name (`**{"select.tau": 0.8}`); another piece for a
         slot, by name (`cache="none"`) or as an object (`select=Coin()`).
@@ -72,7 +72,8 @@ def decoder(name: str, **settings: Any) -> Decoder:
 def composed_decoder(
     name: str, overrides: Sequence[str], pieces: Mapping[str, Piece] | None = None
 ) -> Decoder:
-    """The decoder of a name with overrides as on the command line, and pieces for its slots."""
+    """Return the decoder of a name with overrides as on the command line, and pieces for its
+    slots."""
     pieces = pieces or {}
     plain = compose_decoder(name, overrides)
     unknown = sorted(pieces.keys() - plain.keys())
@@ -88,7 +89,7 @@ def composed_decoder(
 
 
 def slot_override(key: str, value: Any) -> str:
-    """The override for a setting of a decoder: a slot with a name chooses a piece."""
+    """Return the override for a setting of a decoder: a slot with a name chooses a piece."""
     is_slot = any((folder / "decoder" / key).is_dir() for folder in conf_dirs())
     chooses = is_slot and isinstance(value, str)
     return as_override(f"decoder/{key}" if chooses else f"decoder.{key}", value)
@@ -102,20 +103,20 @@ class Committed:
     """The tokens that one forward committed."""
 
     prompt: int  # index of the prompt among those given
-    forward: int  # how many forwards there were, this one included
-    positions: tuple[int, ...]  # places after the prompt, from 0
+    forward: int  # number of forwards so far, including this one
+    positions: tuple[int, ...]  # offsets after the prompt, from 0
     ids: tuple[int, ...]  # their tokens
-    text: str  # what the text is so far, with ░ at masked positions
+    text: str  # the text so far, with ░ at masked positions
 
 
 @dataclass(frozen=True, repr=False)
 class Completion:
-    """What a model and a decoder made of one prompt."""
+    """The result of decoding one prompt."""
 
     prompt: str
     """The prompt; chat turns as Python shows them."""
     sample: SampleRecord = field(repr=False)
-    """All that a run would store of it."""
+    """Everything that a run would store about it."""
     model: LoadedModel = field(repr=False)
     """The model."""
     decoder: Mapping[str, Any] = field(repr=False)
@@ -143,9 +144,10 @@ class Completion:
         return decoding_order(self.sample, decode, self.decoder)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics by name (`tpf/emitted`, …); those that one sample does not define are left out.
+        """Return metrics by name (`tpf/emitted`, …); those that one sample does not define are left
+        out.
 
-        Completions of a batch have no times of their own.
+        Completions of a batch have no timings of their own.
         """
         found = measure_all([self.sample.stats()])
         return {name: value for name, value in found.items() if value is not None}
@@ -158,7 +160,8 @@ class Completion:
         return f"Completion({shorten(self.text, SHOWN_CHARACTERS)!r}, {size})"
 
     def _repr_html_(self) -> str:
-        """The filled canvas; a token's background is the colour of its forward, dark to light."""
+        """Return the filled canvas; a token's background is the colour of its forward, dark to
+        light."""
         order = self.order
         spans = "".join(self._spans(order))
         size = f"{len(order.tokens)} positions in {len(order.steps)} forwards"
@@ -192,16 +195,16 @@ def generate(
 ) -> list[Completion]:
     """Decode prompts; one completion for each, in their order.
 
-    model: of `load_model` or `wrap`, or what `load_model` takes.
+    model: made by `load_model` or `wrap`, or an argument of `load_model`.
     prompts: a text, a chat ([{"role": "user", "content": …}, …]), or a list of such. Masks in a
         prompt are filled in place, and nothing comes after it; the completion's text begins with
         the first of them.
-    decoder: of `decoder`, or a name.
+    decoder: an object made by `decoder`, or a name.
     max_new_tokens: length of the canvas after the prompt, 128 if None; block decoders open whole
         blocks.
-    batch: how many requests share a forward; above 1 a completion has no time of its own.
+    batch: how many requests share a forward; above 1, completions have no timings of their own.
     stop: strings that end a text.
-    seed: of the random numbers of sampling decoders.
+    seed: seed of the random numbers of decoders that sample.
     on_commit: called with the `Committed` tokens of every forward while it decodes; needs batch=1.
 
     DllmBenchError if model, decoder and settings do not fit together.
@@ -234,7 +237,7 @@ def generate(
 
 
 def gap_filler(decoder: Decoder, every: bool, max_new_tokens: int | None) -> MaskedDecoder:
-    """The decoder for prompts with masks to fill, which puts no end token into a gap.
+    """Return a decoder that fills the masks of prompts and puts no end token into a gap.
 
     every: whether all prompts have masks.
 
@@ -242,8 +245,8 @@ def gap_filler(decoder: Decoder, every: bool, max_new_tokens: int | None) -> Mas
     """
     if not isinstance(decoder, MaskedDecoder):
         raise DllmBenchError(
-            f"The prompt has masks to fill, and {type(decoder).__name__} fills none: it "
-            "writes a text after the prompt; choose a decoder that fills masks, such as fast_dllm."
+            f"The prompt has masks to fill, but {type(decoder).__name__} writes a text "
+            "after the prompt; choose a decoder that fills masks, such as fast_dllm."
         )
     if max_new_tokens is not None:
         raise DllmBenchError(
@@ -265,10 +268,10 @@ def stream(
     *args: Any,
     **kwargs: Any,
 ) -> Iterator[Committed]:
-    """The tokens of each forward as soon as it committed them, for one prompt.
+    """Yield the tokens of each forward as soon as it committed them, for one prompt.
 
-    Further arguments are those of `generate`, which decodes in another thread; whoever stops early
-    waits until it has finished. Errors of `generate` are raised here.
+    Further arguments are those of `generate`, which decodes in another thread. Closing the iterator
+    early waits until decoding has finished. Errors of `generate` are raised here.
     """
     committed = SimpleQueue[Committed | None]()
     kwargs["on_commit"] = committed.put
@@ -281,13 +284,13 @@ def stream(
 
 
 def named_decoder(name: str) -> Decoder:
-    """The decoder of a name, as it is."""
+    """Return the decoder of a name, as it is."""
     made: Decoder = decoder(name)
     return made
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts; a single text or chat is one."""
+    """Return a list of prompts; a single text or chat becomes a list of one."""
     if isinstance(prompts, str):
         return [prompts]
     every = list(prompts)
@@ -297,8 +300,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def spec_of(model: LoadedModel, decoder: Decoder, **settings: Any) -> RunSpec:
-    """A specification of what is decoded, for a model and a decoder that are objects; its hash says
-    nothing of the weights.
+    """Return a specification of what is decoded, for a model and a decoder that are objects; its
+    hash says nothing of the weights.
     """
     return RunSpec(
         model=ModelGroup({"name": model.metadata.name}),
@@ -343,12 +346,13 @@ def _decode_batch(
 
 
 class WatchedDenoiser:
-    """A model that reports, before each forward, which tokens were committed since the one before.
+    """Wraps a model and reports, before each forward, the tokens committed since the previous
+    forward.
 
-    It passes everything on. The base branch is the last row of a forward; what a verification feeds
-    from its first wanted row on is a draft, not committed yet, and what a canvas of random tokens
-    holds is noise until the canvas is finished. A token is reported again after it
-    was masked again, and where a longer canvas moved it.
+    All calls are passed on to the model. Only committed tokens are reported: of the branches of a
+    forward, those of the base branch (the last row); of a verification, those before its first
+    wanted row, since the rest is a draft; of a canvas of random tokens, none until it is finished.
+    A token is reported again if it was masked in between, or if a longer canvas moved it.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Models as objects: `load_model` by name, folder or hub id, `wrap` for what is already loaded."""
+"""Models as objects: `load_model` by name, folder or hub id; `wrap` for one that is already
+loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def load_model(source: str | Path, **settings: Any) -> LoadedModel:
     settings: replace those of the model's yaml, for example `dtype="bfloat16"`, `device="cuda:1"`;
         `dllm_bench.models.spec.ModelSpec` lists them.
 
-    DllmBenchError says what is missing or does not fit.
+    Raises DllmBenchError, which names what is missing or does not fit.
     """
     changed = [as_override(f"++model.{key}", value) for key, value in settings.items()]
     model = compose([as_override("model", str(source)), *changed])["model"]
@@ -47,23 +48,22 @@ def wrap(
     bos: bool = False,
     weights_hash: str | None = None,
 ) -> LoadedModel:
-    """A model that is already loaded, ready for `generate`, `run` and `evaluate`.
+    """Return a model that is already loaded, ready for `generate`, `run` and `evaluate`.
 
     model: a `*ForCausalLM` object of transformers, which keeps its modes, flags and config; or any
         function from ids (B, L), int64, to logits (B, L, V). A function has no cache: each forward
         feeds the whole canvas, and decoders that cache are refused.
     tokenizer: its tokenizer, of transformers; with a chat template prompts may be chats.
-    mask_token: text of the mask token, where neither config nor tokenizer names it.
-    attention: what a position sees, as in training: everything, its block and those before, or
-        what is before it (an autoregressive model).
-    block: positions of a block, with attention="block".
-    shifted: whether the logits at position i predict i + 1 (Dream); None: only if causal.
-    bos: whether plain text begins with the BOS token.
-    weights_hash: of a function, a text that changes whenever its weights or its code do; `run`
-        needs it to tell stored runs apart. The weights of a torch module are hashed themselves.
+    mask_token: text of the mask token, if neither config nor tokenizer names it.
+    attention: which positions a position attends to, as in training: all, its own and earlier
+    blocks, or earlier positions only (an autoregressive model). block: block length in positions,
+    with attention="block". shifted: whether the logits at position i predict i + 1 (Dream); None:
+    only if causal. bos: whether plain text begins with the BOS token. weights_hash: only for a
+    function: a text that changes whenever its weights or code do. `run` needs it to tell stored
+    runs apart. For a torch module the weights themselves are hashed.
 
-    DllmBenchError for a class that cannot be run, a missing mask token, and a function that does
-    not return logits.
+    Raises DllmBenchError for a class that cannot be run, a missing mask token, and a function that
+    does not return logits.
     """
     if attention not in ATTENTION_FORMS:
         choices = ", ".join(ATTENTION_FORMS)

@@ -37,17 +37,17 @@ FORMS = ("png", "svg")
 
 @dataclass(frozen=True, repr=False)
 class Picture:
-    """A drawing with the numbers in it; a notebook shows it."""
+    """A drawing and the numbers in it; notebooks display it."""
 
     title: str
-    """What is drawn, in a line."""
+    """One line that says what is drawn."""
     numbers: Callable[[], DataFrame] = field(repr=False)
-    """Gives every point as a table of pandas."""
+    """Returns all points as a pandas DataFrame."""
     image: Callable[[str], bytes] = field(repr=False)
-    """Gives the drawing as a file of a form of `FORMS`."""
+    """Returns the drawing as a file in one of the formats of `FORMS`."""
 
     def to_pandas(self) -> DataFrame:
-        """A row per point."""
+        """Return a row per point."""
         return self.numbers()
 
     def save(self, path: str | Path) -> Path:
@@ -69,7 +69,7 @@ class Picture:
         return f"Picture({self.title})"
 
     def _repr_html_(self) -> str:
-        """The drawing at half its pixels, so that it is sharp."""
+        """Return the drawing at half its pixels, so that it is sharp."""
         return f'<img style="max-width: 100%" width="860" src="data:image/png;base64,{self._text}">'
 
     @property
@@ -78,7 +78,7 @@ class Picture:
 
 
 def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = None) -> Picture:
-    """A figure of a paper ("lopa/figure1") from stored runs; nothing is run.
+    """Return a figure of a paper ("lopa/figure1") from stored runs; nothing is run.
 
     profile: "embedded" for the models and tasks that ship, "paper" for the published ones.
     """
@@ -101,10 +101,10 @@ def _points(built: BuiltFigure) -> DataFrame:
 def verdicts(
     name: str = "all", *, profile: str = EMBEDDED, results: str | Path | None = None
 ) -> DataFrame:
-    """The verdict of published claims from stored runs, a row each; nothing is run.
+    """Return the verdict of published claims from stored runs, a row each; nothing is run.
 
-    name: a claim ("lopa/faster"), a paper, or "all". All claims are judged, since p is corrected
-        for all of them.
+    name: a claim ("lopa/faster"), a paper, or "all". All claims are judged in any case, since p is
+    corrected for all of them.
     """
     import pandas as pd
 
@@ -123,12 +123,13 @@ def trade_off(
     results: str | Path | None = None,
     speed: str = "tpf/emitted",
 ) -> Picture:
-    """Score against speed of the complete runs of a model on a benchmark, with the Pareto front.
+    """Return score against speed of the complete runs of a model on a benchmark, with the Pareto
+    front.
 
-    model, benchmark: names; of runs that fit, the largest group over the same items is drawn.
-    speed: the metric of the x axis, such as "tps/e2e".
+    model, benchmark: names. Among the runs that fit, the largest group over the same items is
+    drawn. speed: the metric of the x axis, such as "tps/e2e".
 
-    DllmBenchError if no complete run has both numbers.
+    Raises DllmBenchError if no complete run has both numbers.
     """
     import pandas as pd
 
@@ -158,7 +159,7 @@ def trade_off(
 
 
 def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
-    """The complete runs whose folders name a model and a benchmark; empty names mean any."""
+    """Return the complete runs whose folders name a model and a benchmark; empty names mean any."""
     model, benchmark = (name and slug(name) for name in (model, benchmark))
     found = [
         read_record(folder)

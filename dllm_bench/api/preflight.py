@@ -1,7 +1,7 @@
-"""Quick checks of a composed configuration, so that a mistake is reported at once.
+"""Check a composed configuration quickly, so that mistakes are reported at once.
 
-A missing data directory, a missing model folder, code execution without consent, a decoder that
-does not fit the model. All but the last two, of fit and memory, do without torch.
+The checks find a missing data directory, a missing model folder, code execution without consent,
+and a decoder or model that does not fit. Only the last two checks (fit and memory) need torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check(config: RunConfig, reads_data: bool) -> None:
 
 
 def check_data(data: str | None, benchmark: str) -> None:
-    """A given data directory must exist; without one the hub must be reachable."""
+    """Check that a given data directory exists; without one, that the hub can be reached."""
     if data and not expanded(data).is_dir():
         raise DllmBenchError(
             f"Benchmark {benchmark!r} reads paths.data={data}, which is not a directory; name "
@@ -61,7 +61,7 @@ def check_data(data: str | None, benchmark: str) -> None:
 
 
 def hub_is_reachable() -> bool:
-    """Whether the hub's host name resolves, or its cache already holds a data set."""
+    """Return whether the hub's host name resolves, or its cache already holds a data set."""
     if any(Path(constants.HF_HUB_CACHE).glob("datasets--*")):
         return True
     try:
@@ -71,9 +71,10 @@ def hub_is_reachable() -> bool:
 
 
 def check_device(hardware: Hardware) -> None:
-    """The kind of device must be one that this package can run on.
+    """Check that this package can run on the kind of device.
 
-    Hardware of other kinds is in conf so that its reported numbers can be shown and compared.
+    Other kinds of hardware are in conf only so that their reported numbers can be shown and
+    compared.
     """
     if hardware.device.partition(":")[0] not in DEVICES:
         raise DllmBenchError(
@@ -84,7 +85,8 @@ def check_device(hardware: Hardware) -> None:
 
 
 def check_model(model: ModelGroup) -> None:
-    """Weights and adapter must be where the model says: in the package, a folder, or the cache."""
+    """Check that weights and adapter are where the model's settings say: in the package, a folder,
+    or the cache."""
     name = model.name
     for source, revision in ((model.path, model.revision), (model.lora, None)):
         if not source:
@@ -111,7 +113,7 @@ def check_model(model: ModelGroup) -> None:
 
 
 def check_folder(model: ModelGroup) -> None:
-    """A checkpoint folder of the user must hold all that a run reads."""
+    """Check that a user's checkpoint folder contains everything a run reads."""
     source = model.path or ASSETS
     folder = place_of(source)
     missing = [] if source.startswith(ASSETS) or not folder.is_dir() else lacking(folder, model)
@@ -123,9 +125,10 @@ def check_folder(model: ModelGroup) -> None:
 
 
 def check_memory(config: RunConfig) -> None:
-    """The weights must fit into the memory of the device, in the dtype they are run in.
+    """Check that the weights fit into the memory of the device, in the dtype they are run in.
 
-    Without the device a run can still be looked up. The memory holds an object already.
+    There is no check if the device is absent, since a run can still be looked up, nor for a model
+    object, which is in memory already.
     """
     if not config.model.is_served and not config.model.is_object:
         hardware = resolve_hardware(config.hardware)
@@ -134,7 +137,7 @@ def check_memory(config: RunConfig) -> None:
 
 
 def check_fits(config: RunConfig) -> None:
-    """Decoder and baseline must fit the batch, and what the settings say of the model."""
+    """Check that decoder and baseline fit the batch and the model's settings."""
     for plain in {} if config.model.is_served else config.decoders.values():
         decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
         if isinstance(decoder, ComposedDecoder):
@@ -142,11 +145,11 @@ def check_fits(config: RunConfig) -> None:
 
 
 def is_cached(hub_id: str) -> bool:
-    """Whether the hub's cache has any version of a repository."""
+    """Return whether the hub's cache has any version of a repository."""
     return (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir()
 
 
 def check_consent(benchmark: BenchmarkGroup) -> None:
-    """Code written by a model only runs if the user has allowed it."""
+    """Check that the user has allowed code written by a model to run."""
     if benchmark and benchmark_of(benchmark).runs_code:
         require_consent(benchmark.allow_code_execution, benchmark.name)

@@ -26,16 +26,16 @@ from dllm_bench.models.transformer import TransformerDenoiser
 DREAM_7B = {"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944}
 SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
 ONE_EACH = 1.0  # a threshold that no confidence is above
-WARM = 4  # rounds that are not counted: prefill, choice of kernels
+WARM = 4  # warm-up rounds that are not counted: prefill, choice of kernels
 
 
 def special(vocab: int) -> SpecialTokens:
-    """Mask and EOS: the last two ids of the vocabulary."""
+    """Return mask and EOS: the last two ids of the vocabulary."""
     return SpecialTokens(mask=vocab - 1, eos=vocab - 2)
 
 
 def random_request(prompt: int, new: int, vocab: int) -> Request:
-    """A prompt of random ordinary tokens, the same at every call."""
+    """Return a prompt of random ordinary tokens, the same at every call."""
     ids = torch.randint(5, vocab - 8, (prompt,), generator=torch.Generator().manual_seed(1))
     return Request("random", tuple(ids.tolist()), new, seed=1)
 
@@ -72,7 +72,7 @@ def random_model(
         for name, weight in module.named_parameters():
             if weight.dim() == 1:
                 weight.fill_(float("norm" in name))
-            else:  # with this spread of the head, some positions are confident and others not
+            else:  # this spread of the head makes some positions confident and others not
                 spread = 8.0 if "lm_head" in name else 1.0
                 weight.normal_(0, spread / weight.shape[1] ** 0.5, generator=generator)
     if quantization != "none":
@@ -81,7 +81,7 @@ def random_model(
 
 
 def round_ms(model: TransformerDenoiser, prefix: int, k: int, window: int, steps: int) -> float:
-    """Median milliseconds of `random_rounds`, those left out that warm up.
+    """Return the median milliseconds of `random_rounds`, without the warm-up rounds.
 
     steps: rounds that are timed.
     """
@@ -91,7 +91,7 @@ def round_ms(model: TransformerDenoiser, prefix: int, k: int, window: int, steps
 def random_rounds(
     model: TransformerDenoiser, prefix: int, k: int, window: int, rounds: int
 ) -> list[Forward]:
-    """The forwards of a decoder with one open block after a cached prompt.
+    """Return the forwards of a decoder with one open block after a cached prompt.
 
     prefix: positions of the prompt; k: lookahead branches.
     """

@@ -1,8 +1,8 @@
 """Runs and tables from Python: `run`, `evaluate`, `records`, `compare`, `table`.
 
-`run` is `dllm-bench run`: stored, looked up when it is complete, continued when it was interrupted.
-It takes a model or decoder that is an object too. `evaluate` also takes a benchmark that is one; it
-makes the same run in a folder that is removed.
+`run` does what `dllm-bench run` does: the result is stored, a complete run is looked up, an
+interrupted one is continued. Model and decoder may be objects. `evaluate` also accepts a benchmark
+object; it makes the same run in a temporary folder.
 """
 
 from __future__ import annotations
@@ -69,19 +69,17 @@ def run(
     progress: bool = False,
     **settings: Any,
 ) -> RunRecord:
-    """The record of a run, made now unless it is complete, as `dllm-bench run` makes it.
+    """Return the record of a run, made now unless it is complete, as `dllm-bench run` makes it.
 
-    model: a name of `conf`, a checkpoint's folder or hub id, or a model of `load_model` or `wrap`.
-        One of `load_model` makes the run of its name; one of `wrap` a run that its weights tell
-        apart.
-    decoder: a name, or a decoder of `dllm_bench.decoder`.
-    benchmark: a name of `conf`.
-    results: the results directory; by default `DLLM_BENCH_RESULTS`, else ./results.
-    progress: whether a progress line is shown.
-    settings: further settings by the command line's names: `limit=50`, `seed=1`, `hardware="cpu"`,
+    model: a name of `conf`, a checkpoint's folder or hub id, or a model made by `load_model` or
+    `wrap`. A model of `load_model` makes the same run as its name; a run of a wrapped model is
+    identified by its weights. decoder: a name, or a decoder of `dllm_bench.decoder`. benchmark: a
+    name of `conf`. results: the results directory; by default `DLLM_BENCH_RESULTS`, else ./results.
+    progress: whether a progress line is shown. settings: further settings by the command line's
+    names: `limit=50`, `seed=1`, `hardware="cpu"`,
         `**{"decoder.select.tau": 0.7}`, `**{"decoder/score": "credit"}`.
 
-    DllmBenchError for what cannot work, before anything is loaded.
+    Raises DllmBenchError before anything is loaded if the settings cannot work.
     """
     if not isinstance(benchmark, str):
         raise DllmBenchError(
@@ -101,11 +99,12 @@ def evaluate(
     batch: int = 1,
     **settings: Any,
 ) -> RunRecord:
-    """Decode and grade a benchmark with objects; the record, which is not stored.
+    """Decode and grade a benchmark with objects; return the record, which is not stored.
 
     model, decoder: as in `run`.
     benchmark: an object, or a name with its settings (`shots=3`, `max_new_tokens=64`).
-    limit: number of items, None for all; seed: of sampling decoders; batch: requests in a forward.
+    limit: number of items, None for all; seed: for decoders that sample; batch: requests in a
+    forward.
     """
     if not isinstance(benchmark, (Benchmark, str)):
         raise DllmBenchError(
@@ -119,7 +118,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a run is made of: names, or objects in their place."""
+    """Model, decoder and benchmark of a run: names, or objects in their place."""
 
     model: str | Path | LoadedModel
     decoder: str | Decoder
@@ -127,7 +126,7 @@ class Chosen:
     stored: bool = True  # else no run is looked up by the hash of its weights
 
     def composed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration; objects are described in it, and chosen by no name."""
+        """Return the configuration. An object appears as a description instead of a chosen name."""
         named: dict[str, Any] = {"model": str(self.model)} if self.loaded is None else {}
         for name in ("decoder", "benchmark"):
             if isinstance(chosen := getattr(self, name), str):
@@ -155,7 +154,7 @@ class Chosen:
 
     @property
     def inputs(self) -> ObjectInputs:
-        """What stands for the files of the objects."""
+        """The run inputs that replace the files of the objects."""
         hashes = {} if self.tasks is None else {"dataset": self.tasks.dataset_hash()}
         if self.loaded is None or self.loaded.content is None:
             return ObjectInputs(hashes)
@@ -170,7 +169,7 @@ class Chosen:
 def make_run(
     chosen: Chosen, results: str | Path | None, progress: bool, settings: Mapping[str, Any]
 ) -> RunRecord:
-    """Compose, check, and make or look up a run of names and objects."""
+    """Compose and check the settings, then make the run or look it up."""
     import torch
 
     from dllm_bench.launch.run_one import run as run_spec  # imports torch, which takes seconds
@@ -206,7 +205,7 @@ def make_run(
 
 
 def require_as_loaded(loaded: LoadedModel, settings: Mapping[str, Any]) -> None:
-    """Raise DllmBenchError for settings that a model has from being loaded or wrapped."""
+    """Raise DllmBenchError for settings that were fixed when the model was loaded or wrapped."""
     fixed = [f"hardware.{name}" for name in HARDWARE_SETTINGS_OF_MODELS]
     for key in settings:
         if key.startswith("model.") or key in fixed:
@@ -218,8 +217,8 @@ def require_as_loaded(loaded: LoadedModel, settings: Mapping[str, Any]) -> None:
 
 
 def require_same(loaded: LoadedModel, spec: RunSpec) -> None:
-    """Raise DllmBenchError if the run would not be that of the object: its device, its processes,
-    or the files that it was loaded from.
+    """Raise DllmBenchError if device, number of processes or weight files of the run differ from
+    those of the object.
     """
     name, device = loaded.metadata.name, spec.hardware.device
     if loaded.metadata.device.partition(":")[0] != device.partition(":")[0]:
@@ -252,12 +251,13 @@ def require_same(loaded: LoadedModel, spec: RunSpec) -> None:
 
 
 def records(results: str | Path | None = None, by: Literal["run", "sample"] = "run") -> DataFrame:
-    """The complete runs of a results directory as a table of pandas.
+    """Return the complete runs of a results directory as a table of pandas.
 
-    by: "run" has a row per run: what it was (`model`, `benchmark`, `decoder`, `seed`, … and every
+    by: "run" gives a row per run: its settings (`model`, `benchmark`, `decoder`, `seed`, … and
+    every
         setting of the decoder by its dotted name), `score` with its interval, and all metrics;
-        "sample" has a row per sample: the run's columns up to `batch`, then `id`, `value` and
-        `verdict` of its grade, its counts and times, and its `text`.
+        "sample" gives a row per sample: the run's columns up to `batch`, then `id`, `value` and
+        `verdict` of its grade, its counts and timings, and its `text`.
 
     Columns hold one type each, so `to_parquet` takes the table as it is. A run whose record cannot
     be read is left out, with a warning that names it.
@@ -279,13 +279,13 @@ def records(results: str | Path | None = None, by: Literal["run", "sample"] = "r
 
 
 def open_store(results: str | Path | None = None) -> Store:
-    """The store of a results directory; the configured one if none is named."""
+    """Return the store of a results directory; the configured one if none is named."""
     folder = RunConfig(compose([])).paths.results if results is None else results
     return Store(results_directory(str(folder)) / "runs")
 
 
 def _identity_row(record: RunRecord) -> dict[str, Any]:
-    """The columns that say which run it is."""
+    """Return the columns that identify the run."""
     spec = record.spec
     return {
         "run": spec.short,
@@ -308,7 +308,7 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
 
 
 def sample_rows(record: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
-    """A row per sample: the run's columns, the sample's own, and its text."""
+    """Yield a row per sample: the run's columns, the sample's own, and its text."""
     texts = {key: sample.text for key, sample in read_samples(folder).items()}
     names, values = record.columns.keys(), record.columns.values()
     for row in zip(*values, strict=True):
@@ -317,7 +317,7 @@ def sample_rows(record: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def of_one_type(column: Any) -> Any:
-    """The column; if its values are of several types, or lists, as JSON text."""
+    """Return the column; values of several types, or lists, become JSON text."""
     kinds = set(map(_kind, column)) - {None}
     if len(kinds) <= 1 and not kinds & {list, dict}:
         return column
@@ -325,7 +325,7 @@ def of_one_type(column: Any) -> Any:
 
 
 def _kind(value: Any) -> type | None:
-    """The type of a value, whole numbers being floats; None where there is no value."""
+    """Return the type of a value, with integers counted as floats; None if there is no value."""
     if value is None or value != value:
         return None
     return float if type(value) is int else type(value)
@@ -334,13 +334,13 @@ def _kind(value: Any) -> type | None:
 def sealed_records(
     runs: Sequence[RunRecord | str], results: str | Path | None
 ) -> Iterator[RunRecord]:
-    """Complete runs that are given as records, or by hash."""
+    """Yield complete runs that are given as records, or by hash."""
     for one in runs:
         yield sealed_record(open_store(results).find(one)) if isinstance(one, str) else one
 
 
 def compare(*runs: RunRecord | str, results: str | Path | None = None) -> RunComparison:
-    """Two or more complete runs, each compared with the first on the samples they share.
+    """Return two or more complete runs, each compared with the first on the samples they share.
 
     runs: records, or hashes of runs in the results directory. `print` shows what the command
     prints; `.scores` are the tests, `.to_pandas()` the metrics.
@@ -350,7 +350,8 @@ def compare(*runs: RunRecord | str, results: str | Path | None = None) -> RunCom
 
 
 def acceptance(*runs: RunRecord | str, results: str | Path | None = None) -> DataFrame:
-    """How many tokens of a draft the target accepts, a row per run and position of the draft.
+    """Return how many tokens of a draft the target accepts, a row per run and position of the
+    draft.
 
     runs: records, or hashes of runs in the results directory.
     Columns: `conditional`, the probability that the token is accepted if all before it are;
@@ -376,13 +377,14 @@ def acceptance(*runs: RunRecord | str, results: str | Path | None = None) -> Dat
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """A paper's table with the numbers that are stored."""
+    """A paper's table, filled from stored runs."""
 
     built: BuiltTable
     """The table, cell by cell."""
 
     def to_pandas(self) -> DataFrame:
-        """A row per cell: its facets, metric, state, measured and reported value, and runs."""
+        """Return a row per cell: its facets, metric, state, measured and reported value, and
+        runs."""
         import pandas as pd
 
         return pd.read_csv(io.StringIO(as_csv(self.built)))
@@ -392,13 +394,13 @@ class Table:
         return f"Table({self.built.table.name}, {len(self.built.cells)} cells: {counts})"
 
     def _repr_html_(self) -> str:
-        """The table as its page shows it, in a frame, so that its style stays there."""
+        """Return the table as its page shows it, in a frame, so that its style stays there."""
         page = escape(render(self.built)["html"])
         return f'<iframe srcdoc="{page}" width="100%" height="{FRAME_HEIGHT}"></iframe>'
 
 
 def table(name: str, *, profile: str = EMBEDDED, results: str | Path | None = None) -> Table:
-    """A table of a paper ("lopa/table4") from stored runs; nothing is run.
+    """Return a table of a paper ("lopa/table4") from stored runs; nothing is run.
 
     profile: "embedded" for the models and tasks that ship, "paper" for the published ones.
     """

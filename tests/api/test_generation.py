@@ -112,7 +112,7 @@ def test_a_canvas_of_random_tokens_is_reported_once_it_is_finished() -> None:
     places = [place for event in seen for place in event.positions]
     assert places == list(range(len(done.sample.ids))), "each position once, in order"
     assert [token for event in seen for token in event.ids] == done.sample.ids
-    with pytest.raises(DllmBenchError, match="CanvasDecoder fills none"):
+    with pytest.raises(DllmBenchError, match="CanvasDecoder writes a text"):
         db.generate(model, GAPS, "diffusion_gemma")
 
 

@@ -238,7 +238,7 @@ def test_an_experiment_chooses_the_launcher(
     )
     monkeypatch.setenv(CONFIG_DIR, str(tmp_path))
     assert main(["run", "+experiment=sent", f"paths.results={tmp_path}"]) == 2
-    assert "hydra/launcher=queue sends off the jobs of -m" in capsys.readouterr().err
+    assert "hydra/launcher=queue submits the jobs of -m" in capsys.readouterr().err
     with pytest.raises(RuntimeError, match="QueueLauncher"):  # Hydra looks for it
         main(["run", "-m", "+experiment=sent", "seed=0,1", f"paths.results={tmp_path}"])
 
