@@ -1,7 +1,8 @@
-"""`dllm-bench claims`: what the stored runs say about published claims; missing runs can be made.
+"""`dllm-bench claims`: judge published claims by the stored runs; `--run` makes missing runs.
 
-All claims are planned and judged, since they are one family (Holm's correction); those that were
-named are run and shown, from the items of their tables, or as many as --limit says for all.
+All claims are planned and judged together, because Holm's correction needs the whole family. Only
+the named ones are run and shown, on the items of their tables or, with --limit, on that many items
+for every claim.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def run(arguments: Namespace) -> int:
 def judged(
     arguments: Namespace, store: Store, shown: Sequence[str]
 ) -> tuple[list[Judgement], list[str]]:
-    """All claims with their verdicts, after the missing runs of those shown were made if asked;
-    then an error message for each run that failed.
+    """Return all claims with their verdicts, then an error message for each run that failed. With
+    --run or --submit, missing runs of the shown claims are made first.
     """
     failed: list[str] = []
 
@@ -67,7 +68,7 @@ def judged(
 
 
 def table_lines(judgements: Sequence[Judgement], arguments: Namespace) -> Iterator[str]:
-    """One line a claim, then what can be done about those that are open."""
+    """Yield a line per claim, then the commands that settle the open ones."""
     yield from align([view.HEADS, *map(view.row, judgements)])
     yield ""
     yield f"{len(judgements)} claims: {view.counts_text(judgements)}"

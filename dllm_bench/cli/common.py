@@ -1,4 +1,4 @@
-"""What the commands share: the results directory, checked option values, printed lines."""
+"""Shared by the commands: the results directory, checked option values, printed lines."""
 
 from __future__ import annotations
 
@@ -39,26 +39,27 @@ def add_results_option(parser: ArgumentParser) -> None:
 
 
 def add_decoder_arguments(parser: ArgumentParser, *more: str) -> None:
-    """Add the positional DECODER, those named in `more`, and settings of the decoder."""
+    """Add the positional arguments DECODER and those named in `more`, then the decoder's
+    settings."""
     add_name_argument(parser, "decoder", "a name of conf/decoder")
     for name in more:
-        parser.add_argument(name, metavar=name.upper(), help="text, or - for standard input")
+        parser.add_argument(name, metavar=name.upper(), help="prompt, or - for standard input")
     text = "of the decoder, as in `run`: decoder.select.tau=0.8, decoder/score=credit"
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
 
 
 def add_name_argument(parser: ArgumentParser, group: str, text: str) -> None:
-    """Add a positional argument that is a name of a group of settings."""
+    """Add a positional argument that names a choice of a configuration group."""
     parser.add_argument(group, metavar=group.upper(), type=choice_of(group), help=text)
 
 
 def choice_of(group: str) -> Callable[[str], str]:
-    """Return what reads a name of a group, which may be given as NAME or GROUP=NAME."""
+    """Return the argument parser's type for a name in a group, given as NAME or GROUP=NAME."""
 
     def name_in(word: str) -> str:
         key, is_given, name = word.partition("=")
         if not is_given or re.split(r"[./@]", key.lstrip("+~"))[0] not in GROUPS:
-            return word  # a folder's name may have an equals sign too
+            return word  # an equals sign may also be part of a folder's name
         if key != group:
             raise ArgumentTypeError(
                 f"{word!r} is a setting, and the name of a {group} belongs here; give that first, "
@@ -70,7 +71,7 @@ def choice_of(group: str) -> Callable[[str], str]:
 
 
 def positive_int(text: str) -> int:
-    """The whole number above zero that an option was given."""
+    """Return the whole number above zero that an option was given."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
@@ -82,7 +83,7 @@ def positive_ints(text: str) -> tuple[int, ...]:
 
 
 def positive_float(text: str) -> float:
-    """The number above zero that an option was given."""
+    """Return the number above zero that an option was given."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise ArgumentTypeError(f"{text!r} is not a number above zero")
@@ -90,7 +91,7 @@ def positive_float(text: str) -> float:
 
 
 def positive_floats(text: str) -> tuple[float, ...]:
-    """Numbers above zero, separated by commas."""
+    """Return numbers above zero, separated by commas."""
     return tuple(positive_float(part) for part in text.split(","))
 
 
@@ -98,7 +99,7 @@ def positive_floats(text: str) -> tuple[float, ...]:
 
 
 def compose(overrides: Sequence[str]) -> RunConfig:
-    """The run configuration for `overrides`, see `api.compose`."""
+    """Return the run configuration for `overrides`, see `api.compose`."""
     # Hydra takes a quarter of a second to import, and most commands find all settings in a cache.
     from dllm_bench.api.compose import compose as compose_with_hydra
 
@@ -106,23 +107,23 @@ def compose(overrides: Sequence[str]) -> RunConfig:
 
 
 def as_model(word: str) -> str:
-    """The override for a model that a command was given as NAME, model=NAME or model.path=DIR."""
+    """Return the override for a model given to a command as NAME, model=NAME or model.path=DIR."""
     return word if word.startswith(("model=", "model.")) else f"model={word}"
 
 
 def configured_paths(arguments: Namespace) -> Paths:
-    """The `paths` group of the configuration; `--results` replaces its results directory."""
+    """Return the `paths` group of the configuration; `--results` replaces its results directory."""
     paths = default_paths() or compose([]).paths
     return Paths({**paths, **({"results": arguments.results} if arguments.results else {})})
 
 
 def training_folder(arguments: Namespace) -> Path:
-    """Where the results of `train` go unless --out names another place."""
+    """Return the default folder for the results of `train` (--out replaces it)."""
     return results_directory(configured_paths(arguments).results) / "training"
 
 
 def open_store(arguments: Namespace) -> Store:
-    """The store in the results directory."""
+    """Return the store in the results directory."""
     return Store(results_directory(configured_paths(arguments).results) / "runs")
 
 
@@ -130,14 +131,14 @@ def open_store(arguments: Namespace) -> Store:
 
 
 def print_lines(lines: Iterable[str]) -> int:
-    """Print lines to stdout; returns the exit code of success."""
+    """Print lines to stdout; return the exit code of success."""
     for line in lines:
         show(line)
     return 0
 
 
 def print_failures(sentences: Sequence[str]) -> int:
-    """Print what failed to stderr; returns 1 if anything did, else 0."""
+    """Print failures to stderr; return 1 if there were any, else 0."""
     for sentence in sentences:
         show_error(f"dllm-bench: {sentence}")
     return 1 if sentences else 0

@@ -12,7 +12,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `compare`."""
     add_results_option(parser)
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="hashes; the others are compared with the first"
+        "runs", nargs="+", metavar="RUN", help="hashes of runs; each is compared with the first"
     )
 
 

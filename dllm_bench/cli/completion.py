@@ -1,9 +1,10 @@
-"""`dllm-bench completion`: the lines that make a shell complete commands, choices and settings.
+"""`dllm-bench completion`: print the lines that make a shell complete commands, choices and
+settings.
 
 eval "$(dllm-bench completion)"  # in ~/.bashrc or ~/.zshrc
 
-The shell then calls `dllm-bench` itself for the words that fit, through argcomplete; `complete`
-answers. It reads the names of yaml files, and the yaml files of what is chosen on the line.
+Through argcomplete, the shell then calls `dllm-bench` itself for the matching words, and `complete`
+prints them. It reads only the names of yaml files, and the contents of those chosen on the line.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def complete() -> int:
 
 
 def parser_of(words: Sequence[str]) -> ArgumentParser:
-    """A parser of all commands, with the arguments of the one on the line; others are not needed,
-    and importing them takes time.
+    """Return a parser that knows all commands, but the arguments only of the one on the line,
+    because importing the others takes time.
     """
     parser = ArgumentParser("dllm-bench")
     listed = parser.add_subparsers()
@@ -87,7 +88,7 @@ def parser_of(words: Sequence[str]) -> ArgumentParser:
 def words_for(
     prefix: str, action: Action, given: Mapping[str, Any], words: Sequence[str]
 ) -> Iterator[str]:
-    """The words that an argument may begin with `prefix`; none where a file may follow.
+    """Yield the words that begin with `prefix` and may be this argument; none if it may be a file.
 
     given: arguments on the line, by name; words: all of the line.
     """
@@ -113,7 +114,8 @@ def words_for(
 
 
 def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
-    """Words for a setting of `run`: names up to their `=`, and after it the choices of a group.
+    """Yield words for a setting of `run`: names up to their `=`, and after it the choices of a
+    group.
 
     chosen: group -> its choice on the line.
     """
@@ -145,7 +147,7 @@ def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
 
 
 def settings_of(group: str, name: str, chosen: Mapping[str, str]) -> list[str]:
-    """The dotted names of the settings of a choice, those of its pieces included."""
+    """Return the dotted names of the settings of a choice, those of its pieces included."""
     plain, found = read(f"{group}/{name}.yaml"), list[str]()
     for entry in plain.pop("defaults", ()):
         if entry == "_self_":
@@ -162,7 +164,7 @@ def settings_of(group: str, name: str, chosen: Mapping[str, str]) -> list[str]:
 
 
 def dotted(plain: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted names of nested settings."""
+    """Yield the dotted names of nested settings."""
     for key, value in plain.items():
         if isinstance(value, dict) and value:
             yield from (f"{key}.{inner}" for inner in dotted(value))
@@ -171,7 +173,7 @@ def dotted(plain: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read(name: str) -> Plain:
-    """A yaml file of the configuration; empty if there is none of that name."""
+    """Return a yaml file of the configuration; empty if there is none of that name."""
     file = conf_file(name)
     text = file.read_text("utf-8") if file.is_file() else ""
     return dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {})

@@ -58,10 +58,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
     text = "compare a CUDA device with the CPU instead, up to ten minutes"
     parser.add_argument("--gpu", action="store_true", help=text)
-    text = "with --gpu: let the CPU take the device's place"
+    text = "with --gpu: use the CPU in place of the device"
     parser.add_argument("--fake", action="store_true", help=text)
-    parser.add_argument("--quick", action="store_true", help="with --gpu: up to two minutes")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="with --gpu: a report in JSON")
+    parser.add_argument("--quick", action="store_true", help="with --gpu: two minutes at most")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="with --gpu: write a JSON report")
 
 
 def run(arguments: Namespace) -> int:
@@ -74,7 +74,7 @@ def run(arguments: Namespace) -> int:
 
 
 def all_lines(arguments: Namespace) -> list[Line]:
-    """The report on this machine, and on a model if one is named."""
+    """Return the report on this machine, and on a model if one is named."""
     if arguments.fake or arguments.quick or arguments.out:
         raise DllmBenchError(
             "doctor was given --fake, --quick or --out without --gpu, which they belong to; add it."
@@ -84,7 +84,7 @@ def all_lines(arguments: Namespace) -> list[Line]:
     if named:
         from dllm_bench.api.preflight import check_folder
 
-        check_folder(config.model)  # at once: what follows imports torch
+        check_folder(config.model)  # before torch is imported: reports mistakes at once
     report = list(machine_lines(configured_paths(arguments)))
     if named:
         # needs torch, and the report above must work where torch is missing
@@ -95,7 +95,7 @@ def all_lines(arguments: Namespace) -> list[Line]:
 
 
 def gpu_lines(arguments: Namespace) -> Iterator[Line]:
-    """The checks of a CUDA device."""
+    """Return the checks of a CUDA device."""
     from dllm_bench.cli import doctor_gpu  # imports torch
 
     if arguments.model:

@@ -1,8 +1,8 @@
-"""`dllm-bench doctor --gpu`: does a CUDA device compute what the CPU computes, and how fast.
+"""`dllm-bench doctor --gpu`: check that a CUDA device computes what the CPU computes, and how fast.
 
-A step gives facts and problems. The report is written after every step, so that a crash of the
-device leaves what was found before. With `--fake` the CPU takes the device's place: the command
-itself is tested, and batches are compared with single requests.
+Each step reports facts and problems. The report is written after every step, so that nothing is
+lost if the device crashes. With `--fake` the CPU replaces the device: this tests the command
+itself, and compares batches with single requests.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ DECODERS = {  # name -> embedded model; the first ones are those of --quick
 QUICK_DECODERS = 3
 NEW = 32  # tokens of a text
 BATCH = 8
-CLOSE = 1e-4  # probabilities this near may change places between devices
+CLOSE = 1e-4  # probabilities closer than this may be ordered differently on different devices
 LENGTHS = (8, 1001, 4613, 152_064)
 LONG = 152_064  # Dream's vocabulary
 PROFILED = 8  # rounds, the prefill among them
-LAUNCHES = ("cudaLaunch", "cudaGraphLaunch", "cuLaunch")  # begin the names of a profile's events
+LAUNCHES = ("cudaLaunch", "cudaGraphLaunch", "cuLaunch")  # prefixes of event names in a profile
 PREFIX = 1024
 SHAPES = tuple(product((0, 3, 7), (32, 64, 96)))  # lookahead branches and windows of rounds
-QUICK_SHAPES = ((0, 32), (7, 32), (7, 64))  # the last: table 4's LoPA with two open blocks
-MEMORY_SHARE = 1.1  # of weights, K/V and logits
+QUICK_SHAPES = ((0, 32), (7, 32), (7, 64))  # the last one: LoPA of table 4 with two open blocks
+MEMORY_SHARE = 1.1  # allowed peak, relative to weights, K/V and logits
 SYNCHRONISES = "synchronizing"  # in the warnings of `set_sync_debug_mode`
 
 Found = tuple[dict[str, Any], list[str]]
@@ -82,7 +82,7 @@ Found = tuple[dict[str, Any], list[str]]
 
 @dataclass(frozen=True)
 class GpuCheck:
-    """What is checked."""
+    """Settings of the check."""
 
     device: str
     """The device that is compared with the CPU."""
@@ -91,7 +91,7 @@ class GpuCheck:
 
     @property
     def fake(self) -> bool:
-        """Whether the CPU takes the device's place."""
+        """Whether the CPU replaces the device."""
         return self.device == CPU
 
 
@@ -121,7 +121,7 @@ def run_step(name: str, check: GpuCheck) -> dict[str, Any]:
     started = time.monotonic()
     try:
         facts, problems = STEPS[name](check)
-    except Exception as error:  # whatever a device or driver raises is what this command looks for
+    except Exception as error:  # the command looks for any error of a device or driver
         facts, problems = {}, [f"{type(error).__name__}: {' '.join(str(error).split())}"]
     seconds = round(time.monotonic() - started, 2)
     state = FAILED if problems else PASSED
@@ -129,7 +129,7 @@ def run_step(name: str, check: GpuCheck) -> dict[str, Any]:
 
 
 def in_words(entry: Mapping[str, Any]) -> str:
-    """A step's outcome for the terminal."""
+    """Return a step's outcome for the terminal."""
     if "why" in entry:
         return f"{entry['state']}: {entry['why']}"
     facts = ", ".join(f"{name} {value}" for name, value in entry["facts"].items())
@@ -147,7 +147,7 @@ def machine_facts(check: GpuCheck) -> Found:
 
 
 def numerics(check: GpuCheck) -> Found:
-    """Token, probability and entropy of rows of logits, compared with float64."""
+    """Return token, probability and entropy of rows of logits, compared with float64."""
     problems, worst = [], 0.0
     rows = (1, 8) if check.quick else (1, 8, 256)
     cases = list(product(LENGTHS, rows, (torch.float32, torch.bfloat16)))
@@ -156,7 +156,7 @@ def numerics(check: GpuCheck) -> Found:
         seen = read_logits(logits_RV.to(check.device)[None], entropy=True)
         law_RV = logits_RV.double().softmax(-1)
         error = relative(seen.probability_KW[0].cpu(), law_RV.amax(-1))
-        assert seen.neg_entropy_KW is not None  # because of entropy=True
+        assert seen.neg_entropy_KW is not None  # set, since entropy=True
         entropy_R = 1 + torch.special.entr(law_RV).sum(-1)  # 1: an entropy may be 0
         error = max(error, relative(1 - seen.neg_entropy_KW[0].cpu(), entropy_R))
         worst = max(worst, error)
@@ -166,7 +166,7 @@ def numerics(check: GpuCheck) -> Found:
 
 
 def hard_logits(rows: int, length: int) -> Tensor:
-    """(R, V): a token at -inf in every row; a tie in the first row."""
+    """Return (R, V): a token at -inf in every row; and a tie in the first row."""
     generator = torch.Generator().manual_seed(length)
     logits_RV = 4 * torch.randn(rows, length, generator=generator)
     logits_RV[:, 3] = -torch.inf
@@ -175,12 +175,13 @@ def hard_logits(rows: int, length: int) -> Tensor:
 
 
 def relative(values: Tensor, law: Tensor) -> float:
-    """The largest relative difference."""
+    """Return the largest relative difference."""
     return float(((values.double() - law).abs() / law).max())
 
 
 def decoders(check: GpuCheck) -> Found:
-    """Tokens and commit steps on the device, alone and in a batch, compared with the CPU's."""
+    """Return tokens and commit steps on the device, alone and in a batch, compared with the
+    CPU's."""
     names = list(DECODERS)[:QUICK_DECODERS] if check.quick else list(DECODERS)
     problems, near = [], 0
     for name in names:
@@ -199,7 +200,7 @@ def decoders(check: GpuCheck) -> Found:
 
 
 def short_dtype(check: GpuCheck) -> Found:
-    """Share of texts in bfloat16 that are the same alone and in a batch."""
+    """Return the share of texts in bfloat16 that are the same alone and in a batch."""
     alone, batched = (decoded("fast_dllm", check.device, n, "bfloat16") for n in (1, BATCH))
     equal = sum(alone[key].ids == batched[key].ids for key in alone)
     problems = [] if len(batched) == BATCH else [f"{BATCH - len(batched)} texts are missing"]
@@ -207,7 +208,7 @@ def short_dtype(check: GpuCheck) -> Found:
 
 
 def waits(check: GpuCheck) -> Found:
-    """How often the host waits for the device: once a round."""
+    """Count how often the host waits for the device; once per round is expected."""
     name = "fast_dllm"
     decoded(name, check.device, 1)  # compiles kernels
     torch.cuda.set_sync_debug_mode("warn")
@@ -220,13 +221,13 @@ def waits(check: GpuCheck) -> Found:
     found = sum(SYNCHRONISES in str(one.message) for one in caught)
     forwards = sum(len(text.trace.forwards) for text in texts.values())
     most = forwards + 2 * len(texts)  # a request's own tensors are copied before and after
-    problems = [f"the host waits {found} times in {forwards} rounds"] if found > most else []
+    problems = [f"the host waited {found} times in {forwards} rounds"] if found > most else []
     return {"waits": found, "rounds": forwards}, problems
 
 
 def rounds(check: GpuCheck) -> Found:
-    """Rounds with random weights in each mode of hardware.compile: Dream-7B's shape; on the CPU a
-    small one, and no torch.compile, which takes minutes there.
+    """Return rounds with random weights in each mode of hardware.compile. The shape is Dream-7B's;
+    on the CPU it is a small one, without torch.compile, which takes minutes there.
     """
     one = RoundShape(CPU, torch.float32, SMALL, 1024, 64)
     if not check.fake:
@@ -291,7 +292,7 @@ def memory(check: GpuCheck) -> Found:
 
 
 def bandwidth(check: GpuCheck) -> Found:
-    """Bytes of logits read per second."""
+    """Return bytes of logits read per second."""
     logits_1RV = hard_logits(8, LONG)[None].to(check.device, torch.bfloat16)
     calls = 5 if check.fake else 100
     read_logits(logits_1RV, entropy=True)
@@ -324,7 +325,7 @@ NEED_CUDA = {
 
 
 def decoded(name: str, device: str, batch: int, dtype: str = "float32") -> dict[str, Generation]:
-    """Request -> what a decoder makes of it."""
+    """Return request -> its generation by a decoder."""
     model = embedded(DECODERS[name], device, dtype)
     decoder = cast("BatchedDecoder", decoder_named(name))
     ready = [decoder.prepare(model.denoiser, request) for request in requests(model)]
@@ -334,7 +335,7 @@ def decoded(name: str, device: str, batch: int, dtype: str = "float32") -> dict[
 
 @cache
 def embedded(name: str, device: str, dtype: str) -> LoadedModel:
-    """An embedded model on a device."""
+    """Return an embedded model on a device."""
     plain = compose([f"model={name}"])["model"]
     return load_model(model_spec({**plain, "device": device, "dtype": dtype}))
 
@@ -350,7 +351,7 @@ def margin_at_difference(name: str, law: Generation, other: Generation) -> float
     """Difference of the two largest probabilities where two texts first differ, on the CPU."""
     pairs = zip(law.ids, law.born, other.ids, other.born, strict=False)
     apart = [i for i, (a, b, c, d) in enumerate(pairs) if (a, b) != (c, d)]
-    if not apart:  # one text goes on behind the other
+    if not apart:  # one text is the beginning of the other
         return 1.0
     first = min(apart, key=lambda i: min(law.born[i], other.born[i]))
     model, decoder = embedded(DECODERS[name], CPU, "float32"), decoder_named(name)
@@ -374,7 +375,7 @@ class MarginRecorder:
         return getattr(self._model, name)
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
-        """The model's logits."""
+        """Return the model's logits."""
         logits_KRV: Tensor = self._model.forward(tokens_KL, plan, kv)
         margins_R = margin(logits_KRV).amin(0).tolist()
         self.found.append(dict(zip(range(*plan.rows), margins_R, strict=False)))

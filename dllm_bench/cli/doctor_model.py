@@ -1,6 +1,6 @@
 """`dllm-bench doctor MODEL`: check one checkpoint, from its files to a forward on one prompt.
 
-Each check gives a line or two. The first error (the one that loading would raise) ends the report,
+Each check gives a line or two. The first error, which loading would raise too, ends the report,
 because later checks would fail for the same reason.
 """
 
@@ -40,12 +40,12 @@ from dllm_bench.store.inputs import (
     resolve_model,
 )
 
-POSITIONS = 2048  # the size of keys and values is given for a canvas of this many positions
+POSITIONS = 2048  # length of the canvas for which the size of keys and values is given
 PROMPT = "The answer to 2 + 3 is"
 
 
 def model_lines(config: RunConfig) -> Iterator[Line]:
-    """The report for the model and hardware groups of a composed configuration."""
+    """Yield the report for the model and hardware groups of a composed configuration."""
     name = config.model.name
     try:
         if config.model.is_served:
@@ -66,7 +66,7 @@ def model_lines(config: RunConfig) -> Iterator[Line]:
 
 
 def missing_lines(spec: ModelSpec) -> Iterator[Line]:
-    """A line for each of base model and LoRA adapter that is not on this machine."""
+    """Yield a line for the base model and for the LoRA adapter if they are not on this machine."""
     for source, revision, is_lora in checkpoint_sources([spec]):
         try:
             checkpoint_folder(source, revision)
@@ -82,7 +82,7 @@ def server_text(model: ModelGroup) -> str:
 
 
 def file_lines(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:
-    """The files, their sizes and the commits they come from."""
+    """Yield the files, their sizes and the commits they come from."""
     size = sum(checkpoint.files.values()) / GIBIBYTE
     where = ", ".join(str(folder) for folder in checkpoint.folders.values())
     yield OK, "files", f"{len(checkpoint.files)} with weights, {size:.3f} GiB, in {where}"
@@ -101,11 +101,11 @@ def file_lines(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:
 
 
 def manifest_line(source: str) -> Line:
-    """Whether the files are those of the manifest that `prefetch` wrote, if there is one."""
+    """Compare the files with the manifest that `prefetch` wrote, if there is one."""
     cache = hub_cache()
     entry = read_manifest(cache).get(source)
     if entry is None:
-        text = f"none lists {source}: whether its files are the published ones is not known"
+        text = f"none lists {source}, so its files cannot be compared with the published ones"
         return OK, "manifest", text
     problems = manifest_problems(cache, entry)
     if problems:
@@ -140,7 +140,7 @@ def text_lines(checkpoint: Inspection) -> Iterator[Line]:
 
 
 def memory_and_forward(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:
-    """Memory needed and available; then, if the model fits, a forward."""
+    """Yield the memory needed and available; then, if the model fits, a forward."""
     device, available = memory_of(spec)
     weights = checkpoint.weight_bytes / GIBIBYTE
     cache = checkpoint.cache_bytes(POSITIONS) / GIBIBYTE
@@ -153,7 +153,7 @@ def memory_and_forward(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line
 
 
 def memory_of(spec: ModelSpec) -> tuple[str, int]:
-    """The model's device and its total memory in bytes."""
+    """Return the model's device and its total memory in bytes."""
     device = device_of(spec)
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device)), memory_bytes(str(device))
@@ -161,7 +161,7 @@ def memory_of(spec: ModelSpec) -> tuple[str, int]:
 
 
 def forward_text(spec: ModelSpec, form: str) -> str:
-    """Load the model and predict the position after a prompt: how long loading took, which token.
+    """Load the model, predict the position after a prompt, and return the duration and the token.
 
     `form` is the form of attention. Raises if a logit is not finite.
     """
@@ -183,7 +183,8 @@ def forward_text(spec: ModelSpec, form: str) -> str:
 
 
 def first_plan(form: str, length: int) -> ForwardPlan:
-    """A plan that feeds all positions and predicts the last one: a mask in a block of its own."""
+    """Return a plan that feeds all positions and predicts the last one: a mask in a block of its
+    own."""
     plan = ForwardPlan(ForwardKind.PREFILL, (0, length), (length - 1, length), (0, 0))
     if form == "full":
         return plan

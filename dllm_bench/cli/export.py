@@ -1,4 +1,4 @@
-"""`dllm-bench export`: runs for other programs, or a decoder for `custom_generate`."""
+"""`dllm-bench export`: export runs for other programs, or a decoder for `custom_generate`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from dllm_bench.store.nolinks import make_folder
 
 CUSTOM_GENERATE = "custom-generate"
 FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
-"""The forms of runs, known without what writes them, which imports torch."""
+"""Formats for runs, listed here because the modules that write them import torch."""
 RELATIONSHIPS = ("third_party", "first_party", "collaborative", "other")
-"""What Every Eval Ever lets an evaluator be to a model's developer; the first is the default."""
+"""Every Eval Ever's words for the relation of an evaluator to a model's developer; the first is the
+default."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,13 +26,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("words", nargs="+", metavar="RUN", help=text)
     text = "parquet, csv, hf-dataset, lm-eval, aup, eee or hub; for a decoder the folder to write"
     parser.add_argument("--to", required=True, metavar="FORM", help=text)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="of runs; default: ./export")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for runs; default: ./export")
     text = "the benchmark's name on the hub, for hub and eee"
     parser.add_argument("--dataset", metavar="OWNER/NAME", help=text)
-    parser.add_argument("--task", metavar="ID", help="its task on the hub, for hub")
+    parser.add_argument("--task", metavar="ID", help="the benchmark's task on the hub, for hub")
     text = "who ran the evaluation, for eee"
     parser.add_argument("--organization", metavar="NAME", help=text)
-    text = "the organization's to the model's developer, for eee; default: third_party"
+    text = "of the organization to the model's developer, for eee; default: third_party"
     parser.add_argument(
         "--relationship", choices=RELATIONSHIPS, default=RELATIONSHIPS[0], help=text
     )
@@ -46,7 +47,7 @@ def run(arguments: Namespace) -> int:
 
 
 def export_decoder(words: list[str], folder: Path) -> int:
-    """A folder for transformers."""
+    """Return a folder for transformers."""
     if not words:
         raise DllmBenchError(f"export {CUSTOM_GENERATE} needs a decoder: a name of conf/decoder.")
     from dllm_bench.api.compose import compose_decoder
@@ -64,12 +65,12 @@ def export_decoder(words: list[str], folder: Path) -> int:
 
 
 def export_runs(arguments: Namespace) -> int:
-    """Runs in one of the forms."""
+    """Return runs in one of the forms."""
     if arguments.to not in FORMS:
         raise DllmBenchError(unknown_name("form", arguments.to, FORMS))
     if arguments.to == "eee" and not arguments.organization:
         raise DllmBenchError(
-            "--to eee was asked without who ran the evaluation; add --organization NAME, and "
+            "--to eee was given without who ran the evaluation; add --organization NAME, and "
             "--relationship if it is not a third party."
         )
     store, out = open_store(arguments), arguments.out or Path("export")

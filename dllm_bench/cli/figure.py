@@ -1,4 +1,4 @@
-"""`dllm-bench figure`: figures of the papers, drawn from stored runs; missing ones can be run."""
+"""`dllm-bench figure`: draw figures of the papers from stored runs; `--run` makes missing runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Run what is missing if asked to, draw, print what is still missing. Written files with points
-    that the new drawing would lose are kept.
+    """Make missing runs if requested, draw, and print what is still missing. A file is kept if the
+    new drawing would lose some of its points.
     """
     store = open_store(arguments)
     figures = [load_figure(name) for name in matching_names("figure", arguments.figure)]

@@ -1,4 +1,5 @@
-"""`dllm-bench generate`: the text for one prompt, with `--watch` while the canvas is filled."""
+"""`dllm-bench generate`: print the text for one prompt; `--watch` shows the canvas while it is
+filled."""
 
 from __future__ import annotations
 
@@ -30,19 +31,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `generate`."""
     add_name_argument(parser, "model", "a name, a checkpoint folder or a hub id")
     add_decoder_arguments(parser, "prompt")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn of a chat")
+    parser.add_argument("--chat", action="store_true", help="use the prompt as a chat message")
     parser.add_argument("--watch", action="store_true", help="show the canvas while it is filled")
     parser.add_argument(
         "--max-new-tokens",
         type=positive_int,
         metavar="N",
-        help="after the prompt (default: 128); none where the prompt has masks, which are filled",
+        help="after the prompt (default: 128); not for a prompt with masks, which are filled",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of decoders that sample")
+    parser.add_argument("--seed", type=int, default=0, help="seed of decoders that sample")
 
 
 def run(arguments: Namespace) -> int:
-    """Print the text, and on stderr what it took."""
+    """Print the text, and its numbers of tokens and forwards on stderr."""
     text = sys.stdin.read() if arguments.prompt == STDIN else arguments.prompt
     if not text.strip():
         raise DllmBenchError("The prompt is empty; give a text, or - and a text on standard input.")
@@ -71,7 +72,7 @@ def run(arguments: Namespace) -> int:
 
 
 class Canvas:
-    """Draws the canvas anew whenever tokens were committed."""
+    """Redraws the canvas whenever tokens were committed."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
@@ -85,7 +86,7 @@ class Canvas:
 
 
 def effort(completion: Completion) -> str:
-    """How many tokens and forwards it took, and the listed metrics."""
+    """Return the numbers of tokens and forwards, and the listed metrics."""
     metrics = completion.metrics()
     listed = (f"{name} {number(metrics.get(name))}" for name in LISTED_METRICS)
     return f"{len(completion.tokens)} tokens, {len(completion.trace)} forwards, {', '.join(listed)}"

@@ -1,4 +1,4 @@
-"""`dllm-bench import gguf`: make a checkpoint folder of a GGUF file."""
+"""`dllm-bench import gguf`: turn a GGUF file into a checkpoint folder."""
 
 from __future__ import annotations
 

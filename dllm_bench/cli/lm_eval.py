@@ -1,4 +1,4 @@
-"""`dllm-bench lm-eval`: lm-eval's own command line, with this project's models and decoders."""
+"""`dllm-bench lm-eval`: run lm-eval's own command line with this project's models and decoders."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Pass the arguments to lm-eval; mistakes in the names of ours are found before."""
+    """Check the names of this project in the arguments, then pass all arguments to lm-eval."""
     if given(arguments, "--model", "-M")[:1] == ["dllm_bench"]:
         check_names(given(arguments, "--model_args", "-a"))
-    # lm-eval takes a second to import, and its arguments alone a part of that
+    # importing lm-eval takes a second, importing its arguments alone less
     from dllm_bench.benchmarks.lm_eval_arguments import parse
 
     parsed = parse(arguments)
@@ -26,7 +26,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def given(arguments: Sequence[str], *flags: str) -> list[str]:
-    """The values after one of the flags, as lm-eval reads them: several words, or after a `=`."""
+    """Return the values of one of the flags as lm-eval reads them: the words after it, or after a
+    `=`."""
     values: list[str] = []
     reading = False
     for word in arguments:
@@ -40,15 +41,16 @@ def given(arguments: Sequence[str], *flags: str) -> list[str]:
 
 
 def check_names(model_args: Sequence[str]) -> None:
-    """Compose the settings of `--model_args NAME=VALUE,…`, so that a wrong one is told at once."""
+    """Compose the settings of `--model_args NAME=VALUE,…`, so that a wrong one is reported at
+    once."""
     settings = [one for text in model_args for one in text.split(",")]
     wrong = [one for one in settings if "=" not in one]
-    if not wrong and settings:  # otherwise lm-eval reads them: JSON, or a list in brackets
+    if not wrong and settings:  # JSON and lists in brackets are left to lm-eval
         compose(settings)
 
 
 def build_generator(settings: Mapping[str, Any]) -> PromptGenerator:
-    """The text generator that lm-eval calls for `--model_args NAME=VALUE,…`."""
+    """Return the text generator that lm-eval calls for `--model_args NAME=VALUE,…`."""
     config = compose([f"{name}={value}" for name, value in settings.items()])
     from dllm_bench.runs.prompts import generator  # torch takes seconds to import
 

@@ -1,8 +1,8 @@
-"""The command line `dllm-bench`: which commands there are, and how a mistake ends one.
+"""The command line `dllm-bench`: its commands, and how mistakes are reported.
 
-This module knows names and one-line helps only. The module of the chosen command is imported when
-the command is known, so `dllm-bench --help` is immediate. A mistake of the user is printed as one
-sentence, with exit code 2.
+This module contains only names and one-line helps. The module of a command is imported once that
+command is chosen, so `dllm-bench --help` is immediate. A user's mistake is printed as a one-line
+message, with exit code 2.
 
 Each command is a module of this package with `add_arguments(parser)` and `run(arguments)`, which
 returns the exit code; the commands of a group (`train drafter`) are `KINDS` of its module. The
@@ -29,39 +29,39 @@ from dllm_bench.paths import CONFIG_DIR
 
 DESCRIPTION = "Decoding methods for diffusion language models, measured in one way."
 COMMANDS = {  # in the order of `--help`
-    "run": "run a decoder on a benchmark (overrides, -m for several)",
-    "generate": "the text for one prompt, with --watch as it is filled",
-    "prompt": "the prompt of a benchmark's item, as the model gets it",
-    "table": "a paper's table: measured, reported, missing",
-    "figure": "a paper's figure, drawn from runs: measured, reported, missing",
-    "claims": "published claims: verdict, effect with interval, items; or what is missing",
-    "report": "a static site of tables, figures and runs, with a trace viewer; needs no server",
-    "status": "list of runs, tables and figures",
-    "show": "a run's numbers, or the order in which one sample was decoded",
-    "compare": "paired difference of two runs",
+    "run": "run a decoder on a benchmark (with overrides; -m: several runs)",
+    "generate": "generate text for one prompt; --watch shows it being filled",
+    "prompt": "show the prompt of a benchmark's item as the model receives it",
+    "table": "show a paper's table: measured, reported and missing numbers",
+    "figure": "draw a paper's figure: measured, reported and missing points",
+    "claims": "judge published claims: verdict, effect with interval; or what is missing",
+    "report": "build a static site of tables, figures and runs with a trace viewer",
+    "status": "list runs, tables and figures",
+    "show": "show a run's metrics, or the order in which one sample was decoded",
+    "compare": "compare runs in pairs on the samples they share",
     "rescore": "grade the stored texts of a run again",
-    "lm-eval": "lm-eval's own command line with --model dllm_bench",
-    "export": "runs for pandas, datasets, lm-eval, the hub; a decoder for transformers",
-    "simulate": "many requests on one device, simulated from runs: tokens/s per user and device",
-    "doctor": "what this machine can run, what is missing",
+    "lm-eval": "run lm-eval's own command line with --model dllm_bench",
+    "export": "export runs for pandas, datasets, lm-eval, the hub; or a decoder for transformers",
+    "simulate": "simulate many requests on one device from runs: tokens/s per user and device",
+    "doctor": "report what this machine can run and what is missing",
     "prefetch": "download models, with a list of hashes",
-    "import": "make a checkpoint folder of a model file of another format (GGUF)",
-    "completion": "the line that makes your shell complete commands and choices",
-    "train": "train a drafter or a filter; measure step times, fit temperatures",
-    "runs": "check the files of all runs, remove runs, free the folder of a process that is gone",
+    "import": "turn a model file of another format (GGUF) into a checkpoint folder",
+    "completion": "print the line that makes your shell complete commands and choices",
+    "train": "train a drafter, filter or adapter; measure step times; fit temperatures",
+    "runs": "check the files of all runs, remove runs, unlock the run of a process that is gone",
 }
 TRAINING = {
-    "filter": "a filter for Learn2PD decoding",
-    "sps": "steps per second by tokens in the step, for the verification scheduler",
-    "temperatures": "temperatures of a confidence head, fitted on the samples of sealed runs",
-    "drafter": "a drafter for a target model: DFlash, DSpark, EAGLE-3 (a second call continues)",
-    "adapter": "a LoRA adapter that makes a model one of block diffusion (a second call continues)",
+    "filter": "train a filter for Learn2PD decoding",
+    "sps": "measure steps per second by tokens per step, for the verification scheduler",
+    "temperatures": "fit the temperatures of a confidence head on the samples of sealed runs",
+    "drafter": "train a drafter for a target: DFlash, DSpark, EAGLE-3 (a second call continues)",
+    "adapter": "train a LoRA adapter for block diffusion (a second call continues)",
 }
-IMPORTS = {"gguf": "a GGUF file of a Llama, Qwen2 or Qwen3 model, checked against transformers"}
+IMPORTS = {"gguf": "a GGUF file of a Llama, Qwen2 or Qwen3 model, compared with transformers"}
 STORED_RUNS = {
     "verify": "read every file of every run and name what is damaged",
     "rm": "remove runs for good: their samples, record and folder",
-    "unlock": "free the folder of a run whose process is gone",
+    "unlock": "unlock the folder of a run whose process is gone",
 }
 GROUPS = {
     "train": ("KIND", TRAINING),
@@ -98,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def without_config_dir(arguments: Sequence[str]) -> list[str]:
-    """The arguments without `--config-dir DIR`, which holds for this process and its children."""
+    """Return the arguments without `--config-dir DIR`; apply that option to this process and its
+    children."""
     rest, words = [], iter(arguments)
     for word in words:
         flag, given, folder = word.partition("=")
@@ -116,7 +117,8 @@ def without_config_dir(arguments: Sequence[str]) -> list[str]:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The parsed arguments, with the command's name as `command`; exits on --help and mistakes."""
+    """Return the parsed arguments, with the command's name as `command`; exits on --help and
+    mistakes."""
     command = command_of(arguments)
     group, _, kind = command.partition(" ")
     text = GROUPS[group][1][kind] if kind else COMMANDS[command]
@@ -127,7 +129,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """The command, with its group if it has one; exits on --help and on unknown names."""
+    """Return the command, with its group if it has one; exits on --help and on unknown names."""
     if not arguments or arguments[0] not in COMMANDS:
         top = parser_of_names("dllm-bench", DESCRIPTION, COMMANDS, "COMMAND")
         top.add_argument(
@@ -149,7 +151,7 @@ def command_of(arguments: Sequence[str]) -> str:
 def parser_of_names(
     program: str, description: str, names: Mapping[str, str], metavar: str
 ) -> argparse.ArgumentParser:
-    """A parser that only knows names and their one-line helps."""
+    """Return a parser that only knows names and their one-line helps."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     listed = parser.add_subparsers(metavar=metavar, required=True)
     for name, text in names.items():

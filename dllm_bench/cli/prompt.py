@@ -1,4 +1,5 @@
-"""`dllm-bench prompt`: the prompt of an item as the model gets it, with its special tokens."""
+"""`dllm-bench prompt`: show the prompt of an item as the model receives it, with its special
+tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from dllm_bench.store.spec import RunSpec
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `prompt`."""
     add_name_argument(parser, "benchmark", "a name of conf/benchmark")
-    text = "as in `run`: model=NAME, whose template and tokenizer count, benchmark.shots=4"
+    text = "as in `run`: model=NAME (its chat template and tokenizer are used), benchmark.shots=4"
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="from 0; default: 0")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="item, from 0 (default)")
 
 
 def run(arguments: Namespace) -> int:
-    """Print the prompt, and on how many tokens, new tokens and stop strings it goes."""
+    """Print the prompt, its length in tokens, the number of new tokens and the stop strings."""
     place = arguments.sample
     config = compose([f"benchmark={arguments.benchmark}", *arguments.settings])
     model, hardware = resolve_model(config.model, Hardware({})), Hardware({})

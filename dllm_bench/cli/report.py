@@ -1,4 +1,4 @@
-"""`dllm-bench report`: a static site of tables, figures and runs that needs no server."""
+"""`dllm-bench report`: build a static site of tables, figures and runs that needs no server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dllm_bench.store.files import results_directory
 from dllm_bench.store.nolinks import is_folder
 from dllm_bench.tables.spec import EMBEDDED
 
-MOST_PAGES = 200  # of runs
+MOST_PAGES = 200  # number of runs with a page, by default
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,19 +37,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="default: RESULTS/site; ./results/site of an archive",
     )
     parser.add_argument(
-        "--runs", nargs="+", metavar="HASH", default=(), help="pages for these runs only"
+        "--runs", nargs="+", metavar="HASH", default=(), help="make pages for these runs only"
     )
     parser.add_argument(
         "--pages",
         type=positive_int,
         default=MOST_PAGES,
         metavar="N",
-        help=f"pages for the N runs sealed last (default {MOST_PAGES})",
+        help=f"make pages for the N runs sealed last (default {MOST_PAGES})",
     )
     parser.add_argument(
         "--tables",
         action="store_true",
-        help="also tables and claims without any stored run, which takes minutes",
+        help="also include tables and claims without any stored run, which takes minutes",
     )
 
 
@@ -63,7 +63,7 @@ def run(arguments: Namespace) -> int:
         if is_folder(store.root)
         else configured_paths(Namespace(results=None)).results
     )
-    # an archive of runs is not written beside
+    # an archive of runs is read-only: nothing is written next to it
     out = arguments.out or results_directory(str(results)) / "site"
     if out.exists() and not out.is_dir():
         raise DllmBenchError(
@@ -85,5 +85,5 @@ def run(arguments: Namespace) -> int:
 
 
 def with_progress(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """The items one by one, with a progress bar on stderr."""
+    """Yield the items one by one, with a progress bar on stderr."""
     yield from track(items, what, console=console(stderr=True), transient=True)

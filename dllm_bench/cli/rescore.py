@@ -15,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_results_option(parser)
     parser.add_argument("run", help="hash of a run, or its beginning (see status)")
     parser.add_argument(
-        "settings", nargs="*", metavar="NAME=VALUE", help="grade with other settings, unsaved"
+        "settings", nargs="*", metavar="NAME=VALUE", help="grade with these; nothing is saved"
     )
     parser.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
 

@@ -1,7 +1,7 @@
-"""`dllm-bench run`: one decoder on one benchmark with one model; with -m, several such runs.
+"""`dllm-bench run`: run one decoder on one benchmark with one model; with -m, several such runs.
 
-Hydra composes the settings (`api.compose`), `preflight` refuses what cannot work before anything
-heavy is imported, then the run is made, or looked up if it is complete already.
+Hydra composes the settings (`api.compose`), `preflight` refuses what cannot work before large
+packages are imported, then the run is made, or looked up if it is already complete.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 
-_failed: list[str] = []  # sentences about the failed jobs of a multirun in this process
-_made: list[RunRecord] = []  # of a multirun in this process
+_failed: list[str] = []  # error messages of failed jobs of a multirun in this process
+_made: list[RunRecord] = []  # records of a multirun in this process
 _busy: list[RunConfig] = []  # configurations of a multirun that other processes run
 _for_slurm: list[RunConfig] = []  # configurations of a multirun that are sent to SLURM
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run what the overrides describe; 2 if any of the runs failed."""
+    """Make the runs that the overrides describe; return 2 if any of them failed."""
     task = print_estimate if ESTIMATE in arguments else run_job
     arguments = with_flags_as_settings(one for one in arguments if one != ESTIMATE)
     check_flags(arguments)
@@ -74,7 +74,7 @@ def run_job(cfg: Any) -> None:
         measure(job.config, is_multirun())
     except BusyError as error:
         _busy.append(job.config)
-        show_error(f"left for later, being made by {error.owner}")
+        show_error(f"postponed: {error.owner} is making this run")
         if not local:  # this process makes no other run
             wait_for_busy(several=True)
             if _failed:
@@ -86,7 +86,7 @@ def run_job(cfg: Any) -> None:
 
 
 def collect_job(cfg: Any) -> None:
-    """Keep one configuration of Hydra for SLURM; a mistake in it does not stop the others."""
+    """Keep one configuration from Hydra for SLURM; a mistake in it does not stop the others."""
     try:
         job = composed_job(cfg)
         check(job.config, job.reads_data)
@@ -98,8 +98,8 @@ def collect_job(cfg: Any) -> None:
 def make_with_slurm(changes: Sequence[str]) -> None:
     """Send the collected runs as SLURM jobs, wait for them, and print a line about each.
 
-    changes: settings of the launcher, NAME=VALUE. Runs that differ in `limit` alone share a folder:
-    the one of most items gives all of them.
+    changes: settings of the launcher, NAME=VALUE. Runs that differ only in `limit` share a folder,
+    so only the one with most items is made.
     """
     # the jobs are sent with submitit, which takes a second to import
     from dllm_bench.tables.fill import submit
@@ -119,9 +119,10 @@ def make_with_slurm(changes: Sequence[str]) -> None:
 
 
 def wait_for_busy(several: bool) -> None:
-    """Wait for the runs that other processes make; one that is then not sealed is made here.
+    """Wait for the runs that other processes are making; make those here that are not sealed
+    afterwards.
 
-    several: they are of a multirun.
+    several: whether they belong to a multirun.
     """
     while _busy:
         config = _busy.pop(0)
@@ -136,19 +137,19 @@ def wait_for_busy(several: bool) -> None:
 
 
 def show_state(folder: str, text: str) -> None:
-    """Print how far a run is that another process makes."""
+    """Print the progress of a run that another process is making."""
     show_error(f"{folder}: {text}")
 
 
 def store_of(config: RunConfig) -> Store:
-    """The store of a composed configuration."""
+    """Return the store of a composed configuration."""
     return Store(results_directory(config.paths.results) / "runs")
 
 
 def measure(config: RunConfig, brief: bool) -> None:
-    """Make (or look up) the run of a composed configuration and print what it measured.
+    """Make the run of a composed configuration, or look it up, and print its metrics.
 
-    brief: in one line, as in a multirun.
+    brief: print one line, as in a multirun.
     """
     # torch takes seconds to import: only after `check`, so that a mistake is reported at once
     from dllm_bench.launch.run_one import run as run_spec
@@ -167,9 +168,9 @@ def measure(config: RunConfig, brief: bool) -> None:
 
 
 def show_record(record: RunRecord, known: RunRecord | None, store: Store, brief: bool) -> None:
-    """Print what a run measured, and keep it for the overview.
+    """Print a run's metrics and keep its record for the overview.
 
-    known: the run's record before this command, if it had one; brief: in one line.
+    known: the run's record from before this command, if any; brief: print one line.
     """
     made = [f"nothing was decoded, {looked_up([known])}"] if known else []
     if brief:
@@ -182,7 +183,7 @@ def show_record(record: RunRecord, known: RunRecord | None, store: Store, brief:
 
 
 def overview(records: Sequence[RunRecord]) -> Iterator[str]:
-    """The runs of a multirun as a table, a line each: what it is, score, metrics, settings."""
+    """Yield the runs of a multirun as a table with a line each: names, score, metrics, settings."""
     apart = differing_settings(record.spec for record in records)
     rows = []
     for record in records:
@@ -196,12 +197,13 @@ def overview(records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def print_estimate(cfg: Any) -> None:
-    """Print what one configuration of Hydra will cost; nothing is run or loaded."""
+    """Print the estimated cost of one configuration from Hydra; nothing is run or loaded."""
     print_lines(estimate_lines(composed_job(cfg).config))
 
 
 def estimate_lines(config: RunConfig) -> Iterator[str]:
-    """Time, forwards, disk and memory of a run, from sealed runs and the weights' headers."""
+    """Yield the estimated time, forwards, disk space and memory of a run, from sealed runs and the
+    weights' headers."""
     # torch takes seconds to import: only where an estimate is wanted
     from dllm_bench.models.load import inspect_checkpoint
     from dllm_bench.tables import cost
@@ -230,7 +232,7 @@ def estimate_lines(config: RunConfig) -> Iterator[str]:
 
 
 def with_flags_as_settings(arguments: Iterable[str]) -> list[str]:
-    """The arguments with `--retry-errors` and `--max-judge-errors N` written as settings."""
+    """Return the arguments with `--retry-errors` and `--max-judge-errors N` written as settings."""
     settings, rest = [], iter(arguments)
     for argument in rest:
         if argument == "--retry-errors":

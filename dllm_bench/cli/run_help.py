@@ -20,7 +20,7 @@ continues where it stopped.
   dllm-bench run -m decoder=fast_dllm,credit decoder.select.tau=0.7,0.9      every combination
   dllm-bench run decoder=fast_dllm decoder.select.tau=0.7
   dllm-bench run decoder=dspark decoder@baseline=ar_speculative
-                                    both on every request: speed-up, and whether the texts are equal
+                                    decode each request with both: speed-up, equal texts or not
   dllm-bench run +experiment=first_run                       settings of conf/experiment, or yours
   dllm-bench run --cfg job decoder=lopa                      print the settings, run nothing
   dllm-bench run --estimate model=llada-instruct             time, forwards and memory, run nothing
@@ -34,12 +34,12 @@ choices:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the help, whatever else the arguments are."""
+    """Print the help; other arguments are ignored."""
     return print_lines([HELP + "\n".join(choices_lines())])
 
 
 def choices_lines() -> Iterator[str]:
-    """One line per configuration group."""
+    """Yield one line per configuration group."""
     for group in GROUPS:
         yield f"  {group + '=':17}{' · '.join(options(group))}"
     yield f"  {'+experiment=':17}{' · '.join(options('experiment'))}"

@@ -1,4 +1,4 @@
-"""`dllm-bench show`: the numbers of one run, or the order in which one sample was decoded."""
+"""`dllm-bench show`: show the metrics of one run, or the order in which one sample was decoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import RunEntry, read_record, read_samples
 from dllm_bench.tables.frame import is_loaded
 
-WIDTH = 72  # of what a grading read, in characters
+WIDTH = 72  # characters shown of an extracted answer
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,14 +29,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--sample", metavar="ID", help="show how this sample was decoded; 0: the first, and so on"
     )
-    parser.add_argument("--canvas", action="store_true", help="also the canvas after every forward")
+    parser.add_argument("--canvas", action="store_true", help="show the canvas of every forward")
     parser.add_argument(
-        "--json", action="store_true", help="the sample's forwards and tokens as JSON"
+        "--json", action="store_true", help="print the sample's forwards and tokens as JSON"
     )
 
 
 def run(arguments: Namespace) -> int:
-    """Print the numbers of a run or the decoding order of one of its samples."""
+    """Print the metrics of a run or the decoding order of one of its samples."""
     entry = open_store(arguments).find(arguments.run)
     if arguments.sample is None:
         if arguments.json or arguments.canvas:
@@ -62,7 +62,7 @@ def run(arguments: Namespace) -> int:
 
 
 def grading_lines(entry: RunEntry, sample: SampleRecord, texts: TextSource) -> Iterator[str]:
-    """Prompt, right answer, what was read of the text, and verdict of a sample."""
+    """Yield prompt, right answer, what was read of the text, and verdict of a sample."""
     one, record = {sample.id: sample}, read_record(entry.path)
     prompt = texts.prompts(entry.spec, one).get(sample.id)
     unknown = "not known: benchmark or tokenizer is missing on this machine, or has changed"
@@ -78,9 +78,10 @@ def grading_lines(entry: RunEntry, sample: SampleRecord, texts: TextSource) -> I
 
 
 def every_grading(answer: GradedAnswer, stored: Mapping[str, float]) -> Iterator[str]:
-    """Each way of grading the text: its name, its value and what it read, if there are several.
+    """Yield each way of grading the text: its name, its value and what it read, if there are
+    several.
 
-    stored: values of the run's record; a program runs for no other.
+    stored: values in the run's record. Programs are only executed for graders in it.
     """
     values, found = {**answer.metrics, **stored}, answer.readings
     read = {name: found.get(name.rpartition(",")[2]) for name in values}
@@ -92,25 +93,25 @@ def every_grading(answer: GradedAnswer, stored: Mapping[str, float]) -> Iterator
 
 
 def one_line(text: str) -> str:
-    """A text in one line, as far as it fits."""
+    """Return a text in one line, cut to `WIDTH`."""
     line = " ⏎ ".join(printable(part) for part in text.split("\n"))
     return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 
 def named_text(name: str, text: str) -> Iterator[str]:
-    """A text behind its name; below it if it has several lines."""
+    """Yield a text behind its name; below it if it has several lines."""
     first, *rest = text.split("\n")
     yield from (f"{name}:", first, *rest) if rest else (f"{name}: {first}",)
 
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
-    """What a sealed run measured, and on which machine and commit."""
+    """Yield what a sealed run measured, and on which machine and commit."""
     environment = record.environment
     yield from progress.summary(record)
     yield f"machine: {record.devices}, {environment.get('threads')} threads"
     for number, one in enumerate(record.environments, 1):
         load = f"{one.get('load')} on {one.get('cores')} cores"
-        remark = ", which disturbs times" if is_loaded(one) else ""
+        remark = ", which disturbs timings" if is_loaded(one) else ""
         yield f"load when session {number} began: {load}{remark}"
     yield f"commit: {commit(environment)}"
     yield f"run: {record.identity_hash}"
@@ -119,7 +120,7 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
 
 
 def unfinished_lines(entry: RunEntry) -> Iterator[str]:
-    """How far a run got that is not sealed."""
+    """Yield the progress of a run that is not sealed."""
     total = entry.total if entry.total is not None else "?"
     yield f"{entry.spec.short} is {entry.state}: {entry.done} of {total} done"
     if entry.error:
@@ -130,10 +131,11 @@ def unfinished_lines(entry: RunEntry) -> Iterator[str]:
 def named_sample(
     samples: Mapping[str, SampleRecord], order: Sequence[str], name: str, run: str
 ) -> SampleRecord:
-    """The sample called `name`, or at that place of `order`; the error gives examples of names.
+    """Return the sample called `name`, or the one at index `name` of `order`; an error lists some
+    names.
 
-    order: sample ids as the report and W&B's table count them, which is the benchmark's order; the
-        lines of a run in batches or of several processes have another.
+    order: sample ids in the benchmark's order, in which the report and W&B's table count them. The
+    stored lines of a batched run, or of several processes, are in another order.
     """
     place = int(name) if name.isdecimal() else len(order)
     chosen = order[place] if name not in samples and place < len(order) else name

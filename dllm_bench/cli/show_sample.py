@@ -1,4 +1,4 @@
-"""The decoding order of a sample in the terminal: the text, one line per forward, the canvas.
+"""Show the decoding order of a sample in the terminal: the text, one line per forward, the canvas.
 
 The background of a token is the colour of the forward that committed it (`colours_of_forward`).
 Without colours a small number after each token names the forward. Invisible characters in the
@@ -31,13 +31,13 @@ from dllm_bench.site.format import printable
 MASK, BORDER, SPACE, FORCED, DIM = "░", "│", "␣", "!", "dim"
 SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 OVERWRITTEN, REMASKED, INSERTED = "↻", "⌫", "+"
-LOOKAHEAD, BASE = ("○", "●"), ("□", "■")  # dropped, continued with
-LONG_RUN = 4  # this many equal neighbours or more are written once, with their number
+LOOKAHEAD, BASE = ("○", "●"), ("□", "■")  # branch dropped, branch continued
+LONG_RUN = 4  # this many equal neighbours or more are written once, with their count
 SWATCHES = 16  # colours in the legend, at most
 
 
 def lines(order: DecodingOrder, console: Console, canvas: bool = False) -> Iterator[str]:
-    """The decoding order as lines of text, with escape codes if `console` has colours.
+    """Return the decoding order as lines of text, with escape codes if `console` has colours.
 
     `canvas` adds the canvas after every forward.
     """
@@ -45,18 +45,19 @@ def lines(order: DecodingOrder, console: Console, canvas: bool = False) -> Itera
 
 
 def drawing(order: DecodingOrder, console: Console, canvas: bool = False) -> RenderableType:
-    """The decoding order as rich draws it, see `lines`."""
+    """Return the decoding order as rich draws it, see `lines`."""
     colours = bool(console.color_system) and not console.no_color
     return DecodingOrderPainter(order, colours).everything(canvas)
 
 
 def terminal() -> Console:
-    """A console for standard output, as wide as the terminal; without colours if it is a pipe."""
+    """Return a console for standard output, as wide as the terminal; without colours if it is a
+    pipe."""
     return clean_console(width=shutil.get_terminal_size().columns)
 
 
 def forward_style(forward: int, forwards: int) -> Style:
-    """The colours of a forward among `forwards` as a rich style."""
+    """Return the colours of a forward among `forwards` as a rich style."""
     ink, background = colours_of_forward(forward, forwards)
     return Style.parse(f"{ink} on rgb({','.join(map(str, background))})")
 
@@ -80,18 +81,19 @@ class DecodingOrderPainter:
         return Group(*parts)
 
     def headline(self) -> Text:
-        """The sample's name, its length, and where it ends for which reasons."""
+        """Return the sample's name, its length, and where it ends for which reasons."""
         order = self.order
         ends = ", ".join(f"{reason} at {at}" for reason, at in order.ends.items())
         size = f"{len(order.tokens)} positions in {len(order.steps)} forwards"
         return Text(f"sample {printable(order.id)}: {size}" + (f", ends: {ends}" if ends else ""))
 
     def text(self) -> Text:
-        """The final canvas, readable, with the end of the text marked."""
+        """Return the final canvas, readable, with the end of the text marked."""
         return self.canvas(until=len(self.order.steps), final=True)
 
     def canvas(self, until: int, final: bool = False) -> Text:
-        """The canvas after forward `until`; `final` also breaks lines where the text does."""
+        """Return the canvas after forward `until`; `final` also breaks lines where the text
+        does."""
         drawn, order = Text(overflow="fold"), self.order
         for first, token, count in self.equal_neighbours(range(len(order.tokens)), until):
             if final and first == order.end and order.ended_by:
@@ -106,7 +108,8 @@ class DecodingOrderPainter:
         return drawn
 
     def token(self, token: CanvasToken, count: int, until: int, outside: bool) -> Text:
-        """`count` equal tokens after forward `until`; `outside`: behind the end of the text."""
+        """Return `count` equal tokens as drawn after forward `until`; `outside`: after the end of
+        the text."""
         if token.born is None or token.born > until:
             return Text(MASK * count, DIM)
         fresh = "bold underline" if token.born == until else ""
@@ -119,7 +122,8 @@ class DecodingOrderPainter:
     def equal_neighbours(
         self, positions: Sequence[int], until: int
     ) -> Iterator[tuple[int, CanvasToken, int]]:
-        """(first position, token, count) of neighbours that look alike; short runs one by one."""
+        """Yield (first position, token, count) of neighbours that look alike; short runs one by
+        one."""
 
         def alike(item: tuple[int, int]) -> tuple:
             index, position = item
@@ -138,7 +142,7 @@ class DecodingOrderPainter:
                 yield from ((place, self.order.tokens[place], 1) for place in places)
 
     def forwards(self) -> Table:
-        """A table with one line per forward."""
+        """Return a table with one line per forward."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for name in ("", "kind", "branches", "fed", "cached", "ms", "filled"):
             table.add_column(name, justify="left" if name in ("kind", "branches") else "right")
@@ -157,7 +161,8 @@ class DecodingOrderPainter:
         return table
 
     def committed(self, index: int, step: ForwardStep) -> Text:
-        """The tokens that a forward committed, with positions; forced ones marked, or counted."""
+        """Return the tokens that a forward committed, with positions; forced ones marked, or
+        counted."""
         drawn, all_forced = Text(overflow="fold"), step.forced == len(step.committed)
         for first, token, count in self.equal_neighbours(step.committed, until=index):
             where = f"{first}" if count == 1 else f"{first}–{first + count - 1}"
@@ -175,7 +180,8 @@ class DecodingOrderPainter:
         return drawn if drawn else Text("none", DIM)
 
     def legend(self) -> Text:
-        """What colours and marks mean; marks that do not occur in this sample are left out."""
+        """Return the legend of colours and marks; marks that do not occur in this sample are left
+        out."""
         order, last = self.order, len(self.order.steps) - 1
         drawn = Text("early → late: " if self.colours else "small number: forward")
         if self.colours and self.styles:
@@ -194,7 +200,7 @@ class DecodingOrderPainter:
             f"{INSERTED}n:p n positions inserted in front of p": any(
                 step.inserted for step in order.steps
             ),
-            f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: the one continued with": several,
+            f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: the branch continued": several,
             f"{LOOKAHEAD[1]} one of its tokens was tried before the forward": any(
                 step.lookahead_won for step in order.steps
             ),
@@ -205,11 +211,12 @@ class DecodingOrderPainter:
 
 
 def marks(step: ForwardStep) -> str:
-    """One mark per branch in order of creation, the base last; the winner's is filled."""
+    """Return one mark per branch in order of creation, the base last; the continued one is
+    filled."""
     signs = [LOOKAHEAD] * (step.branches - 1) + [BASE]
     return "".join(sign[index == step.winner] for index, sign in enumerate(signs))
 
 
 def times(count: int) -> str:
-    """How often a token is repeated; empty for once."""
+    """Return how often a token is repeated; empty for once."""
     return f"×{count}" if count > 1 else ""

@@ -1,8 +1,8 @@
-"""`dllm-bench simulate`: stored drafts under the load of many requests on one device.
+"""`dllm-bench simulate`: simulate many concurrent requests on one device from stored drafts.
 
-Compares autoregressive decoding, each drafter with whole drafts, and, for a drafter with a
-confidence head, the threshold rule and the hardware-aware scheduler, which decides at once or two
-steps ahead. The simulation itself is in `serving/`; it runs no model.
+Compares autoregressive decoding with each drafter, first verifying whole drafts. For a drafter with
+a confidence head, also the threshold rule and the hardware-aware scheduler, which chooses lengths
+for the current step or two steps ahead. The simulation itself is in `serving/`; it runs no model.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="R,R,…",
         help="requests per second that arrive at random, instead of a fixed number",
     )
-    parser.add_argument("--level", type=float, default=0, help="tokens/s that each user should get")
+    parser.add_argument("--level", type=float, default=0, help="required tokens/s per user")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the arrivals")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the points as csv")
 
 
 def run(arguments: Namespace) -> int:
-    """Simulate, print the points, and write them if asked to."""
+    """Simulate, print the points, and write them if requested."""
     store = open_store(arguments)
     entries = [store.find(name) for name in arguments.runs]
     from dllm_bench.cli.simulate_points import simulated  # torch takes seconds to import
@@ -97,14 +97,14 @@ def run(arguments: Namespace) -> int:
 
 
 def lines(points: Points) -> Iterator[str]:
-    """The points as an aligned table."""
+    """Yield the points as an aligned table."""
     rows = [{HEADINGS[name]: value for name, value in asdict(p).items()} for p in points]
     shown = [[v if isinstance(v, str) else f"{v:.4g}" for v in row.values()] for row in rows]
     yield from align([list(rows[0]), *shown])
 
 
 def as_csv(points: Points) -> str:
-    """The points as csv, in full precision."""
+    """Return the points as csv, in full precision."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(asdict(points[0])), lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""The points of `dllm-bench simulate`: which systems are compared, and what each of them serves.
+"""The points of `dllm-bench simulate`: the compared systems, and the texts that each serves.
 
 Importing this module imports torch.
 """
@@ -40,7 +40,7 @@ FitTemperatures = Callable[[StoredDrafts], Temperatures]  # from the first half 
 
 
 def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
-    """The points that the options describe."""
+    """Return the points that the options describe."""
     profile = profile_for(arguments.profile, entries)
     systems = systems_of(entries, profile, arguments.tau, temperatures_for(arguments))
     if not arguments.arrivals:
@@ -56,14 +56,15 @@ def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
 
 
 def profile_for(source: str, entries: Sequence[RunEntry]) -> StepProfile:
-    """The step times in a file; they must be measured with the model of all runs."""
+    """Return the step times in a file; they must be measured with the model of all runs."""
     for model in dict.fromkeys(entry.spec.model.name for entry in entries):
         check_step_profile(source, model)
     return read_step_profile(source)
 
 
 def temperatures_for(arguments: Namespace) -> FitTemperatures:
-    """Temperatures of confidences: from a file, none, or fitted on the first half of the texts."""
+    """Return temperatures of confidences: from a file, none, or fitted on the first half of the
+    texts."""
     if arguments.raw or arguments.temperatures:
         given = read_temperatures(arguments.temperatures)
         return lambda first: given
@@ -73,7 +74,8 @@ def temperatures_for(arguments: Namespace) -> FitTemperatures:
 def systems_of(
     entries: Sequence[RunEntry], profile: StepProfile, tau: float, fit: FitTemperatures
 ) -> list[ServingSystem]:
-    """The compared systems: autoregressive decoding once, then each drafter under every rule."""
+    """Return the compared systems: autoregressive decoding once, then each drafter under every
+    rule."""
     systems: list[ServingSystem] = []
     labels = Counter(entry.spec.label for entry in entries)
     for entry in entries:
@@ -97,7 +99,7 @@ def systems_of(
 
 
 def drafts_of(entry: RunEntry) -> StoredDrafts:
-    """The drafts stored by a sealed greedy run."""
+    """Return the drafts stored by a sealed greedy run."""
     record, spec = sealed_record(entry), entry.spec
     temperature = setting_in(spec.decoder, "temperature", 0)
     if temperature > 0:

@@ -1,6 +1,7 @@
-"""`dllm-bench status`: the runs in the results directory, then its tables, SLURM jobs and figures.
+"""`dllm-bench status`: list the runs in the results directory, then its tables, SLURM jobs and
+figures.
 
-Numbers come from the records by the name of their metric; nothing is computed again.
+Numbers are read from the records; nothing is computed again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dllm_bench.store.indexed import IndexedRun
 from dllm_bench.store.nolinks import matching
 from dllm_bench.store.store import RunEntry, RunState, Store
 
-WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # where --where looks
+WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # --where searches these
 NUMBERS = ("score", "tpf", "tps")
 StatusRow = dict[str, Any]
 """Column -> value, plain data."""
@@ -39,10 +40,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="WORD",
-        help="only runs with each of these words in hash, state, names or settings",
+        help="only runs that have each of these words in hash, state, names or settings",
     )
-    parser.add_argument("--sort", metavar="COLUMN", help="by a column, numbers from high to low")
-    parser.add_argument("--json", action="store_true", help="the runs alone, as JSON")
+    parser.add_argument("--sort", metavar="COLUMN", help="sort by a column, highest number first")
+    parser.add_argument("--json", action="store_true", help="print only the runs, as JSON")
 
 
 def run(arguments: Namespace) -> int:
@@ -63,9 +64,10 @@ def run(arguments: Namespace) -> int:
 def status_rows(
     store: Store, words: Sequence[str] = (), column: str | None = None
 ) -> tuple[list[StatusRow], list[str]]:
-    """(rows with all words, by path or sorted by a column; a sentence for each damaged run).
+    """Return (rows that contain all words, by path or sorted by a column; a message per damaged
+    run).
 
-    The settings of a row are those in which it differs from others of its name.
+    A row shows the settings in which its run differs from others of the same name.
     """
     if column and column not in COLUMNS:
         raise DllmBenchError(unknown_name("column", column, COLUMNS))
@@ -93,7 +95,7 @@ def status_rows(
 
 
 def run_lines(store: Store, words: Sequence[str] = (), column: str | None = None) -> Iterator[str]:
-    """The runs as an aligned list, see `status_rows`."""
+    """Yield the runs as an aligned list, see `status_rows`."""
     rows, damages = status_rows(store, words, column)
     if rows:
         yield from align([COLUMNS, *map(row_texts, rows)])
@@ -106,7 +108,7 @@ def run_lines(store: Store, words: Sequence[str] = (), column: str | None = None
 
 
 def row_texts(row: StatusRow) -> tuple[str, ...]:
-    """The row as text, in the order of `COLUMNS`."""
+    """Return the row as text, in the order of `COLUMNS`."""
     speeds = {name: number(row.get(name)) for name in NUMBERS[1:]}
     score = row.get("score")
     shown = "–" if score is None else percent_of(score, *row["interval"])
@@ -116,7 +118,7 @@ def row_texts(row: StatusRow) -> tuple[str, ...]:
 
 
 def row_of_sealed(run: IndexedRun) -> StatusRow:
-    """The row of a sealed run."""
+    """Return the row of a sealed run."""
     tpf, tps = (run.metrics.get(name) for name in LISTED_METRICS)
     return {
         "run": run.run,
@@ -135,7 +137,7 @@ def row_of_sealed(run: IndexedRun) -> StatusRow:
 
 
 def row_of_unfinished(entry: RunEntry) -> StatusRow:
-    """The row of a run that is not sealed, which has no numbers."""
+    """Return the row of a run that is not sealed, which has no numbers."""
     spec = entry.spec
     return {
         "run": spec.short,
@@ -151,7 +153,7 @@ def row_of_unfinished(entry: RunEntry) -> StatusRow:
 
 
 def row_of_unreadable(folder: Path) -> StatusRow:
-    """The row of a run that is known by its folder's name alone."""
+    """Return the row of a run that is known by its folder's name alone."""
     label, _, short = folder.name.rpartition("-")
     return {
         "run": short,
@@ -163,7 +165,7 @@ def row_of_unreadable(folder: Path) -> StatusRow:
 
 
 def table_lines(tables: Path) -> Iterator[str]:
-    """A line per rendered table: how many of its cells are in which state."""
+    """Yield a line per rendered table: how many of its cells are in which state."""
     for path in matching(tables, "*/*.json"):
         name = f"{path.parent.name}/{path.stem}"
         try:
@@ -177,7 +179,7 @@ def table_lines(tables: Path) -> Iterator[str]:
 
 
 def figure_lines(figures: Path) -> Iterator[str]:
-    """A line per drawn figure and profile: how many of its points have a number."""
+    """Yield a line per drawn figure and profile: how many of its points have a number."""
     for path in matching(figures, "*/*/*.csv"):
         name = path.relative_to(figures).with_suffix("").as_posix()
         try:

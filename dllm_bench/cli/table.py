@@ -1,4 +1,4 @@
-"""`dllm-bench table`: tables of the papers, rendered from stored runs; missing ones can be run.
+"""`dllm-bench table`: render tables of the papers from stored runs; `--run` makes missing runs.
 
 Options, planning and filling are shared with `dllm-bench figure`.
 """
@@ -58,8 +58,8 @@ from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
 PlannedTable = tuple[PaperTable, Profile, list[PlannedCell]]
 EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
-SINGLE_COMMANDS = 3  # printed for missing runs; the rendered table lists all
-STAGES = (10, 30, 60, 120, 250, 500)  # items that all runs of a table have before any has more
+SINGLE_COMMANDS = 3  # commands printed for missing runs; the rendered table lists all
+STAGES = (10, 30, 60, 120, 250, 500)  # every run reaches a stage's items before any run goes on
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Run what is missing if asked to, render, print what is still missing."""
+    """Make missing runs if requested, render, and print what is still missing."""
     store = open_store(arguments)
     papers = [load_table(name) for name in matching_names("table", arguments.table)]
     growing = GrowingTables(store)
@@ -92,7 +92,8 @@ def run(arguments: Namespace) -> int:
 def outlook_lines(
     arguments: Namespace, papers: Sequence[PaperTable], store: Store
 ) -> Iterator[str]:
-    """Say what the tables' own numbers of items and passes add, and how long they take here."""
+    """Yield lines about the tables' own numbers of items and passes: what they add and how long
+    they take here."""
     from dllm_bench.runs.progress import duration  # its metrics take time to import
 
     whole = Namespace(**{**vars(arguments), "limit": None, "passes": None, "run": False})
@@ -119,7 +120,7 @@ def outlook_lines(
 
 @dataclass
 class GrowingTables:
-    """Tables that are written anew whenever all of their runs have more items."""
+    """Tables that are rewritten whenever all of their runs have more items."""
 
     store: Store
     started: float = field(default_factory=time.monotonic)
@@ -130,7 +131,7 @@ class GrowingTables:
         return self.store.root.parent / "tables"
 
     def announce(self, planned: Sequence[PlannedTable], stages: Sequence[int]) -> None:
-        """Print what is made and where, before the first run."""
+        """Print the planned runs and the output folder, before the first run."""
         runs = [run for run in distinct_runs(cells_of(planned)) if run.open]
         names = " and ".join(paper.name for paper, _, _ in planned[:SINGLE_COMMANDS])
         more = f" and {len(planned) - SINGLE_COMMANDS} more" if planned[SINGLE_COMMANDS:] else ""
@@ -144,7 +145,7 @@ class GrowingTables:
         )
 
     def show(self, planned: Sequence[PlannedTable], items: int) -> None:
-        """Write the tables with the runs' first `items` items, and say so."""
+        """Write the tables from the first `items` items of each run, and print where."""
         from dllm_bench.runs.progress import duration  # its metrics take time to import
 
         _, written = self.write(planned)
@@ -184,10 +185,10 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
         default=EMBEDDED,
         help="embedded (default), paper, or paper-nv (LoPA-Dist with a GPU per branch)",
     )
-    parser.add_argument("--run", action="store_true", help="run what is missing, here")
-    text = "with --run: make again what gave times and began on a busy machine (marked †)"
+    parser.add_argument("--run", action="store_true", help="make missing runs on this machine")
+    text = "with --run: repeat timed runs that began on a busy machine (marked †)"
     parser.add_argument("--retime", action="store_true", help=text)
-    parser.add_argument("--submit", action="store_true", help="submit what is missing to SLURM")
+    parser.add_argument("--submit", action="store_true", help="submit missing runs to SLURM")
     parser.add_argument(
         "--wait", action="store_true", help="with --submit: wait until all jobs have ended"
     )
@@ -199,9 +200,9 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
     parser.add_argument("--commands", action="store_true", help=text)
     parser.add_argument("--jobs", type=positive_int, metavar="N", help="runs at the same time")
     parser.add_argument(
-        "--limit", type=positive_int, metavar="N", help="N items a run; more continue fewer"
+        "--limit", type=positive_int, metavar="N", help="items per run; a larger N continues runs"
     )
-    text = "passes over the items of runs that give times; 1: the scores' own runs give them"
+    text = "passes over the items of timed runs; 1: timings come from the runs of the scores"
     parser.add_argument("--passes", type=positive_int, metavar="N", help=text)
     parser.formatter_class = RawDescriptionHelpFormatter
     names = names_of(kind)
@@ -231,12 +232,13 @@ def plan_and_fill(
     store: Store,
     growing: GrowingTables | None = None,
 ) -> tuple[list[PlannedTable], list[str]]:
-    """Plan each table, after missing runs were made or submitted if asked.
+    """Make or submit missing runs if requested, then plan each table.
 
-    growing: with --run, makes the runs grow together, and writes the tables after each stage.
+    growing: with --run, brings all runs to the same number of items and writes the tables after
+    each stage.
 
     Returns each table with its profile and plan, and an error message for each run that failed. If
-    some runs have fewer items than asked for, all are planned with as many as these have.
+    some runs have fewer items than requested, all are planned with the smallest number.
     """
     check_options(arguments)
     profile = chosen_profile(arguments)
@@ -288,7 +290,7 @@ def chosen_profile(arguments: Namespace) -> Profile:
 
 
 def stages_of(runs: Sequence[PlannedRun]) -> list[int]:
-    """Return the numbers of items that all open runs have before any has more."""
+    """Return the numbers of items that all open runs reach before any run goes further."""
     limits = [run.spec.limit for run in runs if run.open and run.spec]
     if len(limits) < 2:
         return []
@@ -296,8 +298,8 @@ def stages_of(runs: Sequence[PlannedRun]) -> list[int]:
 
 
 def remove_disturbed(planned: Sequence[PlannedCell], store: Store) -> int:
-    """Remove the timed runs that began on a busy machine, and give their number; DllmBenchError
-    if the machine is busy now.
+    """Remove the timed runs that began on a busy machine and return their number; DllmBenchError if
+    the machine is busy now.
     """
     runs = disturbed_runs(planned)
     here = machine("cpu")
@@ -318,9 +320,10 @@ def fill(
     stages: Sequence[int] = (),
     after: Callable[[int], None] = lambda items: None,
 ) -> list[str]:
-    """Make or submit the missing runs, as asked; an error message for each run that failed.
+    """Make or submit the missing runs as requested; return an error message for each run that
+    failed.
 
-    stages, after: of runs that are made here, see `run_all`.
+    stages, after: for runs that are made here, see `run_all`.
     """
     if not (arguments.run or arguments.submit):
         return []
@@ -339,7 +342,7 @@ def fill(
 
 
 def default_jobs(profile: str) -> int:
-    """How many runs go at the same time: two of embedded models on two cores, else one."""
+    """Return the number of runs at a time: two for embedded models on two cores, else one."""
     return min(2, os.cpu_count() or 1) if profile == EMBEDDED else 1
 
 
@@ -347,7 +350,7 @@ def default_jobs(profile: str) -> int:
 
 
 def table_lines(built: BuiltTable) -> Iterator[str]:
-    """A table: measured numbers next to reported ones, then what is missing."""
+    """Yield a table: measured numbers next to reported ones, then what is missing."""
     yield built.table.title
     yield view.profile_text(built)
     for block in view.blocks(built):
@@ -364,7 +367,8 @@ def table_lines(built: BuiltTable) -> Iterator[str]:
 
 
 def row_cells(row: view.Plain, is_reported: bool) -> tuple[str, ...]:
-    """The row's headings, then per metric the measured and, in some blocks, reported number."""
+    """Return the row's headings, then per metric the measured number and, in some blocks, the
+    reported one."""
     texts = list(row["heads"])
     for cell in row["cells"]:
         texts.append(view.measured_text(cell))
@@ -375,7 +379,8 @@ def row_cells(row: view.Plain, is_reported: bool) -> tuple[str, ...]:
 
 
 def missing_lines(built: BuiltTable) -> Iterator[str]:
-    """The cost of the missing runs, the command for all of them, and commands for single ones."""
+    """Yield the cost of the missing runs, the command for all of them, and commands for single
+    ones."""
     yield from view.cost_lines(built)
     if any(run.is_for_elsewhere for run in built.runs):
         flags = f"{built.profile.flags} --commands"
@@ -390,8 +395,8 @@ def missing_lines(built: BuiltTable) -> Iterator[str]:
 
 
 def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
-    """A shell script that makes every run without a record: here, or where there is what this
-    machine lacks.
+    """Yield a shell script that makes every run without a record, including those that need another
+    machine.
     """
     runs = distinct_runs(cells_of(planned))
     by_command = {run.command: run for run in runs if run.open or run.is_for_elsewhere}
@@ -411,7 +416,7 @@ def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
 
 
 def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
-    """Several tables: how many cells of each are in which state, and why some are empty."""
+    """Yield the numbers of cells per state for several tables, and why some are empty."""
     counts = [built.status_counts() for built in tables]
     states = list(dict.fromkeys(state for count in counts for state in count))
     rows = [
@@ -431,7 +436,8 @@ def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
 
 
 def empty_cell_reasons(built: BuiltTable) -> dict[str, int]:
-    """Why cells are empty, and how many; cells that can still be run are left to `cost_lines`."""
+    """Return the reasons why cells are empty, with counts; `cost_lines` covers cells that can still
+    be run."""
     reasons = [
         f"{cell.status}: {cell.reason}"
         for cell in built.cells.itertuples()

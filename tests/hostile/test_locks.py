@@ -184,7 +184,7 @@ def test_a_job_waits_for_the_one_that_makes_its_run_with_fewer_items(
     assert begun.wait(60)
     assert main(["run", "-m", words[0], "limit=5"]) == 0
     first.join(60)
-    assert f"left for later, being made by process {os.getpid()}" in shown[0]
+    assert f"postponed: process {os.getpid()}" in shown[0]
     record = store.record(replace(few, limit=5))
     assert record is not None
     assert record.columns["id"] == [f"item-{i}" for i in range(5)]
