@@ -32,7 +32,7 @@ __all__ = ["DECODING_VERSION", "__version__", *_HOMES]  # noqa: PLE0604 (names o
 
 
 def __getattr__(name: str) -> Any:
-    """A public function, imported now."""
+    """Return a public function, imported now."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.api.{_HOMES[name]}"), name)

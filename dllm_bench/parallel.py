@@ -88,7 +88,8 @@ class BranchWorkerGroup(WorkerGroup):
     def divide(
         self, branches: DecodeState, window: Window, plan: ForwardPlan
     ) -> tuple[DecodeState, Window, ForwardPlan]:
-        """Every size-th branch. All workers get equally many; a branch may go to two of them."""
+        """Return every size-th branch. All workers get equally many; a branch may go to two of
+        them."""
         self.traffic.open_round()
         self._branches = branches.branches
         turns = torch.arange(-(-self._branches // self.size), device=branches.tokens_KL.device)
@@ -141,7 +142,7 @@ class BranchWorkerGroup(WorkerGroup):
         return state, scores
 
     def _of_winner(self, winner: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
-        """The winner's row (1, …) of per-branch tensors, from the worker that computed it.
+        """Return the winner's row (1, …) of per-branch tensors, from the worker that computed it.
 
         A tensor that is given twice (a probability that is the confidence) is sent once.
         """
@@ -156,8 +157,8 @@ class BranchWorkerGroup(WorkerGroup):
         return [rows[id(value)].to(value.dtype) for value in values]
 
     def _winners(self, winner: Tensor, packed: Tensor) -> Tensor:
-        """The values (X,) on the worker that computed the winner, zeros on all others: their sum
-        over the workers is the winner's, bit for bit, and the host need not know who that is.
+        """Return the values (X,) on the worker that computed the winner, zeros on all others: their
+        sum over the workers is the winner's, bit for bit, and the host need not know who that is.
         """
         packed.view(torch.uint8).mul_(winner % self.size == self.rank)
         return packed
@@ -295,7 +296,7 @@ class RankGroup:
             dist.broadcast(torch.tensor(message, dtype=torch.int64), src=0, group=self.channel)
 
     def receive(self) -> tuple[int, int, Request | None]:
-        """What to do, with which decoder and request, as announced by process 0."""
+        """Return what to do, with which decoder and request, as announced by process 0."""
         head = torch.zeros(3, dtype=torch.int64)
         dist.broadcast(head, src=0, group=self.channel)
         what, which, length = head.tolist()
@@ -324,7 +325,7 @@ class RankGroup:
 
 
 def encoded(request: Request) -> list[int]:
-    """A request as numbers, without its id and text, which decoding does not need."""
+    """Return a request as numbers, without its id and text, which decoding does not need."""
     reference = request.reference
     known = -1 if reference is None else len(reference)
     head = [request.max_new_tokens, request.seed, known]

@@ -36,14 +36,15 @@ SHOWN_CHARS = 100  # of a path in an error message
 
 
 def conf_dir() -> Path:
-    """The root of the configuration groups."""
+    """Return the root of the configuration groups."""
     inside = PACKAGE / "conf"
     return inside if inside.is_dir() else PACKAGE.parent / "conf"
 
 
 @cache
 def plugin_folders() -> tuple[Path, ...]:
-    """The folders of the packages that installed plug-ins are in; nothing is imported for this."""
+    """Return the folders of the packages that installed plug-ins are in; nothing is imported for
+    this."""
     names = sorted({entry.module.partition(".")[0] for entry in entry_points(group=PLUGINS)})
     specs = [find_spec(name) for name in names]
     places = [spec.submodule_search_locations or () for spec in specs if spec]
@@ -87,7 +88,7 @@ def check_yaml_files(folder: Path) -> None:
 
 
 def _excess(events: Iterable[Any]) -> str:
-    """What a yaml file has too much of; empty if nothing."""
+    """Return what a yaml file has too much of; empty if nothing."""
     depth = aliases = 0
     for event in events:
         kind = type(event).__name__
@@ -101,7 +102,7 @@ def _excess(events: Iterable[Any]) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path that a user gave, with the home folder in place of `~`.
+    """Return a path that a user gave, with the home folder in place of `~`.
 
     DllmBenchError if there is no such home, or if the system takes no path of that length.
     """
@@ -120,12 +121,12 @@ def expanded(path: str | Path) -> Path:
 
 
 def conf_dirs() -> list[Path]:
-    """All folders with configuration, the package's own first."""
+    """Return all folders with configuration, the package's own first."""
     return [conf_dir(), *further_conf_dirs()]
 
 
 def conf_file(name: str) -> Path:
-    """The first configuration file with a name like `table/lopa/table4.yaml`."""
+    """Return the first configuration file with a name like `table/lopa/table4.yaml`."""
     files = [folder / name for folder in conf_dirs()]
     return next((file for file in files if file.is_file()), files[0])
 
@@ -136,8 +137,8 @@ def assets_dir() -> Path:
 
 
 def place_of(source: str) -> Path:
-    """The path of a source on this disk; `assets/…` means the package's own assets, `imported/…`
-    the models in this user's cache folder.
+    """Return the path of a source on this disk; `assets/…` means the package's own assets,
+    `imported/…` the models in this user's cache folder.
     """
     if source.startswith(ASSETS):
         return assets_dir() / source.removeprefix(ASSETS)
@@ -145,10 +146,11 @@ def place_of(source: str) -> Path:
 
 
 def user_folder() -> Path:
-    """Where this user's caches and key are."""
+    """Return where this user's caches and key are."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dllm-bench"
 
 
 def options(group: str) -> list[str]:
-    """The choices of a configuration group: the names of the yaml files in its folder, sorted."""
+    """Return the choices of a configuration group: the names of the yaml files in its folder,
+    sorted."""
     return sorted({path.stem for folder in conf_dirs() for path in (folder / group).glob("*.yaml")})

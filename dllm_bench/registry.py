@@ -105,7 +105,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
 
 
 def name_of(registered: Callable[..., Any]) -> str:
-    """The registered name of a class or function; an error if it declares none."""
+    """Return the registered name of a class or function; an error if it declares none."""
     try:
         return _names[registered]
     except KeyError:
@@ -116,7 +116,8 @@ def name_of(registered: Callable[..., Any]) -> str:
 
 
 def find(target: str) -> Callable[..., Any]:
-    """The registered class or function behind a `_target_`: a registered name or a dotted path."""
+    """Return the registered class or function behind a `_target_`: a registered name or a dotted
+    path."""
     if target in _objects:
         return _objects[target]
     if target.startswith(PACKAGE):
@@ -135,7 +136,7 @@ def find(target: str) -> Callable[..., Any]:
 
 
 def _find_by_path(target: str) -> Callable[..., Any]:
-    """The registered object at a dotted path inside this package."""
+    """Return the registered object at a dotted path inside this package."""
     module_name, _, name = target.rpartition(".")
     if not _is_home(module_name):
         raise DllmBenchError(
@@ -164,7 +165,7 @@ def _find_by_path(target: str) -> Callable[..., Any]:
 
 
 def _is_home(module_name: str) -> bool:
-    """Whether a module is one whose classes a configuration may build."""
+    """Return whether a module is one whose classes a configuration may build."""
     homes = [home for kind in HOMES.values() for home in kind]
     return any(f"{module_name}.".startswith(f"{home}.") for home in homes)
 
@@ -197,7 +198,7 @@ def _import_kind(kind: str) -> None:
 
 
 def with_registered_names(plain: Any) -> Any:
-    """Plain data with every `_target_`, at any depth, spelled as its registered name."""
+    """Return plain data with every `_target_`, at any depth, spelled as its registered name."""
     if isinstance(plain, Mapping):
         return {
             key: name_of(find(str(value))) if key == TARGET else with_registered_names(value)
@@ -209,7 +210,7 @@ def with_registered_names(plain: Any) -> Any:
 
 
 def instantiate(plain: Any, kind: str | None) -> Any:
-    """The object that a mapping with `_target_` stands for, lists as tuples.
+    """Return the object that a mapping with `_target_` stands for, lists as tuples.
 
     kind: first part of the registered name it must have; None for any. Everything is checked, at
     every depth, before the first object is made: names, kinds, arguments and their declared types.
@@ -231,7 +232,7 @@ def instantiate(plain: Any, kind: str | None) -> Any:
 
 
 def _build(plain: Any) -> Any:
-    """The object behind checked plain data, innermost first."""
+    """Return the object behind checked plain data, innermost first."""
     if isinstance(plain, Mapping):
         parts = {key: _build(value) for key, value in plain.items() if key != TARGET}
         return find(str(plain[TARGET]))(**parts) if TARGET in plain else parts
@@ -302,7 +303,8 @@ def _plain_types(target: str) -> dict[str, Any]:
 
 
 def _plain_type(node: ast.expr, module: str) -> Any:
-    """The type that an annotation of a module stands for; LookupError if it is no plain one."""
+    """Return the type that an annotation of a module stands for; LookupError if it is no plain
+    one."""
     name = ast.unparse(node)
     if name in PLAIN_TYPES:
         return PLAIN_TYPES[name]
@@ -320,7 +322,7 @@ def _plain_type(node: ast.expr, module: str) -> Any:
 
 
 def _path_in(module: str, name: str) -> str:
-    """The dotted path of what a module calls `name`."""
+    """Return the dotted path of what a module calls `name`."""
     for node in _nodes_of(module):
         if isinstance(node, ast.ImportFrom) and any(one.name == name for one in node.names):
             return f"{node.module}.{name}"
@@ -329,7 +331,7 @@ def _path_in(module: str, name: str) -> str:
 
 @cache
 def _nodes_of(module_name: str) -> list[ast.stmt]:
-    """The statements of a module of this package, without importing it."""
+    """Return the statements of a module of this package, without importing it."""
     if not module_name.startswith(PACKAGE):
         return []
     try:
@@ -363,7 +365,7 @@ def _declared_types(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_a(value: Any, wanted: type) -> bool:
-    """Whether a value, or what its `_target_` makes, is a `wanted`; where anything goes
+    """Return whether a value, or what its `_target_` makes, is a `wanted`; where anything goes
     (`object`), nothing is built.
     """
     if isinstance(value, Mapping) and TARGET in value and wanted is not object:
@@ -379,7 +381,7 @@ def _is_a(value: Any, wanted: type) -> bool:
 
 
 def _provides(made: type, wanted: type) -> bool:
-    """Whether a class is a subclass of `wanted`, or has all members of that protocol."""
+    """Return whether a class is a subclass of `wanted`, or has all members of that protocol."""
     if not getattr(wanted, "_is_protocol", False):
         return issubclass(made, wanted)
     protocols = [base for base in wanted.__mro__ if getattr(base, "_is_protocol", False)]
@@ -390,7 +392,7 @@ def _provides(made: type, wanted: type) -> bool:
 
 
 def describe(value: Any) -> Any:
-    """Plain data of a value made of registered dataclasses; the inverse of `instantiate`.
+    """Return plain data of a value made of registered dataclasses; the inverse of `instantiate`.
 
     Defaults are written out, so that equal objects give equal data however they were configured,
     and a changed default changes the data; see `DEFAULT_LEFT_OUT` for the exception.
@@ -418,7 +420,7 @@ def describe(value: Any) -> Any:
 
 
 def _left_out(declared: Field[Any], value: Any) -> bool:
-    """Whether the value is the default of a field that leaves its default out."""
+    """Return whether the value is the default of a field that leaves its default out."""
     if not declared.metadata.get("default_left_out"):
         return False
     factory = declared.default_factory

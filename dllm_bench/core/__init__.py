@@ -1,16 +1,17 @@
-"""What all rooms share: errors, requests, decoding state, traces, and the contracts between rooms.
+"""Shared by all packages: errors, requests, decoding state, traces, and the contracts between
+packages.
 
-A contract says what one room may expect of another: `denoiser` of a model, `contracts` of the
-pieces of a masked decoder, `speculative` of those of a speculative one, `canvas` of those of
-uniform-state diffusion, `benchmark` of a benchmark.
+A contract says what one package may expect of another. The contract of a model is in `denoiser`, of
+the pieces of a masked decoder in `contracts`, of a speculative one in `speculative`, of
+uniform-state diffusion in `canvas`, of a benchmark in `benchmark`.
 
-Names of tensors end in the letters of their dimensions (`tokens_KL` is (K, L)). The letters mean
-the same in the whole package:
+Names of tensors end in the letters of their dimensions (`tokens_KL` is (K, L)). A letter has the
+same meaning in the whole package:
 
 | letter | size of the dimension |
 |---|---|
 | K | branches: candidate states of one request that share a forward |
-| L | canvas positions: the prompt and the room for new tokens |
+| L | canvas positions: the prompt and the space for new tokens |
 | W | window positions: the part of the canvas that is being decoded |
 | N | blocks |
 | P | positions of one block |
@@ -21,9 +22,9 @@ the same in the whole package:
 | D | draft tokens |
 | H | hidden size |
 | G | generated positions: the canvas after the prompt |
-| A | window positions and those ahead of the window that were fed |
+| A | window positions and fed positions after the window |
 | X | any other size; the docstring or the line above says which |
 
-A digit is a dimension of that size, and one letter may stand for several dimensions where the
-docstring says so. A gathered tensor has another letter than the one it was gathered from.
+A digit is a dimension of that size. One letter may stand for several dimensions if the docstring
+says so. A gathered dimension has another letter than the one it was gathered from.
 """

@@ -1,4 +1,4 @@
-"""What a benchmark offers: requests, and scores of the texts that answer them."""
+"""The contract of a benchmark: it makes requests and grades the texts that answer them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SampleScore:
     value: float
     """The score that counts, in [0, 1]; NaN for a benchmark that grades nothing."""
     verdict: str
-    """What happened in a word: "correct", "wrong", "timeout", …"""
+    """The outcome in one word: "correct", "wrong", "timeout", …"""
     metrics: Mapping[str, float]
     """All metrics of the sample by name."""
     detail: str = ""
@@ -34,32 +34,34 @@ class SampleScore:
 
 @dataclass(frozen=True)
 class GradedAnswer:
-    """What grading a text looked at."""
+    """The inputs of grading a text."""
 
     gold: str
-    """What is right: the reference answer, or the reference solution of a program."""
+    """The reference answer, or the reference solution of a program."""
     extracted: str
-    """What was read of the text."""
+    """The answer extracted from the text."""
     readings: Mapping[str, str] = field(default_factory=dict)
-    """Further ways of grading: filter -> what it reads of the text; the one that counts too."""
+    """All ways of grading, including the one that counts: filter -> the answer it extracts."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """"<metric>,<filter>" -> value of this text; empty where a program has to run for it."""
+    """"<metric>,<filter>" -> value of this text; empty if that requires running a program."""
 
 
 def judge_error(detail: str) -> SampleScore:
-    """The score of a sample whose grading failed: none, so that it is not taken for a wrong one."""
+    """Return a score without a grade for a sample whose grading failed, so that it does not count
+    as wrong."""
     return SampleScore(math.nan, JUDGE_ERROR, {}, detail)
 
 
 class Benchmark(ABC):
-    """What to ask and how to grade. Grading needs no model and gives the same for stored texts."""
+    """A set of requests and their grading. Grading needs no model, and stored texts are graded the
+    same again."""
 
     name: str
     """Name in records and tables."""
 
     @property
     def generated(self) -> bool:
-        """Whether the package generates the items, so that no file is read for them."""
+        """Whether the package generates the items instead of reading them from a file."""
         return False
 
     @property
@@ -69,29 +71,33 @@ class Benchmark(ABC):
 
     @property
     def asks_likelihoods(self) -> bool:
-        """Whether its requests have options to score, so that nothing is generated."""
+        """Whether its requests have options to score; then nothing is generated."""
         return False
 
     @property
     def scores_fast(self) -> bool:
-        """Whether grading one text takes no time, so that a progress line may show the score."""
+        """Whether grading a text is so fast that a progress line can show the running score."""
         return False
 
     def check(self) -> None:  # noqa: B027 (a benchmark may have nothing to check)
-        """Raise DllmBenchError for what would fail later: names, data, consent; loads no data."""
+        """Raise DllmBenchError for wrong names, missing data or missing consent, without loading
+        data."""
 
     @abstractmethod
     def requests(self, encode: Encode) -> Sequence[Request]:
-        """All requests in a fixed order; `encode` turns text or chat turns into prompt ids."""
+        """Return all requests in a fixed order; `encode` turns text or chat turns into prompt
+        ids."""
 
     @abstractmethod
     def dataset_hash(self) -> str:
-        """sha256 of the items, templates and few-shot examples behind the requests."""
+        """Return sha256 of the items, templates and few-shot examples that the requests are made
+        from."""
 
     @abstractmethod
     def score(self, texts: Mapping[str, str]) -> Mapping[str, SampleScore]:
-        """Grade texts by request id; any part of the requests may be given."""
+        """Grade texts by request id; any subset of the requests may be given."""
 
     def answers(self, texts: Mapping[str, str]) -> Mapping[str, GradedAnswer]:
-        """What `score` looks at, by request id; empty for a benchmark that does not tell."""
+        """Return the inputs of `score` by request id; empty if the benchmark does not report
+        them."""
         return {}

@@ -1,10 +1,10 @@
-"""The blocks of a canvas, how far a branch is with them, and the window that is being decoded.
+"""The blocks of a canvas, the progress of each branch, and the window that is being decoded.
 
 Blocks are counted from an origin: the end of the prompt (LLaDA, D2F) or the beginning of the canvas
 (block diffusion, dInfer), where the first block that is decoded may overlap the prompt. After every
-round the host learns how many positions are masked in the blocks of the window. The rest follows:
-blocks before the window are finished, blocks after it are all masked. A piece may hold a block
-open that has no mask, or leave one that has.
+round the host receives the number of masks in each block of the window. Blocks before the window
+are finished, and blocks after it are entirely masked. As exceptions, a piece may keep a block open
+that has no masks, or close a block that has some.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LAST = 2  # a block that stays open, and after which none opens yet
 class BlockGrid:
     """Where the blocks of a canvas lie; the last one may be short."""
 
-    origin: int  # position at which block 0 begins; what lies before it is one block
-    size: int | None  # positions of a block; None: the whole generation is one
+    origin: int  # position at which block 0 begins; everything before it is one block
+    size: int | None  # block length; None: the whole generation is one block
     prompt_len: int
     length: int  # L
     ends: tuple[int, ...] = ()  # where the first blocks end, if a schedule chose; those after them
@@ -53,36 +53,37 @@ class BlockGrid:
         return min(base + (n - known) * self.block, self.length)
 
     def new_positions(self, n: int) -> int:
-        """Positions of block `n` that are not prompt."""
+        """Return the number of positions of block `n` after the prompt."""
         return max(self.start(n + 1) - max(self.start(n), self.prompt_len), 0)
 
 
 @dataclass(frozen=True)
 class BlockProgress:
-    """How far one branch is at the beginning of a round, as the host knows it."""
+    """Progress of one branch at the beginning of a round, as far as the host knows it."""
 
     grid: BlockGrid
     first: int = 0  # first block of the last round's window
-    masks: Sequence[int] = ()  # masks left in that window's blocks
-    opened: int = 0  # how many blocks were open in the last round, from block 0 on
+    masks: Sequence[int] = ()  # remaining masks in that window's blocks
+    opened: int = 0  # number of blocks open in the last round, from block 0 on
     closed: bool = False  # whether the branch may open no further block
     stays: Sequence[int] = ()  # `HELD`, `LAST`, `LEFT` or 0 of the last open blocks, as many as
     # there are, or of the text before one opens
 
     def masks_left(self, n: int) -> int:
-        """Masks of block `n`."""
+        """Return the number of masks in block `n`."""
         if n < self.first:
             return 0
         index = n - self.first
         return self.masks[index] if index < len(self.masks) else self.grid.new_positions(n)
 
     def begun(self, n: int) -> bool:
-        """Whether a position of block `n` is committed."""
+        """Return whether any position of block `n` is committed."""
         return self.masks_left(n) < self.grid.new_positions(n)
 
     @cached_property
     def finished(self) -> int:
-        """How many blocks from block 0 on are finished: without masks, unless a reviser decides."""
+        """Number of finished blocks from block 0 on. A block without masks is finished, unless a
+        reviser decides otherwise."""
         blocks = self.grid.blocks
         n = min(self.first, blocks)
         while n < blocks and self._is_finished(n):
@@ -99,7 +100,7 @@ class BlockProgress:
         return max(self.stays, default=0) <= 0 and self.finished >= min(opened, self.grid.blocks)
 
     def open_masks(self, opened: int) -> int:
-        """Masks in the first `opened` blocks."""
+        """Return the number of masks in the first `opened` blocks."""
         return sum(self.masks_left(n) for n in range(self.finished, opened))
 
 
@@ -112,12 +113,12 @@ class Window:
 
     start: int
     stop: int
-    visible: int  # the model sees [0, visible) of the branch that sees most
+    visible: int  # the largest `visible_K`: fed positions lie in [0, visible)
     retired: int  # [0, retired) is final in every branch
     block: int  # P, positions of a block
-    origin: int  # position from which blocks are counted; what lies before it is one block
+    origin: int  # position from which blocks are counted; everything before it is one block
     eligible_KW: Tensor  # bool: masked and in an open block
-    must_KN: Tensor | None = None  # bool: blocks that must progress while masked; None: all
+    must_KN: Tensor | None = None  # bool: blocks that must commit something while masked; None: all
     visible_K: Tensor | None = None  # branch k sees [0, visible_K[k]); None: all see the same
     masks: int | None = None  # eligible positions of all branches; None: unknown to the host
     rows_M: Tensor | None = None  # indices into flattened (K, W) of the rows scored; None: all
@@ -125,7 +126,7 @@ class Window:
     end_known: bool = False  # whether an earlier round decided where the open block ends
 
     def take(self, index: Tensor) -> Window:
-        """The window of the branches `index` (int64), in that order."""
+        """Return the window of the branches `index` (int64), in that order."""
         visible_K, must_KN = self.visible_K, self.must_KN
         return replace(
             self,
@@ -136,7 +137,7 @@ class Window:
         )
 
     def pick(self, j: Tensor) -> Window:
-        """The window of branch `j` alone."""
+        """Return the window of branch `j` alone."""
         return replace(self, visible_K=None).take(j.reshape(1))
 
     def until(self, end: Tensor) -> Window:
@@ -150,18 +151,19 @@ class Window:
         return self.stop - self.start
 
     def of(self, canvas_KL: Tensor) -> Tensor:
-        """The window's columns of a tensor over the canvas, (K, W)."""
+        """Return the window's columns of a tensor over the canvas, (K, W)."""
         return canvas_KL[:, self.start : self.stop]
 
     def blocks(self, values_KW: Tensor, fill: float = 0.0) -> Tensor:
-        """(K, W) -> (K, N, P); positions beyond the end of a short last block hold `fill`."""
+        """Return (K, W) -> (K, N, P); positions beyond the end of a short last block hold
+        `fill`."""
         short = -self.width % self.block
         if short:
             values_KW = torch.nn.functional.pad(values_KW, (0, short), value=fill)
         return values_KW.reshape(values_KW.shape[0], -1, self.block)
 
     def flat(self, values_KNP: Tensor) -> Tensor:
-        """(K, N, P) -> (K, W), the inverse of `blocks`."""
+        """Return (K, N, P) -> (K, W), the inverse of `blocks`."""
         values_KX = values_KNP.reshape(values_KNP.shape[0], -1)
         return values_KX[:, : self.width] if values_KX.shape[1] > self.width else values_KX
 

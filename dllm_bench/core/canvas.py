@@ -1,8 +1,8 @@
-"""Contracts of uniform-state diffusion: what decides how a canvas of random tokens is denoised.
+"""Contracts of uniform-state diffusion: the pieces that denoise a canvas of random tokens.
 
-There is no mask token. A canvas of C positions begins as random tokens; in every forward all of
-them get new logits, some keep the token that was drawn, and the others become random again.
-Acceptance has no memory: a position that was accepted competes again in the next forward. The text
+There is no mask token. A canvas of C positions begins as random tokens. Every forward computes new
+logits for all of them; some positions keep the token drawn from these, and the others become random
+again. Acceptance has no memory: an accepted position competes again in the next forward. The text
 is the most probable token of every position in the last forward. Pieces are frozen dataclasses
 without state and decide on the device.
 """
@@ -24,21 +24,21 @@ from dllm_bench.core.denoiser import Denoiser
 class CanvasModel(Denoiser, Protocol):
     """A model of uniform-state diffusion.
 
-    It encodes text by a forward with causal attention, whose K/V are kept, and denoises a canvas
-    after it by one with full attention, to which `ForwardPlan.added_KFH` is the mean embedding of
-    the canvas's last prediction (self-conditioning).
+    Text is encoded by a forward with causal attention, whose K/V are kept. The canvas after it is
+    denoised by forwards with full attention, in which `ForwardPlan.added_KFH` is the mean embedding
+    of the canvas's last prediction (self-conditioning).
     """
 
     canvas_length: int
-    """C, the positions of a canvas the weights were trained with."""
+    """C, the canvas length the weights were trained with."""
 
 
 @dataclass(frozen=True)
 class CanvasScores:
-    """What a forward says of a canvas, at the temperature of its step."""
+    """The result of a forward over a canvas, at the temperature of its step."""
 
     logits_CV: Tensor
-    """Divided by the temperature, float32."""
+    """Logits divided by the temperature, float32."""
     drawn_C: Tensor
     """A token drawn at every position."""
     top_C: Tensor
@@ -48,35 +48,37 @@ class CanvasScores:
 
 
 class Accept(Piece, ABC):
-    """Which positions keep the token that was drawn."""
+    """Decides which positions keep the token that was drawn."""
 
     @abstractmethod
     def __call__(self, scores: CanvasScores) -> Tensor:
-        """accepted_C, bool."""
+        """Return accepted_C, bool."""
 
 
 class Renoise(Piece, ABC):
-    """What stands at positions that were not accepted, and on a new canvas."""
+    """Chooses the tokens of positions that were not accepted, and of a new canvas."""
 
     @abstractmethod
     def __call__(self, count: int, vocabulary: int, numbers: torch.Generator) -> Tensor:
-        """Token ids (C,) for all `count` positions, on the device of `numbers`."""
+        """Return the token ids (C,) for all `count` positions, on the device of `numbers`."""
 
 
 class Anneal(Piece, ABC):
-    """How many forwards a canvas has at most, and the temperature of each."""
+    """The maximum number of forwards of a canvas, and the temperature of each."""
 
     steps: int
     """The most forwards of a canvas."""
 
     @abstractmethod
     def __call__(self, left: int) -> Tensor:
-        """Temperature, 0-d float32 on the CPU, with `left` forwards left, this one included."""
+        """Return the temperature, 0-d float32 on the CPU; `left`: remaining forwards, including
+        this one."""
 
 
 class Settle(Piece, ABC):
-    """Whether a canvas is finished before its last step."""
+    """Decides whether a canvas is finished before its last step."""
 
     @abstractmethod
     def __call__(self, before: Sequence[Tensor], scores: CanvasScores) -> Tensor:
-        """0-d bool; `before`: `CanvasScores.top_C` of earlier forwards over this canvas."""
+        """Return a 0-d bool; `before`: `CanvasScores.top_C` of earlier forwards over this
+        canvas."""

@@ -1,14 +1,14 @@
-"""Contracts of the seven pieces of a masked decoder, and the round in which they meet.
+"""Contracts of the seven pieces of a masked decoder, and the round that connects them.
 
 In one round of the loop `Explore` makes K branches, `Schedule` opens blocks, `Cache` plans the
 forward, `Score` reads its logits, `Explore` picks a branch, `Select` chooses what is committed,
 `Revise` changes what was committed, and `Stop` says whether the text is finished.
 
-What a method does beyond that it does in the moments of a round, which every piece has: before the
-only wait (`on_start`), before the forward (`on_plan`), after its scores (`on_scores`), and once the
-selector's choice is committed (`on_commit`). What any piece may do then, whatever its method, is a
-method of `Round`: have values copied to the host, change the canvas's length, end the open block,
-revise tokens. A `WorkerGroup` divides the branches of a round among processes.
+In addition, every piece can act at four moments of a round: before the only wait (`on_start`),
+before the forward (`on_plan`), after its scores (`on_scores`), and after the selector's choice is
+committed (`on_commit`). The actions allowed there are methods of `Round`: have values copied to the
+host, change the canvas's length, end the open block, revise tokens. A `WorkerGroup` divides the
+branches of a round among processes.
 """
 
 from __future__ import annotations
@@ -33,36 +33,38 @@ from dllm_bench.core.transfer import constant
 # --- the pieces -----------------------------------------------------------------------------------
 
 Reads = Literal["masked", "window", "fed"]
-"""Whose logits a piece reads: of masked positions, of all of the window, of all that was fed from
-the window's start on. The loop computes the widest."""
+"""The positions whose logits a piece reads: masked ones, the whole window, or everything fed from
+the window's start on. The loop computes the widest that any piece reads."""
 READS: tuple[Reads, ...] = get_args(Reads)
 
 
 class MaskedPiece(Piece):
-    """What any piece may do in a round; nothing by default.
+    """The actions of a piece at the moments of a round; by default none.
 
-    The loop calls the moments of every piece, those that others are made of included, in this
-    order: select, explore, revise, cache, score, stop, schedule. A moment that no piece has costs
+    At each moment the loop calls every piece, including pieces inside other pieces, in this order:
+    select, explore, revise, cache, score, stop, schedule. A moment that no piece overrides costs
     nothing.
     """
 
     reads_rows: ClassVar[Reads] = "masked"  # see `Reads`; in any moment
 
     def on_start(self, round: Round) -> None:
-        """Before the wait, K branches: ask for what the host has to know (`Round.ask`)."""
+        """Before the wait, K branches: ask for values that the host needs (`Round.ask`)."""
 
     def on_plan(self, round: Round) -> None:
-        """After the cache's plan: replace `round.plan`, for example to limit what is seen."""
+        """After the cache's plan: replace `round.plan`, for example to limit which positions are
+        visible."""
 
     def on_scores(self, round: Round) -> None:
-        """After the scores, for all K branches: remember in `round.state.memo` what logits say; it
-        follows the branch that continues.
+        """After the scores, for all K branches: store information from the logits in
+        `round.state.memo`, which follows the branch that continues.
         """
 
     def on_commit(self, round: Round) -> None:
-        """After the commit, K = 1: revise, remember, cut, insert, hold the open block (`HOLD`).
+        """After the commit, K = 1: revise, remember, cut, insert, keep the open block open
+        (`HOLD`).
 
-        Positions that this forward has committed are those with `born_KL` = `state.forwards`.
+        Positions committed by this forward have `born_KL` = `state.forwards`.
         """
 
 
@@ -72,38 +74,41 @@ class FilterHead(Protocol):
     block: int  # P, the block length it was trained for
 
     def __call__(self, confidence_KNP: Tensor) -> Tensor:
-        """Logits (K, N, P), float32; the sigmoid is the probability that a candidate is final."""
+        """Return logits (K, N, P), float32; the sigmoid is the probability that a candidate is
+        final."""
 
 
 class Score(MaskedPiece, ABC):
-    """Logits to candidate tokens and confidences."""
+    """Turns logits into candidate tokens and confidences."""
 
     gives: ClassVar[Conditions] = frozenset({Condition.RAW_CONFIDENCE})
-    reads_rows: ClassVar[Reads] = "window"  # "masked": a row's scores depend on its own logits and
-    # position only; "fed": it gets the rows of all that was fed after the window too
+    reads_rows: ClassVar[Reads] = "window"  # "masked": scores of a row depend on its own logits and
+    # position only; "fed": it also receives the rows of what was fed after the window
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        """Scores in the precision that the piece names (float32 if none).
+        """Return scores in the precision that the piece names (float32 if none).
 
-        May remember evidence in `state.memo`. Gets (1, M, V) instead if `window.rows_M` is set.
+        May remember evidence in `state.memo`. Receives logits (1, M, V) instead if `window.rows_M`
+        is set.
         """
 
 
 class Select(MaskedPiece, ABC):
-    """Scores of the winning branch (K = 1) to the positions that are committed.
+    """Chooses the positions to commit from the scores of the winning branch (K = 1).
 
-    If the explorer gives drafts, every branch is given as well; none depends on the others.
+    If the explorer's branches are drafts, it is called with all branches; they must not affect each
+    other.
     """
 
     @abstractmethod
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        """where_KW, bool; positions outside of `window.eligible_KW` are ignored."""
+        """Return where_KW, bool; positions outside of `window.eligible_KW` are ignored."""
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """(where_KW, ids_KW) for blocks that must progress and would commit nothing.
+        """Return (where_KW, ids_KW) for blocks that must progress and would commit nothing.
 
-        By default the most confident position of the block.
+        By default it is the most confident position of the block.
         """
         confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
         confidence_KNP = window.blocks(confidence_KW, -torch.inf)
@@ -113,80 +118,84 @@ class Select(MaskedPiece, ABC):
 
 
 class Revise(MaskedPiece, ABC):
-    """Masks committed positions again or overwrites them, once a round, in `on_commit`.
+    """Masks committed positions again or overwrites them, once per round, in `on_commit`.
 
-    It calls `Round.revise` with what changes, and sets `HOLD` if blocks are held open or left.
+    It calls `Round.revise` with the changes, and sets `HOLD` to keep a block open or close it
+    early.
     """
 
 
 class Explore(MaskedPiece, ABC):
-    """Which candidate states share a forward, and which of them continues."""
+    """Decides which candidate states share a forward, and which of them continues."""
 
     @abstractmethod
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
-        """K branches of a state with K = 1; the last one is the base, the state as it was.
+        """Return K branches of a state with K = 1; the last one is the base, the unchanged state.
 
         Each of the others commits one more position than those before it could: as many are fed as
         the base has masks left in its open blocks.
 
-        last: scores and window of the forward before, None in the first round.
+        last: scores and window of the previous forward, None in the first round.
         """
 
     @abstractmethod
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
-        """Rating of each branch (K,); a branch's rating does not depend on the others."""
+        """Return the rating of each branch (K,); it must not depend on the other branches."""
 
     def pick(self, rating_K: Tensor) -> Tensor:
-        """Index (0-d int64) of the branch that continues: the first of the best rated."""
+        """Return the index (0-d int64) of the branch that continues: the first with the highest
+        rating."""
         return rating_K.argmax()
 
 
 class Schedule(MaskedPiece, ABC):
-    """Which blocks of the canvas are open: the first ones, up to a number that never falls."""
+    """Decides how many blocks of the canvas, counted from the first, are open; the number never
+    falls."""
 
-    block: int | None  # positions of a block; None: the whole generation is one block
+    block: int | None  # block length; None: the whole generation is one block
 
     @abstractmethod
     def grid(self, prompt_len: int, new: int) -> BlockGrid:
-        """Where the blocks of the first canvas lie, whose length is that of the grid.
+        """Return the blocks of the first canvas; the grid's length is the canvas length.
 
         Raises DllmBenchError if they do not fit `new` tokens.
         """
 
     @abstractmethod
     def opened(self, branch: BlockProgress) -> int:
-        """How many blocks are open in this round; a closed branch begins no new one."""
+        """Return the number of open blocks in this round; a closed branch opens no further
+        block."""
 
     def must_progress(self, branch: BlockProgress, n: int) -> bool:
-        """Whether the open block `n` has to commit something in every forward."""
+        """Return whether open block `n` must commit something in every forward."""
         return True
 
 
 @dataclass(frozen=True)
 class StopFlags:
-    """What a stop rule decides for each branch; None where it never decides that."""
+    """Decisions of a stop rule for each branch; None for a decision that it never makes."""
 
     closed_K: Tensor | None = None  # bool: opens no further block
-    finished_K: Tensor | None = None  # bool: is finished although positions are masked
+    finished_K: Tensor | None = None  # bool: finished although positions are masked
 
 
 class Stop(MaskedPiece, ABC):
-    """When a branch opens no further block, and when a request is finished.
+    """Decides when a branch opens no further block, and when a request is finished.
 
-    A rule may give up a part of the canvas after a commit (`Round.cut`).
+    A rule may discard the end of the canvas after a commit (`Round.cut`).
     """
 
     def ended(self, branches: DecodeState) -> StopFlags:
-        """Which branches open no further block, and which are finished."""
+        """Return which branches open no further block, and which are finished."""
         return StopFlags()
 
 
 class Cache(MaskedPiece, ABC):
-    """What a forward feeds, and which keys and values of earlier forwards it reads."""
+    """Decides what a forward feeds, and which keys and values of earlier forwards it reads."""
 
     @abstractmethod
     def plan(self, round: Round) -> ForwardPlan:
-        """The plan of the next forward; state, window and K/V are those of the round."""
+        """Return the plan of the next forward; state, window and K/V are those of the round."""
 
 
 # --- a round --------------------------------------------------------------------------------------
@@ -194,19 +203,20 @@ class Cache(MaskedPiece, ABC):
 
 @dataclass(frozen=True)
 class Scores:
-    """What the model proposes at every window position, committed ones where a piece reads them."""
+    """The model's proposals at every window position; at committed ones only if a piece reads
+    them."""
 
     ids_KW: Tensor  # candidate token, int64
-    probability_KW: Tensor  # of the candidate; thresholds compare it
-    confidence_KW: Tensor  # the larger, the earlier committed: probability, margin, -entropy ...
-    raw_KW: Tensor | None = None  # confidence before evidence of earlier steps was added, if kept
-    neg_entropy_KW: Tensor | None = None  # sum of p ln p in nats, if the score gives it
+    probability_KW: Tensor  # probability of the candidate; thresholds compare it
+    confidence_KW: Tensor  # higher is committed earlier: probability, margin, -entropy ...
+    raw_KW: Tensor | None = None  # confidence without the evidence of earlier steps, if kept
+    neg_entropy_KW: Tensor | None = None  # sum of p ln p in nats, if the score computes it
     answer_gap_K: Tensor | None = None  # mean difference of the two largest logits in the answer
-    divergence_KWH: Tensor | None = None  # KL from the forward before in nats, of the last H
-    # forwards, newest last, if the score gives it
+    divergence_KWH: Tensor | None = None  # KL in nats from the previous forward, for the last H
+    # forwards, newest last, if the score computes it
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are present, by the name of their field."""
+        """Return the tensors that are present, by the name of their field."""
         values = {part.name: getattr(self, part.name) for part in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -216,11 +226,11 @@ class Scores:
         return replace(self, **{name: once(value) for name, value in self.tensors().items()})
 
     def pick(self, j: Tensor) -> Scores:
-        """The scores of branch `j` (0-d or 1-element int64 tensor) alone."""
+        """Return the scores of branch `j` (0-d or 1-element int64 tensor) alone."""
         return self.map(lambda values: values.index_select(0, j.reshape(1)))
 
     def without_unfed(self, plan: ForwardPlan, mask: int) -> Scores:
-        """The scores, in which masks that the forward left out come last and stay masks."""
+        """Return the scores; masks that the forward left out are ranked last and stay masked."""
         if plan.scored_M is None or (plan.sets is not None and plan.sets.counts_rest):
             return self
         unfed_W = torch.ones_like(self.ids_KW[0], dtype=torch.bool)
@@ -243,41 +253,44 @@ LENGTH = "length"  # host: length of a canvas that was cut or inserted into
 
 @dataclass
 class Round:
-    """One request as its pieces see it; from the pick to the next `on_start` of one branch."""
+    """State of one request that the pieces share; between the pick and the next `on_start` it has
+    one branch."""
 
     request: Request
-    """Prompt, limits and randomness that the caller gave."""
+    """Prompt, limits and seed from the caller."""
     state: DecodeState
-    """Tokens and memo of the branches; of several workers, this one's between plan and pick."""
+    """Tokens and memo of the branches; with several workers, only this worker's between plan and
+    pick."""
     kv: KVCache
     """Keys and values of the request."""
     model: Denoiser
     """The model that makes the forwards."""
     decoder: object
-    """The decoder; equal ones compute equal keys and values."""
+    """The decoder; equal decoders compute equal keys and values."""
     window: Window = field(init=False)
-    """What is decoded: of the last round until blocks are opened; none in the first `on_start`."""
+    """The part being decoded. Until blocks are opened it is the last round's; unset in the first
+    `on_start`."""
     plan: ForwardPlan = field(init=False)
-    """Of this round's forward, from `on_plan` on."""
+    """Plan of this round's forward; set from `on_plan` on."""
     logits_KXV: Tensor = field(init=False)
-    """Of the R rows of the plan, then of the rows that a piece added to it; (1, M, V) if the plan
-    names rows `only_M`. From `on_scores` on; it keeps all branches."""
+    """Logits of the plan's R rows, then of the rows that a piece added; (1, M, V) if the plan names
+    `only_M`. Set from `on_scores` on, for all branches, even after the pick."""
     scores: Scores = field(init=False)
-    """Of the window, from `on_scores` on."""
+    """Scores of the window; set from `on_scores` on."""
     host: dict[Hashable, list[int]] = field(default_factory=dict)
-    """What was asked for, as of this round's wait."""
+    """Answers to `ask`, as of this round's wait."""
     revised: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Tokens and `born` (L,) after every revision, for the trace."""
     _asked: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
     def begun(self) -> bool:
-        """Whether a forward was made."""
+        """Whether any forward was made."""
         return self.state.forwards > 0
 
     @property
     def rows_KRV(self) -> Tensor:
-        """Logits of the rows that the plan wants, without those that a piece added."""
+        """Logits of the plan's own rows, without those that a piece added."""
         rows = self.plan.rows[1] - self.plan.rows[0]
         picked = self.plan.only_M is not None or self.logits_KXV.shape[1] == rows
         return self.logits_KXV if picked else self.logits_KXV[:, :rows]
@@ -289,7 +302,7 @@ class Round:
 
     @property
     def ahead_KXV(self) -> Tensor:
-        """Logits of the wanted rows after the window, for pieces that read what is fed."""
+        """Logits of the computed rows after the window, for pieces with `reads_rows` = "fed"."""
         return self.rows_KRV[:, self.window.width :]
 
     def ask(self, key: Hashable, values: Tensor) -> None:
@@ -297,21 +310,21 @@ class Round:
         self._asked[key] = values
 
     def question(self) -> Tensor:
-        """All that was asked for, int64 or shorter (X,)."""
+        """Return all requested values, int64 or shorter (X,)."""
         return torch.cat([values.reshape(-1) for values in self._asked.values()])
 
     def answer(self, values: list[int]) -> None:
-        """Learn the values of `question`."""
+        """Store the values of `question` in `host`."""
         each = iter(values)
         self.host = {key: [*islice(each, part.numel())] for key, part in self._asked.items()}
         self._asked = {}
 
     def on_host(self, key: Hashable) -> Tensor:
-        """What was asked for of every canvas position, on the host (L,)."""
+        """Return requested values of all canvas positions, on the host (L,)."""
         return torch.tensor(self.host[key])[: self.state.length]
 
     def reuse_prefix(self, grid: int) -> None:
-        """Take K/V of the prompt's beginning from the request before, in spans of `grid` positions.
+        """Reuse K/V of the prompt's prefix from the previous request, in spans of `grid` positions.
 
         To be called before the first forward; see `Denoiser.reuse_prefix`.
         """
@@ -330,13 +343,13 @@ class Round:
         self.ask(END, end)
 
     def cut(self, length: Tensor) -> None:
-        """Give up all positions from `length` (0-d int64) on."""
+        """Discard all positions from `length` (0-d int64) on."""
         self.state.cut(length)
         self.ask(LENGTH, (self.state.born_KL[-1] != CUT).sum())
 
     def insert(self, at: Tensor, count: Tensor, ends: Tensor | None, most: int) -> None:
-        """Insert `count` positions, at most `most`, in front of `at`, up to the request's new
-        tokens; see `DecodeState.insert`.
+        """Insert `count` positions, at most `most`, before `at`. The canvas grows at most to the
+        request's new tokens; see `DecodeState.insert`.
         """
         most = min(most, self.state.wanted - self.state.length)
         if most > 0:
@@ -348,22 +361,23 @@ class WorkerGroup:
     """The processes that decode a request; this class is the group of one process.
 
     A group divides the branches of a round among its workers. Every worker holds the same state and
-    takes every decision itself from the same values: the ratings of all branches, and state and
-    scores of the winner. Only what depends on logits (scores, and what a score remembers) is sent
-    from the worker that computed it; logits are never sent.
+    makes the same decisions from the same values: the ratings of all branches, and state and scores
+    of the winner. Scores and the memo of a score depend on logits, so the worker that computed them
+    sends them; logits are never sent.
     """
 
     needs: Mapping[str, frozenset[Need]] = {}
-    """What the group needs of a decoder, by the setting that needs it."""
+    """What the group requires of a decoder, by the setting that requires it."""
 
     def divide(
         self, branches: DecodeState, window: Window, plan: ForwardPlan
     ) -> tuple[DecodeState, Window, ForwardPlan]:
-        """The branches of a round that this worker feeds and scores."""
+        """Return the branches of a round that this worker feeds and scores."""
         return branches, window, plan
 
     def gather(self, rating_K: Tensor) -> Tensor:
-        """Ratings of all branches of the round, in order, from those of this worker's branches."""
+        """Return the ratings of all branches of the round, in order; `own`: those of this worker's
+        branches."""
         return rating_K
 
     def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:
@@ -377,7 +391,7 @@ class WorkerGroup:
         own: DecodeState,
         scores: tuple[Scores, ...],
     ) -> tuple[DecodeState, tuple[Scores, ...]]:
-        """State and scores of the winner; `own` are this worker's branches after scoring."""
+        """Return state and scores of the winner; `own` are this worker's branches after scoring."""
         if branches.branches == 1:
             return own, scores
         return own.pick(winner), tuple(one.pick(winner) for one in scores)

@@ -1,7 +1,7 @@
-"""Whether a value fits a declared type, for data that comes from outside: settings, stored files.
+"""Check values from outside (settings, stored files) against declared types.
 
-Numbers, text, None, lists, mappings, unions and literals are checked at any depth. A number's range
-is declared with its type: `Annotated[int, Range(0, 10)]`, or a name of it below.
+Numbers, text, None, lists, mappings, unions and literals are checked at any depth. The range of a
+number is declared with its type: `Annotated[int, Range(0, 10)]`, or one of the names below.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from typing import (
 from dllm_bench.core.errors import DllmBenchError
 
 Made = TypeVar("Made")
-SHOWN_CHARS = 200  # of a value in an error message
+SHOWN_CHARS = 200  # characters of a value shown in an error message
 IsA = Callable[[Any, type], bool]
 LISTS, MAPPINGS = (list, tuple, Sequence), (dict, Mapping)
 TYPES: dict[Any, set[type]] = {int: {int}, float: {int, float}, bool: {bool}, str: {str}}
-"""Declared type -> the types of its values: a whole number is a float too, True is no number."""
+"""Declared type -> accepted types of values: an int is accepted as a float, a bool is not a
+number."""
 WORDS: dict[Any, str] = {
     int: "a whole number", float: "a number", bool: "true or false", str: "a text",
     NoneType: "null", None: "null", Any: "anything",
@@ -39,14 +40,14 @@ WORDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest number that a field may hold; neither is NaN."""
+    """The smallest and largest allowed number of a field; neither is NaN."""
 
     low: float
     high: float
     above: bool = False  # whether `low` itself is too small
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether all of these numbers are in the range."""
+        """Return whether all of these numbers are in the range."""
         least = min(values)
         within = all(self.low <= end <= self.high for end in (least, max(values)))
         return within and not (self.above and least == self.low)
@@ -57,7 +58,7 @@ class Range:
         return f"{'above' if self.above else 'from'} {self.low:g} to {self.high:,.12g}"
 
 
-UNBOUNDED = 2**53  # a range up to here is shown as one without an end
+UNBOUNDED = 2**53  # a range up to this is shown without an upper end
 Count = Annotated[int, Range(0, 2**53)]
 Amount = Annotated[float, Range(0, 2**53)]
 Seconds = Annotated[float, Range(0, 1e9)]  # a duration
@@ -70,9 +71,9 @@ Moment = Annotated[float, Range(0, 253_402_300_799)]  # seconds since the epoch,
 
 
 def fits(value: Any, declared: Any, is_a: IsA = isinstance) -> bool:
-    """Whether `value` is of the type `declared`, as `typing.get_type_hints` gives it.
+    """Return whether `value` is of the type `declared`, as `typing.get_type_hints` gives it.
 
-    is_a: decides for classes, and for `object`, which stands for Any.
+    is_a: decides for classes and for `object`, which stands for Any.
     """
     origin, parts = get_origin(declared), get_args(declared)
     if origin in (Union, UnionType):
@@ -100,7 +101,7 @@ def _all_fit(values: Sequence[Any], origin: Any, parts: tuple[Any, ...], is_a: I
     if fixed and len(values) != len(parts):
         return False
     kind, *ranges = get_args(parts[0]) if get_origin(parts[0]) is Annotated else parts[:1]
-    if not fixed and kind in TYPES:  # the many token ids of a sample
+    if not fixed and kind in TYPES:  # a fast path, for the many token ids of a sample
         of_kind = set(map(type, values)) <= TYPES[kind]
         return of_kind and (not values or all(one.holds(values) for one in ranges))
     declared = parts if fixed else parts[:1] * len(values)
@@ -108,7 +109,7 @@ def _all_fit(values: Sequence[Any], origin: Any, parts: tuple[Any, ...], is_a: I
 
 
 def in_words(declared: Any) -> str:
-    """The declared type as an error names it: "a whole number from 0 to 10, or null"."""
+    """Return the declared type in words for an error: "a whole number from 0 to 10, or null"."""
     parts = get_args(declared)
     if get_origin(declared) is Annotated:
         return f"{in_words(parts[0])} {parts[1]}"
@@ -124,18 +125,18 @@ def in_words(declared: Any) -> str:
 
 
 def refusal(owner: str, name: str, declared: Any, value: Any) -> DllmBenchError:
-    """The error for a setting of a class that is not of its declared type, range or choices."""
+    """Return the error for a setting that violates its declared type, range or choices."""
     return DllmBenchError(f"{owner} has {name} {shown(value)}; give {in_words(declared)}.")
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, cut."""
+    """Return a value as shown in an error message, cut to `SHOWN_CHARS`."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
 
 class CheckedFields:
-    """Base of dataclasses that refuse values beyond the ranges and choices of their fields."""
+    """Base of dataclasses that refuse values outside the ranges and choices of their fields."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -147,9 +148,9 @@ class CheckedFields:
 
 @cache
 def _narrowed(kind: Any) -> dict[str, Any]:
-    """Types by field, for those that declare a range or choices."""
+    """Return the types of the fields that declare a range or choices."""
     hints = dict[str, Any]()
-    with suppress(NameError):  # a type that is imported for annotations only
+    with suppress(NameError):  # a type that is only imported for annotations
         hints = get_type_hints(kind, include_extras=True)
     own = {field.name: hints[field.name] for field in fields(kind) if field.name in hints}
     return {name: declared for name, declared in own.items() if _is_narrow(declared)}
@@ -163,8 +164,8 @@ def _is_narrow(declared: Any) -> bool:
 
 
 def made_from(kind: Callable[..., Made], plain: Any) -> Made:
-    """The dataclass `kind` of plain data, its inner dataclasses too; ValueError for names or types
-    that it does not declare.
+    """Return a `kind` (a dataclass, possibly nested) made from plain data; ValueError for names or
+    types that it does not declare.
     """
     hints, optional = _fields_of(kind)
     names = hints.keys()
@@ -180,7 +181,7 @@ def made_from(kind: Callable[..., Made], plain: Any) -> Made:
 
 @cache
 def _fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Types by field, and the fields that have a default."""
+    """Return the types of all fields, and the names of fields with a default."""
     hints = get_type_hints(kind, include_extras=True)
     own = [field for field in fields(kind) if field.init]
     optional = [f.name for f in own if (f.default, f.default_factory) != (MISSING, MISSING)]
@@ -188,7 +189,7 @@ def _fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _part(declared: Any, value: Any) -> Any:
-    """A value, as the dataclass that is declared for it, if one is."""
+    """Return a value, converted to its declared type if that is a dataclass."""
     kinds = (declared, *get_args(declared))
     inner = [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
     if inner and isinstance(value, Mapping):

@@ -1,11 +1,11 @@
-"""What a decoder is: pieces that fit together.
+"""A decoder: pieces that fit together.
 
-A piece is a frozen dataclass without state; what a method has to remember lives in
-`DecodeState.memo`. Each piece says which conditions it needs of the others and which it gives.
-Combinations are refused in two places: `check_pieces_fit` compares the pieces once, when the
-decoder is made, and `check_run_fits` the decoder with model, batch, request and hardware. The
-contracts of the single pieces are in `contracts` (masked decoding) and `speculative`. Imports no
-torch, so that what a decoder is can be told, estimated and compared without it.
+A piece is a frozen dataclass without state; values that a method remembers are in
+`DecodeState.memo`. Each piece declares which conditions it needs from other pieces and which it
+gives. Combinations are checked in two places: `check_pieces_fit` compares the pieces once, when the
+decoder is made, and `check_run_fits` compares the decoder with model, batch, request and hardware.
+The contracts of the individual pieces are in `contracts` (masked decoding) and `speculative`. This
+module does not import torch, so decoders can be described, estimated and compared without it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 
 class Condition(StrEnum):
-    """What one piece can rely on in another. The value is the wording in error messages."""
+    """A property of one piece that another can rely on. The value is the wording in error
+    messages."""
 
     ONE_OPEN_BLOCK = "one open block at a time"
     BLOCKS_IN_ORDER = "blocks that finish in order"
     EQUAL_BLOCKS = "blocks of equal length"
-    SUB_BLOCKS = "sub-blocks"  # blocks that are decoded in parts, the first position first
-    ABSOLUTE_BLOCKS = "absolute blocks"  # at multiples of the block length, whatever the prompt is
+    SUB_BLOCKS = "sub-blocks"  # blocks decoded in parts, from the first position on
+    ABSOLUTE_BLOCKS = "absolute blocks"  # at multiples of the block length, for any prompt
     FIXED_CANVAS = "positions that keep their places"  # no piece calls `Round.insert`
     WHOLE_CANVAS = "the whole canvas in every forward"
     RAW_CONFIDENCE = "raw confidence"  # `Scores.raw_KW`, or a confidence without added evidence
@@ -51,8 +52,8 @@ class Condition(StrEnum):
     DRAFT_TREES = "acceptance along the paths of a tree"  # `Proposal.parents_D`
     LOGITS_ALONE = "scores of the logits alone"  # a `Ranked` score
     PROBABILITIES = "probabilities as confidence"
-    ROW_BY_ROW = "scores of each row alone, in every forward"  # of its logits and position
-    TO_LAST_BLOCK = "commits after the open block"  # windows end with the last block, open or not
+    ROW_BY_ROW = "scores of each row alone, in every forward"  # from its logits and position only
+    TO_LAST_BLOCK = "commits after the open block"  # windows reach to the last block, open or not
     FROM_FIRST_BLOCK = "windows from the first block on"  # finished or not
     NO_CHANGES = "no changes of committed tokens"
     OWN_SPANS = "spans of positions and K/V of this request alone"
@@ -68,7 +69,7 @@ class Condition(StrEnum):
     DRAWS = "random numbers by the request's seed"
     STOPS_ON_END = "an end at an end token"  # a committed one closes or finishes branches
     ONE_REQUEST = "one request at a time"  # of a batch
-    # of a model:
+    # conditions of a model:
     CAUSAL = "causal attention (an autoregressive target)"
     MASKS = (
         "attention to masks (autoregressive models go with decoder=ar and speculative decoders; "
@@ -86,14 +87,14 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True)
 class Number:
-    """A number that a piece gives; see the subclasses."""
+    """A number that a piece declares; see the subclasses."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class BlockLength(Number):
-    """Blocks have this many positions."""
+    """Number of positions of a block."""
 
     def __str__(self) -> str:
         return f"blocks of {self.value}"
@@ -101,14 +102,14 @@ class BlockLength(Number):
 
 @dataclass(frozen=True)
 class MostBranches(Number):
-    """A forward has at most this many branches; one if no piece says so."""
+    """Maximum number of branches in a forward; 1 if no piece declares it."""
 
 
 @dataclass(frozen=True)
 class RenewalRounds(Number):
-    """Number of rounds of a request between renewals of the cache, for counts of published loops.
+    """Number of rounds between renewals of the cache, used to count as published loops do.
 
-    A round is a forward between renewals, with the renewal before it if there is one.
+    A round is a forward between renewals, together with the renewal before it, if any.
     """
 
 
@@ -124,24 +125,24 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class DecoderSummary:
-    """Facts of a decoder for those who estimate, check or show a run without decoding anything."""
+    """Properties of a decoder, for estimating, checking or showing a run without decoding."""
 
     branches: int = 1  # most candidate states in one forward
-    block: int | None = None  # positions of a block; None: the whole generation, or no blocks
-    one_token_per_forward: bool = False  # by construction, whatever the text is
+    block: int | None = None  # block length; None: the whole generation, or no blocks
+    one_token_per_forward: bool = False  # by construction, for any text
     caches: bool = True  # whether a forward can read keys and values of earlier ones
     explores: bool = False  # whether a branch other than the base can continue
     stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
     attention: str | None = None  # "full" or "block_causal"; None: not the masked loop
     uses_seed: bool = False  # whether the request's seed can change a token
-    warning: str | None = None  # what the pieces do together that is known to cost score
+    warning: str | None = None  # a combination of pieces that is known to lower the score
     drafts: bool = False  # whether a drafter proposes tokens and the model verifies them
-    scores_options: bool = False  # whether it gives likelihoods of options, and generates nothing
+    scores_options: bool = False  # whether it computes likelihoods of options and generates nothing
 
 
 FIXED_CANVAS = Need("schedule", Condition.FIXED_CANVAS)
-"""Need of pieces that remember something of certain canvas positions from one forward to the next,
-or that cut the canvas."""
+"""Needed by pieces that remember values per canvas position from one forward to the next, or that
+cut the canvas."""
 ONE_BRANCH = Need("explore", Condition.ONE_BRANCH)
 ONE_OPEN_BLOCK = Need("schedule", Condition.ONE_OPEN_BLOCK)
 CAUSAL_MODEL = Need("model", Condition.CAUSAL)
@@ -150,21 +151,21 @@ MASK_TOKEN = Need("model", Condition.MASK_TOKEN)
 
 
 class Piece(CheckedFields):
-    """What all pieces have in common. The class variables may be properties of the instance."""
+    """Base of all pieces. The class variables may be properties of the instance."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset()  # what others have to give
+    needs: ClassVar[frozenset[Need]] = frozenset()  # conditions that others must give
     gives: ClassVar[Conditions] = frozenset()  # what this piece gives
 
     def __str__(self) -> str:
         return type(self).__name__
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
-        """The request with what this piece has to know before decoding begins."""
+        """Return the request, completed with what this piece needs before decoding begins."""
         return request
 
 
 def parts_of(piece: Piece) -> Iterator[Piece]:
-    """The pieces that a piece is made of, at any depth."""
+    """Yield the pieces inside a piece, at any depth."""
     for part in fields(piece):  # type: ignore[arg-type]
         value = getattr(piece, part.name)
         for one in value if isinstance(value, tuple) else (value,):
@@ -177,13 +178,14 @@ class Decoder(Protocol):
     """Turns a request into a generation. There are three loops: masked, speculative, canvas."""
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
-        """The request with what decoding needs beforehand; not part of the measured time."""
+        """Return the request, completed with what decoding needs beforehand; not part of the
+        measured time."""
 
     def generate(self, model: Denoiser, request: Request) -> Generation:
         """Decode one request; equal inputs give equal outputs."""
 
     def summary(self) -> DecoderSummary:
-        """Facts of the decoder that are known without decoding."""
+        """Return properties of the decoder that are known without decoding."""
 
 
 class BatchedDecoder(Decoder, Protocol):
@@ -192,49 +194,50 @@ class BatchedDecoder(Decoder, Protocol):
     def generate_stream(
         self, model: Denoiser, requests: Iterable[Request], batch: int
     ) -> Iterator[Generation]:
-        """Decode `batch` requests at a time, starting the next when one ends; yield each when it is
+        """Decode `batch` requests at a time and start the next when one ends; yield each when it is
         finished.
         """
 
 
 class ComposedDecoder(CheckedFields, ABC):
-    """What all loops have in common: slots with pieces, checked when the decoder is made."""
+    """Base of the decoders of all loops: slots with pieces, checked when the decoder is made."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset()  # what all pieces together need of a model
+    needs: ClassVar[frozenset[Need]] = frozenset()  # needs of all pieces from a model
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_pieces_fit()
 
     def slots(self) -> Mapping[str, Piece]:
-        """The pieces by the name of their slot."""
+        """Return the pieces by the name of their slot."""
         values = {slot.name: getattr(self, slot.name) for slot in fields(self)}  # type: ignore[arg-type]
         return {name: piece for name, piece in values.items() if isinstance(piece, Piece)}
 
     def pieces(self) -> Iterator[Piece]:
-        """All pieces, at any depth."""
+        """Yield all pieces, at any depth."""
         for piece in self.slots().values():
             yield piece
             yield from parts_of(piece)
 
     def prepare_pieces(self, model: Denoiser, request: Request) -> Request:
-        """The request with what the pieces have to know beforehand (the oracle's reference)."""
+        """Return the request, completed with what the pieces need beforehand (such as the oracle's
+        reference)."""
         for piece in self.pieces():
             request = piece.prepare(model, request)
         return request
 
     def any_gives(self, condition: Condition) -> bool:
-        """Whether a piece gives the condition."""
+        """Return whether any piece gives the condition."""
         return any(condition in piece.gives for piece in self.pieces())
 
     def number(self, kind: type[Number]) -> int | None:
-        """The number of this kind that the piece of a slot gives; None if none does."""
+        """Return the number of this kind that a piece declares; None if none does."""
         given = (one for piece in self.slots().values() for one in piece.gives)
         return next((one.value for one in given if isinstance(one, kind)), None)
 
     @abstractmethod
     def summary(self) -> DecoderSummary:
-        """Facts of this decoder, from its pieces."""
+        """Return properties of this decoder, from its pieces."""
 
     def check_pieces_fit(self) -> None:
         """Raise DllmBenchError if a piece needs what the piece in another slot does not give."""
@@ -250,9 +253,9 @@ class ComposedDecoder(CheckedFields, ABC):
     ) -> None:
         """Raise DllmBenchError if model, batch or a piece does not give what a run needs.
 
-        model: a denoiser, or what its settings say before it is loaded; see `abilities`.
+        model: a denoiser or, before it is loaded, its settings; see `abilities`.
         batch: requests that share a forward.
-        asked: by the request or the setting of hardware that needs it.
+        asked: further needs, by the request or the hardware setting that has them.
         """
         alone = frozenset({Condition.ONE_REQUEST} if batch == 1 else ())
         given = {"model": abilities(model), "batch": Given(str(batch), alone)}
@@ -266,7 +269,7 @@ class ComposedDecoder(CheckedFields, ABC):
 
 
 class Given(NamedTuple):
-    """What the pieces of a decoder can rely on in something that is none of them."""
+    """Conditions given to the pieces by something outside the decoder, such as the model."""
 
     name: str
     gives: Conditions
@@ -276,7 +279,8 @@ class Given(NamedTuple):
 
 
 def abilities(model: object) -> Given:
-    """What decoders can rely on in a model, by its attributes; whatever is not known is given."""
+    """Return the conditions that a model gives, by its attributes; unknown attributes count as
+    given."""
     form, shifted = getattr(model, "attention_form", None), getattr(model, "shifted", None)
     is_given = {
         Condition.CAUSAL: form in ("causal", None),
@@ -296,8 +300,8 @@ def require(
 ) -> None:
     """Raise DllmBenchError for the first need that `given`, by slot, does not give.
 
-    Needs of slots that are not in `given` are left out. other: what may be chosen instead of the
-    wanted slot.
+    Needs of slots that are not in `given` are ignored. other: settings that can be changed instead
+    of the wanted slot.
     """
     for wanted, condition in sorted(needs, key=lambda need: (need.slot, str(need.condition))):
         if wanted in given and condition not in given[wanted].gives:

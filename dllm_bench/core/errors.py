@@ -1,4 +1,4 @@
-"""`DllmBenchError`, for mistakes that the user can correct, and its words for an unknown name."""
+"""`DllmBenchError`, for mistakes that the user can correct, and its message for an unknown name."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from difflib import get_close_matches
 class DllmBenchError(Exception):
     """A mistake that the user can correct.
 
-    The message says what was asked for, what was found, and what to do.
+    The message says what was requested, what was found, and what to do.
     """
 
 
-SHOWN = 5  # of many known names, the nearest ones
+SHOWN = 5  # number of nearest names shown if many are known
 
 
 def unknown_name(
     kind: str, name: str, known: Sequence[str], more: str = "", listing: str = ""
 ) -> str:
-    """The error message for an unknown name: the nearest known one, if any, then the choices.
+    """Return the error message for an unknown name: the nearest known one, if any, then the
+    choices.
 
     Of many known names the nearest few are shown. `more` is added after the names, for choices that
     are not names; `listing` is the command that prints all names.
@@ -34,13 +35,15 @@ def unknown_name(
 
 
 def nearest(name: str, known: Sequence[str]) -> list[str]:
-    """The known names, or of more than twice `SHOWN` the nearest ones, nearest first."""
+    """Return the known names; if there are more than twice `SHOWN`, the nearest ones, nearest
+    first."""
     if len(known) <= 2 * SHOWN:
         return list(known)
     return get_close_matches(name, known, n=SHOWN, cutoff=0)
 
 
 def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
-    """ "did you mean 'x'? " with the nearest known name after `prefix`; empty if none is near."""
+    """Return "did you mean 'x'? " with the nearest known name after `prefix`; empty if none is
+    near."""
     near = get_close_matches(name, known, n=1)
     return f"did you mean {prefix + near[0]!r}? " if near else ""

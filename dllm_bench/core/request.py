@@ -20,7 +20,7 @@ EndTokens = Literal["eos", "eot", "ends"]
 class SpecialTokens:
     """Ids of a checkpoint's special tokens; None where it has no such token."""
 
-    mask: int  # stands at every masked position
+    mask: int  # the token at every masked position
     eos: int  # ends a text
     pad: int | None = None
     bos: int | None = None
@@ -33,7 +33,8 @@ class SpecialTokens:
         return (self.eos, *extra)
 
     def named(self, which: EndTokens) -> list[int]:
-        """Ids of the end tokens `which`: eos, eot (none if the checkpoint has none) or both."""
+        """Return the ids of the end tokens named by `which`: eos, eot (empty if the checkpoint has
+        none) or both."""
         meant = {"eos": self.ends[:1], "eot": self.ends[1:], "ends": self.ends}
         return list(meant[which])
 
@@ -41,31 +42,31 @@ class SpecialTokens:
 class Option(NamedTuple):
     """A continuation to score by its likelihood."""
 
-    prompt_ids: tuple[int, ...]  # what stands before it
+    prompt_ids: tuple[int, ...]  # the context before it
     ids: tuple[int, ...]  # its own tokens
 
 
 class Likelihood(NamedTuple):
-    """What a decoder says of an option."""
+    """A decoder's estimate for an option."""
 
-    nats: float  # natural logarithm of its probability, or a lower bound of it
+    nats: float  # natural logarithm of its probability, or a lower bound of that
     error: float  # standard error of `nats` over draws; 0 where nothing was drawn
-    greedy: bool  # whether greedy decoding gives exactly this option, where that was computed
+    greedy: bool  # whether greedy decoding gives exactly this option, if that was computed
 
 
 @dataclass(frozen=True)
 class Request:
-    """One generation to make, or the options to score."""
+    """A text to generate, or options to score."""
 
     id: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     stop: tuple[str, ...] = ()  # strings that end the text
     prompt: str = ""  # text the ids were encoded from
-    seed: int = 0  # of the request's random numbers
+    seed: int = 0  # seed of the request's random numbers
     reference: tuple[int, ...] | None = None  # new tokens that are known beforehand (oracle)
-    pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) that stand from the start
-    options: tuple[Option, ...] = ()  # to score; nothing is generated then
+    pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) fixed from the start
+    options: tuple[Option, ...] = ()  # options to score; if any, nothing is generated
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -79,7 +80,7 @@ class Request:
 
 
 def filling(request: Request, special: SpecialTokens) -> Request:
-    """The request that fills the masks of its own prompt, which makes no other new tokens.
+    """Return a request that fills the masks of its own prompt and generates nothing else.
 
     New positions begin at the first mask; the prompt's tokens from there on are pinned.
     """
@@ -87,7 +88,7 @@ def filling(request: Request, special: SpecialTokens) -> Request:
     first = ids.index(special.mask)
     if not first:
         raise DllmBenchError(
-            f"The prompt {request.prompt[:60]!r} begins with a mask to fill, and decoding needs a "
+            f"The prompt {request.prompt[:60]!r} begins with a mask to fill, but decoding needs a "
             "token before it; begin the prompt with a text."
         )
     given = tuple((at, token) for at, token in enumerate(ids[first:]) if token != special.mask)
@@ -95,13 +96,13 @@ def filling(request: Request, special: SpecialTokens) -> Request:
 
 
 def first_end(ids: Sequence[int], special: SpecialTokens) -> int | None:
-    """Index of the first token that ends a text; None if there is none."""
+    """Return the index of the first token that ends a text; None if there is none."""
     return next((i for i, token in enumerate(ids) if token in special.ends), None)
 
 
 def cut_reasons(ids: Sequence[int], max_new_tokens: int, special: SpecialTokens) -> dict[str, int]:
-    """Reason -> index in `ids` where the text ends for it: always "length", and "eos" for the first
-    token that ends a text.
+    """Return {reason: index in `ids` at which the text ends}: always "length", and "eos" if a token
+    ends the text.
     """
     end = first_end(ids, special)
     return {"length": min(len(ids), max_new_tokens), **({} if end is None else {"eos": end})}
@@ -112,13 +113,13 @@ class Generation:
     """The tokens of one request, before any cut."""
 
     request_id: str
-    ids: tuple[int, ...]  # all tokens after the prompt, those after the first end token included
+    ids: tuple[int, ...]  # all tokens after the prompt, including those after the first end token
     born: tuple[int, ...]  # index of the forward that committed each of `ids`
     cut: dict[str, int]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
     trace: Trace = field(default_factory=Trace)
     text: str = ""  # filled by the runner
-    renewal_rounds: int | None = None  # `RenewalRounds`, for counts of published loops
-    likelihoods: tuple[Likelihood, ...] = ()  # of the request's options; `ids` are the best one's
+    renewal_rounds: int | None = None  # number of `RenewalRounds`, to count as published loops do
+    likelihoods: tuple[Likelihood, ...] = ()  # one per option; `ids` are the best one's
 
     @property
     def emitted(self) -> int:

@@ -1,9 +1,10 @@
 """Contracts of speculative decoding: drafts, verification, and how many draft tokens to verify.
 
 Shapes: D draft tokens, R = D + 1 rows of logits, L committed tokens, H hidden size, V vocabulary;
-F positions that the target fed last, C = H times the number of feature layers. One request at a
-time: a leading axis of 1 where a network wants a batch axis. Pieces are frozen dataclasses without
-state; what drafting one request has to remember is in the cache that `Draft.new_cache` makes.
+F positions that the target fed last, C = H times the number of feature layers. Requests are drafted
+one at a time; a leading axis of 1 serves as the batch axis of networks. Pieces are frozen
+dataclasses without state; the state of drafting a request is in the cache made by
+`Draft.new_cache`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dllm_bench.core.decoder import Piece
 from dllm_bench.core.denoiser import AddedRows, Denoiser, KVCache
 
 GREEDY = 1e-5
-"""Temperatures below this one take the most probable token."""
+"""Below this temperature the most probable token is taken."""
 Uniforms = Callable[[int], Tensor]
 """n -> n random numbers in [0, 1), (n,) float64, on the model's device."""
 
@@ -30,15 +31,16 @@ class Target(Denoiser, Protocol):
     """An autoregressive model whose embedding table and head a drafter may use."""
 
     attention_form: str
-    """How positions see each other; "causal" for a model that can verify drafts."""
+    """Form of attention; "causal" for a model that can verify drafts."""
     dtype: torch.dtype
     num_layers: int
-    """Transformer layers; a drafter checks by it that it was trained for this model."""
+    """Number of transformer layers; a drafter uses it to check that it was trained for this
+    model."""
     hidden_size: int
     """H, the width of a layer's output; checked like `num_layers`."""
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of normalised hidden states (..., H)."""
+        """Return logits (..., V) of normalised hidden states (..., H)."""
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Weights (N, H) of the head for these tokens."""
@@ -55,7 +57,7 @@ class Sampler:
     temperature: float
     """Divides the logits; below `GREEDY` the most probable token is taken."""
     uniforms: Uniforms
-    """Source of random numbers; not called where greedy."""
+    """Source of random numbers; not called if greedy."""
 
     @property
     def greedy(self) -> bool:
@@ -63,13 +65,13 @@ class Sampler:
         return self.temperature < GREEDY
 
     def probabilities(self, logits_DV: Tensor) -> Tensor:
-        """Probabilities (D, V) in float32; 1 for the best token where greedy."""
+        """Return probabilities (D, V) in float32; if greedy, 1 for the best token."""
         if self.greedy:
             return one_hot(logits_DV.argmax(-1), logits_DV.shape[-1])
         return (logits_DV.float() / self.temperature).softmax(-1)
 
     def draw(self, probabilities_DV: Tensor) -> Tensor:
-        """One token (D,) from each row; takes D random numbers, none where greedy."""
+        """Return one token from each row, (D,); uses D random numbers, none if greedy."""
         if self.greedy:
             return probabilities_DV.argmax(-1)
         cumulative_DV = probabilities_DV.double().cumsum(-1)
@@ -78,45 +80,46 @@ class Sampler:
         return drawn_D1[:, 0].clamp_(max=probabilities_DV.shape[-1] - 1)
 
     def sample(self, logits_DV: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tokens (D,) and the probabilities (D, V) they were drawn from, None where greedy."""
+        """Return tokens (D,) and the probabilities (D, V) they were drawn from, None if greedy."""
         if self.greedy:
             return logits_DV.argmax(-1), None
         probabilities_DV = self.probabilities(logits_DV)
         return self.draw(probabilities_DV), probabilities_DV
 
     def joined(self, distributions: Sequence[Tensor | None]) -> Tensor | None:
-        """The probabilities (D, V) of tokens that were sampled one by one; None where greedy."""
+        """Return the probabilities (D, V) of tokens that were sampled one by one; None if
+        greedy."""
         known = [one for one in distributions if one is not None]
         return torch.cat(known) if known else None
 
 
 def one_hot(tokens_D: Tensor, vocabulary: int) -> Tensor:
-    """Probabilities (D, V), float32, that are 1 for the given tokens."""
+    """Return probabilities (D, V), float32, that are 1 for the given tokens."""
     return torch.nn.functional.one_hot(tokens_D, vocabulary).float()
 
 
 def row_at(values: Tensor, index: Tensor) -> Tensor:
-    """`values[index]` for a 0-d index on the device, without a copy to the host."""
+    """Return `values[index]` for a 0-d index on the device, without a copy to the host."""
     return values.index_select(0, index.reshape(1))[0]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a drafter may read."""
+    """The inputs of a drafter."""
 
     tokens_L: Tensor
     """All committed tokens, int64. The last is the anchor: the target has not fed it yet."""
     features_1FC: Tensor | None
-    """Outputs of the feature layers at the F positions before the anchor that the target fed last;
-    None without feature layers."""
+    """Outputs of the feature layers at the last F positions that the target fed, which precede the
+    anchor; None without feature layers."""
     target: Target
     kv: KVCache | None
     """The drafter's own cache; None if it needs none."""
     head_begins: Callable[[], None] = lambda: None
-    """To be called where a sequential head takes over from the drafter's network, so that the two
-    are timed separately."""
+    """Called when the sequential head starts after the drafter's network, so that the two are timed
+    separately."""
     host_L: Tensor | None = None
-    """`tokens_L` on the host; None where it is there already."""
+    """`tokens_L` on the host; None if the tensor is on the host already."""
     left: int | None = None
     """Tokens that the request still lacks; None: not known."""
     target_kv: KVCache | None = None
@@ -134,7 +137,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The draft tokens after a context; none at all is allowed: the target then adds one token."""
+    """The draft tokens after a context. There may be none; the target then adds one token."""
 
     tokens_D: Tensor
     """Draft tokens, int64."""
@@ -144,8 +147,9 @@ class Proposal:
     """Logit of the probability that a token is accepted if all before it are; None without a
     confidence head."""
     parents_D: Tensor | None = None
-    """Of a tree: the draft token, from 1, that each token follows, an earlier one; 0: the anchor.
-    Tokens that follow the same one differ. None: each follows the one before it."""
+    """For a tree: the parent of each token, an earlier draft token counted from 1, or 0 for the
+    anchor. Siblings are different tokens. None: a chain, in which each token follows the one before
+    it."""
     calls: int = 0
     """Calls of the drafter's network."""
     fed: int = 0
@@ -157,27 +161,27 @@ class Proposal:
         return len(self.tokens_D)
 
     def first(self, n: int) -> Proposal:
-        """The proposal cut to its first n tokens."""
+        """Return the proposal cut to its first n tokens."""
         of_tokens = ("tokens_D", "probabilities_DV", "survival_D", "parents_D")
         known: dict[str, Any] = {name: getattr(self, name) for name in of_tokens}
         return replace(self, **{k: v[:n] for k, v in known.items() if v is not None})
 
     @cached_property
     def path_DR(self) -> Tensor:
-        """Of a tree: which of the anchor and the draft tokens lead to each token, itself included,
-        bool (D, D + 1).
+        """For a tree: which of anchor and draft tokens are on the path to each token, including
+        itself; bool (D, D + 1).
         """
         assert self.parents_D is not None
         before_R = torch.nn.functional.pad(self.parents_D, (1, 0))  # the anchor precedes itself
         path_RR = torch.eye(len(before_R), dtype=torch.bool, device=before_R.device)
-        for _ in range(len(self).bit_length()):  # paths twice as long
+        for _ in range(len(self).bit_length()):  # each pass doubles the length of known paths
             path_RR = path_RR | path_RR[before_R]
             before_R = before_R[before_R]
         return path_RR[1:]
 
     def rows_after(self, anchor: int) -> AddedRows | None:
-        """The rows of a tree, in which each token sees its path; None for a chain, which is fed as
-        part of the canvas.
+        """Return the added rows of a tree, in which each token attends to its path; None for a
+        chain, which is fed as part of the canvas.
         """
         if self.parents_D is None:
             return None
@@ -186,26 +190,26 @@ class Proposal:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What verification decided, int64 on the device."""
+    """Decision of a verification, int64 on the device."""
 
     count: Tensor
-    """How many draft tokens are accepted, 0-d."""
+    """Number of accepted draft tokens, 0-d."""
     bonus: Tensor
-    """The target's own token after them, 0-d."""
+    """The target's own token after the accepted ones, 0-d."""
     path_D: Tensor | None = None
-    """Of a tree: the draft tokens, from 0, that are accepted, then the others; None: the accepted
-    ones are the first."""
+    """For a tree: indices of the accepted draft tokens, from 0, then of the others. None: the first
+    `count` are accepted."""
 
 
 HeadState = Tensor | None
-"""What a sequential head carries from slot to slot."""
+"""State that a sequential head carries from slot to slot."""
 
 
 class BlockNetwork(Protocol):
     """The network of DFlash (2) and DSpark, on its target's device: drafts a block at once."""
 
     def new_cache(self, length: int) -> KVCache:
-        """An empty cache for the context's keys and values, up to `length` positions."""
+        """Return an empty cache for the context's keys and values, up to `length` positions."""
 
     def block(
         self, context: Context, slots: int, first: int | None = None
@@ -217,10 +221,12 @@ class BlockNetwork(Protocol):
     def transition(
         self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """What the token (0-d) before a slot adds to its logits (V,), and the next state."""
+        """Return the term (V,) that the token (0-d) before a slot adds to its logits, and the next
+        state."""
 
     def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
-        """What the token (0-d) before a slot adds to the logits (K,) of its candidates."""
+        """Return the term (K,) that the token (0-d) before a slot adds to the logits of its
+        candidates."""
 
     def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
         """Logit (...) of the probability that a slot's token is accepted if all before it are.
@@ -230,33 +236,35 @@ class BlockNetwork(Protocol):
 
 
 class BlockDrafter(Protocol):
-    """A trained block drafter: what its config says, and its network where it is needed."""
+    """A trained block drafter: its config, and its network on demand."""
 
     slots: int
-    """Slots of a block as trained."""
+    """Number of slots of a block in training."""
     silent: int
-    """The first slots of a block, which predict nothing."""
+    """Number of first slots of a block that predict nothing."""
     feature_layers: tuple[int, ...]
     """Layers of the target that it reads; -1 is the embedding."""
     has_transition_head: bool
     """Whether a sequential head corrects a slot's logits by the token before it."""
     candidates: int
-    """K: most probable tokens of a slot among which a path selector chooses; 0: it has none."""
+    """K: number of most probable tokens of a slot among which a path selector chooses; 0: no
+    selector."""
     has_confidence_head: bool
     """Whether it estimates which tokens will be accepted."""
 
     def on(self, target: Target) -> BlockNetwork:
-        """The network, on the target's device; DllmBenchError if it does not fit the target."""
+        """Return the network, on the target's device; DllmBenchError if it does not fit the
+        target."""
 
 
 class ChainNetwork(Protocol):
     """The network of EAGLE-3, on its target's device: one token a call."""
 
     def new_cache(self, length: int) -> KVCache:
-        """An empty cache, with one entry for every committed token but the first."""
+        """Return an empty cache, with one entry for every committed token but the first."""
 
     def extend(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed what was committed since the last call.
+        """Feed the tokens committed since the last call.
 
         Returns the last hidden state (1, 1, H) and the logits (1, V) of the token after it.
         """
@@ -266,31 +274,33 @@ class ChainNetwork(Protocol):
 
 
 class ChainDrafter(Protocol):
-    """A trained chain drafter: what its config says, and its network where it is needed."""
+    """A trained chain drafter: its config, and its network on demand."""
 
     steps: int
-    """Tokens it was unrolled for in training."""
+    """Number of tokens it was unrolled for in training."""
     feature_layers: tuple[int, ...]
     """Layers of the target that it reads; -1 is the embedding."""
 
     def on(self, target: Target) -> ChainNetwork:
-        """The network, on the target's device; DllmBenchError if it does not fit the target."""
+        """Return the network, on the target's device; DllmBenchError if it does not fit the
+        target."""
 
 
 class ModelDrafter(Protocol):
     """A smaller autoregressive model over the same vocabulary."""
 
     def on(self, target: Target) -> Denoiser:
-        """The model, on the target's device; DllmBenchError if it does not fit the target."""
+        """Return the model, on the target's device; DllmBenchError if it does not fit the
+        target."""
 
 
 class Draft(Piece, ABC):
-    """context -> proposal."""
+    """Makes a proposal from a context."""
 
     @property
     @abstractmethod
     def longest(self) -> int:
-        """The most tokens a proposal can have."""
+        """Maximum number of tokens of a proposal."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -298,44 +308,48 @@ class Draft(Piece, ABC):
         return ()
 
     def new_cache(self, target: Target, length: int) -> KVCache | None:
-        """An empty cache for one request of up to `length` positions; None if none is needed."""
+        """Return an empty cache for one request of up to `length` positions; None if none is
+        needed."""
         return None
 
     @abstractmethod
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
-        """Draft after the committed tokens; afterwards the cache holds nothing beyond them."""
+        """Draft after the committed tokens; afterwards the cache holds only committed tokens."""
 
     def cut(self, proposals: Sequence[Proposal], target: Target) -> Sequence[Proposal]:
-        """The proposals of a round without tokens that need not be verified."""
+        """Return the proposals of a round without tokens that need not be verified."""
         return proposals
 
 
 class Verify(Piece, ABC):
-    """proposal -> accepted prefix and next token; keeps the target's output distribution."""
+    """Accepts a prefix of a proposal and chooses the next token; keeps the target's output
+    distribution."""
 
     reads_probabilities: ClassVar[bool]
-    """Whether it uses the distributions of a draft; drafts are greedy if not."""
+    """Whether it uses the distributions of a draft; if not, drafts are greedy."""
 
     @abstractmethod
     def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
-        """Row i of the target's logits judges draft token i, the last row what comes after all."""
+        """Verify a proposal: row i of the target's logits judges draft token i; the last row gives
+        the token after all of them."""
 
 
 LengthRule = Callable[[Sequence[Proposal]], list[int]]
-"""The proposals of a round, one per request -> how many tokens of each to verify."""
+"""The proposals of a round, one per request -> number of tokens of each to verify."""
 
 
 class VerifyLength(Piece, ABC):
-    """How many draft tokens of each request are worth verifying.
+    """Decides how many draft tokens of each request to verify.
 
     To keep the output distribution, whether a token is verified may depend on the tokens drafted
     before it and on earlier rounds, never on the token itself or on what follows it.
     """
 
     def begin(self) -> LengthRule:
-        """The rule of one batch, from its first round to its last; new if it remembers rounds."""
+        """Return the rule for one batch, from its first round to its last; a new object if it
+        remembers rounds."""
         return self
 
     @abstractmethod
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        """The lengths of one round, 0 to len(proposal) each, without knowledge of other rounds."""
+        """Return the lengths of one round, each 0 to len(proposal), independent of other rounds."""

@@ -1,10 +1,10 @@
-"""`DecodeState`: how far one request is decoded, for K candidate branches at once.
+"""`DecodeState`: the decoding state of one request, for K candidate branches at once.
 
-Masked positions hold the mask id, or a token that a reviser shows there. The canvas may be cut
-shorter, and grows only by `insert`, for a schedule that declares it. Tokens are written by
-`commit`, at masked positions, and by `revise`, at committed ones; nothing else writes them.
-`fork` and `pick` copy tokens and `memo` alike, so what a method remembers (credits, step counts)
-follows its branch and ends with its request.
+Masked positions hold the mask id, or a token that a reviser shows to the model there. The canvas
+may be cut, and grows only by `insert`, for a schedule that declares this. Tokens are written by
+`commit`, at masked positions, and by `revise`, at committed ones; nothing else writes them. `fork`
+and `pick` copy tokens and `memo` alike, so what a method remembers (credits, step counts) follows
+its branch and ends with its request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dllm_bench.core.trace import GIVEN
 from dllm_bench.core.transfer import constant
 
 MASKED = -1  # value of `born` at a position that is still masked
-PROMPT = GIVEN  # value of `born` at a position that nobody decodes: prompt, pinned or inserted
+PROMPT = GIVEN  # value of `born` at a position that is not decoded: prompt, pinned or inserted
 CUT = -3  # value of `born` at a position beyond the end of a canvas that was cut
 
 Remembered = TypeVar("Remembered", Tensor, int)
@@ -39,9 +39,9 @@ class MemoKey(Generic[Remembered]):
 
 
 class Memo:
-    """What the pieces remember from one forward of a request to the next.
+    """Values that the pieces remember from one forward of a request to the next.
 
-    Tensors have the leading dimension K. Integers are known to the host and common to all branches.
+    Tensors have the leading dimension K. Integers are on the host and common to all branches.
     """
 
     def __init__(self) -> None:
@@ -61,19 +61,19 @@ class Memo:
         self._values[key] = value
 
     def get(self, key: MemoKey[Remembered]) -> Remembered | None:
-        """The value of `key`, None if nothing was remembered."""
+        """Return the value of `key`, None if nothing was remembered."""
         return self._values.get(key)
 
     def tensors(self) -> dict[MemoKey[Tensor], Tensor]:
-        """The values that differ by branch."""
+        """Return the values that differ by branch."""
         return {key: v for key, v in self._values.items() if isinstance(v, Tensor)}
 
     def numbers(self) -> dict[MemoKey[int], int]:
-        """The values common to all branches."""
+        """Return the values common to all branches."""
         return {key: v for key, v in self._values.items() if not isinstance(v, Tensor)}
 
     def take(self, index: Tensor) -> Memo:
-        """The memo of the branches `index` (int64), in that order."""
+        """Return the memo of the branches `index` (int64), in that order."""
         taken = Memo()
         taken._values.update(self.numbers())
         taken._values.update((key, v.index_select(0, index)) for key, v in self.tensors().items())
@@ -91,12 +91,12 @@ class DecodeState:
     forwards: int = 0  # forwards made so far
     memo: Memo = field(default_factory=Memo)
     seed: int = 0  # seed of the request's random numbers
-    wanted: int = 0  # positions without those that round the canvas up to whole blocks; a canvas
-    # that grows has no more
-    ends_given: bool = False  # whether end tokens that nobody decoded may stand in the canvas
-    changes_KL: Tensor | None = None  # how often a committed position was revised, int32; None if
+    wanted: int = 0  # positions of the canvas without rounding up to whole blocks; a canvas
+    # that grows never exceeds this
+    ends_given: bool = False  # whether the canvas may contain end tokens that were not decoded
+    changes_KL: Tensor | None = None  # number of revisions of a committed position, int32; None if
     # the decoder does not revise
-    remasked_K: Tensor | None = None  # positions that the last revision masked again, int64
+    remasked_K: Tensor | None = None  # positions masked again by the last revision, int64
     reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
 
     @classmethod
@@ -107,7 +107,7 @@ class DecodeState:
         device: torch.device | str = "cpu",
         length: int | None = None,
     ) -> DecodeState:
-        """One branch: the prompt followed by masks, `length` positions in all.
+        """Return one branch: the prompt followed by masks, `length` positions in all.
 
         Without `length` there are as many masks as the request has new tokens.
         """
@@ -142,15 +142,15 @@ class DecodeState:
 
     @property
     def masked_KL(self) -> Tensor:
-        """True at masked positions."""
+        """Bool, true at masked positions."""
         return self.born_KL == MASKED
 
     def commit(self, where_KW: Tensor, ids_KW: Tensor, start: int = 0) -> None:
         """Write `ids` where `where` is true, and the current forward's index into `born_KL`.
 
         Both tensors cover the W positions from `start` on. Writing in place is safe because
-        branches never share memory. Committed positions stay as they are. A decoder that does not
-        forbid the mask token may choose its id; that position stays masked.
+        branches never share memory. Committed positions stay as they are. A decoder that allows the
+        mask token may choose its id; that position stays masked.
         """
         stop = start + where_KW.shape[1]
         self.fill(where_KW & self.masked_KL[:, start:stop], ids_KW, start)
@@ -173,10 +173,11 @@ class DecodeState:
     ) -> None:
         """Mask committed positions again, and write `ids` over committed ones.
 
-        The tensors cover the W positions from `start` on. Prompt and masked positions stay as they
-        are, but for masked ones in `show`: they hold `ids` from then on and still count as masked,
-        or are committed where `write` is true as well. Writing the mask id masks a position again.
-        Taking back what the current forward has committed is no change and is not counted.
+        The tensors cover the W positions from `start` on. Prompt positions stay as they are, and so
+        do masked positions that are not in `show`. At masked positions in `show` the input token
+        becomes `ids`; they still count as masked, unless `write` is also true, which commits them.
+        Writing the mask id masks a position again. Masking a position that the current forward
+        committed is not counted as a change.
         """
         assert self.changes_KL is not None
         span = slice(start, start + remask_KW.shape[1])
@@ -195,9 +196,9 @@ class DecodeState:
             born_KW.masked_fill_(show_KW & write_KW, self.forwards)
 
     def cut(self, length: Tensor) -> None:
-        """Give up all positions from `length` (0-d int64) on, without a copy to the host.
+        """Discard all positions from `length` (0-d int64) on, without a copy to the host.
 
-        They are not masked from now on; `truncate` removes them once the host knows `length`.
+        They no longer count as masked; `truncate` removes them once the host knows `length`.
         """
         position_L = constant(range(self.length), self.born_KL.device)
         self.born_KL = self.born_KL.masked_fill(position_L >= length, CUT)
@@ -212,12 +213,12 @@ class DecodeState:
             self.changes_KL = self.changes_KL[:, :length]
 
     def insert(self, at: Tensor, count: Tensor, ends: Tensor | None, room: int) -> Tensor:
-        """Insert `count` positions in front of `at` (0-d int64), without a copy to the host.
+        """Insert `count` positions before `at` (0-d int64), without a copy to the host.
 
-        They are masks, or end tokens if `ends` (0-d bool). What was there moves to the right. The
-        tensors get `room` positions longer: what does not fit is gone, and what is left over counts
-        as cut (`cut`). Memo values do not move, so pieces that need `FIXED_CANVAS` are refused.
-        Returns the length without what is cut (0-d int64).
+        They are masks, or end tokens if `ends` (0-d bool). Positions from `at` on move to the
+        right. The tensors become `room` positions longer: positions that do not fit are lost, and
+        unused ones count as cut (`cut`). Memo values do not move, so pieces that need
+        `FIXED_CANVAS` are refused. Returns the length without the cut positions (0-d int64).
         """
         position_L = constant(range(self.length + room), self.born_KL.device)
         behind_L = position_L >= at + count
@@ -236,7 +237,7 @@ class DecodeState:
         return length
 
     def take(self, index: Tensor) -> DecodeState:
-        """The branches `index` (int64), in that order, memo included."""
+        """Return the branches `index` (int64), in that order, memo included."""
         changes_KL, remasked_K = self.changes_KL, self.remasked_K
         reference_KL = self.reference_KL
         return replace(
@@ -250,18 +251,19 @@ class DecodeState:
         )
 
     def fork(self, k: int) -> DecodeState:
-        """K = k copies of a single-branch state, memo included."""
+        """Return a state of K = k copies of this single branch, memo included."""
         if self.branches != 1:
             raise ValueError(f"fork needs a state of one branch, found {self.branches}")
         return self.take(constant(0, self.tokens_KL.device).expand(k))
 
     def pick(self, j: Tensor) -> DecodeState:
-        """Branch `j` (0-d or 1-element int64 tensor, not copied to the host), memo included."""
+        """Return branch `j` (0-d or 1-element int64 tensor, not copied to the host), memo
+        included."""
         return self.take(j.reshape(1))
 
 
 def check_prompt(request: Request, special: SpecialTokens) -> None:
-    """Refuse prompts padded on the left: requests of a batch keep their own lengths."""
+    """Refuse prompts padded on the left, because requests of a batch keep their own lengths."""
     padding = {special.mask, special.pad} - {None, special.bos}
     if request.prompt_ids[0] in padding:
         raise DllmBenchError(
@@ -271,7 +273,7 @@ def check_prompt(request: Request, special: SpecialTokens) -> None:
 
 
 def check_no_masks(prompt_ids: Sequence[int], special: SpecialTokens, prompt: str) -> None:
-    """Refuse mask tokens within the prompt of a benchmark, which is to be answered."""
+    """Refuse mask tokens in the prompt of a benchmark: such prompts are answered, not filled."""
     count = list(prompt_ids).count(special.mask)
     if count:
         raise DllmBenchError(
@@ -282,7 +284,7 @@ def check_no_masks(prompt_ids: Sequence[int], special: SpecialTokens, prompt: st
 
 
 def check_pinned(request: Request, place: int, positions: int) -> None:
-    """Refuse a pinned token outside of the generation, for which the canvas has `positions`."""
+    """Refuse a pinned token outside of the generation; `positions`: new positions of the canvas."""
     new = min(request.max_new_tokens, positions)
     if not 0 <= place < new:
         raise DllmBenchError(

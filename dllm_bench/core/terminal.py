@@ -1,8 +1,8 @@
-"""The one way to the terminal: text, lines painted by rich, progress, warnings.
+"""All output to the terminal: text, lines rendered by rich, progress, warnings.
 
-What is shown may come from a model, a server or somebody else's results. So everything goes through
-`cleaned`: characters that a terminal would obey, or that hide or turn text, are written as escapes,
-and secrets of this process are struck out. Only colours and cursor moves of rich itself remain.
+Output may contain text from a model, a server or other people's results. So everything passes
+through `cleaned`: control characters and characters that hide or reverse text are escaped, and
+secrets of this process are removed. Only colours and cursor moves of rich itself remain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, surrogate, line and 
 
 
 def visible(text: str) -> str:
-    """The text with every control or invisible character, except newline and tab, as an escape."""
+    """Return the text with every control or invisible character, except newline and tab, as an
+    escape."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -37,12 +38,12 @@ def visible(text: str) -> str:
 
 
 def cleaned(text: str) -> str:
-    """The text as it may reach a terminal."""
+    """Return the text in a form that is safe for a terminal."""
     return visible(strike_out(text))
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Write a text and a line end to standard output, or to `stream`, at once."""
+    """Write a text and a line end to standard output, or to `stream`, and flush."""
     stream = stream or sys.stdout
     stream.write(cleaned(text) + "\n")
     stream.flush()
@@ -56,16 +57,16 @@ def show_error(text: str) -> None:
 def console(
     *, stderr: bool = False, width: int | None = None, file: TextIO | None = None
 ) -> Console:
-    """Make a console of rich whose texts are cleaned; the settings are rich's own.
+    """Make a rich console whose texts are cleaned; the settings are rich's own.
 
-    It highlights nothing by itself, which would cut a secret in two.
+    Automatic highlighting is off, because it would cut a secret in two.
     """
     return _console_class()(highlight=False, stderr=stderr, width=width, file=file)
 
 
 @cache
 def _console_class() -> type[Console]:
-    from rich.console import Console  # takes a tenth of a second, and most commands need none
+    from rich.console import Console  # takes a tenth of a second, and most commands do not need it
 
     class CleanConsole(Console):
         """Cleans the text of every segment, and leaves rich's own control codes."""
@@ -78,7 +79,7 @@ def _console_class() -> type[Console]:
 
 
 def painted(drawing: RenderableType, by: Console) -> Iterator[str]:
-    """The drawing as lines with the console's colours, without white space at their ends."""
+    """Yield the drawing as lines with the console's colours, without white space at their ends."""
     with by.capture() as captured:
         by.print(drawing)
     yield from (line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
@@ -91,7 +92,7 @@ def show_painted(drawing: RenderableType, by: Console) -> None:
 
 @cache
 def clean_warnings() -> None:
-    """Clean the warnings that this process shows from here on, those of libraries too."""
+    """Clean all warnings that this process shows from here on, including those of libraries."""
     form = warnings.formatwarning
 
     def clean_form(

@@ -1,6 +1,6 @@
-"""What each forward did: `Trace`, a list of `Forward` rows.
+"""The record of each forward: `Trace`, a list of `Forward` rows.
 
-Only facts are stored. Every TPF, TPS and latency is computed from them in
+Only raw counts and times are stored. Every TPF, TPS and latency is computed from them in
 `metrics/definitions.py`. Counts of committed tokens follow from `Generation.born` and, where a
 decoder revises them, from the `Change` entries of the forwards (`Trace.writes`).
 """
@@ -16,36 +16,36 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from dllm_bench.core.declared import Amount, Count, Range, Seconds, fits, in_words
 
-GIVEN = -2  # `Generation.born` of a token that nobody decoded: it was pinned or inserted
+GIVEN = -2  # `Generation.born` of a token that was not decoded: it was pinned or inserted
 AGAIN_MASKED = -1  # `Change.after` of a position that was masked again
 
 
 class Change(NamedTuple):
     """A committed token that was revised."""
 
-    position: int  # after the prompt
-    before: int  # the token that was given up
+    position: int  # offset after the prompt
+    before: int  # the token that was replaced
     born: int  # the forward that had written it
-    after: int  # the token that took its place, or `AGAIN_MASKED`
+    after: int  # the new token, or `AGAIN_MASKED`
 
 
 class Writes(NamedTuple):
     """How many positions a forward wrote."""
 
-    committed: int  # masked before
-    overwritten: int  # committed before, with another token
-    remasked: int  # committed before, masked again
+    committed: int  # positions that were masked before
+    overwritten: int  # positions that had another committed token
+    remasked: int  # committed positions that were masked again
 
 
 class ForwardKind(StrEnum):
-    """What a forward was for."""
+    """The purpose of a forward."""
 
-    SIZE = "size"  # finds the canvas's length and commits nothing
+    SIZE = "size"  # finds the canvas length and commits nothing
     PREFILL = "prefill"  # feeds the prompt for the first time
     REFRESH = "refresh"  # feeds cached positions again to renew their K/V
     DENOISE = "denoise"
-    DRAFT = "draft"  # network of a drafter
-    HEAD = "head"  # sequential head of a block drafter, which draws token after token
+    DRAFT = "draft"  # the network of a drafter
+    HEAD = "head"  # the sequential head of a block drafter, which draws token after token
     VERIFY = "verify"  # the target judges draft tokens
 
 
@@ -65,22 +65,22 @@ class Forward:
     winner: Count = 0  # branch that continued, in the order of creation; the base is last
     forced: Count = 0  # positions committed by the stall rule
     masks: Count = 0  # masks of the open blocks before this call
-    calls: Count = 1  # network calls: several for a drafter's chain, one a token for a head
+    calls: Count = 1  # network calls: several for a drafter's chain, one per token for a head
     proposed: Count = 0  # draft tokens that this call verified
     accepted: Count = 0  # draft tokens that were kept; other committed tokens are the target's own.
-    # Of a canvas of random tokens: positions that kept the token drawn for them
+    # For a canvas of random tokens: positions that kept the token drawn for them
     drafted: tuple[Token, ...] = ()  # the whole proposal, before it was cut to `proposed`
-    parents: tuple[Count, ...] = ()  # of a tree: the draft token, from 1, before each; 0: none
+    parents: tuple[Count, ...] = ()  # for a tree: the parent of each token, from 1; 0: the anchor
     survival: tuple[float, ...] = ()  # logits of a confidence head, one per drafted token
-    changes: tuple[Change, ...] = ()  # what was revised after this forward
-    canvas: Count = 0  # new positions of the canvas that it saw, where the canvas grows
-    inserted: tuple[Count, ...] = ()  # (position after the prompt, count) of what was inserted
-    # after this forward; the positions from there on moved right, and what did not fit is gone
-    rows: Amount | None = None  # a layer computes per branch, mean over layers; None: all fed
-    read_bytes: Count = 0  # what is read from the cache, all layers together
-    kept_bytes: Count = 0  # what the cache keeps after this call, all layers together
-    replayed: bool = False  # whether it was a recorded CUDA graph (hardware.compile=max)
-    recorded: bool = False  # whether that graph was recorded first, within the time of this call
+    changes: tuple[Change, ...] = ()  # revisions after this forward
+    canvas: Count = 0  # new positions of the canvas that it saw, if the canvas grows
+    inserted: tuple[Count, ...] = ()  # (offset after the prompt, count) of an insertion
+    # after this forward; later positions moved right, and those that did not fit are lost
+    rows: Amount | None = None  # rows computed per branch, mean over layers; None: all fed
+    read_bytes: Count = 0  # bytes read from the cache, over all layers
+    kept_bytes: Count = 0  # bytes that the cache keeps after this call, over all layers
+    replayed: bool = False  # whether a recorded CUDA graph was replayed (hardware.compile=max)
+    recorded: bool = False  # whether that graph was recorded first, which is part of `ms`
     moved: bool = False  # whether the cache moved K/V to longer buffers
 
 
@@ -94,7 +94,8 @@ class Trace:
         return len(self.forwards)
 
     def writes(self, born: Sequence[int]) -> list[Writes]:
-        """What each forward wrote; `born`: the forward that wrote each final token."""
+        """Return the numbers of positions that each forward wrote; `born`: the forward of each
+        final token."""
         written = Counter(born)
         written.update(change.born for forward in self.forwards for change in forward.changes)
         rows = []
@@ -105,9 +106,9 @@ class Trace:
         return rows
 
     def columns(self) -> dict[str, list]:
-        """Columns for storage: {"kind": [...], "branches": [...], ...}.
+        """Return columns for storage: {"kind": [...], "branches": [...], ...}.
 
-        A column with no value but its default is left out.
+        A column that contains only its default is left out.
         """
         values = {
             f: [getattr(forward, f.name) for forward in self.forwards] for f in fields(Forward)
@@ -120,7 +121,7 @@ class Trace:
 
     @staticmethod
     def check_columns(columns: Mapping[str, Sequence[Any]]) -> int:
-        """The number of forwards; ValueError for columns that `columns` does not make."""
+        """Return the number of forwards; ValueError for columns that `columns` cannot have made."""
         declared = _stored_types()
         lengths = {len(column) for column in columns.values()}
         required = {f.name for f in fields(Forward) if f.default is MISSING}
@@ -144,14 +145,14 @@ class Trace:
 
 @cache
 def _stored_types() -> dict[str, Any]:
-    """The types of a forward's fields as `columns` stores them."""
+    """Return the types of a forward's fields as `columns` stores them."""
     hints = get_type_hints(Forward, include_extras=True)
     changes = Sequence[tuple[Count, Token, int, Annotated[int, Range(AGAIN_MASKED, 2**31 - 1)]]]
     return {**hints, "kind": str, "changes": changes}
 
 
 def _stored(value: Any) -> Any:
-    """The value with kinds as text and tuples as lists."""
+    """Return the value with kinds as text and tuples as lists."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, ForwardKind) else value

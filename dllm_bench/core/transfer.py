@@ -1,4 +1,4 @@
-"""Copies between host and device: there without waiting, back in one wait for all tensors."""
+"""Copy between host and device: to the device without waiting, back in one wait for all tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def to_device(values: Any, device: torch.device) -> Tensor:
-    """A tensor, or a nested list of numbers, on a device.
+    """Return a tensor, or a nested list of numbers, on a device.
 
-    For a CUDA device the copy starts from pinned memory: a copy from any other memory would make
-    the host wait until the device has done all its work.
+    For a CUDA device the copy starts from pinned memory. A copy from other memory would make the
+    host wait until the device has finished all its work.
     """
     host = torch.as_tensor(values)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
@@ -27,7 +27,7 @@ ask, which nobody writes."""
 
 
 def to_host(values: Sequence[Tensor]) -> list[list[Any]]:
-    """The values of each tensor (X,), in one copy for all."""
+    """Return the values of each tensor (X,), in one copy for all."""
     if len(values) == 1:
         return [values[0].tolist()]
     joined = iter(torch.cat(list(values)).tolist())
@@ -35,9 +35,9 @@ def to_host(values: Sequence[Tensor]) -> list[list[Any]]:
 
 
 def true_indices(masks: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Where each of the masks (X,) is true: ascending indices on `device`, int64.
+    """Return the ascending indices, int64 on `device`, at which each of the masks (X,) is true.
 
-    Masks on the host cost no wait, others one for all.
+    Masks on the host cost no wait; masks on a device cost one wait for all.
     """
     found = [[*compress(range(len(flags)), flags)] for flags in to_host(masks)]
     indices_X = to_device(torch.tensor([*chain(*found)], dtype=torch.long), device)

@@ -1,1 +1,1 @@
-"""The decoding loops, masked, speculative and canvas, and what they compute with."""
+"""The decoding loops (masked, speculative, canvas) and their numerics."""

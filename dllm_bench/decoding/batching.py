@@ -1,8 +1,8 @@
 """Decode several requests at a time: one copy to the host and one forward per round for all.
 
-Decoding a request is a coroutine, `DecodeSteps`. It yields what it wants next, `HostValues` or
-`RunForward`, is sent the answer, and returns the generation. When a request ends, the next one
-starts in the same round. Requests share nothing else, so batched and unbatched decoding produce
+Decoding a request is a coroutine, `DecodeSteps`. It yields its next step, `HostValues` or
+`RunForward`, receives the answer, and finally returns the generation. When a request ends, the next
+one starts in the same round. Requests share nothing else, so batched and unbatched decoding produce
 identical tokens, up to the rounding of sums that a longer matrix product adds in another order.
 """
 
@@ -22,14 +22,14 @@ from dllm_bench.core.transfer import to_host
 
 @dataclass(frozen=True)
 class HostValues:
-    """A step that wants the values of a tensor of integers (X,) as a list."""
+    """A step that requests the values of an integer tensor (X,) as a list."""
 
     values_X: Tensor
 
 
 @dataclass(frozen=True)
 class RunForward:
-    """A step that wants a forward; the answer is its logits. See `Denoiser.forward`."""
+    """A step that requests a forward; the answer is its logits. See `Denoiser.forward`."""
 
     tokens_KL: Tensor
     plan: ForwardPlan
@@ -42,7 +42,7 @@ DecodeSteps = Generator[Step, Answer, Generation]
 
 
 def host_values(values_X: Tensor) -> Generator[Step, Answer, list[int]]:
-    """The step `HostValues` and its answer."""
+    """Yield the step `HostValues` and return its answer."""
     answer = yield HostValues(values_X)
     assert isinstance(answer, list)
     return answer
@@ -51,7 +51,7 @@ def host_values(values_X: Tensor) -> Generator[Step, Answer, list[int]]:
 def run_forward(
     tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache
 ) -> Generator[Step, Answer, Tensor]:
-    """The step `RunForward` and its answer, logits (K, R, V)."""
+    """Yield the step `RunForward` and return its answer, logits (K, R, V)."""
     answer = yield RunForward(tokens_KL, plan, kv)
     assert isinstance(answer, Tensor)
     return answer
@@ -62,7 +62,7 @@ class _Active:
     """A request that is being decoded."""
 
     steps: DecodeSteps
-    step: Step  # what it waits for
+    step: Step  # the step it waits for
 
 
 @torch.inference_mode()
@@ -84,7 +84,8 @@ def run_batched(
 
 
 def _answers(model: Denoiser, active: Sequence[_Active]) -> list[tuple[_Active, Answer]]:
-    """The answers that are due: copies first, so that new requests join the next forward."""
+    """Return the answers to the pending steps: copies first, so that new requests join the next
+    forward."""
     copies = [(one, one.step) for one in active if isinstance(one.step, HostValues)]
     if copies:
         values = on_host([step for _, step in copies])
@@ -95,7 +96,7 @@ def _answers(model: Denoiser, active: Sequence[_Active]) -> list[tuple[_Active, 
 
 
 def forward(model: Denoiser, steps: Sequence[RunForward]) -> list[Tensor]:
-    """The logits (K, R, V) of each request; a single one is not batched."""
+    """Return the logits (K, R, V) of each request; a single one is not batched."""
     if len(steps) == 1:
         return [model.forward(steps[0].tokens_KL, steps[0].plan, steps[0].kv)]
     tokens, plans, caches = zip(*((one.tokens_KL, one.plan, one.kv) for one in steps), strict=True)
@@ -103,5 +104,5 @@ def forward(model: Denoiser, steps: Sequence[RunForward]) -> list[Tensor]:
 
 
 def on_host(steps: Sequence[HostValues]) -> list[list[int]]:
-    """The values of each tensor, in one copy for all."""
+    """Return the values of each tensor, in one copy for all."""
     return to_host([step.values_X for step in steps])

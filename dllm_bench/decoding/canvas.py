@@ -1,10 +1,10 @@
 """The loop of uniform-state diffusion: canvases of random tokens are denoised one after another.
 
-For each canvas: encode what is not encoded (the prompt, or the canvas before) by a causal forward
-whose K/V are kept, begin with noise, and then, up to the last step: forward, draw a token at every
-position, accept some, make the others random again, stop if the canvas has settled. The text is the
-most probable token of every position. The contracts of the pieces are in `core/canvas.py`. The host
-waits once a step, and requests share nothing but copies (`batching`).
+For each canvas, a causal forward encodes the prompt or the previous canvas and keeps its K/V. The
+new canvas begins as noise. Each step makes a forward, draws a token at every position, accepts
+some, makes the others random again, and stops if the canvas has settled. The text is the most
+probable token of every position. The contracts of the pieces are in `core/canvas.py`. The host
+waits once per step, and requests share only the copies to the host (`batching`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dllm_bench.registry import register
 @register("decoder.canvas")
 @dataclass(frozen=True)
 class CanvasDecoder(ComposedDecoder):
-    """Uniform-state diffusion, put together from four pieces; equal seeds give equal texts."""
+    """Uniform-state diffusion, composed of four pieces; equal seeds give equal texts."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({CANVAS_MODEL})
 
@@ -58,7 +58,8 @@ class CanvasDecoder(ComposedDecoder):
         return DecoderSummary(uses_seed=True, stops_on_end_token=True)
 
     def prepare(self, model: CanvasModel, request: Request) -> Request:
-        """The request; DllmBenchError if the model or the request is of another kind."""
+        """Return the request; DllmBenchError if this decoder cannot use the model or the
+        request."""
         pinned = f"request {request.id!r} with pinned tokens"
         asked = {pinned: frozenset({MASK_TOKEN})} if request.pinned else {}
         self.check_run_fits(model, asked=asked)
@@ -66,7 +67,8 @@ class CanvasDecoder(ComposedDecoder):
         return self.prepare_pieces(model, request)
 
     def generate(self, model: CanvasModel, request: Request) -> Generation:
-        """Decode one request; `ids` are whole canvases, `cut` says where the limit lies."""
+        """Decode one request; `ids` are whole canvases, and `cut` gives the end of the requested
+        length."""
         return next(self.generate_stream(model, [request], 1))
 
     def generate_stream(
@@ -76,7 +78,7 @@ class CanvasDecoder(ComposedDecoder):
         return run_batched(model, (self.decode(model, request) for request in requests), batch)
 
     def decode(self, model: CanvasModel, request: Request) -> DecodeSteps:
-        """The loop: yields the copies and forwards it wants, returns the generation."""
+        """Run the loop: yield the copies and forwards it requests, return the generation."""
         text = _CanvasText(model, self.prepare(model, request))
         while not text.finished:
             yield from text.encode()
@@ -113,7 +115,7 @@ class _CanvasText:
 
     def __init__(self, model: CanvasModel, request: Request) -> None:
         self.model, self.request = model, request
-        self.begins = self.prompt = len(request.prompt_ids)  # where the open canvas begins
+        self.begins = self.prompt = len(request.prompt_ids)  # start of the open canvas
         canvases = -(-request.max_new_tokens // model.canvas_length)
         host_1L = torch.zeros(1, self.prompt + canvases * model.canvas_length, dtype=torch.long)
         host_1L[0, : self.prompt] = torch.tensor(request.prompt_ids)
@@ -131,7 +133,7 @@ class _CanvasText:
         return ended or len(self.ids) >= self.request.max_new_tokens
 
     def encode(self) -> Generator[Step, Answer, None]:
-        """Keep the K/V of what is not encoded; no logits are wanted."""
+        """Encode the tokens that are not encoded yet and keep their K/V; no logits are computed."""
         span, device = (self.kv.length, self.begins), self.model.device
         none_M = torch.zeros(0, dtype=torch.long, device=device)
         causal = ForwardPlan(ForwardKind.PREFILL, span, span, span, "block_causal", 1)
@@ -141,7 +143,8 @@ class _CanvasText:
         self.clock.mark()
 
     def denoise(self, canvas_C: Tensor, mean_1CH: Tensor | None) -> Generator[Step, Answer, Tensor]:
-        """Logits (1, C, V) of the canvas, given the mean embeddings of its last prediction."""
+        """Yield logits (1, C, V) of the canvas, given the mean embeddings of its last
+        prediction."""
         span = (self.begins, self.begins + len(canvas_C))
         self.tokens_1L[0, slice(*span)] = canvas_C
         plan = ForwardPlan(ForwardKind.DENOISE, span, span, (0, 0), added_KFH=mean_1CH)
@@ -155,7 +158,7 @@ class _CanvasText:
         return logits_1CV
 
     def write(self, top: list[int], accepted: int) -> None:
-        """Record what the last forward predicts for the open canvas, and what that changes."""
+        """Record the last forward's prediction for the open canvas, and the changes it makes."""
         self.clock.mark()
         index, first = len(self.forwards) - 1, self.begins - self.prompt
         if len(self.ids) == first:
@@ -171,13 +174,13 @@ class _CanvasText:
             self.ids[change.position], self.born[change.position] = change.after, index
 
     def end_canvas(self, top_C: Tensor) -> None:
-        """Let the next canvas begin after this one, which holds its most probable tokens."""
+        """Fix this canvas at its most probable tokens and begin the next one after it."""
         end = self.prompt + len(self.ids)
         self.tokens_1L[0, self.begins : end] = top_C
         self.begins = end
 
     def generation(self) -> Generation:
-        """All canvases; tokens beyond the limit are cut by the reason "length"."""
+        """Return all canvases; tokens beyond the limit are cut with the reason "length"."""
         each, forwards = self.kv.bytes_per_position, list[Forward]()
         for row, ms in zip(self.forwards, self.clock.spans_ms(), strict=True):
             held = row.cached + row.fed * (row.kind == ForwardKind.PREFILL)

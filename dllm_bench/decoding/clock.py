@@ -1,4 +1,4 @@
-"""Milliseconds between marks, for the times of a trace."""
+"""Measure milliseconds between marks, for the timings of a trace."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class HostClock:
         self.marks.append(time.perf_counter())
 
     def spans_ms(self) -> list[float]:
-        """One span per pair of neighbouring marks."""
+        """Return one span per pair of neighbouring marks."""
         return [1000 * (after - before) for before, after in pairwise(self.marks)]
 
 
 class CudaClock:
-    """The same by events of a CUDA device, for which the host does not have to wait."""
+    """Milliseconds between marks, by events of a CUDA device, for which the host does not have to
+    wait."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -39,11 +40,11 @@ class CudaClock:
         self.marks.append(event)
 
     def spans_ms(self) -> list[float]:
-        """One span per pair of neighbouring marks."""
+        """Return one span per pair of neighbouring marks."""
         torch.cuda.synchronize(self.device)
         return [before.elapsed_time(after) for before, after in pairwise(self.marks)]
 
 
 def clock_of(device: torch.device) -> HostClock | CudaClock:
-    """A clock for what runs on the device."""
+    """Return a clock for work on the device."""
     return CudaClock(device) if device.type == "cuda" else HostClock()

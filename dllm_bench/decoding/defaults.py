@@ -1,4 +1,4 @@
-"""What a masked decoder does unless its method says otherwise: no exploration, no revision."""
+"""The default pieces of a masked decoder: no exploration, no revision."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ import triton.language as tl
 def joined(
     best_P: tl.tensor, index_P: tl.tensor, sum_P: tl.tensor, weighted_P: tl.tensor
 ) -> tl.tuple:
-    """Statistics of P parts combined. A token is a part as well: its logit, its id, 1 and 0."""
+    """Return statistics of P parts combined. A token is a part as well: its logit, its id, 1 and
+    0."""
     best = tl.max(best_P, 0)
     index = tl.min(tl.where(best_P < best, 2**31 - 1, index_P), 0)
     below_P = best_P - tl.where(best == float("-inf"), 0.0, best)
@@ -41,7 +42,7 @@ def store(to: tl.tensor, apart: tl.tensor, values: tl.tuple, ENTROPY: tl.constex
 
 @triton.jit
 def rounded(value_S: tl.tensor, TO: tl.constexpr) -> tl.tensor:
-    """Numbers in their own type, rounded to TO."""
+    """Return numbers in their own type, rounded to TO."""
     if tl.bfloat16 == TO:  # by hand, since Triton's interpreter cuts off
         bits_S = value_S.to(tl.int32, bitcast=True)
         bits_S = (bits_S + 0x7FFF + ((bits_S >> 16) & 1)) & -0x10000
@@ -51,7 +52,7 @@ def rounded(value_S: tl.tensor, TO: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def part_of(rows: tl.tuple, row: tl.tensor, at_S: tl.tensor, TO: tl.constexpr) -> tl.tensor:
-    """Logits of a row at some tokens rounded to TO, float32 or longer; -inf after its end.
+    """Return logits of a row at some tokens rounded to TO, float32 or longer; -inf after its end.
 
     rows: logits (R, V), numbers between the beginnings of two rows, and V.
     """
@@ -137,8 +138,8 @@ def least_of(
     PARTS: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tl.tensor:
-    """The largest key, as far as the digits before `digit` say, whose equals and betters in this
-    program's row sum to more than `enough`.
+    """Return the largest key, as far as the digits before `digit` say, whose equals and betters in
+    this program's row sum to more than `enough`.
     """
     later, part_P = digit > 0, tl.arange(0, triton.next_power_of_2(PARTS))
     last = (digit - 1) * (tl.num_programs(0) // PARTS) + tl.program_id(0) // PARTS

@@ -1,10 +1,10 @@
 """The only denoising loop: a request becomes a generation by masked diffusion decoding.
 
 One round: make branches, open blocks, plan, forward, score, pick a branch, select, commit, revise.
-Each of these words is a call of the piece of that name, and a paper's method is a choice of seven
-pieces. The loop makes sure of progress (a block that must progress and would commit nothing commits
-what the selector's stall rule says) and copies to the host once per round. It is a coroutine, so
-that several requests can share copies and forwards (`batching`). Text is left to the runner.
+Each of these steps calls one piece, and a paper's method is a choice of seven pieces. The loop
+guarantees progress: a block that must progress but would commit nothing commits the positions
+chosen by the selector's stall rule. It copies to the host once per round. It is a coroutine, so
+that several requests can share copies and forwards (`batching`). Texts are handled by the runner.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 MASKS = "masks"  # host: `masks_per_block` of the last window, flattened
 CLOSED, FINISHED = "closed", "finished"  # host: `StopFlags` of each branch
 ORDER = "select explore revise cache score stop schedule guidance smoothing".split()
-COMMITTING, REVISING = 2, 64  # forwards for each position; a request that needs more is cycling
-LARGE = 8192  # a vocabulary from which leaving rows out of head and softmax saves time
+COMMITTING, REVISING = 2, 64  # forwards per position; a request that needs more is cycling
+LARGE = 8192  # from this vocabulary size on, leaving rows out of head and softmax saves time
 
 
 @register("decoder.masked")
@@ -81,16 +81,16 @@ class MaskedDecoder(ComposedDecoder):
     explore: Explore = field(default_factory=Greedy)
     stop: Stop = field(default_factory=Filled)
     revise: Revise = field(default_factory=NoRevision, metadata=DEFAULT_LEFT_OUT)
-    forbid_mask: bool = True  # takes the mask token out of the model's distribution, so that no
+    forbid_mask: bool = True  # excludes the mask token from the model's distribution, so that no
     # position is "decoded" to a mask; published samplers leave it in
     guidance: Amount = 0.0  # scale of classifier-free guidance, 0 for none
-    forbid: EndTokens | None = None  # takes end tokens out too (LLaDA's `logits_eos_inf`: eos)
+    forbid: EndTokens | None = None  # also excludes end tokens (LLaDA's `logits_eos_inf`: eos)
 
     smoothing: Amount = field(default=0.0, metadata=DEFAULT_LEFT_OUT)  # largest weight of the mean
     # embeddings that are added at masks (dInfer's cont_weight: 0.3), 0 for none
 
     def slots(self) -> Mapping[str, Piece]:
-        """The pieces by the name of their slot, those of the switches included."""
+        """Return the pieces by the name of their slot, including those of the switches."""
         switches: dict[str, Piece] = {"guidance": Guidance(self.guidance)}
         if self.smoothing:
             switches["smoothing"] = Smoothing(self.smoothing)
@@ -98,7 +98,8 @@ class MaskedDecoder(ComposedDecoder):
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """A mask token; attention to it, unless every position is the last that a forward sees."""
+        """A mask token, and attention to it, unless every decoded position is the last one that its
+        forward sees."""
         single = {BlockLength(1), Condition.ABSOLUTE_BLOCKS} <= self.schedule.gives
         is_causal = single and Condition.FULL_ATTENTION not in self.cache.gives
         if is_causal or Condition.CAUSAL in self.cache.gives:
@@ -120,8 +121,8 @@ class MaskedDecoder(ComposedDecoder):
         )
 
     def _warning(self) -> str | None:
-        """What is known to cost score: a whole generation that is filled by the most probable
-        tokens, in a schedule that was published for drawn ones.
+        """Return a warning for a combination known to lower the score: a whole generation filled
+        with the most probable tokens, in a schedule that was published for sampled ones.
         """
         whole = self.schedule.block is None
         drawn = Condition.FOR_DRAWN_TOKENS in self.select.gives
@@ -149,8 +150,8 @@ class MaskedDecoder(ComposedDecoder):
     ) -> Iterator[Generation]:
         """Decode `batch` requests at a time; yield each as soon as it is finished.
 
-        Batched and unbatched decoding produce identical tokens. The time of a forward is what
-        passed for its request, waiting for the others included.
+        Batched and unbatched decoding produce identical tokens. The duration of a forward includes
+        the time its request waited for the others.
         """
         self.check_run_fits(model, batch)
         return run_batched(model, (self.decode(model, request) for request in requests), batch)
@@ -158,7 +159,7 @@ class MaskedDecoder(ComposedDecoder):
     def decode(
         self, model: Denoiser, request: Request, workers: WorkerGroup = ONE_WORKER
     ) -> DecodeSteps:
-        """The loop: yields the copies and forwards it wants, returns the generation."""
+        """Yield the loop: yields the copies and forwards it wants, returns the generation."""
         request = self.prepare(model, request)
         round, tracker, log = self._begin(model, request, workers)
         last: tuple[Scores, Window] | None = None
@@ -214,7 +215,8 @@ class MaskedDecoder(ComposedDecoder):
     def _begin(
         self, model: Denoiser, request: Request, workers: WorkerGroup
     ) -> tuple[Round, WindowTracker, RoundLog]:
-        """The first round of a request, and what follows its blocks and its rounds."""
+        """Return the first round of a request, with the objects that track its blocks and log its
+        rounds."""
         asked = dict(workers.needs)
         if request.pinned:
             asked[f"request {request.id!r} with pinned tokens"] = frozenset({FIXED_CANVAS})
@@ -230,12 +232,12 @@ class MaskedDecoder(ComposedDecoder):
         return Round(request, state, kv, model, decoder=self), tracker, log
 
     def _forbidden(self, special: SpecialTokens) -> list[int]:
-        """Tokens that are taken out of the model's distribution."""
+        """Return the tokens that are excluded from the model's distribution."""
         mask = [special.mask] if self.forbid_mask else []
         return [*mask, *(special.named(self.forbid) if self.forbid else ())]
 
     def _learn(self, round: Round, to_end: bool) -> Generator[Step, Answer, Tensor]:
-        """Copy to the host what the pieces and the loop have to know, the round's only wait.
+        """Copy the values that the pieces and the loop need to the host: the round's only wait.
 
         Returns where the branches are masked, bool (K, L).
         """
@@ -263,7 +265,8 @@ class MaskedDecoder(ComposedDecoder):
     def _open_blocks(
         self, masked_KL: Tensor, round: Round, tracker: WindowTracker, log: RoundLog
     ) -> bool:
-        """Open blocks by what the host knows; keep the branches that are worth a forward.
+        """Open blocks, as decided from the values on the host, and keep the branches that take part
+        in the forward.
 
         Returns whether decoding goes on.
         """
@@ -301,7 +304,7 @@ class MaskedDecoder(ComposedDecoder):
 
     @cached_property
     def _stalls(self) -> bool:
-        """Whether a forward may commit nothing where something is masked."""
+        """Whether a forward may commit nothing although positions are masked."""
         return not self.forbid_mask or Condition.NEVER_STALLS not in self.select.gives
 
     def _pick(
@@ -318,9 +321,9 @@ class MaskedDecoder(ComposedDecoder):
         round.window = window.pick(winner) if several else round.window
 
     def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor | None:
-        """Write what the selector chose.
+        """Commit the selector's choice.
 
-        Returns how many positions the stall rule added (0-d), None if it was not needed.
+        Returns the number of positions that the stall rule added (0-d), None if it was not needed.
         """
         where_KW, ids_KW, forced = self.select(scores, window, state), scores.ids_KW, None
         where_KW = where_KW & window.eligible_KW
@@ -334,7 +337,8 @@ class MaskedDecoder(ComposedDecoder):
         return forced
 
     def _rate(self, round: Round) -> Tensor:
-        """The explorer's rating (K,); of drafts, with what the selector would commit to them."""
+        """Return the explorer's rating (K,); drafts are rated after the commit that the selector
+        would make."""
         branches = round.state
         if self._drafts:
             every_K = constant(range(branches.branches), branches.tokens_KL.device)
@@ -343,7 +347,8 @@ class MaskedDecoder(ComposedDecoder):
         return self.explore.rate(round.scores, round.window, branches)
 
     def _choose_rows(self, model: Denoiser, plan: ForwardPlan, window: Window) -> ForwardPlan:
-        """The plan, with logits of all that is read, and of nothing else where that is worth it.
+        """Return the plan with logits of all rows that are read, and of no others if leaving them
+        out saves time.
 
         Gathering rows costs more than it saves if the vocabulary is small and the score cheap.
         """
@@ -363,11 +368,11 @@ class MaskedDecoder(ComposedDecoder):
 
     @cached_property
     def _reads(self) -> Reads:
-        """The widest that a piece reads."""
+        """The widest `Reads` of all pieces."""
         return max((piece.reads_rows for piece in self._ordered), key=READS.index)
 
     def _score(self, round: Round) -> Scores:
-        """Scores of the window; 0 at positions whose logits were not computed."""
+        """Return scores of the window; 0 at positions whose logits were not computed."""
         plan, branches, window = round.plan, round.state, round.window
         logits_KRV, only_M = round.rows_KRV, plan.only_M
         if only_M is None:
@@ -383,8 +388,8 @@ class MaskedDecoder(ComposedDecoder):
         return scores.without_unfed(plan, branches.special.mask)
 
     def _check_progress(self, round: Round, log: RoundLog) -> None:
-        """Refuse to loop forever: a round commits nothing if all candidates are the mask token, and
-        a reviser may take back what the selector commits.
+        """Stop an endless loop: if all candidates are the mask token a round commits nothing, and a
+        reviser may undo what the selector commits.
         """
         revise, limit = self.revise, REVISING if self._revises else COMMITTING
         positions = max(round.state.length, round.state.wanted) - round.state.prompt_len
@@ -398,6 +403,6 @@ class MaskedDecoder(ComposedDecoder):
                 "decoder.forbid_mask=true."
             )
         raise DllmBenchError(
-            f"Request {round.request.id!r} is not decoded after {len(log.forwards)} forwards: "
+            f"Request {round.request.id!r} is not finished after {len(log.forwards)} forwards: "
             f"{reason}"
         )

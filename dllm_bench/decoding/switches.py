@@ -1,19 +1,20 @@
-"""Switches of the masked decoder that change what its forwards are fed: guidance and smoothing.
+"""Switches of the masked decoder that change the inputs of its forwards: guidance and smoothing.
 
 Classifier-free guidance (LLaDA §2.4): each forward sees the canvas with and without the prompt.
 
-logits = u + (scale + 1) (c - u), with c from the prompt as it is and u from a prompt that is all
-masks. Both come from one forward with twice as many branches. The forward has to feed the whole
-canvas, because cached keys and values of the prompt would be those of c.
+logits = u + (scale + 1) (c - u), with c from the prompt and u from a prompt of only masks. Both
+come from one forward with twice as many branches. The forward has to feed the whole canvas, because
+cached keys and values would belong to the prompt of c.
 
-dInfer's iteration smoothing: a mask is fed together with what the model last expected there.
+dInfer's iteration smoothing: a mask is fed together with the model's last prediction at its
+position.
 
 After a forward, each row whose logits were computed remembers w * sum_v p(v) E[v], the mean
 embedding of its distribution p, weighted by w = min(0.15 + 0.02 i, most) in forward i of the
 request. The next forward that feeds the position adds it to the embedding of the mask token, as
-long as the position is masked. dInfer (`IterationSmooth`, cont_weight 0.3) also lets the threshold
-fall from 1: `decoder.select.fall=0.02`. Its unrolled forwards over a full block count in i; here
-none are made.
+long as the position is masked. dInfer (`IterationSmooth`, cont_weight 0.3) also lowers the
+threshold from 1 step by step: `decoder.select.fall=0.02`. In dInfer, unrolled forwards over a full
+block count in i; here there are none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from dllm_bench.decoding.batching import Answer, Step, run_forward
 
 @dataclass(frozen=True)
 class Guidance(MaskedPiece):
-    """What the decoder's scale of guidance needs of its pieces; 0 is no guidance."""
+    """The conditions that guidance at this scale needs from the pieces; 0 is no guidance."""
 
     scale: float
 
@@ -61,7 +62,7 @@ class Guidance(MaskedPiece):
 def guided_forward(
     branches: DecodeState, plan: ForwardPlan, kv: KVCache, scale: float
 ) -> Generator[Step, Answer, Tensor]:
-    """The planned forward: its logits (K, R, V), guided if `scale` is above 0."""
+    """Run the planned forward; return its logits (K, R, V), guided if `scale` is above 0."""
     if scale == 0:
         return (yield from run_forward(branches.tokens_KL, plan, kv))
     masked_KL = branches.tokens_KL.masked_fill(branches.born_KL == PROMPT, branches.special.mask)
@@ -75,7 +76,7 @@ def guided_forward(
 
 
 def with_added(plan: ForwardPlan, added_KLH: Tensor) -> ForwardPlan:
-    """The plan that also adds this to the embeddings of what it feeds of the canvas."""
+    """Return the plan that also adds this to the embeddings of the canvas positions it feeds."""
     if plan.sets is not None:
         added_KFH = added_KLH.index_select(1, plan.sets.feed_F)
     else:
@@ -93,7 +94,7 @@ EXPECTED = MemoKey[Tensor]("smoothing.expected")  # weighted mean embeddings, 0 
 
 @dataclass(frozen=True)
 class Smoothing(MaskedPiece):
-    """Adds to the embeddings of masks what was expected there."""
+    """Adds the expected embedding to the mask embedding at masked positions."""
 
     most: float  # the largest weight
     reads_rows: ClassVar[Reads] = "fed"
@@ -101,7 +102,7 @@ class Smoothing(MaskedPiece):
         {
             FIXED_CANVAS,
             Need("cache", Condition.FED_WINDOW),
-            # what is expected with the prompt would be fed without it too
+            # a prediction made with the prompt would also be fed without it
             Need("guidance", Condition.UNGUIDED),
         }
     )
@@ -110,7 +111,7 @@ class Smoothing(MaskedPiece):
         return str(self.most)
 
     def on_plan(self, round: Round) -> None:
-        """Add what is remembered to the embeddings of masked positions."""
+        """Add the remembered embeddings at masked positions."""
         branches = round.state
         expected_KLH = branches.memo.get(EXPECTED)
         if expected_KLH is None:
