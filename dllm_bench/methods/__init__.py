@@ -1,1 +1,2 @@
-"""Published methods, one file a work, and what several works share (`common`, `caches`, ...)."""
+"""Published methods, one file per work, and pieces that several works share (`common`, `caches`,
+...)."""

@@ -1,8 +1,8 @@
 """AdaBlock (arXiv 2509.26432): a block ends at the delimiter that its first forward predicts.
 
-The candidates of the next `share` of the generation are searched for `delimiters`. If the most
-probable one reaches `tau`, the block ends with it, and has `block` positions otherwise. The forward
-that is searched commits as well, in front of that end.
+The candidates in the next `share` of the generation are searched for `delimiters`. If the most
+probable delimiter reaches `tau`, the block ends with it; otherwise it has `block` positions. The
+same forward also commits positions before that end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dllm_bench.registry import register
 @register("schedule.adablock")
 @dataclass(frozen=True)
 class AdaBlock(Blocks):
-    """One open block at a time, as long as its first scores say."""
+    """One open block at a time, whose length follows from its first scores."""
 
-    block: Positive  # positions of a block without a delimiter
+    block: Positive  # block length without a delimiter
     delimiters: tuple[int, ...] = (198,)  # token ids; 198 is the line feed of LLaDA and Dream
-    tau: Probability = 0.3  # probability from which a delimiter ends a block
+    tau: Probability = 0.3  # minimum probability for a delimiter to end a block
     share: PositiveProportion = 0.25  # part of the generation that is searched
     sees_future: bool = field(default=True, init=False)
     absolute: bool = field(default=False, init=False)
@@ -56,7 +56,7 @@ class AdaBlock(Blocks):
         return BlockGrid(prompt_len, longest, prompt_len, prompt_len + new)
 
     def on_scores(self, round: Round) -> None:
-        """End a block by the scores of its first forward."""
+        """End the block according to the scores of its first forward."""
         scores, window, state = round.scores, round.window, round.state
         if window.end_known:
             return
@@ -68,5 +68,5 @@ class AdaBlock(Blocks):
         round.end_block(torch.where(best >= self.tau, window.start + index + 1, usual))
 
     def _searched(self, new: int) -> int:
-        """Positions that are searched when the generation has `new`."""
+        """Return the number of searched positions for a generation of `new` positions."""
         return max(int(self.share * new), 1)

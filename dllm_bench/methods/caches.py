@@ -1,6 +1,6 @@
 """Caches that several works share: none, causal, prefix, dual, block.
 
-Counts the forwards of the open block on the host, for caches that follow a clock of it.
+It also counts the forwards of the open block on the host, for caches that renew by this clock.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ENTERED = MemoKey[int]("cache.entered")  # its first forward
 
 
 def step_of_block(state: DecodeState, window: Window) -> int:
-    """How many forwards the first open block had before this one."""
+    """Return the number of earlier forwards of the first open block."""
     if state.memo.get(BLOCK) != window.start:
         state.memo[BLOCK], state.memo[ENTERED] = window.start, state.forwards
     return state.forwards - state.memo[ENTERED]
 
 
 def spans_given(attention: Attention, final: bool = True) -> Conditions:
-    """What a cache over spans gives that feeds the window.
+    """Return the conditions given by a cache over spans that feeds the window.
 
     final: whether it keeps nothing but finished blocks.
     """
@@ -41,13 +41,13 @@ def spans_given(attention: Attention, final: bool = True) -> Conditions:
 
 
 Reuse = Literal["none", "exact", "approximate"]
-"""Whether the keys and values of a prompt's beginning (few-shot examples) are taken from an earlier
-request: "exact" where they cannot depend on what follows, "approximate" where they saw the rest of
-that request's prompt."""
+"""Whether the K/V of a prompt's prefix (few-shot examples) are taken from an earlier request:
+"exact" if they cannot depend on later tokens, "approximate" if they were computed with the rest of
+that request's prompt in view."""
 
 
 def reuse_prefix(reuse: Reuse, round: Round) -> None:
-    """Take them before the first forward: whole blocks where the reuse is exact."""
+    """Take them before the first forward; for exact reuse, only whole blocks."""
     if reuse != "none" and not round.begun:
         round.reuse_prefix(round.window.block if reuse == "exact" else 1)
 
@@ -57,7 +57,7 @@ def reuse_prefix(reuse: Reuse, round: Round) -> None:
 class NoCache(Cache):
     """Caches nothing.
 
-    No cache: every forward feeds all positions the schedule lets the model see.
+    No cache: every forward feeds all positions that the schedule lets the model see.
     """
 
     attention: Attention = "full"  # bidirectional; or "block_causal" over the schedule's blocks
@@ -90,9 +90,9 @@ class CausalCache(Cache):
     Autoregressive decoding: every position sees those before it, and each token is fed once.
 
     A position is predicted by the one before it, so a forward feeds the tokens that are not cached
-    yet (first the prompt, then the last token) and no mask. For models with shifted logits that
-    were trained autoregressively; with blocks of one position a masked decoder is then a plain AR
-    decoder.
+    yet (first the prompt, then the last token) and no mask. It serves models with shifted logits
+    that were trained autoregressively: with blocks of one position a masked decoder is then a plain
+    AR decoder.
     """
 
     reuse: Reuse = "none"
@@ -121,26 +121,26 @@ Clock = Literal["block", "request"]
 @register("cache.prefix")
 @dataclass(frozen=True)
 class PrefixCache(Cache):
-    """Caches what lies before the open block.
+    """Caches everything before the open block.
 
     Approximate prefix cache (Fast-dLLM §3.1): keep the K/V of all positions before the open block.
 
-    The first forward of every block feeds the whole canvas, which renews these K/V and decodes as
-    well. The following forwards feed the open block and everything after it. `every` renews more
-    often, by one of two clocks: "block" counts the forwards since the last renewal; "request"
-    counts rounds from the start of the request, whatever block they belong to, where a renewal and
-    the forward after it are one round (dInfer's `cache_update_freq`; its unrolled rounds over a
-    full block, which are not made here, do not count).
+    The first forward of every block feeds the whole canvas, which renews these K/V and also
+    decodes. The following forwards feed the open block and everything after it. `every` renews more
+    often, by one of two clocks. "block" counts the forwards since the last renewal. "request"
+    counts rounds from the start of the request, across blocks; a renewal and the forward after it
+    are one round (dInfer's `cache_update_freq`; its unrolled rounds over a full block do not exist
+    here and do not count).
     """
 
     every: Positive | None = None  # ticks of `clock` between renewals; None: at a block's start
     attention: Attention = "full"
-    clock: Clock = "block"  # what a tick is: a forward of the block, or a round of the request
+    clock: Clock = "block"  # a tick is a forward of the block, or a round of the request
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.BLOCKS_IN_ORDER)})
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """By its attention; `every`, if it counts rounds of the request."""
+        """Conditions by its form of attention; `every`, if it counts rounds of the request."""
         every = self.every if self.clock == "request" else None
         return spans_given(self.attention) | ({RenewalRounds(every)} if every else set())
 
@@ -163,7 +163,8 @@ class PrefixCache(Cache):
         )
 
     def _renews(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> bool:
-        """Whether to renew: at a block's start and by the clock. `last` is the last renewal."""
+        """Return whether to renew: at a block's start and by the clock. `last` is the last
+        renewal."""
         if last is None or last.rows[0] != window.start:
             return True
         if self.every is None:
@@ -174,14 +175,16 @@ class PrefixCache(Cache):
         return branches.forwards - last.forward >= self.every
 
     def _round(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> int:
-        """Index of this forward's round in the request; a new block begins a new round."""
+        """Return the index of this forward's round in the request; a new block begins a new
+        round."""
         if last is None:
             return 0
         since = branches.forwards - last.forward - 1
         return last.clock + max(since, int(last.rows[0] != window.start))
 
     def _fed(self, window: Window) -> tuple[int, int]:
-        """What a forward between renewals feeds: the open block and the rest of the canvas."""
+        """Return the span that a forward between renewals feeds: the open block and the rest of the
+        canvas."""
         return window.start, window.visible
 
     def _kept(self, window: Window) -> int:
@@ -196,13 +199,13 @@ class DualCache(PrefixCache):
 
     Approximate dual cache (Fast-dLLM §3.1): keep the K/V of everything around the open block.
 
-    Like the prefix cache, but the masks after the block are cached as well, so that a forward
-    between renewals feeds the open block only.
+    It works like the prefix cache, but the masks after the block are cached as well, so a forward
+    between renewals feeds only the open block.
     """
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """As the prefix cache, but K/V of masks are not final."""
+        """As for the prefix cache, but K/V of masks are not final."""
         return super().gives - {Condition.FINAL_KV}
 
     def _fed(self, window: Window) -> tuple[int, int]:
@@ -217,23 +220,24 @@ class DualCache(PrefixCache):
 class BlockCache(Cache):
     """Caches finished blocks.
 
-    Keep the K/V of finished blocks; feed what is finished but not cached yet, and the open blocks.
+    Keep the K/V of finished blocks; feed finished blocks that are not cached yet, and the open
+    blocks.
 
-    Exact under block-causal attention (D2F): a finished block never sees later ones, so its K/V are
-    final when it is fed once more with its final tokens, in the same forward as the next denoising
-    step. Approximate under full attention (LoPA-Dist-NV): the cached K/V were computed while the
-    block saw the open blocks of that forward, and they are not renewed. `reuse` takes the K/V of a
-    prompt's beginning from an earlier request. That is exact for absolute blocks (block diffusion).
-    It is approximate where blocks begin after the prompt (D2F), because the prompt is one block
-    then and each of its positions saw all of it.
+    It is exact under block-causal attention (D2F): a finished block never sees later blocks, so its
+    K/V are final once it is fed again with its final tokens, in the same forward as the next
+    denoising step. It is approximate under full attention (LoPA-Dist-NV): the cached K/V were
+    computed while the block saw the open blocks of that forward, and they are not renewed. `reuse`
+    takes the K/V of a prompt's prefix from an earlier request. This is exact for absolute blocks
+    (block diffusion). It is approximate if blocks begin after the prompt (D2F), because the prompt
+    is then one block and each of its positions saw all of it.
     """
 
     attention: Attention = "block_causal"  # "block_causal" is exact, "full" is approximate
     reuse: Reuse = "none"
     renews: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
-    """Whether a finished block is fed once more with its final tokens. As released for T2M
-    re-masking and FreeCache it is not: K/V are those of the block's last forward, before its last
-    commit."""
+    """Whether a finished block is fed once more with its final tokens. The released code of T2M
+    re-masking and FreeCache does not do this: K/V are those of the block's last forward, before its
+    last commit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,14 +249,14 @@ class BlockCache(Cache):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """By its attention; K/V may be those of another request if they are reused."""
+        """Conditions by its form of attention; with reuse, K/V may come from another request."""
         given = spans_given(self.attention, self.renews)
         return given if self.reuse == "none" else given - {Condition.OWN_SPANS}
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Exact reuse ends with a whole block of both prompts; approximate reuse lets a text depend
-        on the request before.
+        """Exact reuse must end with a whole block of both prompts. With approximate reuse, a text
+        depends on the previous request.
         """
         needs = {Need("schedule", Condition.BLOCKS_IN_ORDER)}
         if self.reuse == "exact":

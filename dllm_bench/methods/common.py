@@ -1,10 +1,10 @@
-"""Pieces that several works share: blocks, scores, selectors and rules of stopping.
+"""Pieces that several works share: blocks, scores, selectors and stop rules.
 
-Step counts of selectors that decode a block in a fixed number of steps.
+It also holds the step counts of selectors that decode a block in a fixed number of steps.
 
 `step_in_block` counts the forwards of the open block in the memo, so the count follows its branch.
-It needs one open block at a time; all selectors of a decoder share the count. `most_confident`
-chooses a number of positions that may differ by branch.
+It needs one open block at a time, and all selectors of a decoder share the count. `most_confident`
+chooses a number of positions, which may differ between branches.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ from dllm_bench.decoding.numerics import (
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 OF_LOGITS = frozenset({Condition.LOGITS_ALONE, Condition.ROW_BY_ROW})
-"""What a score of the logits alone gives, and one that adds something to it does not."""
+"""Conditions given by a score computed from the logits alone; a score that adds something does not
+give them."""
 
 
 @dataclass(frozen=True)
 class Ranked(Score):
     """A score of the logits alone: candidate, its probability, and a value to rank by.
 
-    What the scores that read nothing but the logits have in common.
+    The common base of scores that read only the logits.
 
-    Thresholds compare the probability of the candidate; ranking compares what `rank` returns. All
-    is computed in `precision` (float32); published samplers use the logits' own dtype (Dream, LoPA:
-    `model`) or float64 (Fast-dLLM for LLaDA). Sampling pieces choose the candidates themselves.
+    Thresholds compare the probability of the candidate; ranking compares the values of `rank`.
+    Everything is computed in `precision` (float32); published samplers use the dtype of the logits
+    (Dream, LoPA: `model`) or float64 (Fast-dLLM for LLaDA). Sampling pieces choose the candidates
+    themselves.
     """
 
     precision: Precision = "float32"
@@ -66,17 +68,19 @@ class Ranked(Score):
 
     @abstractmethod
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
-        """Confidences (K, W), from the logits or from what one pass over them has yielded."""
+        """Return confidences (K, W), computed from the logits or from the results of one pass over
+        them."""
 
     def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
-        """What the logits say in the score's precision; see `read_logits`."""
+        """Return candidates and statistics of the logits in the score's precision; see
+        `read_logits`."""
         return read_logits(logits_KWV, self.precision, entropy, ids_KW)
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         return self._scores(logits_KWV)
 
     def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
-        """The scores of the candidates `ids`, which were chosen elsewhere."""
+        """Return the scores of given candidates `ids`."""
         return self._scores(logits_KWV, ids_KW)
 
     def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
@@ -88,14 +92,14 @@ class Ranked(Score):
 @register("score.confidence")
 @dataclass(frozen=True)
 class Confidence(Ranked):
-    """max_v p_v for every window position.
+    """Ranks by max_v p_v at every window position.
 
     Confidence = probability of the candidate (LLaDA low-confidence remasking, Fast-dLLM).
 
-    Threshold and ranking read the same value. `last` names end tokens that stay candidates but are
-    committed last: probabilities are those of a distribution without these tokens, in which an end
-    token has probability 0 (LLaDA's `confidence_eos_eot_inf`: both; its code drops eot alone above
-    temperature 0).
+    Threshold and ranking use the same value. `last` names end tokens that remain candidates but are
+    committed last: probabilities come from a distribution without these tokens, in which an end
+    token has probability 0 (LLaDA's `confidence_eos_eot_inf`: both; above temperature 0 its code
+    drops only eot).
     """
 
     last: EndTokens | None = None  # end tokens that are committed last
@@ -118,7 +122,7 @@ class Confidence(Ranked):
 @register("score.neg_entropy")
 @dataclass(frozen=True)
 class NegEntropy(Ranked):
-    """-H(p) for every window position, in nats.
+    """Ranks by -H(p) at every window position, in nats.
 
     Negative entropy as confidence: sum_v p_v ln p_v (Dream's `entropy`, LoPA's Dream scripts).
 
@@ -128,13 +132,13 @@ class NegEntropy(Ranked):
 
     gives: ClassVar[Conditions] = Ranked.gives | {Condition.ENTROPY}
     reads_entropy: ClassVar[bool] = True
-    eps: Amount = 0.0  # of the published form p ln(p + eps), where it is 1e-10
+    eps: Amount = 0.0  # of p ln(p + eps), the published form (1e-10)
 
     def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
         return read_logits(logits_KWV, self.precision, entropy, ids_KW, self.eps)
 
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
-        assert candidates.neg_entropy_KW is not None  # because of `reads_entropy`
+        assert candidates.neg_entropy_KW is not None  # set, since `reads_entropy` is true
         return candidates.neg_entropy_KW
 
     def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
@@ -145,7 +149,7 @@ class NegEntropy(Ranked):
 @register("score.margin")
 @dataclass(frozen=True)
 class Margin(Ranked):
-    """p_1 - p_2 for every window position.
+    """Ranks by p_1 - p_2 at every window position.
 
     Margin as confidence: p_1 - p_2 of the two most probable tokens (Dream's `topk_margin`).
 
@@ -159,19 +163,19 @@ class Margin(Ranked):
 
 
 Ties = Literal["lower", "canvas", "block"]
-"""Which of equal positions count: the lower ones, or those that `torch.topk` takes of the canvas
-(LLaDA, Dream) or of the open block (PC-Sampler)."""
+"""Which of equally ranked positions are taken: the lower ones, or those that `torch.topk` takes
+over the canvas (LLaDA, Dream) or the open block (PC-Sampler)."""
 COUNTS_STEPS = frozenset({ONE_OPEN_BLOCK, Need("schedule", Condition.EQUAL_BLOCKS)})
-ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block, its masks when entered, forward then
+ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block; its masks and the forward at entry
 
 
 def ties_needs(ties: Ties) -> frozenset[Need]:
-    """Return what `ties` needs: one branch, where the host asks for the number of positions."""
+    """Return the needs of `ties`: one branch, if the host must know the number of positions."""
     return frozenset({ONE_BRANCH} if ties != "lower" else ())
 
 
 def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
-    """Forwards made in the open block before this one, and its masks at first, each (K,)."""
+    """Return the number of earlier forwards in the open block and its masks at entry, each (K,)."""
     block_K = open_block(window)
     fresh_K3 = torch.stack(
         [block_K, window.eligible_KW.sum(1), torch.full_like(block_K, state.forwards)], 1
@@ -187,7 +191,8 @@ def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
 def count_in_block(
     key: MemoKey[Tensor], counts_K: Tensor, window: Window, state: DecodeState
 ) -> Tensor:
-    """Forwards of the open block for which `counts_K` (bool) was true, this one included, (K,).
+    """Return the number of forwards of the open block, including this one, for which `counts_K`
+    (bool) was true: (K,).
 
     `key` holds the open block and its count, (K, 2).
     """
@@ -199,9 +204,9 @@ def count_in_block(
 
 
 def open_block(window: Window) -> Tensor:
-    """Index of the block with the first eligible position, (K,).
+    """Return the index of the block with the first eligible position, (K,).
 
-    With lookahead the window may begin with a block that a branch has finished.
+    With lookahead, the window may begin with a block that this branch has already finished.
     """
     eligible_KW, before = window.eligible_KW, window.start - window.origin
     if window.width <= window.block:
@@ -211,7 +216,7 @@ def open_block(window: Window) -> Tensor:
 
 
 def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:
-    """The `count` most confident eligible positions (None: one), bool (K, W).
+    """Return the `count` most confident eligible positions (None: one), bool (K, W).
 
     Of equal ones the lower position counts.
     """
@@ -229,8 +234,8 @@ def most_confident_by(
 ) -> Tensor:
     """Return the `count` most confident eligible positions (None: one), ties by `ties`, (K, W).
 
-    length: positions of the canvas. With `torch.topk` there is one branch, and the host waits for
-    the count.
+    length: canvas length. With `torch.topk` there is only one branch, and the host waits for the
+    count.
     """
     if ties == "lower":
         return most_confident(scores, window, count_K)
@@ -240,10 +245,11 @@ def most_confident_by(
 
 
 def taken_by_topk(scores: Scores, window: Window, count: int, length: int | None) -> Tensor:
-    """Return what `torch.topk` takes of the window or of a canvas of `length` positions, (1, W).
+    """Return the positions that `torch.topk` takes from the window or from a canvas of `length`
+    positions: (1, W).
 
-    Positions that are not eligible are at -inf. Which of equal ones it takes depends on all values
-    and on `count`.
+    Positions that are not eligible are at -inf. Which of equal values it takes depends on all
+    values and on `count`.
     """
     values_1X = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
     around = (0, 0) if length is None else (window.start, length - window.stop)
@@ -254,9 +260,9 @@ def taken_by_topk(scores: Scores, window: Window, count: int, length: int | None
 
 
 def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Tensor:
-    """Positions from the most to the least confident, the first `n` or all of them, (K, n).
+    """Return positions from the most to the least confident, the first `n` or all of them, (K, n).
 
-    Of equal ones the lower position comes first; those that are not eligible come last.
+    Of equal ones the lower position comes first; positions that are not eligible come last.
     """
     confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
     return stable_top(confidence_KW, n or window.width)
@@ -273,14 +279,16 @@ def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
 class Threshold(Select):
     """Commits positions by the probability of their candidate.
 
-    Commit every position whose candidate is probable enough (Fast-dLLM §3; D2F with `strict`).
+    Commit every position whose candidate reaches a probability threshold (Fast-dLLM §3; D2F with
+    `strict`).
 
-    {p >= tau}, or {p > tau} when strict. A block that must progress and has none commits its most
-    confident position (the inherited stall rule). That equals Fast-dLLM's "the best one always, the
-    others by threshold", because whenever a position passes, the most probable one passes. dInfer
-    instead lowers the threshold to just below the most probable position, so that everything within
-    1e-5 of it is committed too: `band`. With `fall` the threshold begins at 1 and falls to tau
-    (`iter_threshold` of dInfer's iteration smoothing, where it falls by 0.02).
+    It commits {p >= tau}, or {p > tau} if strict. If a block must progress but no position passes,
+    its most confident position is committed (the inherited stall rule). This equals Fast-dLLM's
+    "the best one always, the others by threshold", because if any position passes, the most
+    probable one does. dInfer instead lowers the threshold to just below the most probable position,
+    so that everything within 1e-5 of it is committed too: `band`. With `fall` the threshold begins
+    at 1 and falls to tau (`iter_threshold` of dInfer's iteration smoothing, where it falls by
+    0.02).
     """
 
     tau: Probability  # probability; 1 and `strict`: one token per forward
@@ -298,7 +306,7 @@ class Threshold(Select):
 
 
 def falling(tau: float, fall: float | None, state: DecodeState) -> float:
-    """The threshold of a request's forward i: max(1 - fall * i, tau); None: always tau."""
+    """Return the threshold of a request's forward i: max(1 - fall * i, tau); None: always tau."""
     return tau if fall is None else max(1 - fall * state.forwards, tau)
 
 
@@ -312,17 +320,18 @@ class TopK(Select):
 
     Commit the most confident positions in a fixed number of steps per block (LLaDA Algorithm 5).
 
-    A block entered with m masks and S steps commits floor(m / S) positions per step, one more in
-    the first m mod S steps. Without `steps`, S is the block length: one token per forward.
+    A block with m masks at entry and S steps commits floor(m / S) positions per step, and one more
+    in each of the first m mod S steps. Without `steps`, S is the block length: one token per
+    forward.
 
-    `released` is the code of Learn2PD's authors, where a filter commits positions too: `torch.topk`
-    over the canvas takes as many positions as the step has, also when the block has fewer masks
-    left. The others have confidence -inf: committed positions, which stay, and masks after the
-    block, which are committed to their candidates. Which ones is the order of `torch.topk`; the
-    host waits for their number.
+    `released` follows the code of Learn2PD's authors, where a filter also commits positions:
+    `torch.topk` over the canvas takes the step's number of positions, even if the block has fewer
+    masks left. The surplus positions have confidence -inf. They are committed positions, which stay
+    as they are, or masks after the block, which are committed to their candidates. The order of
+    `torch.topk` decides which ones; the host waits for their number.
 
-    Of equal confidences the lower positions count, or, with `ties`, those that `torch.topk` takes,
-    as published.
+    Of equal confidences the lower positions are taken or, with `ties`, those that `torch.topk`
+    takes, as published.
     """
 
     steps: Positive | None = None  # S, forwards per block; None: as many as the block has positions
@@ -331,7 +340,8 @@ class TopK(Select):
 
     @property
     def _reaches_beyond(self) -> bool:
-        """If it is the released code; one position per step never exceeds the masks."""
+        """Whether it may commit beyond the block: only as released, and not at one position per
+        step, which never exceeds the masks."""
         return self.released and self.steps is not None
 
     @property
@@ -341,7 +351,7 @@ class TopK(Select):
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Step counts, and rows of the whole canvas where it commits beyond the block."""
+        """Step counts, and rows of the whole canvas if it commits beyond the block."""
         canvas = {Need("cache", Condition.WHOLE_CANVAS), ONE_BRANCH}
         canvas.add(Need("select", Condition.TO_LAST_BLOCK))
         always = COUNTS_STEPS | ties_needs(self.ties)
@@ -349,7 +359,8 @@ class TopK(Select):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """One token per forward, if there are as many steps as positions; what it commits."""
+        """One token per forward, if there are as many steps as positions; and whether it commits
+        beyond the block."""
         beyond = {Condition.TO_LAST_BLOCK} if self._reaches_beyond else set()
         one = {Condition.ONE_PER_FORWARD} if self.steps is None else set()
         return frozenset({Condition.NEVER_STALLS, *beyond, *one})
@@ -366,7 +377,7 @@ class TopK(Select):
         return where_KW & window.eligible_KW
 
     def on_commit(self, round: Round) -> None:
-        """Commit what lies after the open block."""
+        """Commit the chosen positions after the open block."""
         beyond_KW = round.state.memo.get(BEYOND)
         if beyond_KW is not None:
             round.state.commit(beyond_KW, round.scores.ids_KW, round.window.start)
@@ -381,7 +392,7 @@ class Best(Select):
     """
 
     number: Positive
-    refills: bool = False  # as many as the revision before masked again, if it masked any (ReMDM)
+    refills: bool = False  # as many as the last revision masked again, if any (ReMDM)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -407,7 +418,7 @@ class Best(Select):
 class Union(Select):
     """Commits what `first` or `second` chooses.
 
-    Two selectors at once: what either chooses is committed (Learn2PD: filter or top-k).
+    Combine two selectors: a position that either chooses is committed (Learn2PD: filter or top-k).
 
     The stall rule is that of the first one.
     """
@@ -417,7 +428,7 @@ class Union(Select):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What one of the two gives."""
+        """Conditions that either of the two gives."""
         either = self.first.gives | self.second.gives
         return either & {Condition.TO_LAST_BLOCK, Condition.NEVER_STALLS}
 
@@ -428,7 +439,7 @@ class Union(Select):
         return self.first.on_stall(scores, window, state)
 
 
-LONGEST = 4096  # positions of a block that may be longer than the generation; more is a mistake
+LONGEST = 4096  # longest accepted block; a larger number is a mistake
 
 
 @register("schedule.blocks")
@@ -436,15 +447,15 @@ LONGEST = 4096  # positions of a block that may be longer than the generation; m
 class Blocks(Schedule):
     """One open block at a time.
 
-    Semi-autoregressive blocks: one block is decoded until it has no mask, then the next one opens.
+    Semi-autoregressive blocks: a block is decoded until it has no masks, then the next one opens.
 
     (LLaDA §2.4, Fast-dLLM.) With `block: null` the whole generation is one block (Dream's full
     schedule). The model sees the masks of future blocks unless `sees_future` is off, as for models
     that were trained block by block. Blocks begin after the prompt; `absolute` ones lie at
     multiples of `block`, so that the first may overlap the prompt and the last may be short
     (dInfer's `start_block_align`; block diffusion: SDAR, LLaDA2). `whole` rounds the canvas up to
-    whole absolute blocks, as the block-diffusion samplers do; the text is then cut to the length
-    asked for. With `short` blocks after the prompt need not divide the generation: the last one is
+    whole absolute blocks, as the block-diffusion samplers do; the text is then cut to the requested
+    length. With `short`, blocks after the prompt need not divide the generation: the last one is
     short (dInfer without `start_block_align`; LLaDA and Fast-dLLM refuse such lengths). A
     generation shorter than a block is one short block.
     """
@@ -456,8 +467,8 @@ class Blocks(Schedule):
     short: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Whether the last block after the prompt may be short."""
     sees_rest: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
-    """Whether the model sees what the canvas was rounded up by; diffusers hides it, decodes it and
-    leaves it out of the text."""
+    """Whether the model sees the positions added by rounding up; diffusers hides them, decodes them
+    and leaves them out of the text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -489,7 +500,8 @@ class Blocks(Schedule):
             round.plan = replace(round.plan, alone=round.state.wanted)
 
     def opened(self, branch: BlockProgress) -> int:
-        """A closed branch finishes a block that it has begun and opens no other.
+        """Return the number of open blocks. A closed branch finishes a block that it has begun and
+        opens no other.
 
         A block that was masked again stays open.
         """
@@ -499,7 +511,7 @@ class Blocks(Schedule):
 
 
 def check_divides(block: int, new: int, other: str) -> None:
-    """Blocks that begin after the prompt have to fill the generation exactly.
+    """Check that blocks after the prompt fill the generation exactly.
 
     other: a setting that makes this length possible; empty if none does.
     """
@@ -515,29 +527,29 @@ def check_divides(block: int, new: int, other: str) -> None:
 @register("schedule.pipeline")
 @dataclass(frozen=True)
 class Pipeline(Schedule):
-    """Several open blocks; the thresholds are shares of a block's positions.
+    """Several open blocks; its thresholds are shares of a block's positions.
 
     Pipelined blocks (D2F, arXiv 2508.09192, §4.3): several blocks are open at once.
 
-    In each round a branch opens one more block when a share `tau_add` of the last open block is
-    committed. A block must progress ("fully activated") once a share `tau_act` of the block before
-    it is committed; until then it commits only what passes the confidence threshold. The prompt
-    counts as committed, and only open blocks are fed to the model. A closed branch (with a
-    committed end token) opens no further block but finishes the open ones. Blocks have to divide
-    the generation; the released code makes as many whole blocks as fit instead (`floor`: 240 tokens
-    of 256 in blocks of 48).
+    In each round a branch opens one more block if a share `tau_add` of the last open block is
+    committed. A block must progress ("fully activated") once a share `tau_act` of the previous
+    block is committed; until then it commits only positions that pass the confidence threshold. The
+    prompt counts as committed, and only open blocks are fed to the model. A closed branch (with a
+    committed end token) opens no further block but finishes the open ones. Blocks must divide the
+    generation; the released code instead makes as many whole blocks as fit (`floor`: 240 of 256
+    tokens in blocks of 48).
     """
 
     block: Positive  # positions of a block
     tau_add: Proportion  # committed share of the last open block at which the next one opens
-    tau_act: Proportion  # committed share of the block before at which a block must progress
+    tau_act: Proportion  # committed share of the previous block at which a block must progress
     floor: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
-    """Generate as many whole blocks as fit into the length asked for."""
+    """Generate as many whole blocks as fit into the requested length."""
     sees_future: ClassVar[bool] = False
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """One open block at a time if a block opens only when the last one is finished."""
+        """One open block at a time, if a block opens only when the last one is finished."""
         single = {Condition.ONE_OPEN_BLOCK} if self.tau_add == 1 else set()
         always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
         return frozenset({*always, BlockLength(self.block), *single})
@@ -560,7 +572,7 @@ class Pipeline(Schedule):
         return n == 0 or self._reaches(branch, n - 1, self.tau_act)
 
     def _reaches(self, branch: BlockProgress, n: int, share: float) -> bool:
-        """Whether a share of block `n` is committed."""
+        """Return whether at least a share of block `n` is committed."""
         return self.block - branch.masks_left(n) >= math.ceil(share * self.block - 1e-9)
 
 
@@ -570,24 +582,24 @@ Scope = Literal["block", "token", "write"]
 @register("stop.eos")
 @dataclass(frozen=True)
 class Eos(Stop):
-    """Closes a branch that has committed an end token, or finishes it.
+    """Closes or finishes a branch that has committed an end token.
 
     Stop at a committed end token.
 
     Scope "block": once an end token is committed, no further block opens; open blocks are decoded
-    to their end (D2F, LoPA). Scope "token": also finish as soon as an end token and everything
-    before it is committed (CreditDecoding's early stop). Scope "write": finish in a forward that
-    writes an end token if everything before the first one is committed, and go on to the next block
-    otherwise (diffusers' block refinement of LLaDA2.1). The rule of Learn2PD's paper for
-    end-of-text prediction is "block" without the end of a turn.
+    to their end (D2F, LoPA). Scope "token": in addition, finish as soon as an end token and
+    everything before it are committed (CreditDecoding's early stop). Scope "write": finish in a
+    forward that writes an end token if everything before the first end token is committed;
+    otherwise continue with the next block (diffusers' block refinement of LLaDA2.1). The rule of
+    Learn2PD's paper for end-of-text prediction is "block" without the end of a turn.
 
-    Two released loops look for end tokens in the prompt as well (`prompt`): with one there, ReMDM's
-    decodes the first block alone, and diffusers' block refinement never stops early.
+    Two released loops also look for end tokens in the prompt (`prompt`). If there is one, ReMDM's
+    loop decodes only the first block, and diffusers' block refinement never stops early.
     """
 
-    scope: Scope = "block"  # what a committed end token ends: new blocks, or the text
+    scope: Scope = "block"  # effect of a committed end token: no new blocks, or the text ends
     turn_end: bool = True  # whether the end of a chat turn counts as well
-    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether its end tokens count
+    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # count its end tokens
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -599,15 +611,15 @@ class Eos(Stop):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """That decoding ends at the end of text, and at no other end token."""
+        """Whether decoding ends at an end token, and whether only at the end of text."""
         at_token = self.scope == "token" and not self.turn_end
         given = {Condition.END_OF_TEXT} if at_token else set()
         return frozenset({Condition.STOPS_ON_END, *given})
 
     def _ends(self, branches: DecodeState, start: int, stop: int | None = None) -> Tensor:
-        """True where a position from `start` to `stop` holds an end token, bool (K, X).
+        """Return whether each position from `start` to `stop` holds an end token, bool (K, X).
 
-        Those that a schedule puts after the text do not count.
+        End tokens that a schedule puts after the text do not count.
         """
         ends = branches.special.ends[: None if self.turn_end else 1]
         ends_E11 = constant(ends, branches.tokens_KL.device)[:, None, None]
@@ -643,9 +655,9 @@ class Eos(Stop):
 class Budget(Stop):
     """Finishes a request after a number of forwards.
 
-    Stop after a number of forwards, whatever is still masked (quality at a fixed cost).
+    Stop after a number of forwards, even if positions are still masked (quality at a fixed cost).
 
-    Positions that are left over stay masked and are not emitted.
+    Remaining positions stay masked and are not emitted.
     """
 
     forwards: Positive  # per request
@@ -659,9 +671,9 @@ class Budget(Stop):
 @register("stop.any_of")
 @dataclass(frozen=True)
 class AnyOf(Stop):
-    """Closed, finished or cut by any of `rules`; the shortest of several lengths is taken.
+    """Closes, finishes or cuts if any of `rules` does; of several lengths the shortest is used.
 
-    Several stop rules at once: a branch is closed or finished as soon as one rule says so.
+    Combine several stop rules: a branch is closed or finished as soon as one rule says so.
     """
 
     rules: tuple[Stop, ...]
@@ -678,6 +690,6 @@ class AnyOf(Stop):
 
 
 def any_of(decisions: Iterable[Tensor | None]) -> Tensor | None:
-    """True where one of the rules says so; None if no rule decides."""
+    """Return whether any rule says so, per branch; None if no rule decides this."""
     known = [flags for flags in decisions if flags is not None]
     return reduce(torch.logical_or, known) if known else None

@@ -1,10 +1,10 @@
 """CreditDecoding (arXiv 2510.06133, Eq. 6, 7, 13; Algorithm 1): evidence of earlier steps.
 
 C_t = beta C_{t+1} + p^gamma at the raw top-1 token of every open mask; another score then reads the
-fused logits l + alpha log(1 + C). The credits of the window's positions live in the state's memo,
-so they follow their branch and end with their block. A position holds only the ids it has credited,
+fused logits l + alpha log(1 + C). The credits of the window's positions are in the state's memo, so
+they follow their branch and end with their block. A position stores only the ids it has credited,
 which is exact; `full_distribution` (Eq. 13) credits every id and needs a dense table. `adaptive`
-(§4.3) takes gamma = 1 and alpha = beta = 1 - masked share, read before this step's commits.
+(§4.3) sets gamma = 1 and alpha = beta = 1 - masked share, computed before this step's commits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dllm_bench.methods.common import OF_LOGITS
 from dllm_bench.registry import register
 
 UNUSED = -1  # id of an unused slot
-START = MemoKey[int]("credit.start")  # canvas position of the first remembered one
+START = MemoKey[int]("credit.start")  # canvas position of the first remembered row
 CREDIT = MemoKey[Tensor]("credit.values")  # (K, W, X) for X slots, or X = V ids if dense
 IDS = MemoKey[Tensor]("credit.ids")  # (K, W, X) token id of each slot
 
@@ -40,12 +40,12 @@ class Credit(Score):
 
     inner: Score
     alpha: Amount = 0.65  # weight of the credits
-    beta: Proportion = 0.7  # what is kept of a credit from step to step
+    beta: Proportion = 0.7  # decay of a credit per step
     gamma: Amount = 0.2  # exponent of the probability that is credited
-    adaptive: bool = False  # alpha, beta and gamma follow from the masked share instead
+    adaptive: bool = False  # derive alpha, beta and gamma from the masked share
     scope: Scope = "block"  # where `adaptive` counts masks: the block or the whole generation
     full_distribution: bool = False  # credit every id instead of the top-1 token
-    keep_raw: bool = False  # score the raw logits too, for a lookahead that reads those
+    keep_raw: bool = False  # also score the raw logits, for a lookahead that reads them
     needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class Credit(Score):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What the inner score gives, but the confidence before fusion only if it is kept."""
+        """Conditions of the inner score; the confidence before fusion only if it is kept."""
         raw, given = {Condition.RAW_CONFIDENCE}, self.inner.gives - OF_LOGITS
         return given | raw if self.keep_raw else given - raw
 
@@ -71,7 +71,8 @@ class Credit(Score):
     def _numbers(
         self, state: DecodeState, window: Window
     ) -> tuple[float | Tensor, float | Tensor, float]:
-        """alpha, beta and gamma of this step; adaptive ones differ by branch (and block)."""
+        """Return alpha, beta and gamma of this step; adaptive values differ by branch (and
+        block)."""
         if not self.adaptive:
             return self.alpha, self.beta, self.gamma
         masked_KL, new_KL = state.masked_KL, state.born_KL != PROMPT
@@ -93,7 +94,7 @@ class Credit(Score):
         logits_KWV.scatter_add_(2, ids_KWX.clamp(min=0), alpha * credit_KWX.log1p())
 
     def _fuse_all(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> None:
-        """The same with a credit for every id."""
+        """Update and add credits as `_fuse_top` does, with a credit for every id."""
         alpha, beta, gamma = self._numbers(state, window)
         credit_KWV = logits_KWV.softmax(-1).pow(gamma) * window.eligible_KW[..., None]
         before_KWV = recall(state, window, CREDIT, 0)
@@ -104,13 +105,14 @@ class Credit(Score):
 
 
 def count(window: Window, flags_KW: Tensor) -> Tensor:
-    """True values in each position's block, (K, W)."""
+    """Return the number of true values in each position's block, (K, W)."""
     count_KN1 = window.blocks(flags_KW).sum(2, keepdim=True)
     return window.flat(count_KN1.expand(-1, -1, window.block))
 
 
 def slots(ids_KW1: Tensor, state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
-    """Ids and credits so far (K, W, X), with a new slot for `ids` that have none yet."""
+    """Return the ids and credits so far (K, W, X), with a new slot for each of `ids` that has none
+    yet."""
     empty_KW1 = torch.zeros_like(ids_KW1, dtype=torch.float32)
     known_KWX, credit_KWX = recall(state, window, IDS, UNUSED), recall(state, window, CREDIT, 0)
     if known_KWX is None or credit_KWX is None:
@@ -121,7 +123,8 @@ def slots(ids_KW1: Tensor, state: DecodeState, window: Window) -> tuple[Tensor, 
 
 
 def recall(state: DecodeState, window: Window, key: MemoKey[Tensor], fill: float) -> Tensor | None:
-    """What was remembered, moved to this window's positions; None if it concerns none of them.
+    """Return the remembered values, aligned to this window's positions; None if there are none for
+    it.
 
     Positions before the window are final and forgotten.
     """
@@ -132,7 +135,7 @@ def recall(state: DecodeState, window: Window, key: MemoKey[Tensor], fill: float
 
 
 def moved(values_KWX: Tensor, behind: int, width: int, fill: float) -> Tensor | None:
-    """Values without the first `behind` positions, cut or padded to `width` positions.
+    """Return values without the first `behind` positions, cut or padded to `width` positions.
 
     None if no position is left.
     """

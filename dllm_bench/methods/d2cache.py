@@ -1,4 +1,4 @@
-"""d2Cache (arXiv 2509.23094): feed the rows that the last forward found worth it."""
+"""d2Cache (arXiv 2509.23094): feed the rows selected by the results of the last forward."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Density(Score):
 
     d2Cache's certainty prior (arXiv 2509.23094): confidence times the share of decoded neighbours.
 
-    The density of position j is the mean of "is decoded" over the positions around it, weighted by
-    a Gaussian of their distance. Reading reaches the length of the generation to both sides; the
-    prompt counts as decoded, and what lies after the end as its last position. Thresholds compare
-    the product too, as in the released code.
+    The density of position j is the mean of "is decoded" over its neighbours, weighted by a
+    Gaussian of their distance. The neighbourhood extends by the generation length to both sides.
+    The prompt counts as decoded; positions beyond the end repeat the last position. Thresholds also
+    compare the product, as in the released code.
     """
 
     inner: Ranked = field(default_factory=Confidence)
@@ -42,12 +42,12 @@ class Density(Score):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What the inner score gives of single rows; `Scores.raw_KW` is without density."""
+        """Row-wise conditions of the inner score; `Scores.raw_KW` is without density."""
         return self.inner.gives - {Condition.LOGITS_ALONE, Condition.PROBABILITIES}
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
-        """As the inner score: the density is that of the row's own position."""
+        """As for the inner score, because density is a property of the row's own position."""
         return self.inner.reads_rows
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -64,7 +64,7 @@ class Density(Score):
 
 
 def density(masked_KL: Tensor, prompt_len: int, sigma: float) -> Tensor:
-    """Density of decoded positions, float32 (K, L); 1 in the prompt."""
+    """Return the density of decoded positions, float32 (K, L); 1 in the prompt."""
     decoded_KL = (~masked_KL).float()
     decoded_KG = decoded_KL[:, prompt_len:]
     size = decoded_KG.shape[1]
@@ -78,7 +78,8 @@ def density(masked_KL: Tensor, prompt_len: int, sigma: float) -> Tensor:
 
 @lru_cache(maxsize=4)
 def weights(size: int, sigma: float, device: torch.device) -> Tensor:
-    """Weights of `size` positions, and as many on both sides, for each density: (X, G)."""
+    """Return the weights of `size` positions and as many on both sides, for each density: (X,
+    G)."""
     position_X = torch.arange(3 * size, device=device)
     distance_XG = position_X[:, None] - position_X[size : 2 * size]
     weight_XG = torch.exp(-0.5 * (distance_XG / sigma).square())
@@ -107,32 +108,33 @@ class MeanAttention:
 @register("cache.d2")
 @dataclass(frozen=True)
 class D2Cache(Cache):
-    """Feeds the most promising masks, what was just committed, and what the fed rows attend to.
+    """Feeds the most promising masks, the tokens just committed, and the positions the fed rows
+    attend to.
 
-    d2Cache (arXiv 2509.23094): each forward feeds the rows that the last one found worth it.
+    d2Cache (arXiv 2509.23094): each forward feeds the rows selected by the results of the last one.
 
-    A forward feeds a set of rows, writes their K/V over those of the store and reads all others;
-    the first one feeds everything. What the next one feeds follows from it. (1) The `current` best
-    masks, by their confidence times the density of decoded positions (`score.density`, `sigma`),
-    those of the open block before the others; candidates are the masks up to the end of the block
-    in which as many are reached. (2) The tokens just committed. (3) What the fed rows attend to:
-    the attention of every layer, averaged over heads, is combined over the layers (rollout: halfway
-    with the identity, which also stands for rows that are not fed), and rows are taken by their
-    column sums as long as these add up to at most `rollout`, the largest in any case. (4) Gaps of
-    at most `inflate` positions between all these. A mask whose row is not fed keeps the confidence
-    of its last row.
+    A forward feeds a set of rows, overwrites their cached K/V and reads all others; the first
+    forward feeds everything. The next forward feeds: (1) The `current` best masks, ranked by
+    confidence times the density of decoded positions (`score.density`, `sigma`), with masks of the
+    open block first. Candidates are all masks up to the end of the block in which their number
+    reaches `current`. (2) The tokens just committed. (3) The positions that the fed rows attend to.
+    The attention of every layer, averaged over heads, is combined over the layers (rollout:
+    averaged with the identity, which also stands for rows that are not fed). Rows are taken by
+    their column sums as long as these add up to at most `rollout`; the largest is always taken. (4)
+    Gaps of at most `inflate` positions between all these. A mask whose row is not fed keeps the
+    confidence of its last row.
 
-    `released` reproduces the released code: confidences are those of the first forward; a mask
-    whose row is not fed counts with logits of 0, so it may be committed to token 0; the block of
-    (1) is that of the forward just made and has as many positions as it had masks; and, where
-    logits are shifted, the prompt's last row is fed only as the one that predicts the first new
-    token, though it competes in (3) and may take another row's place there.
+    `released` reproduces the released code. Confidences are those of the first forward. A mask
+    whose row is not fed counts with logits of 0, so it may be committed to token 0. The block of
+    (1) is that of the forward just made, with as many positions as it had masks. With shifted
+    logits, the prompt's last row is fed only if it predicts the first new token, although it
+    competes in (3) and may displace another row there.
     """
 
-    current: Positive = 32  # masks
-    rollout: Amount = 0.1  # share of the rollout; above 1: everything
+    current: Positive = 32  # number of masks fed
+    rollout: Amount = 0.1  # share of the attention rollout that is fed; above 1: everything
     sigma: PositiveAmount = 10.0  # standard deviation of the density's Gaussian, in positions
-    inflate: Count = 0  # positions of a gap that is fed too
+    inflate: Count = 0  # largest gap, in positions, that is also fed
     released: bool = False  # confidences, blocks and rows as in the released code
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(
@@ -157,7 +159,7 @@ class D2Cache(Cache):
             next_L = round.on_host(NEXT)
         else:
             next_L = torch.zeros(branches.length, dtype=torch.long)
-        next_L[kv.length :] = FED | SCORED  # positions that no forward has seen yet
+        next_L[kv.length :] = FED | SCORED  # positions that no forward has fed yet
         scored_L = next_L >= SCORED
         fed_L = (next_L % SCORED == FED) | kv.predicting(scored_L[None])[0]
         fed_L, scored_L = fed_L[: window.visible], scored_L[window.start : window.stop]
@@ -184,7 +186,7 @@ class D2Cache(Cache):
         fed_1L = kv.predicting(taken_1L) | (state.born_KL == state.forwards)
         last = slice(state.prompt_len - 1, state.prompt_len)
         if self.released:
-            own_11 = fed_1L[:, last].clone()  # whether it predicts a mask that is taken
+            own_11 = fed_1L[:, last].clone()  # whether it predicts a selected mask
             fed_1L[:, last] = False
         fed_1L |= self._attended(fed_1L, kv)
         if self.released:
@@ -195,7 +197,7 @@ class D2Cache(Cache):
         state.memo[NEXT] = fed_1L * FED + scored_1L * SCORED
 
     def _confidence(self, round: Round, fresh_1L: Tensor) -> Tensor:
-        """The confidence of each position's last row, (1, L); 0 if it had none."""
+        """Return the confidence of each position's last row, (1, L); 0 if it had none."""
         scores, window, state = round.scores, round.window, round.state
         known_1L = state.memo.get(CONFIDENCE)
         if known_1L is not None and self.released:
@@ -212,7 +214,7 @@ class D2Cache(Cache):
         return confidence_1L
 
     def _taken(self, confidence_1L: Tensor, window: Window, state: DecodeState) -> Tensor:
-        """The best masks, those of the open block first, bool (1, L)."""
+        """Return the best masks, those of the open block first, bool (1, L)."""
         masked_1L, start = state.masked_KL, window.origin
         size: Tensor | int
         position_L = torch.arange(state.length, device=masked_1L.device)
@@ -233,7 +235,7 @@ class D2Cache(Cache):
         return torch.zeros_like(masked_1L).scatter_(1, best_1C, True) & candidate_1L
 
     def _attended(self, fed_1L: Tensor, kv: KVCache) -> Tensor:
-        """Rows that the last forward's rows attend to most, bool (1, L)."""
+        """Return the rows that the last forward's rows attend to most, bool (1, L)."""
         weights_NFX, last = kv.probed, kv.kept
         assert weights_NFX is not None
         assert last is not None
@@ -252,7 +254,7 @@ class D2Cache(Cache):
 
 
 def inflated(fed_1L: Tensor, distance: int) -> Tensor:
-    """The positions, and those between two of them that are at most `distance` apart."""
+    """Return the positions, with gaps between neighbours at most `distance` apart filled in."""
     if distance < 2:
         return fed_1L
     far = fed_1L.shape[1] + distance

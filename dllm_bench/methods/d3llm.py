@@ -25,21 +25,20 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 class EntropyThreshold(Select):
     """Commits positions by the entropy of their distribution.
 
-    Commit every position whose distribution has little entropy (dParallel, arXiv 2509.26488;
-    d3LLM).
+    Commit every position whose distribution has low entropy (dParallel, arXiv 2509.26488; d3LLM).
 
-    {H <= tau}, in nats. A block that must progress and has none commits its most confident position
-    (the inherited stall rule), with an entropy score the one of least entropy. d3LLM (arXiv
-    2601.07568) decodes several blocks at once and in every forward also commits the position of
-    least entropy among all of them: `best`.
+    It commits {H <= tau}, in nats. If a block must progress but no position passes, its most
+    confident position is committed (the inherited stall rule); with an entropy score that is the
+    one with the lowest entropy. d3LLM (arXiv 2601.07568) decodes several blocks at once; every
+    forward also commits the position with the lowest entropy among all of them: `best`.
     """
 
     tau: float  # nats; below 0: one token per forward
-    best: bool = False  # also the most confident position of all open blocks
+    best: bool = False  # also commit the most confident position of all open blocks
     needs: ClassVar[frozenset[Need]] = frozenset({Need("score", Condition.ENTROPY)})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        assert scores.neg_entropy_KW is not None  # by `needs`
+        assert scores.neg_entropy_KW is not None  # guaranteed by `needs`
         where_KW = scores.neg_entropy_KW >= -self.tau
         return where_KW | most_confident(scores, window) if self.best else where_KW
 
@@ -51,10 +50,10 @@ class MultiBlock(Pipeline):
 
     d3LLM's multi-block decoding (arXiv 2601.07568): several open blocks, the whole canvas in view.
 
-    A block opens as in the pipeline of D2F, one per round, once a share `tau_add` of the last open
-    block is committed. Only the first unfinished block has to progress. The released
-    `decoded_token_threshold` marks blocks as active, which changes nothing: eligible are all open
-    blocks, and the first unfinished one is always active.
+    As in the pipeline of D2F, one block per round opens once a share `tau_add` of the last open
+    block is committed. Only the first unfinished block must progress. The released
+    `decoded_token_threshold` marks blocks as active, but this has no effect: all open blocks are
+    eligible, and the first unfinished one is always active.
     """
 
     tau_act: float = field(default=1.0, init=False)
@@ -72,18 +71,18 @@ class MultiBlock(Pipeline):
 @register("cache.delayed")
 @dataclass(frozen=True)
 class DelayedCache(Cache):
-    """Caches finished blocks once they have waited.
+    """Caches finished blocks after a delay.
 
     d3LLM's approximate cache (arXiv 2601.07568): finished blocks are kept after a delay.
 
-    A block's K/V are stored `delay` rounds after the first forward that found it finished, the
-    prompt's in round `delay`. Forwards between feed what is not stored. While a finished block
-    waits, and in every `every`-th round, the whole canvas is fed and the stored K/V are renewed. In
-    the released code they grow too when several blocks wait, so that later forwards read them
-    twice; here they do not.
+    A block's K/V are stored `delay` rounds after the first forward that found it finished; those of
+    the prompt in round `delay`. Other forwards feed everything that is not stored. While a finished
+    block waits, and in every `every`-th round, the whole canvas is fed and the stored K/V are
+    renewed. In the released code the store also grows when several blocks wait, so that later
+    forwards read some K/V twice; this is not reproduced.
     """
 
-    delay: Count = 1  # rounds that a finished block waits
+    delay: Count = 1  # rounds that a finished block waits before it is stored
     every: Positive | None = None  # rounds between renewals; None: only while a block waits
     attention: Attention = "full"
     needs: ClassVar[frozenset[Need]] = frozenset(
@@ -92,7 +91,7 @@ class DelayedCache(Cache):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """By its attention."""
+        """Conditions by its form of attention."""
         return spans_given(self.attention)
 
     def plan(self, round: Round) -> ForwardPlan:
@@ -115,13 +114,14 @@ class DelayedCache(Cache):
         )
 
     def _ready(self, branches: DecodeState, window: Window, held: int) -> tuple[int, bool]:
-        """Up to where K/V can be stored now, and whether a finished block behind has to wait."""
+        """Return the end of the positions whose K/V can be stored now, and whether a finished block
+        after them has to wait."""
         ready = held
         for end in range(window.origin, window.retired + 1, window.block):
             if end <= held:
                 continue
             seen = MemoKey[int](f"delayed.seen_{end}")  # first forward that found it finished
-            if seen not in branches.memo:  # the prompt was finished before there was any
+            if seen not in branches.memo:  # the prompt was finished before the first forward
                 branches.memo[seen] = branches.forwards or -1
             if branches.forwards - branches.memo[seen] < self.delay:
                 return ready, True
@@ -132,15 +132,15 @@ class DelayedCache(Cache):
 @register("revise.end_fill")
 @dataclass(frozen=True)
 class EndFill(Revise):
-    """Writes end tokens after the first one.
+    """Writes end tokens at all positions after the first end token.
 
-    d3LLM's early stop (arXiv 2601.07568, hao-ai-lab/d3LLM): end tokens after the first end token.
+    d3LLM's early stop (arXiv 2601.07568, hao-ai-lab/d3LLM): fill up with end tokens.
 
-    After a forward, everything after the first end token becomes the end token, committed tokens
-    too, unless nothing is masked any more. As released, positions that were masked until then still
-    compete in the next forward, and what is committed there stays if decoding ends with it: text
-    can follow the end token. The rest is done by stop rule `eos` (scope "token", turn_end off) and
-    by schedule `multi_block` (opens_rest on), without which fewer positions compete.
+    After a forward, all positions after the first end token become end tokens, even committed ones,
+    unless nothing is masked any more. As in the released code, positions that were masked until
+    then still compete in the next forward. If decoding ends with that forward its commits remain,
+    so text can follow the end token. Combine it with stop rule `eos` (scope "token", turn_end off)
+    and schedule `multi_block` (opens_rest on); without the latter, fewer positions compete.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset(

@@ -22,14 +22,14 @@ from dllm_bench.registry import register
 @register("score.mask_last")
 @dataclass(frozen=True)
 class MaskLast(Score):
-    """The scores of `inner`, in which no candidate is the mask token.
+    """Replaces the mask token as a candidate in the scores of `inner`.
 
     Decode a position whose candidate is the mask token last (DAEDAL, released fill rule).
 
-    For decoders that leave the mask token in the distribution. Where it is the candidate, the next
-    token stands in for it with a probability of 0, so that no threshold commits it, and ranks
-    after all other candidates, by its confidence without the mask token. `Scores.raw_KW` keeps
-    what the inner score says of the mask token.
+    For decoders that leave the mask token in the distribution. If it is the candidate, the second
+    most probable token replaces it. That token gets probability 0, so that no threshold commits it;
+    it ranks after all other candidates, by its confidence without the mask token. `Scores.raw_KW`
+    keeps the inner score of the mask token.
     """
 
     inner: Confidence = field(default_factory=Confidence)
@@ -51,7 +51,7 @@ class MaskLast(Score):
         )
 
 
-SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas's length
+SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas length
 
 
 @register("schedule.daedal")
@@ -59,23 +59,24 @@ SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas's l
 class Daedal(Blocks):
     """One open block at a time, on a canvas that grows.
 
-    DAEDAL (arXiv 2508.00819): a canvas that begins short and grows where the model wants more room.
+    DAEDAL (arXiv 2508.00819): a canvas that begins short and grows where the model needs more
+    positions.
 
-    At first forwards over prompt and masks find the length: `factor` masks are appended until the
-    model is confident enough (`eos_enough`) that the text ends within the canvas; then half of
-    `eos_window` end tokens are put after it. While blocks are decoded, a forward whose confidence
-    in the end is below `eos_expand` replaces the least probable mask of the open block by `factor`
-    masks, if its candidate is less probable than `low`. The canvas has at most the request's new
-    tokens; what an expansion pushes beyond them is gone.
+    First, forwards over prompt and masks find the length: `factor` masks at a time are appended
+    until the model is confident enough (`eos_enough`) that the text ends within the canvas; then
+    `eos_window` / 2 end tokens are appended. While blocks are decoded, if a forward's confidence in
+    the end is below `eos_expand`, it replaces the least probable mask of the open block by `factor`
+    masks, provided its candidate is less probable than `low`. The canvas has at most the request's
+    number of new tokens; positions that an expansion pushes beyond it are lost.
 
-    The confidence is the sum of the probabilities of the last `eos_window` candidates that are the
-    end token, wherever they stand, divided by `eos_window` even if there are fewer (released code).
+    The confidence sums the probabilities of the last `eos_window` candidates that are the end
+    token, at any position, and divides by `eos_window` even if there are fewer (released code).
     """
 
     block: Positive  # positions of a block; the last one may be short
     initial: Positive = 64  # new positions of the first canvas
-    factor: Positive = 8  # masks that are appended, and that replace one
-    eos_enough: float = 0.5  # confidence in the end from which the first length is enough
+    factor: Positive = 8  # masks appended at a time, and masks that replace one
+    eos_enough: float = 0.5  # confidence in the end at which the first length is accepted
     eos_expand: float = 0.9  # confidence in the end below which a mask may be replaced
     low: float = 0.1  # probability below which a candidate may be replaced
     eos_window: Positive = 32  # candidates that the confidence in the end counts
@@ -96,9 +97,9 @@ class Daedal(Blocks):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What other pieces can rely on; no steps can be counted in a block that changes.
+        """Conditions for other pieces; steps cannot be counted in a block whose length changes.
 
-        All scores say where the text ends.
+        Scores of all rows are needed to find the end of the text.
         """
         spans = {Condition.FROM_FIRST_BLOCK, Condition.TO_LAST_BLOCK}
         lost = {Condition.HELD_BLOCKS, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
@@ -126,16 +127,16 @@ class Daedal(Blocks):
             self._expand(self._end_confidence(round) < self.eos_expand, round)
 
     def _seeks(self, round: Round) -> bool:
-        """Whether this forward only finds the canvas's length; the first one does."""
+        """Return whether this forward only finds the canvas length, as the first one does."""
         return any(round.host.get(SIZING, ()))
 
     def _seek(self, flag: Tensor, round: Round) -> None:
-        """Let the next forward only find the length if `flag` (0-d bool): no block is open then."""
+        """If `flag` (0-d bool), let the next forward only find the length, with no block open."""
         round.state.memo[HOLD] = flag.reshape(1) * HELD
         round.ask(SIZING, flag)
 
     def _append(self, short: Tensor, round: Round) -> None:
-        """Masks to a canvas that is too short, end tokens to one that is not."""
+        """Append masks to a canvas that is too short, or end tokens to one that is long enough."""
         state = round.state
         if state.length == state.wanted:
             short = torch.zeros_like(short)
@@ -145,7 +146,7 @@ class Daedal(Blocks):
         round.insert(at, count, ~short, max(self.factor, self.eos_window // 2))
 
     def _expand(self, wanted: Tensor, round: Round) -> None:
-        """All but one of the masks that replace the least probable one, in front of it."""
+        """Insert masks before the least probable mask, which then stands for the last of them."""
         scores, window, state = round.scores, round.window, round.state
         probability_KW = scores.probability_KW if scores.raw_KW is None else scores.raw_KW
         open_KW = window.eligible_KW & window.of(state.masked_KL)
@@ -155,7 +156,7 @@ class Daedal(Blocks):
         round.insert(window.start + index, count, None, self.factor - 1)
 
     def _end_confidence(self, round: Round) -> Tensor:
-        """How sure the model is that the text ends within the canvas, 0-d."""
+        """Return the model's confidence that the text ends within the canvas, 0-d."""
         scores = round.scores
         ends_W = (scores.ids_KW[0] == round.state.special.eos) & (scores.probability_KW[0] > 0)
         count_W = ends_W.cumsum(0)

@@ -1,13 +1,13 @@
 """DFlash (arXiv 2602.06036): a block-diffusion drafter proposes a whole block in one forward.
 
 The slots of a block are the anchor and the masks after it; features of the target's layers are
-injected as keys and values. Every token is drawn from the distribution of its own slot, independent
-of the other tokens. Both published variants: the drafter's `silent` says whether the anchor's slot
-predicts a token too (DeepSpec) or not (z-lab). Blocks of nothing but silent slots (z-lab's block
-size 1, its baseline) draft nothing and leave the drafter out.
+injected as keys and values. Every token is drawn from the distribution of its own slot,
+independently of the other tokens. Both published variants are covered: the drafter's `silent` says
+whether the anchor's slot also predicts a token (DeepSpec) or not (z-lab). A block of silent slots
+only (z-lab's block size 1, its baseline) drafts nothing and skips the drafter.
 
 DFlash 2 (z-lab/dflash@07ebd93, dflash/model.py; announced as "DFlash 2: Keep Drafting Parallel",
-there is no paper) adds convolutions over the slots, and a walk along their best candidates.
+no paper) adds convolutions over the slots, and a path search over their best candidates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DrawnTokens(NamedTuple):
 
 
 class SlotBlock(NamedTuple):
-    """What a drafter's network says of the N slots of a block that predict a token."""
+    """Output of a drafter's network for the N slots of a block that predict a token."""
 
     network: BlockNetwork
     context: Context
@@ -104,7 +104,7 @@ class DFlash(Draft):
         return None
 
     def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
-        """Draw all slots at once; too short a step to be timed as a head of its own."""
+        """Draw all slots at once; this is too short to be timed as a separate head."""
         return DrawnTokens(*sampler.sample(block.logits_NV))
 
 
@@ -113,9 +113,10 @@ class DFlash(Draft):
 class DFlash2(DFlash):
     """A block of draft tokens, each chosen among its slot's candidates by the token before it.
 
-    The candidates of a slot are its K most probable tokens. A path selector adds to their logits
-    what the token chosen before them says; sampled tokens are drawn from the softmax of the sums at
-    the decoder's temperature. The last block is cut to the tokens that the request still lacks.
+    The candidates of a slot are its K most probable tokens. A path selector adds a term to their
+    logits that depends on the token chosen before them; sampled tokens are drawn from the softmax
+    of the sums at the decoder's temperature. The last block is cut to the tokens that the request
+    still lacks.
     """
 
     def __post_init__(self) -> None:
@@ -132,9 +133,9 @@ class DFlash2(DFlash):
     def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
         network, context, hidden_NH, logits_NV = block
         context.head_begins()
-        sampler = Sampler(sampler.temperature, sampler.uniforms)  # top-p and top-k are the target's
+        sampler = Sampler(sampler.temperature, sampler.uniforms)  # top-p, top-k: only the target's
         count = min(self.drafter.candidates, logits_NV.shape[1])
-        ids_NK = logits_NV.topk(count).indices.sort(1).values  # drawn in the order of tokens
+        ids_NK = logits_NV.topk(count).indices.sort(1).values  # drawn in the order of token ids
         unary_NK = logits_NV.gather(1, ids_NK)
         tokens, distributions = [context.tokens_L[-1:]], []
         for hidden_H, ids_K, unary_K in zip(hidden_NH, ids_NK, unary_NK, strict=True):

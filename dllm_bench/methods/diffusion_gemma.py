@@ -1,7 +1,7 @@
 """DiffusionGemma: acceptance by an entropy bound, uniform noise, and a stop for stable canvases.
 
 Source: transformers 5.23, `models/diffusion_gemma/generation_diffusion_gemma.py` (paper: arXiv
-2608.00146), whose random numbers these pieces draw in the same order. Left out: the image part.
+2608.00146). These pieces draw random numbers in the same order. Left out: the image part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from dllm_bench.registry import register
 @register("accept.entropy_bound")
 @dataclass(frozen=True)
 class CanvasEntropyBound(Accept):
-    """Accepts positions in the order of their entropy as long as those before sum up to a bound.
+    """Accepts positions in the order of their entropy, as long as the entropies before sum to at
+    most a bound.
 
     The joint error of tokens drawn independently is at most that sum (EB-Sampler, 2505.24857), so
     one position is always accepted.
@@ -51,17 +52,17 @@ class LinearTemperature(Anneal):
     """A temperature that falls evenly from `first` to just above `last`."""
 
     steps: Positive
-    """The most forwards of a canvas (`max_denoising_steps`)."""
+    """Maximum number of forwards of a canvas (`max_denoising_steps`)."""
     first: PositiveAmount
     """Temperature of the first forward (`t_max`)."""
     last: Amount
-    """Temperature that a forward after the last one would have (`t_min`)."""
+    """Temperature one forward after the last one (`t_min`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.last >= self.first:
             raise DllmBenchError(
-                f"A temperature is to fall from {self.first} to {self.last}, which is not less; "
+                f"A temperature cannot fall from {self.first} to {self.last}; "
                 "lower decoder.anneal.last."
             )
 
@@ -75,9 +76,10 @@ class StableAndConfident(Settle):
     """Stops once the most probable tokens stay the same and their entropies are low."""
 
     rounds: Count
-    """Earlier forwards that gave the same tokens (`stability_threshold`); 0: entropy decides."""
+    """Number of earlier forwards with the same tokens (`stability_threshold`); 0: only entropy
+    decides."""
     entropy: PositiveAmount
-    """The mean entropy in nats lies below this (`confidence_threshold`)."""
+    """Upper limit of the mean entropy in nats (`confidence_threshold`)."""
 
     def __call__(self, before: Sequence[Tensor], scores: CanvasScores) -> Tensor:
         confident = scores.entropy_C.mean() < self.entropy

@@ -25,10 +25,10 @@ class Hierarchy(Select):
     Divide and conquer over runs of adjacent masks (dInfer's hierarchical decoding).
 
     In every run of adjacent masks of a block, the most probable position is committed if its
-    probability is above `low`, so that each forward splits the runs. So is every position above
-    `tau`. Both comparisons are strict. A block that must progress and has neither commits its most
-    confident position. With `fall`, tau begins at 1 and falls (`iter_threshold` of dInfer's
-    HierarchyDecoder).
+    probability is above `low`, so that each forward splits the runs. Every position above `tau` is
+    committed too. Both comparisons are strict. If a block must progress but no position passes, its
+    most confident position is committed. With `fall`, tau begins at 1 and falls (`iter_threshold`
+    of dInfer's HierarchyDecoder).
     """
 
     tau: Probability  # 1: off
@@ -50,19 +50,19 @@ class Hierarchy(Select):
 @register("cache.vicinity")
 @dataclass(frozen=True)
 class VicinityCache(DualCache):
-    """Caches what is not near the open block; see `PrefixCache` for `every` and `clock`.
+    """Caches positions that are not near the open block; see `PrefixCache` for `every` and `clock`.
 
     Vicinity cache (dInfer): like the dual cache, but positions near the open block are fed too.
 
-    A forward between renewals feeds `before` positions before the block, the block and `after`
-    positions after it, so that their K/V are computed with the block's newest tokens; these K/V
-    are not kept. The first `warmup` forwards of a request feed the whole canvas and keep nothing.
+    A forward between renewals feeds the block, `before` positions before it and `after` positions
+    after it, so that the K/V of these are computed with the block's newest tokens; these K/V are
+    not kept. The first `warmup` forwards of a request feed the whole canvas and cache nothing.
     """
 
     before: Count = 16  # positions fed before the block
     after: Count = 16  # positions fed after the block
     warmup: Count = 4  # forwards before anything is cached
-    renews_twice: bool = False  # as released: if the warm-up outlasts the first block, renew again
+    renews_twice: bool = False  # as released: if warm-up outlasts the first block, renew again
     # two forwards after the first renewal, in the same block
 
     def plan(self, round: Round) -> ForwardPlan:

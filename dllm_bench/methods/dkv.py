@@ -23,11 +23,11 @@ from dllm_bench.methods.caches import NoCache, step_of_block
 from dllm_bench.methods.common import COUNTS_STEPS
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
-BLOCK = MemoKey[int]("drawn.block")  # position at which the block begins that was drawn for
+BLOCK = MemoKey[int]("drawn.block")  # start of the block that was drawn for
 DUE = MemoKey[Tensor]("drawn.due")
-"""Places of the window that this forward commits, first to last, int64 (1, X), on the host; what is
-committed already may be there too."""
-ORDER = MemoKey[Tensor]("drawn.order")  # places of the window, int64 (1, X), on the host
+"""Window positions that this forward commits, in order, int64 (1, X), on the host; may include
+committed ones."""
+ORDER = MemoKey[Tensor]("drawn.order")  # window positions, int64 (1, X), on the host
 
 
 @register("select.drawn")
@@ -37,11 +37,11 @@ class Drawn(Select):
 
     Commit in an order drawn before a block's first forward (LLaDA's `random` remasking).
 
-    A block entered with m masks and S steps commits floor(m / S) positions per step, one more in
-    the first m mod S steps, as `TopK` does. Which ones come next is known before a forward, so a
-    cache can feed these alone (dKV-Cache "greedy"). Drawing all of a block at once is drawing anew
-    in every step: what is left is in random order either way. Drawn on the host, so that nothing
-    waits.
+    A block with m masks at entry and S steps commits floor(m / S) positions per step, and one more
+    in each of the first m mod S steps, as `TopK` does. The next positions are known before a
+    forward, so a cache can feed only these (dKV-Cache "greedy"). Drawing the order of a block at
+    once is equivalent to drawing in every step, because the remaining positions are in random order
+    either way. The order is drawn on the host, so no wait is needed.
     """
 
     steps: Positive | None = None  # S, forwards per block; None: as many as the block has masks
@@ -59,11 +59,11 @@ class Drawn(Select):
         return to_device(due_1W, window.eligible_KW.device)
 
     def on_plan(self, round: Round) -> None:
-        """Let the cache know what this forward commits."""
+        """Tell the cache which positions this forward commits."""
         round.state.memo[DUE] = self.due(round.state, round.window)[None]
 
     def due(self, state: DecodeState, window: Window) -> Tensor:
-        """Return the places of the window that this forward commits; scores do not decide them."""
+        """Return the window positions that this forward commits, independent of its scores."""
         step = step_of_block(state, window) + 1
         if state.memo.get(BLOCK) != window.start:
             state.memo[BLOCK] = window.start
@@ -73,7 +73,7 @@ class Drawn(Select):
         return order_X[: step * share + min(step, rest)]
 
     def order(self, state: DecodeState, window: Window) -> Tensor:
-        """Where in the window masks are committed, first to last, int64 (X,), on the host."""
+        """Return the window positions in the order of their commits, int64 (X,), on the host."""
         first = max(window.start, state.prompt_len) - window.start
         numbers = generator(state, "order", "cpu")
         return first + torch.randperm(window.width - first, generator=numbers)
@@ -85,26 +85,25 @@ BORN = "dkv.born"  # host: the forward that committed each position
 @register("cache.dkv")
 @dataclass(frozen=True)
 class DKVCache(Cache):
-    """Caches decoded tokens; which positions it feeds is worked out on the host.
+    """Caches decoded tokens; the positions to feed are computed on the host.
 
     dKV-Cache (arXiv 2505.15781): a decoded token's K/V are kept, one forward after it was decoded.
 
-    A forward feeds the rows that predict masks and those of the tokens that the forward before has
-    committed, so that each token is fed once as itself; all other K/V are read from the cache.
-    Every `every`-th forward of a block feeds everything, and so do the block's first ones. With
-    `keeps_prompt` the prompt's K/V are those of the request's first forward ("pd" in the released
-    code; with `every` 1 it is its "prefill"). Where logits are shifted, a row is kept with the
-    token that it predicts: the released variant "un" keeps it even if its own token is still masked
-    (`early`), "un_right" does not. The variant "right" is left out: it keeps rows whose logits are
-    still needed.
+    A forward feeds the rows that predict masks and the tokens committed by the previous forward, so
+    that each token is fed once as itself; all other K/V are read from the cache. The block's first
+    `first` forwards and every `every`-th one feed everything. With `keeps_prompt` the prompt's K/V
+    are those of the request's first forward ("pd" in the released code; with `every` 1 it is its
+    "prefill"). With shifted logits, a row is kept together with the token that it predicts: the
+    released variant "un" keeps it even if its own token is still masked (`early`), "un_right" does
+    not. The variant "right" is left out, because it keeps rows whose logits are still needed.
     """
 
     every: Positive = 8  # forwards of a block between those that feed everything
     first: Positive = 2  # forwards at the start of a block that feed everything
-    keeps_prompt: bool = False  # whether the prompt is fed by the request's first forward only
-    early: bool = False  # whether a row is kept as soon as it predicts no mask, itself still masked
+    keeps_prompt: bool = False  # whether only the request's first forward feeds the prompt
+    early: bool = False  # whether a masked row is kept as soon as it predicts no mask
     released_end: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether a row that
-    # predicts nothing, the last one where logits are shifted, is kept with its left neighbour only
+    # predicts nothing (the last one, with shifted logits) is only kept with its left neighbour
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
 
@@ -136,9 +135,9 @@ class DKVCache(Cache):
         )
 
     def _pending(self, born_KL: Tensor, kv: KVCache, forward: int) -> Tensor:
-        """Rows whose K/V the forward `forward` did not keep, bool (K, L).
+        """Return the rows whose K/V were not kept by forward `forward`, bool (K, L).
 
-        The request's first one keeps no row before its token is decoded.
+        The request's first forward keeps no row before its token is decoded.
         """
         undecided_KL = (born_KL == MASKED) | (born_KL >= forward)
         rows_KL = kv.predicting(undecided_KL)
@@ -151,7 +150,8 @@ class DKVCache(Cache):
         return pending_KL
 
     def _generated(self, born_KL: Tensor, prompt_len: int, kv: KVCache) -> Tensor:
-        """Rows after the prompt, and those of it that predict a new token, bool (K, L)."""
+        """Return the rows after the prompt and the prompt rows that predict a new token, bool (K,
+        L)."""
         new_KL = torch.zeros_like(born_KL, dtype=torch.bool)
         new_KL[:, prompt_len:] = True
         return new_KL | kv.predicting(new_KL)
@@ -163,15 +163,15 @@ Array = np.ndarray[Any, Any]
 @register("cache.dkv_greedy")
 @dataclass(frozen=True)
 class DKVGreedyCache(Cache):
-    """Feeds the next positions and their surroundings; worked out on the host.
+    """Feeds the next positions and their neighbours; computed on the host.
 
-    dKV-Cache "greedy" (arXiv 2505.15781): only what was just decoded and what comes next is fed.
+    dKV-Cache "greedy" (arXiv 2505.15781): feed only the tokens just decoded and the next positions.
 
-    For a selector whose order is known beforehand. A forward feeds the tokens that the forward
-    before has committed, the positions that this one commits, and of the masks around each of these
-    the `window` nearest, a left one before the right one at the same distance. Their K/V replace
-    those of the store, which holds every position; all others are read, masks as they were when
-    last fed. Every `every`-th forward of a block, the first one included, feeds everything.
+    It needs a selector whose order is known beforehand. A forward feeds the tokens committed by the
+    previous forward, the positions that it commits itself, and the `window` masks nearest to each
+    of these (at equal distance, left before right). Their K/V replace the cached ones. The cache
+    holds every position, and all others are read from it, masks as they were when last fed. Every
+    `every`-th forward of a block, including the first, feeds everything.
     """
 
     every: Positive = 2  # forwards of a block between those that feed everything
@@ -188,7 +188,8 @@ class DKVGreedyCache(Cache):
         return replace(NoCache().plan(round), store=(0, round.window.visible))
 
     def on_plan(self, round: Round) -> None:
-        """Feed what is due and its surroundings; the selector, which acts first, knows what is."""
+        """Feed the positions due, as set by the selector, which acts first, and their
+        neighbours."""
         branches, window, kv = round.state, round.window, round.kv
         born_L, device = round.on_host(BORN).numpy(), branches.born_KL.device
         due = [p for p in branches.memo[DUE][0].tolist() if born_L[window.start + p] == MASKED]
@@ -205,7 +206,8 @@ class DKVGreedyCache(Cache):
         round.plan = replace(round.plan, sets=sets, scored_M=to_device(due, device))
 
     def _around(self, born_L: Array, due: Sequence[int], start: int, now: int) -> Array:
-        """The last forward's tokens, the positions due, and masks around these, bool (L,)."""
+        """Return the last forward's tokens, the positions due, and the masks around these, bool
+        (L,)."""
         fed_L, position_L = born_L == now - 1, np.arange(len(born_L))
         fed_L[[start + place for place in due]] = True
         for place in due:

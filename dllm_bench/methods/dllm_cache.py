@@ -1,12 +1,12 @@
 """dLLM-Cache (arXiv 2506.06295): each layer computes the response rows whose V changed most.
 
-All hidden states pass through every layer, and logits exist everywhere; a layer takes K, V and the
-outputs of attention and MLP from the cache for rows it does not compute. The prompt's rows are
+All hidden states pass through every layer, and all rows have logits. For rows that a layer does not
+compute, it takes K, V and the outputs of attention and MLP from the cache. The prompt's rows are
 computed every `prompt_every` forwards, the response's every `every`; both count all forwards of the
-request. In the other forwards a layer computes V of the whole response, keeps it, and computes
-those rows whose V has the smallest cosine with the V of the forward before: the share `share` of
-the response, rounded down, decoded tokens and later blocks included. With a share of 0, V stays as
-it is. The first layer computes everything.
+request. In the other forwards a layer computes and keeps V of the whole response, then computes the
+rows whose V has the smallest cosine with the previous V. Their number is the share `share` of the
+response, rounded down, including decoded tokens and later blocks. With a share of 0, V is not
+renewed. The first layer computes everything.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class MostChanged:
     also_R: None = None
 
     def spans(self, layer: int) -> tuple[Span, Span]:
-        """What is renewed; of the response, if that is not renewed, some rows are chosen."""
+        """Return (the rows to renew; the response rows to choose from, if the response is not
+        renewed)."""
         nothing = (self.length, self.length)
         if layer == 0 or (self.renews_prompt and self.renews_response):
             return (0, self.length), nothing
@@ -51,12 +52,12 @@ class MostChanged:
         return always, (self.prompt, self.length) if self.share else nothing
 
     def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
-        """The rows of the response with the smallest cosine; of equal ones the first."""
+        """Return the rows of the response with the smallest cosine; of equal ones the first."""
         cosine_S = cosine_similarity(new_SC.float(), old_SC.float(), dim=-1)
         return stable_top(-cosine_S[None], int(len(cosine_S) * self.share))[0]
 
     def attended(self, *attention: object) -> None:
-        """Attention decides nothing."""
+        """Ignore attention: it decides nothing here."""
 
 
 @register("cache.dllm_cache")
@@ -64,9 +65,9 @@ class MostChanged:
 class DLLMCache(Cache):
     """Caches K, V and the outputs of attention and MLP, in every layer and at every position."""
 
-    prompt_every: Positive = 100  # forwards of the request between those that compute the prompt
-    every: Positive = 7  # the same of the response
-    share: Proportion = 0.25  # of the response's rows that a layer computes in the other forwards
+    prompt_every: Positive = 100  # forwards between those that compute the prompt
+    every: Positive = 7  # forwards between those that compute the response
+    share: Proportion = 0.25  # response rows computed by a layer in the other forwards
     gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("model", Condition.CHOSEN_ROWS)})
 

@@ -1,4 +1,4 @@
-"""DMax (arXiv 2604.08302): tokens are fed softly and revised until the block settles.
+"""DMax (arXiv 2604.08302): tokens are fed as mean embeddings and revised until the block settles.
 
 Released code: czg1225/DMax@82bc29e, dInfer/python/dinfer/decoding/generate_uniform.py.
 """
@@ -23,15 +23,15 @@ from dllm_bench.methods.revising import REVISES_BLOCK, Budgeted, Revision, commi
 from dllm_bench.registry import register
 
 FORWARDS = MemoKey[Tensor]("soft.forwards")  # (K, 2): open block, its forwards
-ADDED = MemoKey[Tensor]("soft.added")  # to the embeddings of the window's tokens, (K, W, H)
-START = MemoKey[int]("soft.start")  # where that window begins
+ADDED = MemoKey[Tensor]("soft.added")  # added to embeddings of the window, (K, W, H)
+START = MemoKey[int]("soft.start")  # start of that window
 TINY = 1e-6  # added to a length before dividing by it, as released
 
 
 @register("select.leftmost")
 @dataclass(frozen=True)
 class Leftmost(Select):
-    """Commits a block's masks from left to right, up to the first that is not probable enough.
+    """Commits a block's masks from left to right, up to the first one below the threshold.
 
     The first mask of a block is always committed, so no mask is left before a committed token.
     """
@@ -50,24 +50,24 @@ class Leftmost(Select):
 @register("revise.soft")
 @dataclass(frozen=True, kw_only=True)
 class SoftRevision(Budgeted):
-    """Overwrites tokens in every forward, and feeds them softly until the block settles.
+    """Overwrites tokens in every forward and feeds them as mean embeddings until the block settles.
 
-    Every token of the open block that was committed before gets the candidate of its row. What the
-    next forward is fed at committed positions of the block is the mean of the embeddings of the
-    row's `likeliest` tokens and of the mask token, weighted by their probabilities and by what
-    these leave of 1, and scaled to the mean of their lengths. A block without masks is left once
-    the candidate of each of its rows has at least the probability `sure`, once a forward has
-    changed nothing, or after as many forwards as it has positions. As `released` it is left then
-    even with masks.
+    Every earlier committed token of the open block is replaced by the candidate of its row. At
+    committed positions of the block the next forward is fed a mean embedding: that of the row's
+    `likeliest` tokens, weighted by their probabilities, and of the mask token, weighted by the
+    remaining probability, scaled to the mean of their lengths. A block without masks is closed once
+    the candidate of each row has at least probability `sure`, once a forward has changed nothing,
+    or after as many forwards as it has positions. As `released`, it is closed in the last case even
+    with masks.
     """
 
     sure: Probability  # probability; 1: until nothing changes
-    likeliest: Positive = 1  # tokens of a row in the mean
-    released: bool = False  # whether a block may be left with masks
+    likeliest: Positive = 1  # number of tokens of a row in the mean
+    released: bool = False  # whether a block may be closed with masks
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
 
     def on_plan(self, round: Round) -> None:
-        """Feed softly, in the block of the last forward."""
+        """Add the mean embeddings in the block of the last forward."""
         memo, window = round.state.memo, round.window
         if ADDED in memo and memo[START] == window.start:
             behind = round.state.length - window.stop
@@ -96,7 +96,7 @@ class SoftRevision(Budgeted):
         state.memo[ADDED], state.memo[START] = added_KWH * soft_KW[..., None], window.start
 
     def _means(self, round: Round) -> Tensor:
-        """What the window's rows would be fed softly, float32 (K, W, H)."""
+        """Return the mean embeddings of the window's rows, float32 (K, W, H)."""
         ids_KWC, weight_KWC = self._likeliest(round)
         left_KW1 = 1 - weight_KWC.sum(2, keepdim=True).clamp(max=1)
         ids_KWC = pad(ids_KWC, (0, 1), value=round.state.special.mask)
@@ -106,7 +106,7 @@ class SoftRevision(Budgeted):
         return mean_KWH * length_KW1 / (mean_KWH.norm(dim=2, keepdim=True) + TINY)
 
     def _likeliest(self, round: Round) -> tuple[Tensor, Tensor]:
-        """The tokens (K, W, C) of the means, and their probabilities, float32."""
+        """Return the tokens (K, W, C) of the means, and their probabilities, float32."""
         if self.likeliest == 1:
             return round.scores.ids_KW[..., None], round.scores.probability_KW.float()[..., None]
         laws_KWV = round.rows_KRV[:, : round.window.width].float().softmax(2)

@@ -1,11 +1,11 @@
-"""DPad (arXiv 2508.14148): most masks after the open block are dropped, the farther the more.
+"""DPad (arXiv 2508.14148): drop most masks after the open block, and more of them farther away.
 
-What stays is drawn before a block's first forward. A dropped position is neither fed nor read until
-a later block draws again, and the others keep their places in the rotary embedding. "gaussian":
-the position at distance d stays with probability `scale` N(z_d), where N is the density of the
-standard normal distribution and z runs evenly from 0 to `sigma` over `window` positions; none stays
-beyond. "uniform": `number` of the next `window` positions stay. What of the rest is fed and read
-is the choice of `inner`, a cache over spans.
+The remaining positions are drawn before a block's first forward. A dropped position is neither fed
+nor read until a later block draws again; the others keep their positions in the rotary embedding.
+"gaussian": the position at distance d stays with probability `scale` N(z_d), where N is the density
+of the standard normal distribution and z runs evenly from 0 to `sigma` over `window` positions;
+none stays beyond. "uniform": `number` of the next `window` positions stay. Among the remaining
+positions, `inner`, a cache over spans, decides what is fed and read.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from dllm_bench.methods.caches import NoCache
 from dllm_bench.registry import register
 
 Law = Literal["gaussian", "uniform"]
-BLOCK = MemoKey[int]("dpad.block")  # position at which the block begins that was drawn for
+BLOCK = MemoKey[int]("dpad.block")  # start of the block that was drawn for
 STAYS = MemoKey[Tensor]("dpad.stays")  # bool (1, L), on the host
 
 
 @register("cache.dpad")
 @dataclass(frozen=True)
 class DPadCache(Cache):
-    """Drops masks after the open block. What stays is drawn on the host, so that nothing waits."""
+    """Drops masks after the open block. The draw happens on the host, so no wait is needed."""
 
     inner: Cache = field(default_factory=NoCache)
     law: Law = "gaussian"
-    window: Positive = 128  # positions after the block of which some stay
+    window: Positive = 128  # positions after the block among which some stay
     sigma: PositiveAmount = 4.0  # z at the end of the window, for "gaussian"
     scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"
     number: Count = 0  # positions that stay, for "uniform"
@@ -55,7 +55,7 @@ class DPadCache(Cache):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What the inner cache gives of the window."""
+        """Conditions of the inner cache that concern the window."""
         passed = {Condition.FED_WINDOW, Condition.FULL_ATTENTION, Condition.NO_CACHE}
         return self.inner.gives & passed | {Condition.DRAWS}
 
@@ -74,7 +74,8 @@ class DPadCache(Cache):
         return replace(plan, sets=PositionSets(*indices))
 
     def draw(self, state: DecodeState, window: Window) -> Tensor:
-        """What is on the canvas while the window's block is open, bool (1, L), on the host."""
+        """Return the positions that exist while the window's block is open, bool (1, L), on the
+        host."""
         stays_1L = torch.ones(1, state.length, dtype=torch.bool)
         rest, numbers = stays_1L[0, window.stop :], generator(state, "dpad", "cpu")
         if self.law == "gaussian":

@@ -1,17 +1,17 @@
-"""What speculative decoders share: drafts without training, measurements, a threshold of length.
+"""Shared by speculative decoders: drafts without training, measurement files, a length threshold.
 
 Control drafts that need no trained drafter: none, random tokens, the least probable tokens.
 
-They show what verification is worth alone: the text (or, when sampling, its distribution) must stay
-the target's own although next to nothing is accepted.
+They isolate verification: the text (or, when sampling, its distribution) must remain the target's
+own although almost nothing is accepted.
 
 Measurements that length rules read from json files: step times and calibration temperatures.
 
-Step times are DSpark's SPS(B) (section 3.2.2): profiled once per machine and model by
-`dllm-bench train sps`. Temperatures calibrate a confidence head (Sequential Temperature Scaling,
-section 3.2.1): `dllm-bench train temperatures` fits them. A file is one that these commands wrote,
-or one shipped below `assets/`. Only its content is part of a run's identity, never its path. Plain
-Python: the load simulation uses the same values.
+Step times are DSpark's SPS(B) (section 3.2.2), profiled once per machine and model by `dllm-bench
+train sps`. Temperatures calibrate a confidence head (Sequential Temperature Scaling, section
+3.2.1); `dllm-bench train temperatures` fits them. A file was written by these commands or is
+shipped below `assets/`. Only its content is part of a run's identity, never its path. The code is
+plain Python, because the load simulation uses the same values.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class ModelDraft(Draft):
 
     A smaller autoregressive model drafts, token by token (Leviathan et al. 2023).
 
-    The control that every trained drafter has to beat: it drafts with the quality of a whole model,
-    at a cost that grows with every token. Of the target it reads the committed tokens alone.
+    It is the control that every trained drafter has to beat: it drafts with the quality of a whole
+    model, at a cost that grows with every token. From the target it reads only the committed
+    tokens.
     """
 
     drafter: ModelDrafter
@@ -88,7 +89,8 @@ class ModelDraft(Draft):
 
 
 def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:
-    """Logits (1, V) of the token after the text; afterwards the cache holds the whole text."""
+    """Return logits (1, V) of the token after the text; afterwards the cache holds the whole
+    text."""
     fed = (kv.length, len(text_L))
     rows = (len(text_L), len(text_L) + 1)
     plan = ForwardPlan(ForwardKind.DRAFT, fed, rows, store=fed, attention="block_causal", block=1)
@@ -100,13 +102,14 @@ def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:
 @register("draft.ngram")
 @dataclass(frozen=True)
 class NGramDraft(Draft):
-    """The tokens after an earlier occurrence of the end of the text; none if there is none.
+    """Proposes the tokens that followed an earlier occurrence of the last tokens; none if there is
+    none.
 
     Prompt lookup (Saxena 2023): propose what followed an earlier occurrence of the last tokens.
 
-    The longest n-gram at the end of the text that occurs earlier in it is used, at its latest
-    earlier occurrence. Neither network nor cache: the control that shows what repetition alone is
-    worth.
+    It uses the longest n-gram at the end of the text that occurs earlier in it, at its latest
+    earlier occurrence. Without network or cache, it is the control that shows the gain from
+    repetition alone.
     """
 
     tokens: Positive
@@ -129,7 +132,8 @@ class NGramDraft(Draft):
 
 
 def last_occurrence(tokens_L: Tensor, match: int) -> int | None:
-    """Index after the latest earlier occurrence of the last `match` tokens; None without one."""
+    """Return the index after the latest earlier occurrence of the last `match` tokens; None without
+    one."""
     earlier = tokens_L[:-1].unfold(0, match, 1)
     starts = (earlier == tokens_L[-match:]).all(-1).nonzero()
     return int(starts[-1]) + match if len(starts) else None
@@ -174,9 +178,9 @@ class RandomDraft(Draft):
 @register("draft.adversarial")
 @dataclass(frozen=True)
 class AdversarialDraft(Draft):
-    """Tokens that the target itself finds least probable: a draft that is wrong on purpose.
+    """Proposes the tokens that the target finds least probable: a draft that is wrong on purpose.
 
-    It costs a forward of the target per token, and none of them is accepted.
+    It costs one forward of the target per token, and no token is accepted.
     """
 
     tokens: Positive
@@ -206,7 +210,8 @@ Parsed = TypeVar("Parsed")
 def read_measurement(
     source: str, parse: Callable[[Any], Parsed], what: str, command: str
 ) -> Parsed:
-    """What `parse` makes of the json file at `source`; DllmBenchError if there is no such thing."""
+    """Return the json file at `source`, converted by `parse`; DllmBenchError if there is no valid
+    file."""
     try:
         return parse(json.loads(place_of(source).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -221,8 +226,8 @@ def read_measurement(
 class StepProfile:
     """Measured speed of a machine and model: steps per second by the tokens fed in a step.
 
-    Linear interpolation of seconds between measured sizes. Nothing is known beyond the largest
-    size, so no larger step is scheduled.
+    Seconds are interpolated linearly between measured sizes. No step is larger than the largest
+    measured size.
     """
 
     tokens: tuple[int, ...]
@@ -245,7 +250,8 @@ class StepProfile:
         return self.tokens[-1]
 
     def step_s(self, tokens: int) -> float:
-        """Seconds of a step that feeds `tokens` tokens; DllmBenchError if that was not measured."""
+        """Return seconds of a step that feeds `tokens` tokens; DllmBenchError if that was not
+        measured."""
         if not 1 <= tokens <= self.largest:
             raise DllmBenchError(
                 f"A step of {tokens} tokens is needed, and the step profile covers 1 to "
@@ -266,7 +272,8 @@ class StepProfile:
 
 @register("length.read_step_profile")
 def read_step_profile(source: str) -> StepProfile:
-    """The profile in a file that `dllm-bench train sps` wrote; assets/… are shipped ones."""
+    """Return the profile in a file written by `dllm-bench train sps`; assets/… names a shipped
+    one."""
     return read_measurement(
         source,
         lambda plain: StepProfile(
@@ -278,7 +285,7 @@ def read_step_profile(source: str) -> StepProfile:
 
 
 def check_step_profile(source: str, model: str) -> None:
-    """Refuse a profile that was measured with another model than `model`."""
+    """Refuse a profile that was measured with a model other than `model`."""
     measured: str | None = read_measurement(
         source,
         lambda plain: plain.get("model", {}).get("name"),
@@ -293,7 +300,7 @@ def check_step_profile(source: str, model: str) -> None:
 
 
 def device_of_step_profile(source: str) -> str:
-    """Name of the device that a step profile was measured on."""
+    """Return the name of the device that a step profile was measured on."""
     return str(
         read_measurement(
             source, lambda plain: plain["machine"]["device"], "step profile", "train sps MODEL"
@@ -306,7 +313,7 @@ def device_of_step_profile(source: str) -> str:
 class Temperatures:
     """Calibration of a confidence head: each position's logit is divided by its temperature.
 
-    Without any the head is taken as it is. Logits stored with a run stay unscaled.
+    Without temperatures the head's output is used as it is. Logits stored with a run stay unscaled.
     """
 
     values: tuple[float, ...] = ()
@@ -320,28 +327,30 @@ class Temperatures:
             )
 
     def probabilities(self, logits: Sequence[float]) -> list[float]:
-        """Probability of each token to be accepted if all before it are."""
+        """Return the probability that each token is accepted if all before it are."""
         scales = [*self.values, *[1.0] * len(logits)]
         return [sigmoid(logit / scale) for logit, scale in zip(logits, scales, strict=False)]
 
 
 def sigmoid(logit: float) -> float:
-    """1 / (1 + exp(-logit)), for any logit without overflow."""
+    """Return 1 / (1 + exp(-logit)) without overflow for any logit."""
     return (1 + math.tanh(logit / 2)) / 2
 
 
 def acceptance_probabilities(
     proposals: Sequence[Proposal], temperatures: Temperatures
 ) -> list[list[float]]:
-    """`Temperatures.probabilities` of proposals with survival estimates, copied at once."""
+    """Return `Temperatures.probabilities` of proposals with survival estimates, after one copy to
+    the host for all."""
     logits = [one.survival_D.double() for one in proposals if one.survival_D is not None]
-    assert len(logits) == len(proposals)  # the draft gives survival estimates
+    assert len(logits) == len(proposals)  # each proposal has survival estimates
     return [temperatures.probabilities(logits_D) for logits_D in to_host(logits)]
 
 
 @register("length.read_temperatures")
 def read_temperatures(source: str | None) -> Temperatures:
-    """The temperatures in a file that `dllm-bench train temperatures` wrote; none for None."""
+    """Return the temperatures in a file written by `dllm-bench train temperatures`; for None, no
+    temperatures."""
     if source is None:
         return Temperatures()
     return read_measurement(
@@ -359,10 +368,9 @@ class SurvivalThreshold(VerifyLength):
 
     DSpark's static threshold: verify up to the first token that is unlikely to be accepted.
 
-    DeepSpec compares the confidence at each position with one threshold. The confidences are not
-    multiplied up to the probability that the whole prefix survives, and the load of the machine
-    does not matter. A confidence depends only on tokens drafted before its own, so the output
-    distribution is kept.
+    DeepSpec compares the confidence at each position with one threshold. It does not multiply the
+    confidences to the probability that the whole prefix survives, and it ignores the load of the
+    machine. A confidence depends only on earlier draft tokens, so the output distribution is kept.
     """
 
     tau: Probability
@@ -380,5 +388,5 @@ class SurvivalThreshold(VerifyLength):
 
 
 def likely_prefix(probabilities: Sequence[float], tau: float) -> int:
-    """Number of tokens before the first one whose probability is below tau."""
+    """Return the number of tokens before the first one whose probability is below tau."""
     return len(list(takewhile(lambda probability: probability >= tau, probabilities)))

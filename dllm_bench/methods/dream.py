@@ -36,7 +36,8 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 def drawn(inner: Score, temperature: float) -> Conditions:
-    """Return what a score gives that draws tokens for the inner one above temperature 0."""
+    """Return the conditions given by a score that draws the candidates of `inner` above temperature
+    0."""
     given = inner.gives - {Condition.LOGITS_ALONE}
     return given | {Condition.DRAWS} if temperature > 0 else given
 
@@ -48,13 +49,13 @@ class Sampled(Score):
 
     Temperature, top-p and top-k as Dream publishes them (D2F, LoPA and DiffuCoder alike).
 
-    Logits are divided by T and cut to the smallest set of tokens that sums to more than `top_p` and
-    to the `top_k` largest, ties at the latter kept. Of equal tokens at the `top_p` cut the lower
-    ids stay; with `released_ties` those that torch.sort returns first, as published. The token is
-    drawn from the softmax of what is left. Its probability and the inner confidence (margin,
-    entropy) are those of that distribution. Temperature 0 takes the most probable token, so with
-    nothing cut it is the inner score. Each forward has its own random numbers, from the request's
-    seed.
+    Logits are divided by T and cut to the smallest set of tokens whose probabilities sum to more
+    than `top_p`, and to the `top_k` largest (ties at this cut are kept). Of equal tokens at the
+    `top_p` cut the lower ids stay or, with `released_ties`, those that torch.sort returns first, as
+    published. The token is drawn from the softmax of the remaining logits. Its probability and the
+    inner confidence (margin, entropy) refer to that distribution. Temperature 0 takes the most
+    probable token; without cuts it equals the inner score. Each forward has its own random numbers,
+    from the request's seed.
     """
 
     inner: Ranked = field(default_factory=Confidence)
@@ -68,7 +69,8 @@ class Sampled(Score):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What the inner score gives; sorting and noise cost more than gathering rows."""
+        """Conditions of the inner score, and costly rows: sorting and noise cost more than
+        gathering rows."""
         costly = {Condition.COSTLY_ROWS} if self.temperature > 0 or self.top_p < 1 else set()
         return drawn(self.inner, self.temperature) | costly
 
@@ -80,7 +82,7 @@ class Sampled(Score):
         return self.inner.of(logits_KWV, ids_KW, state)
 
     def _cut(self, logits_KWV: Tensor) -> Tensor:
-        """Logits divided by the temperature, -inf at tokens that cannot be drawn."""
+        """Return logits divided by the temperature, -inf at tokens that cannot be drawn."""
         if self.temperature > 0:
             logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
         logits_KWV = keep_top_p(logits_KWV, self.top_p, self.released_ties)
@@ -99,9 +101,9 @@ class Gumbel(Score):
 
     Temperature as LLaDA publishes it: the token is argmax_v exp(l_v) / (-ln U_v)^T.
 
-    Computed in logarithms, l + T * Gumbel noise, which cannot overflow. The token is a draw from
-    softmax(l / T); its probability and confidence are those of the distribution without
-    temperature. The published sampler draws U in float64; float32 changes only what is rarer than
+    It is computed in logarithms, l + T * Gumbel noise, which cannot overflow. The token is a draw
+    from softmax(l / T); its probability and confidence refer to the distribution without
+    temperature. The published sampler draws U in float64; float32 changes only events rarer than
     1e-7. Temperature 0 is the inner score. Each forward has its own random numbers, from the
     request's seed.
     """
@@ -114,7 +116,7 @@ class Gumbel(Score):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What the inner score gives, and draws above temperature 0."""
+        """Conditions of the inner score, and random draws above temperature 0."""
         return drawn(self.inner, self.temperature)
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -128,25 +130,26 @@ class Gumbel(Score):
 @register("select.epsilon")
 @dataclass(frozen=True)
 class Epsilon(Select):
-    """Commits the share of the masks that Dream's time schedule gives to a step.
+    """Commits the share of the masks that Dream's time schedule assigns to a step.
 
     Dream's time schedule: t runs evenly from 1 to eps in S steps (`diffusion_generate`).
 
-    Step i commits the n = int(m (1 - t[i+1] / t[i])) most confident of the m masks left, the last
-    step all of them. m counts the open block, which for Dream is the whole generation (schedule
-    `full`). Early steps are empty when S is close to m; the published sampler spends these
-    forwards, and so does `idle`. Without it every forward commits at least the most confident
-    position. With `alg_temp` the n positions are drawn without replacement from softmax(confidence
-    / alg_temp).
+    Step i commits the n = int(m (1 - t[i+1] / t[i])) most confident of the m remaining masks; the
+    last step commits all of them. m counts the open block, which for Dream is the whole generation
+    (schedule `full`). Early steps commit nothing if S is close to m; the published sampler still
+    makes these forwards, and so does `idle`. Without `idle`, every forward commits at least the
+    most confident position. With `alg_temp` the n positions are drawn without replacement from
+    softmax(confidence / alg_temp).
 
-    Equal confidences are common after a top-p cut, where one token is left at many positions. Of
-    them the lower positions count, or, with `ties`, those that `torch.topk` takes, as published.
+    Equal confidences are common after a top-p cut, which leaves one token at many positions. Of
+    these the lower positions are taken or, with `ties`, those that `torch.topk` takes, as
+    published.
     """
 
     steps: Positive | None = None  # S, forwards per block; None: as many as it has positions
-    eps: float = 1e-3  # the last time
+    eps: float = 1e-3  # value of t after the last step
     idle: bool = False  # whether steps may commit nothing, as published
-    alg_temp: PositiveAmount | None = None  # of the positions; None: the most confident ones
+    alg_temp: PositiveAmount | None = None  # temperature of drawing positions; None: most confident
     ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
 
     def __post_init__(self) -> None:
@@ -158,12 +161,13 @@ class Epsilon(Select):
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Step counts, and what `ties` needs."""
+        """Step counts, and the needs of `ties`."""
         return COUNTS_STEPS | ties_needs(self.ties)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """Its steps; Dream evaluates its sampler above temperature 0."""
+        """Published steps for sampled tokens, since Dream evaluates its sampler above temperature
+        0."""
         one = {Condition.ONE_PER_FORWARD} if self.steps is None else set()
         draws = {Condition.DRAWS} if self.alg_temp is not None else set()
         return frozenset({Condition.FOR_DRAWN_TOKENS, *one, *draws})
@@ -183,7 +187,7 @@ class Epsilon(Select):
         return where_KW & (not self.idle), ids_KW
 
     def _share(self, step_K: Tensor, window: Window) -> Tensor:
-        """Share of the masks left that each branch commits in its step, (K,)."""
+        """Return the share of the masks left that each branch commits in its step, (K,)."""
         share_X = shares(self._steps(window), self.eps, step_K.device)
         return share_X[step_K.clamp(max=len(share_X) - 1)]
 
@@ -199,7 +203,7 @@ class Epsilon(Select):
 
 @cache
 def shares(steps: int, eps: float, device: torch.device) -> Tensor:
-    """1 - t[i+1] / t[i] of Dream's time schedule, 1 in the last step, (steps,)."""
+    """Return 1 - t[i+1] / t[i] of Dream's time schedule, and 1 in the last step: (steps,)."""
     time = torch.linspace(1, eps, steps + 1, device=device)
     share_X = 1 - time[1:] / time[:-1]
     share_X[-1] = 1
@@ -207,7 +211,7 @@ def shares(steps: int, eps: float, device: torch.device) -> Tensor:
 
 
 NUMBERS = MemoKey[Tensor]("origin.numbers")  # the request's uniform numbers, (K, X)
-USED = MemoKey[Tensor]("origin.used")  # how many of them are used, (K,)
+USED = MemoKey[Tensor]("origin.used")  # number of used ones, (K,)
 
 
 @register("select.origin")
@@ -215,23 +219,24 @@ USED = MemoKey[Tensor]("origin.used")  # how many of them are used, (K,)
 class Origin(Epsilon):
     """Commits masks at random; steps, eps and idle as in `Epsilon`.
 
-    Dream's `origin`: every mask is committed with the same chance, whatever its confidence.
+    Dream's `origin`: every mask is committed with the same probability, regardless of its
+    confidence.
 
-    The chance is the share of Dream's time schedule, 1 - t[i+1] / t[i], and 1 in the last step;
-    tokens are the candidates. Each mask gets one uniform number per step, in the order of the
-    positions, from a generator that is seeded for each request: the stream of
+    The probability is the share in Dream's time schedule, 1 - t[i+1] / t[i], and 1 in the last
+    step; committed tokens are the candidates. Each mask gets one uniform number per step, in the
+    order of positions, from a generator seeded for each request: the stream of
     `torch.manual_seed(seed)` on the CPU. All numbers are drawn when the first block is entered.
-    That gives the same stream without a copy to the host of how many masks are left.
+    This gives the same stream without copying the number of remaining masks to the host.
     """
 
-    seed: int = 0  # of the stream
+    seed: int = 0  # seed of the stream
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alg_temp is not None or self.ties != "lower":
             raise DllmBenchError(
-                f"Origin has alg_temp {self.alg_temp} and ties {self.ties}, but its chance is the "
-                "same at every mask; use null and lower."
+                f"Origin has alg_temp {self.alg_temp} and ties {self.ties}, but its "
+                "probability is the same at every mask; use null and lower."
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -240,7 +245,7 @@ class Origin(Epsilon):
         return window.eligible_KW & (self._draw(window, state) < share_K[:, None])
 
     def _draw(self, window: Window, state: DecodeState) -> Tensor:
-        """The next number of the stream at every mask, (K, W)."""
+        """Return the next number of the stream at every mask, (K, W)."""
         numbers_KX, used_K = self._stream(window, state)
         rank_KW = window.eligible_KW.cumsum(1) - 1
         state.memo[USED] = used_K + window.eligible_KW.sum(1)
@@ -248,7 +253,7 @@ class Origin(Epsilon):
         return numbers_KX.gather(1, at_KW)
 
     def _stream(self, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """The request's numbers, enough for all steps, and how many of them are used."""
+        """Return the request's numbers, enough for all steps, and the number of used ones."""
         if NUMBERS not in state.memo:
             count = self._steps(window) * (state.length - state.prompt_len)
             numbers = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))

@@ -2,15 +2,16 @@
 
 DSpark's hardware-aware prefix scheduler (Algorithm 1), and its asynchronous form (section 5.2).
 
-A draft token is verified while it adds to the expected tokens per second of the whole batch on this
+A draft token is verified if it increases the expected tokens per second of the whole batch on this
 machine. c[r][j] is the probability that token j of request r is accepted if all before it are;
-a[r][j], the product of c[r][0..j], that it is reached and accepted. Verifying the n tokens with the
-largest a gives Θ_n = (R + Σ a) · SPS(R + n) expected tokens per second for R requests. Stopping at
-the first descent of Θ keeps the output distribution, because the decision about a token reads only
-what is drafted before it; the global maximum over the same step does not (Appendix A). The
-asynchronous form takes the size of a step from two steps before, so that it may be the global
-maximum. Confidences are taken as probabilities, so calibrate them first. The cost of drafting is
-left out. The algorithm is plain Python; the two pieces at the end apply it to proposals.
+a[r][j], the product of c[r][0..j], is the probability that it is reached and accepted. Verifying
+the n tokens with the largest a gives Θ_n = (R + Σ a) · SPS(R + n) expected tokens per second for R
+requests. Stopping at the first descent of Θ keeps the output distribution, because the decision
+about a token depends only on earlier draft tokens; the global maximum over the same step does not
+(Appendix A). The asynchronous form computes the size of a step from the probabilities of two steps
+before, so it may use the global maximum. Confidences are treated as probabilities, so calibrate
+them first. The cost of drafting is not included. The algorithm is plain Python; the two pieces at
+the end apply it to proposals.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ Probabilities = Sequence[Sequence[float]]
 
 
 def ranked(probabilities: Probabilities) -> list[tuple[float, int, int]]:
-    """(a, j, r) of all tokens with a > 0, the most likely first.
+    """Return (a, j, r) of all tokens with a > 0, the most likely first.
 
     A token is ranked after all earlier ones of its request, so the first n tokens of the list are
     a prefix of every draft, and whether a token is among them depends only on tokens before it.
@@ -94,7 +95,7 @@ def ranked(probabilities: Probabilities) -> list[tuple[float, int, int]]:
 
 
 def admit(probabilities: Probabilities, n: int) -> list[int]:
-    """Tokens verified of each request when the n most likely of all are."""
+    """Return the number of verified tokens per request if the n most likely of all are verified."""
     counts = Counter(r for _, _, r in ranked(probabilities)[:n])
     return [counts[r] for r in range(len(probabilities))]
 
@@ -102,7 +103,8 @@ def admit(probabilities: Probabilities, n: int) -> list[int]:
 def throughputs(probabilities: Probabilities, profile: StepProfile) -> list[float]:
     """Θ_0, Θ_1, …: expected tokens per second with the n most likely tokens verified.
 
-    Up to the largest step in the profile; DllmBenchError if there are more requests than that.
+    The list ends at the largest step in the profile; DllmBenchError if there are more requests than
+    that.
     """
     requests = len(probabilities)
     expected = accumulate((a for a, _, _ in ranked(probabilities)), initial=float(requests))
@@ -111,30 +113,30 @@ def throughputs(probabilities: Probabilities, profile: StepProfile) -> list[floa
 
 
 def first_peak(probabilities: Probabilities, profile: StepProfile) -> int:
-    """n before the first descent of Θ."""
+    """Return n before the first descent of Θ."""
     rates = throughputs(probabilities, profile)
     descents = (n for n, (here, after) in enumerate(pairwise(rates)) if after <= here)
     return next(descents, len(rates) - 1)
 
 
 def highest_peak(probabilities: Probabilities, profile: StepProfile) -> int:
-    """n of the largest Θ, the smallest n of equal ones."""
+    """Return n of the largest Θ; of equal ones the smallest n."""
     rates = throughputs(probabilities, profile)
     return rates.index(max(rates))
 
 
 def early_stop(probabilities: Probabilities, profile: StepProfile) -> list[int]:
-    """Algorithm 1: lengths at the first peak of Θ; the best of all if Θ has a single peak."""
+    """Return the lengths at the first peak of Θ (Algorithm 1), which is the global one if Θ has a
+    single peak."""
     return admit(probabilities, first_peak(probabilities, profile))
 
 
 class TwoStepsAhead:
-    """The scheduler for an engine that has to know the size of a step two steps before it.
+    """Scheduler for an engine that must know the size of a step two steps ahead.
 
-    The size of step t is the best one for the probabilities of step t - 2; the tokens that fill it
-    are the most likely ones of step t. The first two steps have no such size and stop early.
-    Requests that joined since take their own token from the size, requests that left give theirs
-    back.
+    The size of step t is the best one for the probabilities of step t - 2; it is filled with the
+    most likely tokens of step t. The first two steps have no such size and use the early stop. A
+    request that joined since then uses one token of the size; a request that left frees one.
     """
 
     def __init__(self, profile: StepProfile, delay: int = 2) -> None:
@@ -143,7 +145,7 @@ class TwoStepsAhead:
         self.delay = delay
 
     def __call__(self, probabilities: Probabilities) -> list[int]:
-        """Lengths of the step that begins."""
+        """Return the lengths of the current step."""
         self.sizes.append(len(probabilities) + highest_peak(probabilities, self.profile))
         if len(self.sizes) <= self.delay:
             return early_stop(probabilities, self.profile)
@@ -170,7 +172,7 @@ class HardwareAwareLength(VerifyLength):
 @dataclass(frozen=True)
 class AsynchronousLength(HardwareAwareLength):
     """Section 5.2, for an engine that overlaps steps: the number of tokens is the best one for the
-    probabilities of two steps before; the first two steps of a batch stop early.
+    probabilities of two steps before; the first two steps of a batch use the early stop.
     """
 
     def begin(self) -> LengthRule:

@@ -1,10 +1,11 @@
 """Dilated unmasking schedule (DUS, arXiv 2506.19037): positions by a fixed pattern, no scores.
 
-A block is committed in levels, one a forward, that lie far from each other. "dilated": multiples of
-a stride that is divided by `base` from level to level; "binary": midpoints of halves of halves. A
-last level that is smaller than the one before joins it. With `least` the released code masks
-candidates below that probability again at once (all levels but the last) and never returns to them;
-here they are committed after the last level, in one forward.
+A block is committed in levels, one per forward; the positions of a level are far from each other.
+"dilated": multiples of a stride that is divided by `base` from level to level; "binary": midpoints
+of halves, of quarters, and so on. A last level that is smaller than the previous one is merged into
+it. With `least`, the released code immediately masks candidates below that probability again (in
+all levels but the last) and never returns to them; here they are committed after the last level, in
+one forward.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class Dilated(Select):
     """Commits the positions of one level after the other."""
 
     kind: Kind = "dilated"
-    base: Positive = 2  # what the stride is divided by; 1: one level
+    base: Positive = 2  # divisor of the stride; 1: one level
     skip: Positive = 1  # the first stride is the block's length divided by base ** skip
-    least: float | None = None  # probability below which a candidate has to wait; None: none does
-    block: Positive | None = None  # positions of the pattern, repeated; None: the open block
+    least: float | None = None  # a candidate below this probability waits; None: none does
+    block: Positive | None = None  # length of the repeated pattern; None: the open block
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
 
     @property
     def idle(self) -> bool:
-        """Whether a forward may commit nothing: one that masks all of its level again."""
+        """Whether a forward may commit nothing, because it masks its whole level again."""
         return self.least is not None
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -65,7 +66,7 @@ class Dilated(Select):
 def pattern(
     size: int, kind: Kind, base: int, skip: int, device: torch.device
 ) -> tuple[Tensor, int]:
-    """The level of each position of a block, int64 (P,), and the number of levels."""
+    """Return the level of each position of a block, int64 (P,), and the number of levels."""
     levels = midpoints(size) if kind == "binary" else multiples(size, base, skip)
     if len(levels) > 1 and len(levels[-1]) < len(levels[-2]):
         levels[-2:] = [levels[-2] + levels[-1]]
@@ -76,7 +77,7 @@ def pattern(
 
 
 def multiples(size: int, base: int, skip: int) -> list[list[int]]:
-    """Multiples of ever shorter strides, each position once."""
+    """Yield multiples of shorter and shorter strides, each position once."""
     levels, left, stride = [], list(range(size)), size // base**skip
     while stride >= 1 and base > 1 and left:
         levels.append([place for place in left if place % stride == 0])
@@ -86,7 +87,7 @@ def multiples(size: int, base: int, skip: int) -> list[list[int]]:
 
 
 def midpoints(size: int) -> list[list[int]]:
-    """The middle of the block, of its halves, of their halves, and so on."""
+    """Return the middle of the block, of its halves, of their halves, and so on."""
     levels, spans = [], [(0, size)]
     while spans:
         levels.append([(first + last - 1) // 2 for first, last in spans])

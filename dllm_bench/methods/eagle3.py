@@ -1,6 +1,6 @@
 """EAGLE-3 as DeepSpec implements it: one layer drafts a chain of tokens.
 
-The layer reads the target's features of the committed tokens, and then its own hidden state for
+The layer reads the target's features at the committed tokens, and then its own hidden state for
 every token it drafts. After a draft its cache is cropped: the next round feeds the target's
 features of what was committed. Left out, as in DeepSpec: the trees of candidates of the original.
 """
@@ -63,7 +63,7 @@ class Eagle3(Draft):
         )
 
     def cut(self, proposals: Sequence[Proposal], target: Target) -> list[Proposal]:
-        """Every draft up to and including its first end token."""
+        """Return the drafts, each cut after its first end token."""
         drafted = to_host([one.tokens_D for one in proposals])
         ends = [first_end(tokens, target.special) for tokens in drafted]
         return [

@@ -22,10 +22,10 @@ from dllm_bench.registry import register
 class WithEntropy(Score):
     """The scores of `inner`, with the entropy of every position.
 
-    Another score and the entropy beside it, both from one pass over the logits.
+    Another score together with the entropy, both from one pass over the logits.
 
-    For selectors that order by one value and bound another, as d2Cache's form of the EB-Sampler:
-    order by confidence, bound on entropy.
+    For selectors that rank by one value and bound another, as d2Cache's form of the EB-Sampler
+    does: rank by confidence, bound the entropy.
     """
 
     inner: Ranked = field(default_factory=Confidence)
@@ -64,16 +64,16 @@ class EntropyBound(Select):
     EB-Sampler (arXiv 2505.24857): the longest prefix of positions whose joint error is bounded.
 
     Positions are ordered by confidence. The first n are committed, for the largest n with H(1) +
-    ... + H(n) - max(H(1) ... H(n)) <= gamma, in nats: a bound on what their joint distribution
-    differs by from the product of theirs. In order of entropy (the form that public copies share)
+    ... + H(n) - max(H(1) ... H(n)) <= gamma, in nats: a bound on the difference between their joint
+    distribution and the product of their distributions. In order of entropy (as in public copies)
     the maximum is the last one. d2Cache orders by confidence or margin and always leaves out the
-    last one, because its running maximum runs along the batch; the two differ whenever an earlier
-    position has more entropy. At least `least` positions are committed, the most confident ones.
+    last one, because its running maximum runs along the batch axis; the two differ if an earlier
+    position has a higher entropy. At least the `least` most confident positions are committed.
     """
 
     gamma: float  # nats; below 0: one token per forward
-    least: Positive = 1  # positions that are committed whatever their entropy
-    left_out: LeftOut = "largest"  # which entropy of a prefix the sum leaves out
+    least: Positive = 1  # positions committed regardless of their entropy
+    left_out: LeftOut = "largest"  # the entropy that the sum leaves out
     needs: ClassVar[frozenset[Need]] = frozenset({Need("score", Condition.ENTROPY)})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

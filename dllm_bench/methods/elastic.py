@@ -1,17 +1,18 @@
-"""Elastic-Cache (arXiv 2510.14973): layers are computed anew from where attention has drifted.
+"""Elastic-Cache (arXiv 2510.14973): from the layer at which attention has drifted, all rows are
+recomputed.
 
-A forward computes the first `window` masks, what the last forward committed and the tracked tokens;
-all other rows keep their K, V and hidden states. In each layer one decoded token is tracked: the
-one to which the computed rows attend most. The next forward compares, layer by layer, the attention
-that rows computed in both forwards give to it. Where the cosine of both falls below `gamma`, all
-layers above compute every row (Algorithm 1). Only masks of the window are committed. The first
-forward computes everything.
+A forward computes the first `window` masks, the tokens committed by the last forward and the
+tracked tokens; all other rows keep their K, V and hidden states. In each layer one decoded token is
+tracked: the one to which the computed rows attend most. The next forward compares, layer by layer,
+the attention to this token from rows that both forwards computed. If their cosine falls below
+`gamma` in a layer, all layers above it compute every row (Algorithm 1). Only masks of the window
+are committed. The first forward computes everything.
 
-Made from descriptions of the paper; neither its text nor its code was at hand. Ours is what these
-leave open: attention is averaged over heads, of the rows that the forward was to compute, and a
-layer in which no row can be compared counts as drifted. Masks after the window are cached one by
-one, not in blocks of 32. The host waits for the test of each layer, since it decides what the next
-one computes.
+This implementation follows descriptions of the paper; its text and code were not available. Our own
+choices are: attention is averaged over heads, for the rows that the forward was planned to compute;
+a layer in which no row can be compared counts as drifted; masks after the window are cached
+individually, not in blocks of 32. The host waits for the test of each layer, because it decides
+what the next layer computes.
 """
 
 from __future__ import annotations
@@ -34,41 +35,43 @@ from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.d2cache import FED, SCORED, MeanAttention
 from dllm_bench.registry import register
 
-TRACKED = MemoKey[Tensor]("elastic.tracked")  # token of each layer, int64 (1, N)
-GIVEN = MemoKey[Tensor]("elastic.given")  # attention that rows give it, 0 if not computed (1, N, X)
+TRACKED = MemoKey[Tensor]("elastic.tracked")  # tracked token of each layer, int64 (1, N)
+GIVEN = MemoKey[Tensor]("elastic.given")  # attention of rows to it, 0 if not computed (1, N, X)
 FLAGS = "elastic.flags"  # host: `FED` and `SCORED` of each position
 Span = tuple[int, int]
 
 
 @dataclass
 class DriftTest:
-    """Computes some rows, and all of them above a drift; implements `core.denoiser.RowChoice`."""
+    """Computes some rows, and all rows above a drifted layer; implements
+    `core.denoiser.RowChoice`."""
 
     also_R: Tensor
-    """Rows that are computed in any case."""
+    """Rows that are always computed."""
     decoded_X: Tensor
-    """Positions that hold tokens, bool; tracked ones are among them."""
+    """Positions that hold tokens, bool; the tracked ones are chosen among them."""
     gamma: float
     before: tuple[Tensor, Tensor] | None
-    """Tracked tokens (N,) and what rows gave them (N, X); None: everything is computed."""
+    """Tracked tokens (N,) and the attention of rows to them (N, X); None: everything is
+    computed."""
     tracked: list[Tensor] = field(default_factory=list)
-    """The token that each layer so far tracks from now on, 0-d int64."""
+    """Newly tracked token of each layer so far, 0-d int64."""
     given: list[Tensor] = field(default_factory=list)
-    """What the rows of each layer so far gave that token, float32 (X,)."""
+    """Attention to that token from the rows of each layer so far, float32 (X,)."""
 
     def __post_init__(self) -> None:
         self._is_whole = self.before is None
-        self._drifted: Tensor | None = None  # whether the last layer has, 0-d bool
+        self._drifted: Tensor | None = None  # whether the last layer has drifted, 0-d bool
 
     def spans(self, layer: int) -> tuple[Span, Span]:
-        """Everything after a layer that drifted."""
+        """Return everything, if the last layer has drifted."""
         if self._drifted is not None:
             self._is_whole, self._drifted = bool(self._drifted), None
         length = len(self.decoded_X)
         return (0, length if self._is_whole else 0), (length, length)
 
     def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
-        """Nothing is chosen by V."""
+        """Raise an error: this rule does not choose rows by V."""
         raise AssertionError("no span to choose from")
 
     def attended(
@@ -92,9 +95,9 @@ class DriftTest:
 @register("cache.elastic")
 @dataclass(frozen=True)
 class ElasticCache(Cache):
-    """Computes a window of masks, and everything in the layers above one that drifted."""
+    """Computes a window of masks, and everything in the layers above a drifted one."""
 
-    window: Positive = 16  # masks
+    window: Positive = 16  # number of masks
     gamma: Amount = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(

@@ -27,16 +27,16 @@ class Factor(Select):
 
     Commit as many positions as their joint confidence allows (Fast-dLLM §3.2, factor decoding).
 
-    Per block, with confidences sorted c(1) >= c(2) >= ...: the first n positions are committed, for
-    the largest n with (n + 1) (1 - c(n)) < f. So f acts like a threshold that rises with the number
-    of positions committed at once. A block that must progress and has no such n commits its most
-    confident position. As `released` (NVlabs/Fast-dLLM, `get_transfer_index_dynamic`) the
-    comparison is <=, one position is always committed, and where all masks of a block but one pass,
-    that one is committed too: of the last two masks always both.
+    In each block, with confidences sorted c(1) >= c(2) >= ..., the first n positions are committed,
+    for the largest n with (n + 1) (1 - c(n)) < f. So f acts like a threshold that rises with the
+    number of positions committed at once. If a block must progress but there is no such n, its most
+    confident position is committed. As `released` (NVlabs/Fast-dLLM, `get_transfer_index_dynamic`),
+    the comparison is <=, one position is always committed, and if all masks of a block but one
+    pass, that one is committed too; so the last two masks are always committed together.
     """
 
     factor: PositiveAmount  # f; larger commits more
-    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # <=, and never none
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # <=, and at least one
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         open_KW = window.eligible_KW
@@ -59,14 +59,13 @@ class Factor(Select):
 @register("select.ration")
 @dataclass(frozen=True)
 class Ration(Select):
-    """`inner` chooses among the most confident positions, as many as the budget allows.
+    """Limits `inner` to the most confident positions, as many as the budget allows.
 
     Another selector within a budget: S steps per block share its masks evenly.
 
-    After step i at most (i + 1) / S of the masks are committed that the block had at first. What a
-    step leaves unused is carried over, and after S steps only the inner selector limits. Around a
-    threshold, with the whole generation as one block, this is Fast-dLLM's threshold for Dream
-    without a cache.
+    After step i at most (i + 1) / S of the block's initial masks are committed. The unused budget
+    of a step is carried over; after S steps only the inner selector limits. With a threshold inside
+    and the whole generation as one block, this is Fast-dLLM's threshold for Dream without a cache.
     """
 
     inner: Select
@@ -86,11 +85,11 @@ class Ration(Select):
 @register("select.first_of_block")
 @dataclass(frozen=True)
 class FirstOfBlock(Select):
-    """The first mask of a block in its first forward; `inner` decides everything else.
+    """Commits the first mask of a block in its first forward; `inner` decides everything else.
 
     Another selector, but the first forward of a block commits the block's first mask only.
 
-    As in Fast-dLLM's caches for Dream: the hidden state that predicts a block's first position lies
+    Fast-dLLM's caches for Dream do this: the hidden state that predicts a block's first position is
     before the block, so only the forward over the whole canvas can decode this position, and it
     decodes nothing else. The inner selector counts that forward as its own step 0.
     """
@@ -109,13 +108,13 @@ class FirstOfBlock(Select):
 
 @dataclass(frozen=True)
 class SubBlockGrid(BlockGrid):
-    """Where the parts of the blocks lie. Block `n` of the base class is part `n` here."""
+    """Grid of the parts of blocks. Block `n` of the base class is part `n` here."""
 
     small: int = 1
 
     @property
     def parts(self) -> int:
-        """Parts of a block, its first position included."""
+        """Number of parts of a block, including its first position."""
         return self.block // self.small + 1
 
     @property
@@ -138,13 +137,13 @@ class SubBlocks(Schedule):
     Sub-blocks (Fast-dLLM v2, arXiv 2509.26328): a block is decoded in parts, one after the other.
 
     Blocks lie at multiples of `block`. The first position of a block is a part of its own, which
-    any forward fills: a model with shifted logits predicts it from the finished block before. The
-    others are decoded in parts that end at multiples of `small`. A closed branch finishes the block
-    it has begun, all parts of it. The model sees the masks of later parts.
+    any forward fills, because a model with shifted logits predicts it from the previous, finished
+    block. The others are decoded in parts that end at multiples of `small`. A closed branch
+    finishes all parts of the block it has begun. The model sees the masks of later parts.
     """
 
     block: Positive  # positions of a block
-    small: Positive  # positions of its parts; the first part has one less
+    small: Positive  # length of its parts; the first part has one less
     whole: bool = True  # round the canvas up to whole blocks
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
         {Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS, Condition.FIXED_CANVAS}
@@ -182,24 +181,24 @@ class HierarchicalCache(Cache):
 
     Hierarchical cache of Fast-dLLM v2 (arXiv 2509.26328): finished blocks, and the open one.
 
-    A finished block is fed once more, and its last row gives the first token of the next block: its
-    K/V are final then, under block-causal attention. While a block is decoded, forwards feed all of
-    it. With `inside` they feed the open sub-block alone and overwrite its K/V; those of the block's
-    other positions were stored by the last forward that fed all of it: the first one of the
-    sub-block, and every one as long as the sub-block's first position is masked. Later sub-blocks
-    are read with their K/V of that forward (as released).
+    A finished block is fed once more; under block-causal attention its K/V are then final, and its
+    last row predicts the first token of the next block. While a block is decoded, forwards feed all
+    of it. With `inside` they feed only the open sub-block and overwrite its K/V. The K/V of the
+    block's other positions come from the last forward that fed the whole block: the first forward
+    of the sub-block, and every forward as long as the sub-block's first position is masked. Later
+    sub-blocks are read with their K/V of that forward (as released).
 
-    As long as nothing is cached, the prompt's whole blocks are fed with the first forward.
+    If nothing is cached yet, the first forward also feeds the prompt's whole blocks.
     """
 
-    inside: bool = False  # whether forwards may feed the open sub-block alone
+    inside: bool = False  # whether forwards may feed only the open sub-block
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need("schedule", Condition.SUB_BLOCKS), Need("model", Condition.SHIFTED)}
     )
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """K/V of finished blocks, unless those of the open one are kept too."""
+        """Final K/V, unless those of the open block are kept too."""
         return frozenset(() if self.inside else {Condition.FINAL_KV})
 
     def on_start(self, round: Round) -> None:
@@ -221,7 +220,7 @@ class HierarchicalCache(Cache):
         )
 
     def _spans(self, round: Round) -> tuple[Span, Span]:
-        """What is fed, and what is stored of it."""
+        """Return the fed span and the stored span."""
         window, kv = round.window, round.kv
         start = window.start - window.start % window.block
         if window.start == start:
@@ -236,7 +235,7 @@ class HierarchicalCache(Cache):
         return (first, window.stop), (first, window.stop)
 
     def _fills(self, round: Round, first: int) -> bool:
-        """Whether the forward feeds the whole block; `first`: where the sub-block begins."""
+        """Return whether the forward feeds the whole block; `first`: where the sub-block begins."""
         last = round.kv.kept
         if last is None or last.rows[0] != round.window.start:
             return True

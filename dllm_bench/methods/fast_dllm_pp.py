@@ -22,11 +22,12 @@ from dllm_bench.registry import register
 class FrechetBound(Select):
     """Commits the most probable positions of each block, as many as the Fréchet bound allows.
 
-    Whatever the joint distribution is, the first n candidates of a block, with probabilities sorted
-    c(1) >= c(2) >= ..., are all right with probability at least c(1) + ... + c(n) - (n - 1), and
-    any other tokens there have at most 1 - c(n). The largest n whose difference exceeds `delta` is
-    committed; the difference never grows with n. A block that must progress and has no such n
-    commits its most confident position.
+    For any joint distribution, the first n candidates of a block, with probabilities sorted c(1) >=
+    c(2) >= ..., are all right with probability at least c(1) + ... + c(n) - (n - 1); any other
+    tokens at these positions have probability at most 1 - c(n). The first n are committed for the
+    largest n at which the difference of these bounds exceeds `delta`; the difference never grows
+    with n. If a block must progress but there is no such n, its most confident position is
+    committed.
     """
 
     delta: Probability  # the difference of the two bounds; 1: one token per forward

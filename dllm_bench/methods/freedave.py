@@ -1,19 +1,18 @@
 """Drafts of the model's own next steps (FreeDave, arXiv 2510.00294; cychomatica/FreeDave@8b48121).
 
-A forward proposes a token for every mask and the selector commits some of them, which is the next
-state, the base. Draft j also holds the j next most confident of the other tokens, so that it is a
-guess of the state j steps later. All share a forward. What the selector would commit to a branch is
-that branch's target. From the base on, the deepest draft whose tokens all agree with the target of
-the branch reached follows it, as often as there is one; the last one continues, with what the
-selector commits to it. A round costs one forward, as a step without drafts does.
-Lossless (the tokens of the same decoder with `Greedy`, in no more forwards) where the selector
-commits one token per forward and scores and cache follow from the tokens of the open block alone:
-no memory of earlier forwards, no renewal within the block, no random numbers, no revision. The
-drafts are then the greedy verification tree of SSD (arXiv 2510.04147), of draft_steps nodes. With a
-threshold (FreeDave++) it is not: a draft may hold a part of what a step commits, and the rest is
-decided again.
-Left out is the released eager mode (`eager_acceptance_mode`), which drafts into the next block and
-is not lossless.
+A forward proposes a token for every mask, and the selector commits some of them; the result is the
+next state, the base. Draft j also holds the j next most confident of the other tokens, as a guess
+of the state j steps later. All branches share a forward. The target of a branch is the branch after
+the commit that the selector would make. Starting from the base, the walk goes to the deepest draft
+whose tokens all agree with the target of the current branch, as long as there is one. The last
+branch reached continues, with its selector's commit. A round costs one forward, like a step without
+drafts. It is lossless (same tokens as the decoder with `Greedy`, in no more forwards) if the
+selector commits one token per forward, and scores and cache depend only on the tokens of the open
+block: no memory of earlier forwards, no renewal within the block, no random numbers, no revision.
+The drafts are then the greedy verification tree of SSD (arXiv 2510.04147) with draft_steps nodes.
+With a threshold (FreeDave++) it is not lossless: a draft may contain only a part of a step's
+commits, and the rest is decided again. The released eager mode (`eager_acceptance_mode`), which
+drafts into the next block and is not lossless, is left out.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ DRAFT = MemoKey[Tensor]("self_draft.draft")
 @register("explore.self_draft")
 @dataclass(frozen=True)
 class SelfDraft(Explore):
-    """Makes drafts next to the base and continues with the deepest one that is confirmed."""
+    """Makes drafts in addition to the base and continues with the deepest confirmed one."""
 
-    draft_steps: Positive  # branches of a forward, the base included; 1: no drafts
+    draft_steps: Positive  # branches of a forward, including the base; 1: no drafts
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -66,14 +65,16 @@ class SelfDraft(Explore):
         return branches
 
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
-        """How many of the draft tokens, from the first on, agree with a branch's target, (K,)."""
+        """Return the number of draft tokens, from the first on, that agree with a branch's target,
+        (K,)."""
         place_KD, ids_KD = branches.memo[DRAFT].unbind(1)
         agrees_KD = branches.tokens_KL.gather(1, place_KD) == ids_KD
         return agrees_KD.long().cumprod(1).sum(1)
 
     def pick(self, rating_K: Tensor) -> Tensor:
-        """The branch that the base leads to; draft j is branch j - 1, the base is the last one."""
+        """Return the branch that the walk from the base reaches; draft j is branch j - 1, the base
+        is the last one."""
         next_K = (rating_K - 1) % len(rating_K)
-        for _ in range((len(rating_K) - 2).bit_length()):  # each time, as many steps again
+        for _ in range((len(rating_K) - 2).bit_length()):  # each pass doubles the number of steps
             next_K = next_K.index_select(0, next_K)
         return next_K[-1]

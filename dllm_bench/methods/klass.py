@@ -25,7 +25,7 @@ from dllm_bench.methods.credit import moved
 from dllm_bench.registry import register
 
 EPS = 1e-12  # inside the logarithms (KLASS, released code)
-START = MemoKey[int]("kl_history.start")  # canvas position of the first remembered one
+START = MemoKey[int]("kl_history.start")  # canvas position of the first remembered row
 BEFORE = MemoKey[Tensor]("kl_history.before")  # probabilities of the last forward, (K, R, V)
 HISTORY = MemoKey[Tensor]("kl_history.divergence")  # of the last H forwards, (K, R, H)
 
@@ -33,14 +33,14 @@ HISTORY = MemoKey[Tensor]("kl_history.divergence")  # of the last H forwards, (K
 @register("score.kl_history")
 @dataclass(frozen=True)
 class KLHistory(Score):
-    """The scores of `inner`, with the last divergences of every position.
+    """Adds the last divergences of every position to the scores of `inner`.
 
-    Another score, and how far each distribution has moved in the last forwards (KLASS, 2511.05664).
+    Another score, and the change of each distribution over the last forwards (KLASS, 2511.05664).
 
-    KL(p, q) = sum p (ln(p + eps) - ln(q + eps)), with q the distribution of the forward before and
-    0 where there was none, which makes the first divergence large. Positions after the open block
-    are followed too, so that they bring their history into their own block. The memo holds one
-    distribution per position: V numbers each.
+    KL(p, q) = sum p (ln(p + eps) - ln(q + eps)), where q is the distribution of the previous
+    forward, or 0 if there was none, which makes the first divergence large. Positions after the
+    open block are tracked too, so that they have a history when their block opens. The memo holds
+    one distribution of V numbers per position.
     """
 
     inner: Score = field(default_factory=Confidence)
@@ -51,7 +51,7 @@ class KLHistory(Score):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What the inner score gives, and the divergences."""
+        """Conditions of the inner score, and the divergences."""
         return self.inner.gives - OF_LOGITS | {Condition.DIVERGENCES}
 
     def __call__(self, logits_KRV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -70,9 +70,9 @@ class KLHistory(Score):
 def recalled(
     state: DecodeState, key: MemoKey[Tensor], like_KRX: Tensor, window: Window, fill: float
 ) -> Tensor:
-    """What was remembered of the rows from the window's start on, in the shape of `like`.
+    """Return the remembered values of the rows from the window's start on, in the shape of `like`.
 
-    Rows that nothing is known of hold `fill`.
+    Rows without remembered values hold `fill`.
     """
     values_KRX, start = state.memo.get(key), state.memo.get(START)
     if values_KRX is not None and start is not None:
@@ -90,23 +90,23 @@ class Stable(Select):
 
     KLASS (arXiv 2511.05664): commit what is sure and has stopped moving.
 
-    Ready are the positions whose candidate is probable enough and whose distribution moved by less
-    than `eps` in each of the remembered forwards. If a block that must progress has none,
-    `fallback` chooses in it. The released code for LLaDA is strict and commits nothing as ready
-    before a block has seen as many forwards as are remembered (`warm_up`), though their divergences
-    are older; that for Dream is neither.
+    A position is ready if its candidate reaches `tau` and its distribution moved by less than `eps`
+    in each of the remembered forwards. If a block must progress but has no ready position,
+    `fallback` chooses in it. The released code for LLaDA is strict, and treats no position as ready
+    before its block has had as many forwards as are remembered (`warm_up`), even though divergences
+    exist from before. The code for Dream does neither.
     """
 
-    fallback: Select  # chooses where no position is ready
+    fallback: Select  # chooses if no position is ready
     tau: Probability  # probability; 1 and `strict`: `fallback` alone
     eps: Amount  # nats; the divergences of a ready position are below it
     strict: bool = False  # > tau instead of >=
-    commits: Commits = "all"  # of the ready positions; KLASS's unmask_strategy
-    warm_up: bool = False  # whether a block's first H - 1 forwards are left to `fallback`
+    commits: Commits = "all"  # which ready positions; KLASS's unmask_strategy
+    warm_up: bool = False  # whether `fallback` decides a block's first H - 1 forwards
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Divergences, and for the warm-up a count of the block's forwards."""
+        """Divergences and, for the warm-up, a count of the block's forwards."""
         divergences = {Need("score", Condition.DIVERGENCES)}
         return COUNTS_STEPS | divergences if self.warm_up else frozenset(divergences)
 
@@ -119,14 +119,14 @@ class Stable(Select):
         return ready_KW if self.commits == "all" else self._first(ready_KW, scores, window)
 
     def _ready(self, scores: Scores) -> Tensor:
-        """Positions that are probable and stable, committed ones included, (K, W)."""
+        """Return the positions that are probable and stable, including committed ones, (K, W)."""
         assert scores.divergence_KWH is not None
         chance_KW = scores.probability_KW
         sure_KW = chance_KW > self.tau if self.strict else chance_KW >= self.tau
         return sure_KW & (scores.divergence_KWH < self.eps).all(-1)
 
     def _first(self, ready_KW: Tensor, scores: Scores, window: Window) -> Tensor:
-        """The most probable or the most stable ready position."""
+        """Return the most probable or the most stable ready position."""
         assert scores.divergence_KWH is not None
         stable_KW = -scores.divergence_KWH[..., -1]
         order_KW = scores.probability_KW if self.commits == "most_probable" else stable_KW

@@ -40,29 +40,29 @@ class Filter(Select):
 
     Learn2PD's learned filter (arXiv 2509.25188, §3.2, Algorithm 2): a small network decides.
 
-    It reads the confidences of a whole block, committed positions included, and gives every
+    It reads the confidences of a whole block, including committed positions, and predicts for every
     position the probability that its candidate is final; masked positions above `tau` are
     committed. The authors' code also commits the most confident positions of the step (`union` of
-    filter and topk) and so never stalls. Alone, a block that must progress and would commit nothing
-    commits the position with the largest output of the filter.
+    filter and topk) and therefore never stalls. Used alone, the filter commits its position of
+    largest output if a block must progress and would commit nothing.
     """
 
     head: FilterHead
     tau: Probability = 0.96
     decoded: CommittedInput = "model"  # what the head reads at committed positions: the model's own
     # confidence there (the authors' code) or 1
-    stall: StallOrder = "filter"  # what ranks the positions if the filter accepts none
+    stall: StallOrder = "filter"  # ranking of positions if the filter accepts none
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Blocks of the length the head was trained for, and what it reads of them."""
+        """Blocks of the length the head was trained for, and the rows it reads."""
         block = Need("schedule", BlockLength(self.head.block))
         reads = {Need("cache", Condition.FED_WINDOW)} if self.reads_rows == "window" else set()
         return frozenset({block, *reads})
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
-        """Committed positions too, unless it reads 1 there."""
+        """Also committed positions, unless it reads 1 there."""
         return "window" if self.decoded == "model" else "masked"
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -75,7 +75,7 @@ class Filter(Select):
         return accepted_KW
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """Of equal logits the more confident position counts."""
+        """Return the position with the largest output; of equal ones the more confident."""
         if self.stall == "filter":
             open_KW = state.memo[LOGITS].masked_fill(~window.eligible_KW, -torch.inf)
             logits_KNP = window.blocks(open_KW, -torch.inf)
@@ -93,20 +93,20 @@ Stall = Literal["token", "block"]
 class Oracle(Select):
     """Commits the positions whose candidate is right.
 
-    Behind the end of a reference that is too short, it commits the most confident candidate, one
-    per forward.
+    After the end of a reference that is too short, it commits the most confident candidate, one per
+    forward.
 
     Learn2PD's oracle, "extremely greedy parallel" (arXiv 2509.25188, §3.1.3, Algorithm 1).
 
-    Commits every masked position whose candidate equals the token of a reference that is known
-    beforehand: the best that a filter could do. The reference is the request's own, or what the
-    decoder `reference` generates before the clock starts (in the paper the model's answer, one
-    token per forward). Algorithm 1 does not end if no candidate is right; here the reference is
-    written then.
+    Commits every masked position whose candidate equals the token of a known reference: the upper
+    limit for a filter. The reference is the request's own, or the text that the decoder `reference`
+    generates before the clock starts (in the paper the model's answer at one token per forward).
+    Algorithm 1 does not terminate if no candidate is right; here reference tokens are written in
+    that case.
     """
 
     reference: Decoder | None = None  # generates the reference of requests that have none
-    stall: Stall = "token"  # what is written of the reference if no candidate is right: the most
+    stall: Stall = "token"  # reference tokens written if no candidate is right: at the most
     # confident position, or the whole "block" (the authors' code, which first spends a forward that
     # changes nothing)
 
@@ -144,21 +144,21 @@ class Oracle(Select):
 
 
 AHEAD_IDS = MemoKey[Tensor]("eotp.ahead_ids")  # candidates after the window, int64 (K, X)
-AHEAD_PROBABILITY = MemoKey[Tensor]("eotp.ahead_probability")  # of them, (K, X)
+AHEAD_PROBABILITY = MemoKey[Tensor]("eotp.ahead_probability")  # their probabilities, (K, X)
 
 
 @register("stop.eotp")
 @dataclass(frozen=True)
 class EndOfTextPrediction(Stop):
-    """Cuts the canvas after a predicted end token; without a filter the most probable one.
+    """Cuts the canvas after a predicted end token; without a filter, after the most probable one.
 
     End-of-text prediction as Learn2PD's authors coded it: cut the canvas where the text will end.
 
-    After every forward, the rule looks at the masked positions that were fed and whose candidate is
-    the end token. The first one that a learned filter accepted ends the canvas, else the most
-    probable one. This happens before the token is committed, so later forwards see a shorter
-    canvas. The authors' loops with a cache look at the open block only (`ahead` off). The paper's
-    own rule (Algorithm 3, Fig. 6: halt after a decoded block with an end token) is `Eos("block",
+    After every forward, the rule considers the fed masked positions whose candidate is the end
+    token. The first one accepted by a learned filter ends the canvas, or else the most probable
+    one. This happens before the token is committed, so later forwards see a shorter canvas. The
+    authors' loops with a cache consider only the open block (`ahead` off). The paper's own rule
+    (Algorithm 3, Fig. 6: halt after a decoded block with an end token) is `Eos("block",
     turn_end=False)`.
     """
 
@@ -167,7 +167,7 @@ class EndOfTextPrediction(Stop):
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
-        """What is fed after the open block, if that counts."""
+        """Also rows fed after the open block, if those count."""
         return "fed" if self.ahead else "masked"
 
     def on_scores(self, round: Round) -> None:
@@ -187,7 +187,7 @@ class EndOfTextPrediction(Stop):
     def _length(
         self, ids_A: Tensor, probability_A: Tensor, window: Window, state: DecodeState
     ) -> Tensor:
-        """The new length of the canvas, 0-d int64."""
+        """Return the new length of the canvas, 0-d int64."""
         accepted_KW = state.memo.get(ACCEPTED)
         ends_A = self._predicted(ids_A, window, state)
         probability_A = probability_A.masked_fill(~ends_A, -1.0)
@@ -199,7 +199,8 @@ class EndOfTextPrediction(Stop):
         return torch.where(ends_A.any(), last + 1, state.length)
 
     def _predicted(self, ids_A: Tensor, window: Window, state: DecodeState) -> Tensor:
-        """Positions masked before the commit whose candidate is the end token, bool (A,)."""
+        """Return the positions that were masked before the commit and whose candidate is the end
+        token, bool (A,)."""
         born_A = state.born_KL[0, window.start : window.start + len(ids_A)]
         masked_A = (born_A == MASKED) | (born_A == state.forwards)
         return masked_A & (ids_A == state.special.eos)

@@ -5,11 +5,11 @@ lower bound of log p(x | prompt) of m tokens: l ~ uniform 1..m, S a uniform subs
 
     m / l * sum over i in S of log p(x_i | prompt, x without S).
 
-`draws` of them are averaged; `together` of them have evenly spaced l, as released. With `exact`,
-all 2^m - 1 subsets are enumerated, which gives the bound's own value. With `block`, attention is
-block-causal and every block has a bound of its own given those before it; for blocks of 1 position
-that is the autoregressive likelihood. Random numbers come from the request's seed, so each option
-has masks of its own.
+averaged over `draws` draws; groups of `together` draws have evenly spaced l, as released. With
+`exact`, all 2^m - 1 subsets are enumerated, which gives the exact value of the bound. With `block`,
+attention is block-causal and every block has its own bound given the blocks before it; for blocks
+of 1 position this is the autoregressive likelihood. Random numbers come from the request's seed, so
+each option has its own masks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.registry import register
 
 LARGEST_EXACT = 12
-"""Positions of a block whose subsets are enumerated, 4,095 forwards."""
+"""Largest block length whose subsets are enumerated: 4,095 forwards."""
 
 
 class MaskSet(NamedTuple):
-    """Positions of a canvas that are masked in one forward, and the weight of their log-probs."""
+    """Positions that are masked in one forward, and the weight of their log-probabilities."""
 
     positions: tuple[int, ...]
     weight: float
@@ -48,19 +48,21 @@ class LikelihoodDecoder:
     """Scores the options of a request; it generates nothing."""
 
     draws: int = 128
-    """Masks drawn for an option, or for each of its blocks (`mc_num`)."""
+    """Number of masks drawn for an option, or for each of its blocks (`mc_num`)."""
     together: int = 32
-    """Draws whose numbers of masks are evenly spaced; `draws` is a multiple of it."""
+    """Group size of draws with evenly spaced numbers of masks; divides `draws`."""
     guidance: float = 0.0
-    """Scale of classifier-free guidance (`cfg`): against the prompt masked; 0 for none."""
+    """Scale of classifier-free guidance (`cfg`) against a masked prompt; 0 for none."""
     block: int | None = None
-    """Positions of a block, for block-causal attention; None: full attention, the option is one."""
+    """Block length, for block-causal attention; None: full attention, and the option is one
+    block."""
     absolute: bool = True
-    """Whether blocks lie at multiples of their length, whatever the prompt is."""
+    """Whether blocks lie at multiples of their length, for any prompt."""
     exact: bool = False
-    """Enumerate all subsets of a block in place of draws."""
+    """Enumerate all subsets of a block instead of drawing them."""
     greedy: bool = False
-    """Also whether decoding the most confident token per forward gives the option (LAMBADA)."""
+    """Also compute whether decoding the most confident token per forward gives the option
+    (LAMBADA)."""
 
     def __post_init__(self) -> None:
         if self.draws < 1 or self.together < 1 or self.draws % min(self.draws, self.together):
@@ -72,7 +74,7 @@ class LikelihoodDecoder:
             raise DllmBenchError(f"Blocks of {self.block} positions do not exist; use 1 or more.")
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
-        """The request; DllmBenchError if it has no options, or the model no masks."""
+        """Return the request; DllmBenchError if it has no options or the model has no masks."""
         if not request.options:
             raise DllmBenchError(
                 f"Decoder likelihood scores options, and request {request.id!r} asks for a text; "
@@ -82,7 +84,7 @@ class LikelihoodDecoder:
         return request
 
     def summary(self) -> DecoderSummary:
-        """Facts of the decoder that are known without decoding."""
+        """Return properties of the decoder that are known without decoding."""
         attention = "full" if self.block is None else "block_causal"
         return DecoderSummary(
             block=self.block,
@@ -93,7 +95,7 @@ class LikelihoodDecoder:
         )
 
     def generate(self, model: Denoiser, request: Request) -> Generation:
-        """The likelihoods of all options, and the tokens of the likeliest."""
+        """Return the likelihoods of all options, and the tokens of the most likely one."""
         self.prepare(model, request)
         trace, likelihoods = Trace(), []
         for number, option in enumerate(request.options):
@@ -118,14 +120,14 @@ class _Scorer:
 
     def __post_init__(self) -> None:
         special = self.model.special
-        start = special.eos if special.bos is None else special.bos  # stands before a bare text
+        start = special.eos if special.bos is None else special.bos  # precedes a bare text
         before = self.option.prompt_ids or (start,)
         ids = (*before, *self.option.ids)
         self.prompt, self.length = len(before), len(ids)
         self.ids_L = torch.tensor(ids, device=self.model.device)
 
     def likelihood(self) -> Likelihood:
-        """The sum over blocks; their errors are independent."""
+        """Return the sum over blocks, whose errors are independent."""
         parts = self.causal() if self.is_causal else [self.bound(*at) for at in self.blocks()]
         error = sqrt(sum(error**2 for _, error in parts))
         greedy = self.decoder.greedy and self.decodes_greedily()
@@ -133,16 +135,16 @@ class _Scorer:
 
     @property
     def is_causal(self) -> bool:
-        """Whether no row sees a later position, so that one forward tells all tokens."""
+        """Whether no row sees a later position, so that one forward gives all log-probabilities."""
         return getattr(self.model, "attention_form", None) == "causal" and self.decoder.block == 1
 
     def causal(self) -> list[tuple[float, float]]:
-        """The log-probability of each token, without masks."""
+        """Return the log-probability of each token, without masks."""
         (logits_TV,) = self.logits([self.ids_L], (self.prompt, self.length))
         return [(value, 0.0) for value in self.log_probs(logits_TV, self.prompt).tolist()]
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """The spans [first, stop) of the option that have a bound of their own, in order."""
+        """Yield the spans [first, stop) of the option that have their own bound, in order."""
         block, first = self.decoder.block, self.prompt
         while first < self.length:
             within = first % block if block and self.decoder.absolute else 0
@@ -151,7 +153,7 @@ class _Scorer:
             first = stop
 
     def bound(self, first: int, stop: int) -> tuple[float, float]:
-        """(value, standard error) of the bound of a block, given all before it."""
+        """Return (value, standard error) of the bound of a block, given everything before it."""
         chosen = self.mask_sets(first, stop)
         values: list[float] = []
         for at in range(0, len(chosen), self.decoder.together):
@@ -167,7 +169,7 @@ class _Scorer:
         return fmean(values), error
 
     def mask_sets(self, first: int, stop: int) -> list[MaskSet]:
-        """All subsets of a block with their probability, or draws of them."""
+        """Return all subsets of a block with their probabilities, or random draws of them."""
         size, places = stop - first, range(first, stop)
         if size == 1:
             return [MaskSet((first,), 1.0)]
@@ -175,7 +177,7 @@ class _Scorer:
             return [MaskSet(self.drawn(places, count), size / count) for count in self.counts(size)]
         if size > LARGEST_EXACT:
             raise DllmBenchError(
-                f"All masks of {size} positions were asked for (decoder.exact), and at most "
+                f"All masks of {size} positions were requested (decoder.exact), and at most "
                 f"{LARGEST_EXACT} are enumerated; set decoder.block, or use draws."
             )
         return [
@@ -185,7 +187,8 @@ class _Scorer:
         ]
 
     def counts(self, size: int) -> Iterator[int]:
-        """Numbers of masks as released: a random one, then evenly spaced ones modulo `size`."""
+        """Yield numbers of masks as released: a random one, then evenly spaced ones modulo
+        `size`."""
         draws, together = self.decoder.draws, min(self.decoder.draws, self.decoder.together)
         for _ in range(draws // together):
             begin = int(torch.randint(1, size + 1, (), generator=self.generator))
@@ -194,18 +197,19 @@ class _Scorer:
             yield from ((spaced - 1) % size + 1).tolist()
 
     def drawn(self, places: Sequence[int], count: int) -> tuple[int, ...]:
-        """`count` of the places."""
+        """Return `count` random ones of the positions."""
         order = torch.randperm(len(places), generator=self.generator)[:count].tolist()
         return tuple(sorted(places[i] for i in order))
 
     def masked(self, positions: Iterable[int], stop: int) -> Tensor:
-        """The canvas up to `stop` with these positions masked."""
+        """Return the canvas up to `stop` with these positions masked."""
         tokens_L = self.ids_L[:stop].clone()
         tokens_L[torch.tensor(list(positions), device=tokens_L.device)] = self.model.special.mask
         return tokens_L
 
     def guided(self, canvases: Sequence[Tensor], rows: tuple[int, int]) -> list[Tensor]:
-        """Logits (T, V) of rows [first, stop) of each canvas, under guidance if there is any."""
+        """Return logits (T, V) of rows [first, stop) of each canvas, under guidance if there is
+        any."""
         if not self.decoder.guidance:
             return self.logits(canvases, rows)
         bare = [tokens_L.clone() for tokens_L in canvases]
@@ -217,7 +221,7 @@ class _Scorer:
         return [without + scale * (given - without) for given, without in pairs]
 
     def logits(self, canvases: Sequence[Tensor], rows: tuple[int, int]) -> list[Tensor]:
-        """Logits (T, V) of rows [first, stop) of each canvas, in one forward."""
+        """Return logits (T, V) of rows [first, stop) of each canvas, in one forward."""
         length, block = len(canvases[0]), self.decoder.block
         kind = ForwardKind.DENOISE
         plan = ForwardPlan(kind, (0, length), rows, (0, 0))
@@ -232,12 +236,13 @@ class _Scorer:
         return [logits_1TV[0] for logits_1TV in found]
 
     def log_probs(self, logits_TV: Tensor, first: int) -> Tensor:
-        """float32 log-probabilities (T,) of the option's tokens from position `first` on."""
+        """Return float32 log-probabilities (T,) of the option's tokens from position `first` on."""
         wanted_T = self.ids_L[first : first + len(logits_TV)]
         return logits_TV.float().log_softmax(-1).gather(1, wanted_T[:, None])[:, 0]
 
     def decodes_greedily(self) -> bool:
-        """Whether the most confident token of each forward is the option's, from all masks on."""
+        """Return whether decoding from all masks, with the most confident token per forward, gives
+        the option."""
         left = list(range(self.prompt, self.length))
         while left:
             canvas = self.masked(left, self.length)

@@ -25,9 +25,9 @@ class RepeatPenalty(Score):
 
     A penalty for repeating the token to the left (SGLang's JointThreshold, `penalty_lambda`).
 
-    At every row of a block but its first, `penalty` is subtracted from the logit of the token that
-    stands one position before, prompt tokens and the mask token included. The first row has none:
-    the released step sees one block at a time. Another score reads the result.
+    In every row of a block except the first, `penalty` is subtracted from the logit of the token at
+    the previous position, including prompt tokens and the mask token. The first row has no penalty,
+    because the released step sees one block at a time. Another score reads the result.
     """
 
     inner: Score
@@ -35,7 +35,7 @@ class RepeatPenalty(Score):
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What the inner score gives of more than single rows."""
+        """Conditions of the inner score, except the row-wise ones."""
         return self.inner.gives - OF_LOGITS
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -58,12 +58,12 @@ class Share(Select):
     Commit an even share of the block in every forward (diffusers' BlockRefinementScheduler).
 
     The n-th forward that begins with masks commits the P // S most confident positions of a block
-    of P, one more if n is among the first P mod S, whatever the block had committed at first. Once
-    more than P forwards were asked for and made, nothing is due (`idle`).
+    of P positions, and one more if n is among the first P mod S, regardless of how many the block
+    had committed at entry. If S is larger than P, nothing is due after P forwards (`idle`).
     """
 
     steps: Positive  # S, forwards per block
-    idle: bool = False  # whether a forward may commit nothing once nothing is due, as released
+    idle: bool = False  # whether a forward commits nothing if nothing is due, as released
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -82,26 +82,25 @@ BEGUN = MemoKey[Tensor]("edit.begun")  # (K, 2): open block, its forwards that b
 @register("revise.edit")
 @dataclass(frozen=True, kw_only=True)
 class Edit(Budgeted):
-    """Overwrites tokens by more probable ones.
+    """Overwrites tokens with more probable ones.
 
-    Token-to-token editing (LLaDA2.1, arXiv 2602.08676): overwrite what the model now sees
-    otherwise.
+    Token-to-token editing (LLaDA2.1, arXiv 2602.08676): overwrite tokens the model now rejects.
 
-    In every forward, a position of the open block that was committed before gets the candidate of
-    its own row if that is another token with a probability above `tau`. A block without masks stays
-    open until a forward over it edits nothing, or for `rounds` such forwards, as in LLaDA2.1's
+    In every forward, an earlier committed position of the open block gets the candidate of its own
+    row if that is another token with a probability above `tau`. A block without masks stays open
+    until a forward over it edits nothing, or for `rounds` such forwards, as in LLaDA2.1's
     `generate`; SGLang's JointThreshold makes one more forward and ignores its edits
-    (`ignores_last`). diffusers' block refinement leaves a block after `steps` forwards that began
-    with masks, whatever is masked then; selector `share` has the same number. Editing reads the
-    score's probabilities; with `forbid_mask` off an edit may write the mask token, which masks the
-    position again.
+    (`ignores_last`). diffusers' block refinement closes a block after `steps` forwards that began
+    with masks, even if masks remain; selector `share` has the same number. Editing uses the score's
+    probabilities; with `forbid_mask` off an edit may write the mask token, which masks the position
+    again.
     """
 
-    tau: Probability  # edits are made above it; 1: never, and no forward looks for them
-    rounds: Count = 16  # forwards over a block without masks whose edits are made
+    tau: Probability  # edits are made above it; 1: never, without extra forwards
+    rounds: Count = 16  # forwards with edits over a block without masks
     ignores_last: bool = False  # whether one more forward is made, without edits
     steps: Positive | None = (
-        None  # forwards after which a block is left, masks or not; None: no limit
+        None  # forwards after which a block is closed, even with masks; None: no limit
     )
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
@@ -113,7 +112,7 @@ class Edit(Budgeted):
             & (rounds_K <= self.rounds)[:, None]
         )
         moves_K = write_KW.any(1)
-        if self.tau < 1 or self.steps is not None:  # else there is nothing to look for
+        if self.tau < 1 or self.steps is not None:  # otherwise there is nothing to edit
             moves_K = moves_K | ~full_K
         holds_K = moves_K & (rounds_K < self.rounds + self.ignores_last)
         if self.steps is None:

@@ -1,8 +1,8 @@
-"""LocalLeap (arXiv 2510.07081): a lower threshold near positions that are sure.
+"""LocalLeap (arXiv 2510.07081): a lower threshold near confident positions.
 
-A position whose candidate has at least the probability `tau` is an anchor. Masked positions at most
-`radius` away from an anchor are committed from `relaxed` on, all others from `tau` on. A block that
-must progress and has no anchor commits its most confident position (the inherited stall rule).
+A position whose candidate has at least probability `tau` is an anchor. The threshold is `relaxed`
+for masked positions at most `radius` away from an anchor, and `tau` for all others. If a block must
+progress but has no anchor, its most confident position is committed (the inherited stall rule).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LocalLeap(Select):
     """Commits by a threshold that is relaxed near anchors."""
 
     tau: Probability  # probability of an anchor
-    relaxed: Probability  # probability that is enough near an anchor
+    relaxed: Probability  # threshold near an anchor
     radius: Count  # positions on either side of an anchor; 0: none
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -1,16 +1,15 @@
 """Lookahead over token filling orders (LoPA, arXiv 2512.16229, §3.2 and Eq. 1–2).
 
 The state after a commit is the base branch (the paper's anchor). Lookahead branch j of k also
-commits the j-th most confident position that is still masked, by the scores of the forward just
-made. All branches share the next forward, and the branch whose masked positions are most confident
-continues. The winner's logits are the next scores, so a round costs one forward.
-Branch confidence = alpha * creation + (1 - alpha) * mean of the masked positions' confidences (or
-what `fraction` or `sliding` make of them; 1 if nothing is masked). Creation is the confidence of
-the position that made the branch, 1 for the base; the released scripts have alpha 0. Ties go to the
-earlier lookahead branch, the base is last.
-The released code's other modes: with `branch_verification_mode=false` the base is no candidate
-(`base_competes` off); with `base_branch_competition=false` there are no lookahead branches, which
-is `Greedy`.
+commits the j-th most confident of the remaining masked positions, by the scores of the forward just
+made. All branches share the next forward, and the branch with the most confident masked positions
+continues. The winner's logits are the next scores, so a round costs one forward. Branch confidence
+= alpha * creation + (1 - alpha) * mean of the masked positions' confidences (with `fraction` or
+`sliding`, of a part of them; 1 if nothing is masked). Creation is the confidence of the position
+that made the branch, 1 for the base; the released scripts use alpha 0. Ties go to the earlier
+lookahead branch; the base is last. The released code has other modes: with
+`branch_verification_mode=false` the base cannot continue (`base_competes` off); with
+`base_branch_competition=false` there are no lookahead branches, which is `Greedy`.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ Reads = Literal["fused", "raw"]
 @register("explore.lookahead")
 @dataclass(frozen=True)
 class Lookahead(Explore):
-    """Makes lookahead branches next to the base and picks the most confident one."""
+    """Makes lookahead branches in addition to the base and picks the most confident branch."""
 
     k: Count  # number of lookahead branches
     alpha: Proportion = 0.0  # weight of the creation confidence
-    fraction: PositiveProportion = 1.0  # mean over this share of the lowest confidences
+    fraction: PositiveProportion = 1.0  # share of the lowest confidences in the mean
     sliding: Positive | None = (
-        None  # number of consecutive masked positions whose lowest mean counts instead
+        None  # instead, lowest mean over this many consecutive masked positions
     )
-    counts_base: bool = False  # k counts the base too (LoPA-Dist)
+    counts_base: bool = False  # whether k includes the base (LoPA-Dist)
     base_wins: bool = False
-    """Evaluate branches but continue with the base, to measure what picking a branch gains
+    """Evaluate branches but continue with the base, to measure the gain from picking a branch
     (released as `verification_force_base_winner`)."""
-    reads: Reads = "fused"  # confidences after or before credit
+    reads: Reads = "fused"  # read confidences after or before credit
     base_competes: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
-    """Whether the base may continue where there is a lookahead branch. The released code leaves its
-    forward out otherwise; here it is made, since the base says which blocks are finished."""
+    """Whether the base may continue if there is a lookahead branch. If not, the released code skips
+    the base's forward; here it is made, because the base decides which blocks are finished."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +81,7 @@ class Lookahead(Explore):
 
     @property
     def lookaheads(self) -> int:
-        """Branches besides the base."""
+        """Number of branches besides the base."""
         return max(self.k - 1, 0) if self.counts_base else self.k
 
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
@@ -116,12 +115,13 @@ class Lookahead(Explore):
         return super().pick(rating_K)
 
     def _confidence(self, scores: Scores) -> Tensor:
-        """The confidences that are read, (K, W)."""
+        """Return the confidences to read, (K, W)."""
         raw_KW = scores.raw_KW if self.reads == "raw" else None
         return scores.confidence_KW if raw_KW is None else raw_KW
 
     def _of_branch(self, confidence_KW: Tensor, masked_KW: Tensor) -> Tensor:
-        """Confidence of the masked positions, (K,), in the scores' precision; 1 without any."""
+        """Return the confidence of the masked positions, (K,), in the scores' precision; 1 if there
+        are none."""
         wide_KW = at_least_float32(confidence_KW)
         if self.sliding is not None:
             result_K = lowest_window(wide_KW, masked_KW, self.sliding)
@@ -148,7 +148,8 @@ def mean_lowest(confidence_KW: Tensor, masked_KW: Tensor, fraction: float) -> Te
 
 
 def lowest_window(confidence_KW: Tensor, masked_KW: Tensor, n: int) -> Tensor:
-    """Lowest mean over `n` consecutive masked positions (all of them if there are fewer), (K,).
+    """Return the lowest mean over `n` consecutive masked positions (all of them if there are
+    fewer), (K,).
 
     Committed positions between them are skipped (DeepConf's lowest group confidence).
     """

@@ -1,10 +1,12 @@
-"""PC-Sampler's score (arXiv 2508.13021): earlier, and of tokens that a corpus seldom has.
+"""PC-Sampler's score (arXiv 2508.13021): prefers early positions and tokens that are rare in a
+corpus.
 
--p ln(f + 1e-9) for a candidate of probability p and corpus frequency f, cut at `cap`. "exponential"
-multiplies it by exp(-decay n) for the n-th position of its block; "linear" scales the values of a
-block to [0, 1] and mixes (1 - decay) of them with `decay` times the share of the block from there
-on. The linear form is that of the released code, in which a committed position enters with the
-frequency of its own token. Tokens that the corpus lacks count as seen once. Float32 throughout.
+The surprise is -p ln(f + 1e-9) for a candidate of probability p and corpus frequency f, cut at
+`cap`. "exponential" multiplies it by exp(-decay n) for the n-th position of its block. "linear"
+scales the values of a block to [0, 1] and computes (1 - decay) times the value plus `decay` times
+the share of the block from this position on. The linear form is that of the released code, in which
+a committed position enters with the frequency of its own token. Tokens that do not occur in the
+corpus count as seen once. Everything is float32.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ Position = Literal["exponential", "linear"]
 @register("counts.file")
 @dataclass(frozen=True)
 class TokenCounts:
-    """How often each token of a vocabulary stands in a corpus."""
+    """Counts of each token of a vocabulary in a corpus."""
 
     source: str = field(compare=False)
-    """A json file as PC-Sampler's authors release it: `num_token` and `p_baseline_dict`, which maps
-    token ids to counts. `assets/…` means the package's own."""
+    """A json file in the form released by PC-Sampler's authors: `num_token` and `p_baseline_dict`,
+    which maps token ids to counts. `assets/…` names a file of the package."""
     sha256: str = ""
-    """Hash of the file: filled in if empty, else compared with the file."""
+    """Hash of the file: filled in if empty, otherwise compared with the file."""
 
     def __post_init__(self) -> None:
         path = place_of(self.source)
@@ -59,7 +61,7 @@ class TokenCounts:
         object.__setattr__(self, "sha256", sha256)
 
     def log_frequency(self, size: int, device: torch.device) -> Tensor:
-        """ln(f + 1e-9) of every token of a vocabulary of `size`, float32 (V,)."""
+        """Return ln(f + 1e-9) of every token of a vocabulary of `size`, float32 (V,)."""
         return _log_frequency(self.source, self.sha256, size, device)
 
 
@@ -80,8 +82,8 @@ class Calibrated(Score):
     """Ranks by position and by the surprise of the candidate."""
 
     counts: TokenCounts
-    decay: Amount = 0.25  # lambda; 0: the position does not count
-    cap: PositiveAmount = 10.0  # alpha, the largest surprise; positions that reach it are equal
+    decay: Amount = 0.25  # lambda; 0: the position has no effect
+    cap: PositiveAmount = 10.0  # alpha, the largest surprise; positions that reach it tie
     position: Position = "exponential"
 
     def __post_init__(self) -> None:

@@ -22,14 +22,14 @@ from dllm_bench.registry import register
 @register("score.answer_gap")
 @dataclass(frozen=True)
 class AnswerGap(Score):
-    """The scores of `inner`, with the gap of the answer's logits.
+    """Adds the gap of the answer's logits to the scores of `inner`.
 
-    Another score, and by how much the answer's best logits lead (Prophet, arXiv 2508.19982).
+    Another score, and the lead of the answer's best logits (Prophet, arXiv 2508.19982).
 
-    The mean over the answer's positions, masked or not, of the difference of their two largest
-    logits. The released code reads five positions from where the answer begins, which it knows from
-    the tokens that it pins; without an answer's place it reads nothing. Here the gap is then that
-    of all masks.
+    The gap is the difference of the two largest logits, averaged over the answer's positions,
+    masked or not. The released code reads five positions from the start of the answer, which it
+    knows from the tokens it pins; without a known start it reads nothing. Here the gap is then
+    averaged over all masks.
     """
 
     inner: Score = field(default_factory=Confidence)
@@ -38,14 +38,14 @@ class AnswerGap(Score):
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """The answer in the window, and its logits where it is committed."""
+        """The answer in the window, and logits at its committed positions."""
         whole = Need("schedule", Condition.WHOLE_GENERATION)
         reads = set() if self.answer is None else {Need("cache", Condition.FED_WINDOW)}
         return frozenset({whole, *reads})
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
-        """What the inner score gives, and the gap."""
+        """Conditions of the inner score, and the gap."""
         return self.inner.gives - OF_LOGITS | {Condition.ANSWER_GAP}
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -59,7 +59,7 @@ class AnswerGap(Score):
         return replace(self.inner(logits_KWV, state, window), answer_gap_K=gap_K)
 
 
-MIDDLE, END = 0.33, 0.67  # shares of the forwards from which `mid` and `late` count (released code)
+MIDDLE, END = 0.33, 0.67  # shares of the forwards at which `mid` and `late` begin (released code)
 
 
 @register("select.early_exit")
@@ -69,16 +69,16 @@ class EarlyExit(Select):
 
     Prophet (arXiv 2508.19982): commit everything as soon as the answer is clear.
 
-    LLaDA's steps, block by block. In the g-th of all S forwards, everything that is still masked is
+    It takes LLaDA's steps, block by block. In the g-th of all S forwards, all remaining masks are
     committed if the answer's gap has reached a threshold that falls with g / S: `early` below 0.33,
     `mid` below 0.67, then `late`. The whole generation is one window, in which `block` positions
-    are open at a time. Pinned tokens stand in the canvas from the start; the released code then
-    spends forwards on a block that is full before its steps are over (`idle`).
+    are open at a time. Pinned tokens are on the canvas from the start; the released code then makes
+    forwards over a block that is full before its steps are over (`idle`).
     """
 
-    inner: TopK = field(default_factory=TopK)  # its steps are those of a block
+    inner: TopK = field(default_factory=TopK)  # its steps are per block
     block: Positive = 32
-    early: float = 7.5  # of the answer's gap, a difference of logits
+    early: float = 7.5  # thresholds of the answer's gap (difference of logits)
     mid: float = 5.0
     late: float = 2.5
     idle: bool = False  # whether forwards may commit nothing, as published
@@ -103,17 +103,18 @@ class EarlyExit(Select):
         return where_KW & (not self.idle), ids_KW
 
     def _steps(self, window: Window) -> int:
-        """Forwards of a block."""
+        """Return the number of forwards of a block."""
         return self.inner.steps or min(self.block, window.width)
 
     def _enough(self, window: Window, state: DecodeState) -> float:
-        """The gap that is enough in this forward."""
+        """Return the threshold of the gap in this forward."""
         steps = self._steps(window) * -(-window.width // self.block)
         share = (state.forwards + 1) / steps
         return self.early if share < MIDDLE else self.mid if share < END else self.late
 
     def _open(self, window: Window, state: DecodeState) -> Window:
-        """The window with one open block: the first with masks, or the one whose turn it is."""
+        """Return the window with one open block: the first with masks or, with `idle`, the
+        scheduled one."""
         place_W = torch.arange(window.width, device=window.eligible_KW.device) // self.block
         if self.idle:
             open_K1 = place_W.new_tensor([[state.forwards // self._steps(window)]])

@@ -28,26 +28,26 @@ from dllm_bench.methods.revising import (
 )
 from dllm_bench.registry import register
 
-CONFIDENCE = MemoKey[Tensor]("remdm.confidence")  # (K, L) with which a token was committed
+CONFIDENCE = MemoKey[Tensor]("remdm.confidence")  # (K, L) probability at commit
 
 
 @register("revise.remdm")
 @dataclass(frozen=True, kw_only=True)
 class ReMDM(Budgeted):
-    """Masks the tokens with the smallest recorded confidence again, in a stretch of forwards.
+    """Masks the tokens with the smallest recorded confidence again, during a phase of forwards.
 
     ReMDM on LLaDA (arXiv 2503.00307, guanghanwang/ReMDM-LLaDA): re-mask the least confident tokens.
 
-    A block takes 2 S forwards. From the one on at which 7/8 of the block are committed at one token
-    a forward, S times, the `number` positions of the block with the smallest confidence are masked
-    again before the forward, which commits as many (selector `best` with `refills`). A token's
-    confidence is the probability with which it was committed; it is not looked at again. Masks that
-    are left after 2 S forwards stay.
+    A block takes 2 S forwards. The phase begins when 7/8 of the block are committed, at one token
+    per forward, and lasts S forwards. Before each of them, the `number` positions of the block with
+    the smallest confidence are masked again; the forward commits as many (selector `best` with
+    `refills`). A token's confidence is its probability when it was committed; it is not updated.
+    Masks that remain after 2 S forwards stay.
     """
 
     number: Positive = 1  # positions masked again at a time
     steps: Positive | None = None  # S; None: as many as the block has positions
-    start: PositiveProportion = 0.875  # share of the block's positions before it begins
+    start: PositiveProportion = 0.875  # share of the block that is committed before the phase
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
@@ -62,7 +62,7 @@ class ReMDM(Budgeted):
         return masking(remask_KW, scores)
 
     def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        """The probability with which each token of the window was committed, (K, W)."""
+        """Return the probability with which each token of the window was committed, (K, W)."""
         known_KL = state.memo.get(CONFIDENCE)
         if known_KL is None:
             known_KL = torch.zeros_like(state.tokens_KL, dtype=scores.probability_KW.dtype)
@@ -77,19 +77,20 @@ class ReMDM(Budgeted):
 @register("revise.remdm_loop")
 @dataclass(frozen=True, kw_only=True)
 class ReMDMLoop(ReadsStanding):
-    """Masks the now least probable tokens again, in every second forward of a stretch.
+    """Masks the currently least probable tokens again, in every second forward of a phase.
 
     ReMDM's loop (arXiv 2503.00307, as in NEUIR/PC-Sampler): decode, re-mask and refill, decode.
 
-    A share `start` of the block is decoded as the selector says. Then, `loops` times, one forward
-    only masks the `number` positions again whose tokens are least probable now, and the next one
-    commits. Then the rest is decoded. What is masked again competes with all other masks.
+    First, a share `start` of the block is decoded by the selector. Then, `loops` times, one forward
+    masks the `number` positions with the currently least probable tokens again and commits nothing;
+    the next forward commits. Finally, the rest is decoded. Positions masked again compete with all
+    other masks.
     """
 
-    number: Positive = 1  # positions committed in a forward, and masked again in one of the loop
-    loops: Count = 32  # how often
-    start: PositiveProportion = 0.875  # share of the block that is decoded before
-    precision: Precision = "model"  # of the standing token's probability
+    number: Positive = 1  # positions committed, and masked again, in a forward
+    loops: Count = 32  # number of repetitions
+    start: PositiveProportion = 0.875  # share of the block that is decoded before the loop
+    precision: Precision = "model"  # of the committed token's probability
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:

@@ -1,10 +1,10 @@
 """RemeDi's loop (arXiv 2509.23653, maple-research-lab/RemeDi): mask all but the best K again.
 
-Step i of a block of B positions leaves the K_i positions with the largest logits of the tokens that
-stand there, of the candidates where it was masked (selector `threshold` with tau 0 commits them
-all). K rises by B // steps each step, and by one more in the last B mod steps of them, so
-that the last step keeps the block. The released network also gives confidences, which its loop does
-not read.
+Step i of a block of B positions keeps the K_i positions with the largest logits and masks the
+others again. The logit is that of the committed token or, at a mask, of the candidate (selector
+`threshold` with tau 0 commits them all). K rises by B // steps each step, and by one more in the
+last B mod steps of them, so that the last step keeps the whole block. The released network also
+outputs confidences, which its loop does not use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dllm_bench.registry import register
 @register("revise.keep_best")
 @dataclass(frozen=True, kw_only=True)
 class KeepBest(Budgeted):
-    """Keeps a growing number of positions, each time those with the largest logits."""
+    """Keeps a growing number of positions: in each step those with the largest logits."""
 
     steps: Positive | None = None  # forwards per block; None: as many as the block has positions
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}

@@ -1,8 +1,8 @@
-"""What revisers have in common: budgets, and rounds over a block without masks.
+"""Shared by revisers: budgets, and rounds over a block without masks.
 
-A budget is a number of changes (re-maskings and overwritings) of a position, of the open block or
-of the whole request; null is no budget. Of the changes that are beyond the budget of block or
-request, those at the lower positions are made.
+A budget limits the number of changes (re-maskings and overwritings) of a position, of the open
+block or of the whole request; null is no limit. If a budget of block or request does not allow all
+changes, those at the lower positions are made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
 from dllm_bench.methods.common import count_in_block
 
-STANDING = MemoKey[Tensor]("revise.standing")  # what is read of the token at each position (K, W)
+STANDING = MemoKey[Tensor]("revise.standing")  # value of the token at each position (K, W)
 POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K, 2): open block, its rounds without masks
 
 REVISES_BLOCK = frozenset(
@@ -34,33 +34,35 @@ REVISES_CANVAS = frozenset(
 
 
 class Revision(NamedTuple):
-    """What a reviser would change of the committed positions of the window."""
+    """Proposed changes of the committed positions of the window."""
 
-    remask_KW: Tensor  # bool: masked again
-    write_KW: Tensor  # bool: overwritten
-    ids_KW: Tensor  # int64: with this token
+    remask_KW: Tensor  # bool: positions to mask again
+    write_KW: Tensor  # bool: positions to overwrite
+    ids_KW: Tensor  # int64: the new tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budgeted(Revise):
-    """Proposes changes, of which as many are made as the budgets allow."""
+    """Proposes changes and makes as many as the budgets allow."""
 
-    per_position: Count | None = None  # changes of a position
-    per_block: Count | None = None  # changes in the open block
-    per_request: Count | None = None  # changes of a request
+    per_position: Count | None = None  # maximum changes of a position
+    per_block: Count | None = None  # maximum changes in the open block
+    per_request: Count | None = None  # maximum changes of a request
     reads_rows: ClassVar[Reads] = "window"
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK
 
     @abstractmethod
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        """What the method would change; changes where `revisable` is false are not made."""
+        """Return the proposed changes; those at positions where `revisable` is false are
+        ignored."""
 
     def on_commit(self, round: Round) -> None:
         scores, window, state = round.scores, round.window, round.state
         round.revise(*self._allowed(self.propose(scores, window, state), window, state))
 
     def _allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
-        """What the budgets allow of the wanted changes; this forward's commits are free."""
+        """Return the proposed changes that the budgets allow; undoing this forward's commits is
+        free."""
         if self.per_position is self.per_block is self.per_request is None:
             return wanted
         changed_KW = wanted.remask_KW | wanted.write_KW
@@ -71,7 +73,7 @@ class Budgeted(Revise):
         )
 
     def _within_budgets(self, changed_KW: Tensor, window: Window, state: DecodeState) -> Tensor:
-        """The wanted changes that the budgets allow, bool (K, W)."""
+        """Return the proposed changes that the budgets allow, bool (K, W)."""
         assert state.changes_KL is not None
         changed_KW = changed_KW & self.revisable(window, state)
         changes_KW = window.of(state.changes_KL)
@@ -86,7 +88,8 @@ class Budgeted(Revise):
         return changed_KW
 
     def revisable(self, window: Window, state: DecodeState) -> Tensor:
-        """Positions that were committed before this forward and may be changed, bool (K, W)."""
+        """Return the positions that were committed before this forward and may be changed, bool (K,
+        W)."""
         assert state.changes_KL is not None
         before_KW = committed_before(window, state)
         if self.per_position is None:
@@ -96,7 +99,7 @@ class Budgeted(Revise):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsStanding(Budgeted):
-    """Judges by the probability of the token that stands at each position."""
+    """Judges each position by the probability of its current token."""
 
     precision: Precision = "float32"  # of that probability
 
@@ -106,38 +109,41 @@ class ReadsStanding(Budgeted):
         round.state.memo[STANDING] = seen.probability_KW
 
     def judging_KWV(self, round: Round) -> Tensor:
-        """The logits that judge the token of each window position: its own row's."""
+        """Return the logits that judge the token of each window position: those of its own row."""
         return round.rows_KRV[:, : round.window.width]
 
 
 def committed_before(window: Window, state: DecodeState) -> Tensor:
-    """Positions that were committed before this forward, bool (K, W)."""
+    """Return the positions that were committed before this forward, bool (K, W)."""
     born_KW = window.of(state.born_KL)
     return (born_KW >= 0) & (born_KW < state.forwards)
 
 
 def masking(remask_KW: Tensor, scores: Scores) -> Revision:
-    """The revision that masks these positions again, bool (K, W), and overwrites none."""
+    """Return the revision that masks these positions (bool, (K, W)) again and overwrites none."""
     return Revision(remask_KW, torch.zeros_like(remask_KW), scores.ids_KW)
 
 
 def post_rounds(window: Window, state: DecodeState) -> Tensor:
-    """How many rounds of the open block began without masks, this one included, (K,)."""
+    """Return the number of rounds of the open block that began without masks, including this one,
+    (K,)."""
     return count_in_block(POST_ROUNDS, ~window.eligible_KW.any(1), window, state)
 
 
 def hold_while(flags_K: Tensor, state: DecodeState) -> None:
-    """Hold the open block after this round where the flags (bool) are true."""
+    """Keep the open block open after this round in branches whose flag (bool) is true."""
     state.memo[HOLD] = flags_K * HELD
 
 
 def stay(held_K: Tensor, left_K: Tensor, state: DecodeState) -> None:
-    """Hold or leave the open block after this round where a flag (bool) is true."""
+    """Keep the open block open, or close it, after this round in branches whose flag (bool) is
+    true."""
     state.memo[HOLD] = torch.where(left_K, LEFT, held_K * HELD)
 
 
 def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tensor:
-    """The `count` largest values among those in `where`, bool (K, W); ties to lower positions."""
+    """Return the `count` largest values among those in `where`, bool (K, W); ties to lower
+    positions."""
     order_KW = stable_top(values_KW.masked_fill(~where_KW, -torch.inf), values_KW.shape[1])
     rank_W = torch.arange(values_KW.shape[1], device=values_KW.device)
     count_K1 = count_K[:, None] if isinstance(count_K, Tensor) else count_K

@@ -17,19 +17,19 @@ from dllm_bench.methods.common import COUNTS_STEPS, most_confident
 from dllm_bench.methods.revising import REVISES_CANVAS, Budgeted, Revision, largest, masking
 from dllm_bench.registry import register
 
-ACCEPTED = MemoKey[Tensor]("accepted_mean.probability")  # (K, L) when last committed; 0: never
+ACCEPTED = MemoKey[Tensor]("accepted_mean.probability")  # (K, L) at the last commit; 0: never
 
 
 @register("select.accepted_mean")
 @dataclass(frozen=True)
 class AcceptedMean(Select):
-    """Commits what is more probable than the average committed token was.
+    """Commits positions that are more probable than the average committed token was.
 
     Saber's threshold (arXiv 2510.18165): above the mean confidence of what was committed so far.
 
-    A position is committed if its candidate is more probable than the mean, over the positions up
-    to the open block's end that were ever committed, of the probability with which they were (1
-    before the first). If fewer than n are, the n most confident ones are committed instead.
+    A position is committed if its candidate is more probable than the mean commit probability of
+    all positions, up to the open block's end, that were ever committed (1 before the first commit).
+    If fewer than n pass, the n most confident ones are committed instead.
     """
 
     number: Positive = 2  # n
@@ -54,7 +54,7 @@ class AcceptedMean(Select):
         return where_KW
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """Nothing: it never stalls, and an earlier block may wait for the open one."""
+        """Return no positions: it never stalls, and an earlier block may wait for the open one."""
         return torch.zeros_like(window.eligible_KW), scores.ids_KW
 
 
@@ -66,18 +66,19 @@ EIGHTH = 8  # one position is masked again for every 8 that are committed
 @register("revise.drop")
 @dataclass(frozen=True, kw_only=True)
 class ConfidenceDrop(Budgeted):
-    """Masks the positions again whose confidence fell most.
+    """Masks the positions whose confidence fell most again.
 
     Saber's backtracking (arXiv 2510.18165, zhaoyMa/Saber): re-mask where confidence fell most.
 
-    After a forward that committed a positions, with m = max(a, n), the r = min(max(n // 2, ceil(m /
-    8)), m - 1) committed positions up to the open block's end whose row lost most confidence since
-    the last forward are masked again, those just committed included. Confidence is the probability
-    of the row's candidate, whatever token stands there. Nothing is masked again once everything up
-    to the block's end is committed. Selector `accepted_mean` has the same n.
+    Let a be the number of positions that a forward committed, m = max(a, n) and r = min(max(n // 2,
+    ceil(m / 8)), m - 1). Among the committed positions up to the open block's end, including those
+    just committed, the r whose rows lost most confidence since the last forward are masked again.
+    Confidence is the probability of the row's candidate, even if another token is committed there.
+    Nothing is masked again once everything up to the block's end is committed. Selector
+    `accepted_mean` has the same n.
     """
 
-    number: Positive = 2  # n, the least that the selector commits
+    number: Positive = 2  # n, the minimum that the selector commits
     gives: ClassVar[Conditions] = frozenset({Condition.FROM_FIRST_BLOCK})
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {ONE_BRANCH}
 
@@ -87,15 +88,15 @@ class ConfidenceDrop(Budgeted):
         accepted_K = (born_KW == state.forwards).sum(1)
         most_K = accepted_K.clamp(min=self.number)
         count_K = ((most_K + EIGHTH - 1) // EIGHTH).clamp(min=self.number // 2)
-        gained_K = (accepted_K - 1).clamp(min=0)  # fewer than n come from another selector
+        gained_K = (accepted_K - 1).clamp(min=0)  # another selector may commit fewer than n
         count_K = torch.minimum(count_K, gained_K) * window.of(state.masked_KL).any(1)
         remask_KW = largest(fell_KW, (born_KW >= 0) & fell_KW.isfinite(), count_K)
         return masking(remask_KW, scores)
 
     def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        """Confidence of the last forward, (K, L); remembers that of this one.
+        """Return the confidence of the last forward, (K, L); remember that of this one.
 
-        0 before the first forward; -inf at rows that were not open then.
+        It is 0 before the first forward, and -inf at rows that were not open then.
         """
         now_KL = torch.full_like(state.tokens_KL, -torch.inf, dtype=scores.probability_KW.dtype)
         last_KL = state.memo.get(LAST)

@@ -1,13 +1,14 @@
-"""SlowFast sampling (arXiv 2506.10848): explore how far the model is sure, then decode up to there.
+"""SlowFast sampling (arXiv 2506.10848): estimate how far the model is confident, then decode up to
+there.
 
 A block is decoded in cycles. Slow phase: `explores` forwards over the rest of the block, each of
-which estimates where the cycle ends: after the farthest masked position with a probability of
-`reach`. The estimate is settled when the last `estimates` of them deviate by less than `spread`,
-otherwise their mean is taken. Fast phase: forwards over the cycle until it is full; after its first
-one the model sees nothing after the cycle. In both phases all candidates from `tau` on are
-committed if there are at least two, else the most confident one.
-All of it is kept on the device. The released code makes the rest of its slow forwards after a block
-is full, and feeds a shorter canvas in the fast phase, which is hidden by the attention mask here.
+which estimates the end of the cycle: after the farthest masked position with a probability of at
+least `reach`. The estimate is final once the last `estimates` of them deviate by less than
+`spread`; otherwise their mean is used. Fast phase: forwards over the cycle until it is full; after
+the first one the model sees nothing after the cycle. In both phases all candidates with probability
+`tau` or more are committed if there are at least two, otherwise the most confident one. All state
+is kept on the device. The released code makes the remaining slow forwards even after a block is
+full, and feeds a shorter canvas in the fast phase; here the attention mask hides the rest instead.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from dllm_bench.registry import register
 
 BLOCK = MemoKey[Tensor]("slow_fast.block")  # block that is decoded, (K,)
 STEP = MemoKey[Tensor]("slow_fast.step")  # forwards of this cycle so far, (K,)
-SPAN = MemoKey[Tensor]("slow_fast.span")  # where the cycle begins and ends in its block, (K, 2)
-SETTLED = MemoKey[Tensor]("slow_fast.settled")  # whether its end is settled, bool (K,)
-GUESSES = MemoKey[Tensor]("slow_fast.guesses")  # the last estimates of the end, 0: none, (K, X)
-VISIBLE = MemoKey[Tensor]("slow_fast.visible")  # end of what the next forward sees, (K,)
+SPAN = MemoKey[Tensor]("slow_fast.span")  # start and end of the cycle in its block, (K, 2)
+SETTLED = MemoKey[Tensor]("slow_fast.settled")  # whether its end is final, bool (K,)
+GUESSES = MemoKey[Tensor]("slow_fast.guesses")  # last estimates of the end, 0: none, (K, X)
+VISIBLE = MemoKey[Tensor]("slow_fast.visible")  # end of what the next forward can see, (K,)
 
 
 @register("select.slow_fast")
@@ -41,10 +42,10 @@ class SlowFast(Select):
     """Commits by a threshold, over the rest of the block or up to the end of a cycle."""
 
     tau: Probability  # probability
-    reach: Probability  # probability that an estimate of the cycle's end looks for
+    reach: Probability  # probability used to estimate the end of the cycle
     explores: int = 6  # forwards of a slow phase
-    estimates: int = 2  # X, how many have to agree
-    spread: float = 1.0  # standard deviation below which they do, in positions
+    estimates: int = 2  # X, number of estimates that have to agree
+    spread: float = 1.0  # they agree below this standard deviation, in positions
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("cache", Condition.WHOLE_CANVAS)}
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class SlowFast(Select):
         return where_KW
 
     def on_plan(self, round: Round) -> None:
-        """Hide what lies after the cycle."""
+        """Hide the positions after the cycle."""
         visible_K = round.state.memo.get(VISIBLE)
         if visible_K is not None:
             round.plan = round.plan.limited_to(visible_K)
@@ -100,7 +101,8 @@ class SlowFast(Select):
         memo[GUESSES] = memo[GUESSES].masked_fill(fresh_K1, 0)
 
     def _places(self, window: Window, state: DecodeState) -> Tensor:
-        """Position of each window position in the open block, (K, W); others are outside of it."""
+        """Return the position of each window position in the open block, (K, W); others are outside
+        of its range."""
         first_K = window.origin + state.memo[BLOCK] * window.block - window.start
         at_W = torch.arange(window.width, device=first_K.device)
         return at_W - first_K[:, None]
@@ -108,7 +110,7 @@ class SlowFast(Select):
     def _estimate(
         self, far_KW: Tensor, place_KW: Tensor, slow_K: Tensor, state: DecodeState
     ) -> None:
-        """Estimate where the cycle ends, in a slow phase whose estimate is not settled."""
+        """Estimate the end of the cycle, in a slow phase whose estimate is not final."""
         memo, start_K = state.memo, state.memo[SPAN][:, 0]
         behind_K = (far_KW * (place_KW + 1)).amax(1)
         guess_K = torch.where(far_KW.any(1), behind_K, start_K + 1)

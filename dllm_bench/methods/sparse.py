@@ -1,11 +1,11 @@
 """Sparse-dLLM (arXiv 2508.02558): each layer keeps the K/V that the open block attends to most.
 
-The first two forwards of a block feed everything. In the second one every layer rates each position
-outside of the block by the mean over heads of its key times the block's mean query, takes the
-maximum over `kernel` neighbours (the prefix's last position and the suffix's first are neighbours),
-and keeps the share `keep` of the positions with the highest ratings. Later forwards feed the block
-and read what its layers kept. The maximum makes equal ratings: the lower position counts, or, with
-`released_ties`, the order of `torch.topk`.
+The first two forwards of a block feed everything. In the second one, every layer rates each
+position outside of the block: its key times the block's mean query, averaged over heads, then the
+maximum over `kernel` neighbours (the prefix's last position and the suffix's first are neighbours).
+The layer keeps the share `keep` of the positions with the highest ratings. Later forwards feed the
+block and read what each layer kept. The maximum produces equal ratings: the lower position is kept
+or, with `released_ties`, the first in the order of `torch.topk`.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class MostAttended:
 @register("cache.sparse")
 @dataclass(frozen=True)
 class SparseCache(Cache):
-    """Caches, in each layer, what the block attends to most."""
+    """Caches, in each layer, the positions that the block attends to most."""
 
     keep: Proportion = 0.5  # share of the positions outside of the block
-    kernel: Positive = 3  # positions of which the highest rating counts, an odd number
+    kernel: Positive = 3  # width of the maximum over neighbours, an odd number
     released_ties: bool = False  # equal ratings in the order of `torch.topk`, as released
     gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, ONE_OPEN_BLOCK})

@@ -1,13 +1,13 @@
 """Token-to-mask re-masking (arXiv 2604.18738, 2605.26436; synsis/remasked_DLM): LLaDA2.1 with masks
 instead of edits.
 
-In every forward, positions of the open block that were committed before are masked again if they
-look wrong by one of three measures: the token's probability is below `tau` ("probability"); the
-row's candidate is another token with a probability above `tau` ("candidate"); the token's
-probability has fallen by more than `tau` since the last forward ("drop"; signed as in the code, the
-README says absolute). At most a share of them at a time, the worst first, and each position at most
-`per_position` times. A block without masks stays open until a forward over it finds nothing, or
-for `rounds` such forwards.
+In every forward, earlier committed positions of the open block are masked again if one of three
+measures rejects them: the token's probability is below `tau` ("probability"); the row's candidate
+is another token with a probability above `tau` ("candidate"); the token's probability has fallen by
+more than `tau` since the last forward ("drop"; signed as in the code, although the README says
+absolute). At most a share `ratio` of them is masked at a time, the worst first, and each position
+at most `per_position` times. A block without masks stays open until a forward over it rejects
+nothing, or for `rounds` such forwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dllm_bench.methods.revising import (
 from dllm_bench.registry import register
 
 LAST = MemoKey[Tensor]("remask.last")  # (K, L) probability of each token in the last forward
-FORGOTTEN = MemoKey[Tensor]("remask.forgotten")  # (K, L) changes that do not count any more
+FORGOTTEN = MemoKey[Tensor]("remask.forgotten")  # (K, L) changes that no longer count
 
 Judge = Literal["probability", "candidate", "drop"]
 
@@ -45,11 +45,11 @@ Judge = Literal["probability", "candidate", "drop"]
 class Remask(ReadsStanding):
     """Masks doubtful tokens again."""
 
-    judge: Judge  # what a token is judged by
-    tau: Probability  # masked again: a probability below it, a candidate or drop above it
-    ratio: Proportion = 0.25  # masked again at most: this share of the block's committed positions
+    judge: Judge  # the measure that judges a token
+    tau: Probability  # rejected: a probability below it, a candidate or drop above it
+    ratio: Proportion = 0.25  # largest share of the block's committed positions masked at once
     rounds: Count = 16  # forwards over a block without masks
-    edits_end: bool = True  # whether a full block stays open although an end token is committed
+    edits_end: bool = True  # whether a full block with an end token stays open
     forgets: bool = False  # as released: `per_position` counts start again after a forward that
     # found no committed position in the block
 
@@ -82,11 +82,12 @@ class Remask(ReadsStanding):
 
     @property
     def _looks(self) -> bool:
-        """Whether any token can be doubtful; if not, no forward over a full block is made."""
+        """Whether any token can be rejected; if not, no forward over a full block is made."""
         return self.tau > 0 if self.judge == "probability" else self.tau < 1
 
     def _judged(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """(the larger, the worse; whether the token is to be masked again), (K, W) each."""
+        """Return (badness, higher is worse; whether the token is to be masked again), each (K,
+        W)."""
         standing_KW = state.memo[STANDING]
         if self.judge == "candidate":
             other_KW = scores.ids_KW != window.of(state.tokens_KL)
@@ -97,9 +98,10 @@ class Remask(ReadsStanding):
         return fell_KW, fell_KW > self.tau
 
     def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        """Probability of each token in the last forward, (K, L); remembers those of this one.
+        """Return the probability of each token in the last forward, (K, L); remember those of this
+        one.
 
-        As released, a block's first forward, with nothing to judge, is not remembered (0).
+        As released, a block's first forward, which has nothing to judge, is not remembered (0).
         """
         standing_KW, last_KL = state.memo[STANDING], state.memo.get(LAST)
         if last_KL is None:

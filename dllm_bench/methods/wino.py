@@ -32,18 +32,18 @@ from dllm_bench.registry import register
 @register("select.capped")
 @dataclass(frozen=True)
 class Capped(Select):
-    """`inner` chooses among the most confident positions.
+    """Limits the choice of `inner` to the most confident positions.
 
     Another selector, but at most a share of the masks in one forward (WINO, arXiv 2507.18578).
 
-    Of what `inner` chooses, the max(min(int(share m), most), least) most confident positions are
-    committed, m being the masks of the open block.
+    Among the positions that `inner` chooses, the max(min(int(share m), most), least) most confident
+    ones are committed, where m is the number of masks in the open block.
     """
 
     inner: Select
-    share: PositiveProportion = 0.7  # of the masks
-    least: Positive = 5  # the cap is at least this
-    most: int = 20  # and at most this
+    share: PositiveProportion = 0.7  # share of the masks
+    least: Positive = 5  # lower limit of the cap
+    most: int = 20  # upper limit of the cap
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,26 +62,26 @@ class Capped(Select):
 
 
 Span = tuple[int, int]
-ACCEPTED = MemoKey[Tensor]("wino.accepted")  # (K, 2): open block, what its last forward committed
+ACCEPTED = MemoKey[Tensor]("wino.accepted")  # (K, 2): open block, commits of its last forward
 
 
 @register("revise.wino")
 @dataclass(frozen=True, kw_only=True)
 class Wino(ReadsStanding):
-    """Masks tokens again that the rest of the canvas does not support.
+    """Masks tokens again that are improbable given the rest of the canvas.
 
     WINO (arXiv 2507.18578, Feng-Hong/WINO-DLLM): verify committed tokens with leave-one-out rows.
 
-    Every forward also feeds the open block a second time, all masks. The second row of a position
-    sees the whole canvas but this position, so it predicts the position from all other tokens.
-    Tokens of the block that were committed before and to which it gives less than `tau` are masked
-    again; fewer than the forward before committed, the least probable first, and none if this
-    forward commits a single position. That makes any two forwards gain, so decoding ends. Selector
-    `capped` is the other half.
+    Every forward also feeds the open block a second time, as masks. The second row of a position
+    sees the whole canvas except this position, so it predicts the position from all other tokens.
+    Earlier committed tokens of the block with a probability below `tau` in their second row are
+    masked again, the least probable first: fewer than the previous forward committed, and none if
+    this forward commits a single position. So any two forwards make progress, and decoding ends.
+    Selector `capped` is the other half of the method.
     """
 
     tau: Probability = 0.9  # masked again below this probability; 0: never
-    first: int = 30  # fewer than this in a block's first forward
+    first: int = 30  # upper limit in a block's first forward
     precision: Precision = "float64"  # of the second row's probability
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {
         Need("cache", Condition.FULL_ATTENTION),
@@ -89,13 +89,13 @@ class Wino(ReadsStanding):
     }
 
     def on_plan(self, round: Round) -> None:
-        """Feed the window once more, as masks."""
+        """Feed the window a second time, as masks."""
         span, state = (round.window.start, round.window.stop), round.state
         rows = leave_one_out(span, round.plan.feed, state.special.mask, state.tokens_KL.device)
         round.plan = replace(round.plan, added=rows)
 
     def judging_KWV(self, round: Round) -> Tensor:
-        """The logits of the rows that see everything but their own position."""
+        """Return the logits of the rows that see everything but their own position."""
         return round.added_KEV
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
@@ -107,7 +107,8 @@ class Wino(ReadsStanding):
         return masking(remask_KW, scores)
 
     def _last(self, accepted_K: Tensor, window: Window, state: DecodeState) -> Tensor:
-        """What the block's last forward committed, (K,); remembers what this one has."""
+        """Return the number of commits of the block's last forward, (K,); remember that of this
+        one."""
         block_K, known_K2 = open_block(window), state.memo.get(ACCEPTED)
         state.memo[ACCEPTED] = torch.stack([block_K, accepted_K], 1)
         if known_K2 is None:
@@ -117,7 +118,8 @@ class Wino(ReadsStanding):
 
 @lru_cache(maxsize=16)
 def leave_one_out(span: Span, feed: Span, mask: int, device: torch.device) -> AddedRows:
-    """Masks at the positions of a span, each of which sees all that is fed but its own position."""
+    """Return added rows: masks at the positions of a span, each of which sees everything fed except
+    its own position."""
     position_E = torch.arange(*span, device=device)
     other_EF = position_E[:, None] != torch.arange(*feed, device=device)
     each_EE = torch.ones_like(other_EF[:, :1]).expand(-1, len(position_E))
