@@ -1,10 +1,9 @@
 """Acceptance metrics of speculative decoding, and the time of a round.
 
 A round is one verification: n tokens proposed, a accepted, and one more token of the target's own
-unless an accepted token ends the text. Published numbers differ in what they count (with the
-target's own token or without, prefix survival or conditional acceptance) and in the mean they take
-(over rounds or over samples), so each has a name of its own. The token that the prefill yields is
-never counted.
+unless an accepted token ends the text. Published numbers differ in what they count (with or without
+the target's own token, prefix survival or conditional acceptance) and in how they average (over
+rounds or over samples), so each has its own name. The token from the prefill is never counted.
 """
 
 from __future__ import annotations
@@ -33,19 +32,20 @@ class DraftRound(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Tokens proposed in a row."""
+        """Length of the longest proposed chain."""
         return self.proposed if self.depth is None else self.depth
 
 
 def rounds(generation: Generation) -> list[DraftRound]:
-    """The rounds of a generation; see `rounds_of`."""
+    """Return the rounds of a generation; see `rounds_of`."""
     return rounds_of(generation.trace, generation.born)
 
 
 def rounds_of(trace: Trace, born: Sequence[int]) -> list[DraftRound]:
-    """The rounds of a stored sample, from its trace and the forward that committed each token.
+    """Return the rounds of a stored sample, from its trace and the forward that committed each
+    token.
 
-    Where an accepted end token cut a draft, only the tokens up to it count as proposed.
+    If an accepted end token cut a draft, only the tokens up to it count as proposed.
     """
     new = Counter(born)
     rounds = []
@@ -60,7 +60,7 @@ def rounds_of(trace: Trace, born: Sequence[int]) -> list[DraftRound]:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Tokens of the path to the anchor, 0, and to each token of a tree."""
+    """Return the path lengths, in tokens, to the anchor (0) and to each token of a tree."""
     found = [0]
     for parent in parents:
         found.append(found[parent] + 1)
@@ -77,7 +77,7 @@ LOOP = {
 
 
 def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str, Any]:
-    """The `SampleStats` columns about drafts of one sample; empty if there were none."""
+    """Return the `SampleStats` columns about drafts of one sample; empty if there were none."""
     rows = trace.forwards
     if any(row.masks and row.proposed for row in rows):  # a masked model that drafts for itself
         spent_s = sum(row.ms for row in rows if row.proposed) / 1000
@@ -103,7 +103,8 @@ def _stored_rounds(trace: Trace, born: Sequence[int]) -> list[list[int]]:
 
 
 def right_tokens(row: Forward, text: Sequence[int]) -> int:
-    """Number of first tokens of a text that a draft has, as a chain or along a path of a tree."""
+    """Return how many first tokens of a text a draft matches, as a chain or along a path of a
+    tree."""
     if not row.parents:
         return common_prefix(row.drafted, text)
     places = {pair: at for at, pair in enumerate(zip(row.parents, row.drafted, strict=True), 1)}
@@ -114,19 +115,19 @@ def right_tokens(row: Forward, text: Sequence[int]) -> int:
 
 
 def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
-    """Number of first tokens in which a draft and a text are equal."""
+    """Return the length of the common prefix of a draft and a text."""
     pairs = zip(drafted, text, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def longest_draft(samples: DataFrame) -> int:
-    """The most tokens proposed in a row; 0 without drafts."""
+    """Return the length of the longest proposed chain; 0 without drafts."""
     rounds = (DraftRound(*one) for rounds in samples.rounds for one in rounds or ())
     return max((one.longest for one in rounds), default=0)
 
 
 def over_rounds(count: Callable[[DraftRound], float]) -> Column:
-    """Sum over the rounds of each sample."""
+    """Return a column: the sum over the rounds of each sample."""
 
     def summed(samples: DataFrame) -> Series:
         return samples.rounds.map(lambda rounds: sum(count(DraftRound(*r)) for r in rounds or ()))
@@ -145,12 +146,12 @@ _verified = over_rounds(lambda r: r.proposed + 1)
 def per_round(
     name: str, unit: str, text: str, top: Column, bottom: Column = _round_count
 ) -> MetricDefinition:
-    """A ratio of sums over samples, by default per round."""
+    """Return a ratio of sums over samples, by default per round."""
     return MetricDefinition(name, unit, text, Ratio(top, bottom), "rounds")
 
 
 def time_per_round(name: str, text: str, *columns: str) -> MetricDefinition:
-    """Milliseconds per round: the seconds in these columns."""
+    """Return milliseconds per round, from the seconds in these columns."""
 
     def milliseconds(samples: DataFrame) -> Series:
         return 1000 * samples[list(columns)].sum(axis=1)
@@ -235,10 +236,10 @@ ALL = (
 
 
 def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]) -> MetricFamily:
-    """Rounds that accepted the token at a position ÷ those that count there, by (tokens proposed in
-    a row, tokens accepted, position from 1).
+    """Return the share of rounds that accepted the token at a position. `counts` selects rounds by
+    (longest chain proposed, tokens accepted, position from 1).
 
-    The interval is Wilson's, corrected for the rounds of one sample being alike.
+    The interval is Wilson's, corrected for correlation between the rounds of one sample.
     """
 
     def share(k: int) -> Ratio:

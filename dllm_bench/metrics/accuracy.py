@@ -41,30 +41,31 @@ class MeanScore:
 
 @dataclass(frozen=True)
 class Effect:
-    """What differs between two sides (ours − theirs, or ours ÷ theirs), with interval and tests."""
+    """Difference (ours − theirs) or ratio (ours ÷ theirs) of two sides, with interval and tests."""
 
     value: float
     low: float  # interval of the value
     high: float
     n: int  # items or samples that both sides have
-    p_value: float | None = None  # of no effect, of an exact test
+    p_value: float | None = None  # exact test of no effect
     method: str = ""
     error: float = 0.0  # standard error, of the logarithm for a ratio; 0 if all resamples agree
-    centre: float = 0.0  # where the tests put it: itself, its logarithm, Agresti and Min's estimate
+    centre: float = 0.0  # estimate used by the tests: value, its logarithm, Agresti and Min's
     freedom: float = inf  # degrees of freedom of the tests
     is_ratio: bool = False
-    discordant: float | None = None  # share of items that only one side has right, where known
+    discordant: float | None = None  # share of items that exactly one side has right, if known
 
     @property
     def differs(self) -> bool:
-        """Whether two scores differ at `LEVEL`; call two runs different only by this."""
+        """Whether two scores differ at `LEVEL`; the only criterion for calling two runs
+        different."""
         if self.p_value is not None:
             return self.p_value < 1 - LEVEL
         return not self.low <= 0 <= self.high
 
     @property
     def p_same(self) -> float:
-        """Two-sided p-value of two equal sides: the exact one, or that of the tests."""
+        """Two-sided p-value of equal sides: from the exact test if there is one."""
         if self.p_value is not None:
             return self.p_value
         none = 1.0 if self.is_ratio else 0.0
@@ -90,12 +91,12 @@ class Effect:
 
 
 def is_binary(values: Sequence[float]) -> bool:
-    """True when every value is 0 or 1."""
+    """Return True when every value is 0 or 1."""
     return all(value in (0, 1) for value in values)
 
 
 def mean_score(values: Sequence[float], *, seed: int = 0) -> MeanScore | None:
-    """Mean and interval of sample scores in [0, 1]; None without samples."""
+    """Return the mean and interval of sample scores in [0, 1]; None without samples."""
     if not values:
         return None
     if is_binary(values):
@@ -106,12 +107,12 @@ def mean_score(values: Sequence[float], *, seed: int = 0) -> MeanScore | None:
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Wilson interval of successes / n."""
+    """Return the Wilson interval of successes / n."""
     return wilson_of_share(successes / n, n)
 
 
 def wilson_of_share(share: float, n: float) -> tuple[float, float]:
-    """Wilson interval of a share of n events."""
+    """Return the Wilson interval of a share of n events."""
     from scipy.special import ndtri  # `scipy.stats` takes a second to import
 
     z = float(ndtri((1 + LEVEL) / 2))
@@ -120,12 +121,13 @@ def wilson_of_share(share: float, n: float) -> tuple[float, float]:
 
 
 def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
-    """Wilson interval of sum(happened) / sum(of), for samples whose own events are alike.
+    """Return the Wilson interval of sum(happened) / sum(of) when events within a sample are
+    correlated.
 
-    happened, of: counts by sample; `of` must not be all 0. Instead of the number of events the
-    formula gets the number of independent events that would give the same variance of the ratio
-    over samples, at most the true number (Kish's effective size in Wilson's formula, one of the
-    methods that Franco et al. 2019 compare).
+    happened, of: counts by sample; `of` must not be all 0. The number of events is replaced by the
+    number of independent events that would give the same variance of the ratio over samples, at
+    most the true number (Kish's effective size in Wilson's formula, one of the methods that Franco
+    et al. 2019 compare).
     """
     pairs = [pair for pair in zip(happened, of, strict=True) if pair[1]]
     n, samples = float(sum(of)), len(pairs)
@@ -138,7 +140,7 @@ def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[floa
 
 
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean; a single value is its own interval."""
+    """Return the percentile bootstrap interval of the mean; a single value is its own interval."""
     if len(values) < 2:
         return values[0], values[0]
     import numpy as np
@@ -159,7 +161,7 @@ def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that k of n samples, drawn without replacement, include a correct one.
+    """Return the probability that k of n samples, drawn without replacement, include a correct one.
 
     Equation 1 of Chen et al. (2021): 1 - C(n - correct, k) / C(n, k).
     """
@@ -169,9 +171,9 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def repeated(outcomes: Sequence[Sequence[float]]) -> dict[str, float]:
-    """avg@k over items with k outcomes each; pass@1, 2, 4, … k for right/wrong outcomes.
+    """Return avg@k over items with k outcomes each, and pass@1, 2, 4, … k for right/wrong outcomes.
 
-    Empty if there are fewer than two outcomes, or not equally many for every item.
+    Empty if there are fewer than two outcomes per item, or unequal numbers of them.
     """
     k = min(map(len, outcomes), default=0)
     if k < 2 or k != max(map(len, outcomes)):
@@ -186,7 +188,7 @@ def repeated(outcomes: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def mcnemar(only_ours: int, only_theirs: int) -> float:
-    """Exact two-sided McNemar p-value of the discordant pairs."""
+    """Return the exact two-sided McNemar p-value of the discordant pairs."""
     from scipy.special import bdtr  # `scipy.stats` takes a second to import
 
     fewer = min(only_ours, only_theirs)
@@ -194,12 +196,12 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
 
 
 def paired_interval(only_ours: int, only_theirs: int, n: int) -> tuple[float, float]:
-    """Interval of the difference of two shares over n pairs; it leaves out 0 exactly if `mcnemar`
-    is below 1 - LEVEL.
+    """Return the interval of the difference of two shares over n pairs; it excludes 0 exactly if
+    `mcnemar` is below 1 - LEVEL.
 
-    The difference is q (2p - 1), with q the share of discordant pairs and p that of them which are
-    ours. Both have Clopper-Pearson intervals; each end takes the q that puts it further out. So it
-    is conservative, and wide where no pair is discordant.
+    The difference is q (2p - 1), where q is the share of discordant pairs and p the share of these
+    in our favour. Both have Clopper-Pearson intervals, and each end uses the q that moves it
+    outward. So the interval is conservative, and wide if no pair is discordant.
     """
     discordant = only_ours + only_theirs
     shares = _clopper_pearson(discordant, n)
@@ -209,12 +211,13 @@ def paired_interval(only_ours: int, only_theirs: int, n: int) -> tuple[float, fl
 
 
 def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Effect:
-    """The difference of two shares of right answers, ours - theirs, averaged over benchmarks.
+    """Return the difference of two shares of right answers, ours - theirs, averaged over
+    benchmarks.
 
     benchmarks: right/wrong values of equal items, (ours, theirs) for each.
 
-    The interval is that of Agresti and Min (2005): half an item more in each cell of the table of
-    pairs, so that it stays wide where no item differs.
+    The interval is that of Agresti and Min (2005): half an item is added to each cell of the table
+    of pairs, so that it stays wide if no item differs.
     """
     from scipy.special import ndtri  # `scipy.stats` takes a second to import
 
@@ -245,7 +248,7 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
 
 
 def _clopper_pearson(successes: int, n: int) -> tuple[float, float]:
-    """Exact interval of successes / n."""
+    """Return the exact interval of successes / n."""
     from scipy.special import betaincinv  # `scipy.stats` takes a second to import
 
     tail, failures = (1 - LEVEL) / 2, n - successes
@@ -255,7 +258,7 @@ def _clopper_pearson(successes: int, n: int) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for testing a family (Holm 1979); in the given order."""
+    """Return p-values corrected for testing a family (Holm 1979), in the given order."""
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
@@ -264,7 +267,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int = 0) -> Effect:
-    """Paired comparison of scores by sample id; DllmBenchError if the runs share no id."""
+    """Compare scores in pairs by sample id; DllmBenchError if the runs share no id."""
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         raise DllmBenchError(

@@ -1,10 +1,10 @@
 """How well a drafter predicts which of its tokens survive, and Sequential Temperature Scaling.
 
 The prediction at a position is the product of the confidences up to it; the outcome is whether the
-whole prefix was accepted (DSpark, §3.2.1). Measured position by position: ECE over equal bins,
-AUROC, Brier score, reliability diagram. Sequential Temperature Scaling fits one temperature per
-position, from left to right, to the ECE of the product. The paper gives neither grid nor bins: GRID
-is ours, BINS is that of DeepSpec's recorder. Pure functions of lists; plots are made elsewhere.
+whole prefix was accepted (DSpark, §3.2.1). For each position there are: ECE over equal bins, AUROC,
+Brier score, reliability diagram. Sequential Temperature Scaling fits one temperature per position,
+from left to right, to the ECE of the product. The paper gives neither grid nor bins: GRID is our
+choice, BINS is that of DeepSpec's recorder. All functions are pure; plots are made elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BINS = 20
 """Equal bins of the reliability diagram and of the ECE."""
 GRID = tuple(2 ** (step / 8) for step in range(-24, 25))
-"""Temperatures tried in a fit: 1/8 to 8, 1 among them."""
+"""Temperatures tried in a fit: 1/8 to 8, including 1."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ReliabilityBin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How good the predictions at one position are."""
+    """Quality of the predictions at one position."""
 
     count: int  # predictions
     ece: float
@@ -70,7 +70,8 @@ class Calibration:
 def survival_probabilities(
     logits: Sequence[float], temperatures: Sequence[float] = ()
 ) -> list[float]:
-    """Probabilities that the prefixes 1..n survive; positions without a temperature have 1."""
+    """Return the probabilities that the prefixes of length 1..n survive; positions without a
+    temperature use 1."""
     pairs = zip_longest(logits, temperatures[: len(logits)], fillvalue=1.0)
     return list(accumulate((_sigmoid(logit / t) for logit, t in pairs), mul))
 
@@ -99,7 +100,7 @@ def outcomes_by_position(
 
 
 def calibration_of(outcomes: Outcomes, bins: int = BINS) -> Calibration | None:
-    """All measures of one position; None without predictions."""
+    """Return all measures of one position; None without predictions."""
     if not outcomes.predicted:
         return None
     bars = reliability_bins(outcomes, bins)
@@ -109,14 +110,14 @@ def calibration_of(outcomes: Outcomes, bins: int = BINS) -> Calibration | None:
 def calibration_by_position(
     rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = (), bins: int = BINS
 ) -> list[Calibration]:
-    """The measures of every position that any draft was verified at."""
+    """Return the calibration of every position that was verified in any draft."""
     found = outcomes_by_position(rounds, temperatures)
     measured = (calibration_of(one, bins) for one in found)
     return [one for one in measured if one]
 
 
 def reliability_bins(outcomes: Outcomes, bins: int = BINS) -> tuple[ReliabilityBin, ...]:
-    """The equal bins that are not empty, in order; a prediction of 1 is in the last one."""
+    """Return the equal bins that are not empty, in order; a prediction of 1 is in the last one."""
     held: dict[int, list[tuple[float, bool]]] = {}
     for pair in zip(outcomes.predicted, outcomes.happened, strict=True):
         held.setdefault(min(int(pair[0] * bins), bins - 1), []).append(pair)
@@ -131,7 +132,8 @@ def _bar(index: int, bins: int, pairs: Sequence[tuple[float, bool]]) -> Reliabil
 
 
 def ece(outcomes: Outcomes, bins: int = BINS) -> float:
-    """Expected calibration error: |mean prediction - share happened| of the bins, by their size."""
+    """Return the expected calibration error: |mean prediction - share happened|, averaged over bins
+    by size."""
     return _gap(reliability_bins(outcomes, bins))
 
 
@@ -141,13 +143,14 @@ def _gap(bars: Sequence[ReliabilityBin]) -> float:
 
 
 def brier(outcomes: Outcomes) -> float:
-    """Brier score: mean squared difference between prediction and outcome (0 or 1)."""
+    """Return the Brier score: the mean squared difference between prediction and outcome (0 or
+    1)."""
     pairs = zip(outcomes.predicted, outcomes.happened, strict=True)
     return fmean((predicted - happened) ** 2 for predicted, happened in pairs)
 
 
 def auroc(outcomes: Outcomes) -> float | None:
-    """Probability that an accepted prefix has a higher prediction than a rejected one.
+    """Return the probability that an accepted prefix has a higher prediction than a rejected one.
 
     Ties count half. None if all prefixes were accepted, or all rejected.
     """
@@ -164,9 +167,11 @@ def auroc(outcomes: Outcomes) -> float | None:
 def fit_temperatures(
     rounds: Sequence[ObservedDraft], grid: Sequence[float] = GRID, bins: int = BINS
 ) -> tuple[float, ...]:
-    """One temperature per position, from left to right: the one of lowest ECE given those before.
+    """Return one temperature per position, fitted from left to right: each has the lowest ECE given
+    the previous ones.
 
-    Of equally good ones the nearest to 1 is taken. Meant for held-out drafts verified in full.
+    Of equally good ones the nearest to 1 is used. Fit on held-out drafts that were verified in
+    full.
     """
     fitted: list[float] = []
     for position in range(max((len(r.logits) for r in rounds), default=0)):
@@ -185,7 +190,7 @@ def fit_temperatures(
 
 
 def observed(samples: DataFrame) -> list[ObservedDraft]:
-    """The verified drafts of samples whose drafter has a confidence head."""
+    """Return the verified drafts of samples whose drafter has a confidence head."""
     return [
         ObservedDraft(tuple(logits[:proposed]), accepted)
         for rounds, survival in zip(samples.rounds, samples.survival, strict=True)
@@ -196,7 +201,8 @@ def observed(samples: DataFrame) -> list[ObservedDraft]:
 
 
 def halves(samples: DataFrame) -> tuple[list[ObservedDraft], list[ObservedDraft]]:
-    """The drafts of the first half of the samples, to fit on, and of the second, to measure on."""
+    """Return the drafts of the first half of the samples, to fit on, and of the second, to measure
+    on."""
     half = len(samples) // 2
     return observed(samples[:half]), observed(samples[half:])
 
@@ -208,7 +214,7 @@ def _fitted(rounds: tuple[ObservedDraft, ...]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, eq=False)
 class ObservedRun:
-    """What the metrics of all positions read of one run's samples, worked out once."""
+    """The observed drafts of one run, computed once for the metrics of all positions."""
 
     samples: DataFrame
 
@@ -229,7 +235,8 @@ class ObservedRun:
 
     @cached_property
     def scaled(self) -> list[Outcomes]:
-        """The same with temperatures fitted on the first half, as far as that has drafts.
+        """Outcomes of the second half with temperatures fitted on the first half, for positions it
+        has drafts of.
 
         The temperature of a position does not depend on later ones.
         """
@@ -237,11 +244,11 @@ class ObservedRun:
         return outcomes_by_position(self.halves[1], temperatures)[: len(temperatures)]
 
 
-_latest: list[ObservedRun] = []  # the run asked for last: all its metrics follow each other
+_latest: list[ObservedRun] = []  # the last run: its metrics are computed one after the other
 
 
 def observed_run(samples: DataFrame) -> ObservedRun:
-    """The observed run of these samples; the last one is kept as long as it is the same frame."""
+    """Return the observed run of these samples; it is cached while the frame is the same."""
     if not _latest or _latest[0].samples is not samples:
         _latest[:] = [ObservedRun(samples)]
     return _latest[0]
@@ -275,7 +282,7 @@ COVERED = {  # end of the name -> (words, attribute of `ObservedRun`)
 
 
 def family(measured: str, covered: str) -> MetricFamily:
-    """One measure over one part of the samples, for every position."""
+    """Return a metric family: one measure over one part of the samples, for every position."""
     what, number = MEASURES[measured]
     how, part = COVERED[covered]
 

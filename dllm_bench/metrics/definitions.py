@@ -34,7 +34,8 @@ FAMILIES: dict[str, MetricFamily] = {
 
 
 def definition(name: str) -> MetricDefinition:
-    """The metric called `name` or `name@k`; DllmBenchError that lists all names if unknown."""
+    """Return the metric called `name` or `name@k`; for an unknown name, a DllmBenchError lists all
+    names."""
     family, at, position = name.partition("@")
     if at and family in FAMILIES and position.isdecimal() and int(position) > 0:
         return FAMILIES[family].at(int(position))
@@ -45,11 +46,11 @@ def definition(name: str) -> MetricDefinition:
 
 
 def measure(name: str, samples: Samples) -> float | None:
-    """The value of the metric called `name`; None where the samples do not define it."""
+    """Return the value of the metric called `name`; None if the samples do not define it."""
     return definition(name)(samples)
 
 
 def measure_all(samples: Samples) -> dict[str, float | None]:
-    """The values of all metrics that are not of a position, by name."""
+    """Return the values of all metrics without a position, by name."""
     table = frame_of(samples)
     return {name: entry(table) for name, entry in DEFINITIONS.items()}

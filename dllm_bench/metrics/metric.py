@@ -1,10 +1,10 @@
-"""What a metric is: a ratio of two columns of the samples' frame, or a function of it.
+"""A metric: a ratio of two columns of the samples' frame, or a function of the frame.
 
 The frame has a row per sample and the columns of `SampleStats` (`sample_stats.frame_of`). A ratio
-gives the value and, item by item, what a bootstrap draws; a function, such as a percentile, gives
-the value alone. A `MetricDefinition` has a name like `tpf/committed`. A `MetricFamily` is one such
-metric for every position of a draft, named `name@k` with k from 1. The metrics themselves are in
-`speed`, `served`, `acceptance` and `calibration`; `definitions` finds them by name.
+gives the value and the per-item sums for a bootstrap; a function, such as a percentile, gives only
+the value. A `MetricDefinition` has a name like `tpf/committed`. A `MetricFamily` is one such metric
+for every position of a draft, named `name@k` with k from 1. The metrics themselves are in `speed`,
+`served`, `acceptance` and `calibration`; `definitions` finds them by name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Interval = tuple[float, float]
 Column = Callable[["DataFrame"], Any]
-"""The samples' frame -> a number per sample; missing ones count as 0."""
+"""Function from the samples' frame to a number per sample; missing numbers count as 0."""
 MetricFunction = Callable[["DataFrame"], float | None]
-"""The samples' frame -> value; None where they do not define it."""
+"""Function from the samples' frame to the value; None if the samples do not define it."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Ratio:
     top: Column
     bottom: Column
     each: bool = False
-    """The mean over samples of `top` ÷ `bottom` instead, where `bottom` is positive."""
+    """Use the mean over samples of `top` ÷ `bottom` instead, where `bottom` is positive."""
     largest: int | None = None
-    """With `each`: the mean of this many largest ones alone."""
+    """With `each`: the mean of only this many largest values."""
 
     def amounts(self, samples: DataFrame) -> Any:
-        """What every sample adds to the two sums, as an array (2, samples)."""
+        """Return each sample's contributions to the two sums, as an array (2, samples)."""
         import numpy as np
 
         columns = (self.top(samples), self.bottom(samples))
@@ -62,19 +62,19 @@ class Ratio:
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """A metric; calling it gives its value over samples, None where they do not define it."""
+    """A metric; calling it gives its value over samples, or None if they do not define it."""
 
     name: str
     unit: str
     text: str
-    """What is counted, in words; shown under tables."""
+    """Definition in words; shown under tables."""
     function: MetricFunction
     requires: str | None = None
     """A column of `SampleStats` that not every record has; the metric is undefined without it."""
     is_share: bool = False
     """Whether it is a `Ratio` of counts, whose interval is Wilson's."""
     timed: bool = False
-    """Whether it is undefined for samples without times of their own."""
+    """Whether it is undefined for samples without their own timings."""
 
     def __call__(self, samples: Samples) -> float | None:
         table = frame_of(samples)
@@ -82,15 +82,15 @@ class MetricDefinition:
 
     @property
     def ratio(self) -> Ratio | None:
-        """The ratio that it is; None for a function, and for a mean of the largest samples alone,
-        since resampling says nothing about a tail.
+        """Its ratio; None for a function, and for a mean of only the largest samples, because
+        resampling says nothing about a tail.
         """
         return (
             self.function if isinstance(self.function, Ratio) and not self.is_of_largest else None
         )
 
     def count(self, samples: Samples) -> int:
-        """How many of the samples the value is made of."""
+        """Return the number of samples that the value is computed from."""
         table, function = frame_of(samples), self.function
         if isinstance(function, Ratio) and function.each:
             return int(function.amounts(table)[1].sum())
@@ -98,23 +98,24 @@ class MetricDefinition:
 
     @property
     def is_of_largest(self) -> bool:
-        """True for the mean of the largest samples alone, which grows with the number of items."""
+        """Whether it is a mean of only the largest samples, which grows with the number of
+        items."""
         return isinstance(self.function, Ratio) and self.function.largest is not None
 
     def bounds(self, samples: Samples) -> Interval | None:
-        """Wilson's interval of a share, corrected for events of one sample being alike."""
+        """Return Wilson's interval of a share, corrected for correlated events within a sample."""
         if self.ratio is None:
             return None
         happened, of = self.ratio.amounts(frame_of(samples))
         return accuracy.wilson_of_clusters(happened, of) if any(of) else None
 
     def _missing(self, samples: DataFrame) -> str | None:
-        """A required column that a sample has no value in."""
+        """Return the required column if any sample has no value in it."""
         required = [name for name in (self.requires, "seconds" if self.timed else None) if name]
         return next((name for name in required if samples[name].isna().any()), None)
 
     def why_undefined(self, samples: Samples) -> str:
-        """Why the samples do not define the metric."""
+        """Return why the samples do not define the metric."""
         reasons, missing = {**UNREPORTED, **UNTIMED}, self._missing(frame_of(samples))
         return reasons.get(missing or "", "the samples do not define this number")
 
@@ -127,26 +128,26 @@ class MetricFamily:
     unit: str
     text: str
     function: Callable[[int], MetricFunction]
-    """k -> the function of that position."""
+    """Function from k to the metric function of that position."""
     requires: str
     """As in `MetricDefinition`."""
     is_share: bool = False
     """As in `MetricDefinition`."""
 
     def at(self, k: int) -> MetricDefinition:
-        """The metric called `name@k`."""
+        """Return the metric called `name@k`."""
         name, text = f"{self.name}@{k}", f"position {k} of a proposal: {self.text}"
         function, requires = self.function(k), self.requires
         return MetricDefinition(name, self.unit, text, function, requires, self.is_share)
 
 
 def mean_of(amount: Column) -> Ratio:
-    """Mean over samples."""
+    """Return the mean over samples."""
     return Ratio(amount, lambda samples: 1)
 
 
 def percentile_of(amount: Column, percent: float) -> MetricFunction:
-    """Percentile over the samples that have the amount, with linear interpolation."""
+    """Return percentile over the samples that have the amount, with linear interpolation."""
 
     def compute(samples: DataFrame) -> float | None:
         values = amount(samples).dropna()

@@ -1,9 +1,10 @@
-"""Counts and times of one sample, `SampleStats`, and the frame of many that every metric reads.
+"""Counts and timings of one sample, `SampleStats`, and the frame of samples that every metric
+reads.
 
 They are counted from a sample's tokens and trace, or read from a record's columns. Values about
-drafts and about the run's baseline are None where the run has none, or where the record was written
-before the column existed. Also None: what a served model's server does not report, and the times of
-samples that were decoded in a batch or with `measure_kl`. Nothing is aggregated here.
+drafts and about the baseline are None if the run has none, or if the record is older than the
+column. Values that a model server does not report are None, and so are the timings of samples
+decoded in a batch or with `measure_kl`. Nothing is aggregated here.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class SampleStats:
     rows: Amount | None  # branches x rows computed per branch, summed over forwards: positions
     # fed, or their mean over layers where each layer chooses
     forced: Count | None  # positions committed by the stall rule
-    seconds: Seconds | None  # the whole of `generate`
-    steps_s: Seconds | None  # all forwards with the work between them, from the trace
+    seconds: Seconds | None  # duration of `generate`
+    steps_s: Seconds | None  # all forwards including the work between them, from the trace
     first_step_s: Seconds | None  # the first of them: prompt and first denoising step
     truncated: bool  # only the length limit ended the text
     empty: bool  # the text is blank
-    idle: Count | None = None  # forwards over full blocks that Fast-dLLM's cached loops would add
+    idle: Count | None = None  # extra forwards over full blocks in Fast-dLLM's cached loops
     idle_dinfer: Count | None = None  # the same for dInfer's loop as released
     rounds: Sequence[Sequence[DraftLength]] | None = None  # [proposed, accepted, committed]
     # each, and of a tree its depth
@@ -71,32 +72,32 @@ class SampleStats:
     baseline_s: Seconds | None = None  # the whole of the baseline's `generate`
     baseline_equal: bool | None = None  # whether the baseline has the same tokens
     ttft_s: Seconds | None = None  # served model: time to the first content
-    began_s: Seconds | None = None  # requests in flight together: start, since the session's start
+    began_s: Seconds | None = None  # concurrent requests: start, since the session's start
     ended_s: Seconds | None = None  # and the end of the answer
-    session: SessionIndex | None = None  # the session that these two belong to
+    session: SessionIndex | None = None  # the session of these two times
     tries: Count | None = None  # served model: tries until the server answered
     first_tokens: Count | None = None  # decoded by the first step
-    remasked: Count | None = None  # committed positions that were masked again, each time counted
+    remasked: Count | None = None  # positions masked again, counted each time
     cache_read: Count | None = None  # bytes that forwards read from the cache, summed
-    cache_kept: Count | None = None  # the most bytes that the cache kept after a forward
-    kl_nats: float | None = None  # KL of uncached from cached, summed over `kl_rows`
-    kl_rows: Count | None = None  # masked positions that it was measured at, each forward counted
+    cache_kept: Count | None = None  # maximum bytes that the cache kept after a forward
+    kl_nats: float | None = None  # KL(uncached ‖ cached), summed over `kl_rows`
+    kl_rows: Count | None = None  # masked positions at which it was measured, over all forwards
     replayed: Count | None = None  # forwards that were recorded CUDA graphs
-    recorded: Count | None = None  # forwards within which a graph was recorded: times include it
+    recorded: Count | None = None  # forwards that recorded a graph; timings include this
     moved: Count | None = None  # forwards for which the cache moved K/V to longer buffers
     error_nats: Amount | None = None  # standard error of log-likelihoods over draws, options' mean
-    retokenised: bool | None = None  # served model: tokens were counted here, not by the server
+    retokenised: bool | None = None  # served model: tokens were counted by us, not by the server
     encoding: Count | None = None  # forwards that encode text and predict no canvas; None: none
-    through_end: Count | None = None  # where there are: tokens up to the first end, it included
+    through_end: Count | None = None  # with such forwards: tokens up to and including the first end
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        """Names of all fields: the columns that a record keeps per sample."""
+        """Return names of all fields: the columns that a record keeps per sample."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod
     def required(cls) -> tuple[str, ...]:
-        """Columns that every record has, even if all their values are None."""
+        """Return columns that every record has, even if all their values are None."""
         return tuple(field.name for field in fields(cls) if field.default is MISSING)
 
 
@@ -107,7 +108,8 @@ NESTED = ("rounds", "survival", "right")
 
 
 def frame_of(samples: Samples) -> DataFrame:
-    """The samples' frame, a row per sample; a number that is missing is NaN, a list None."""
+    """Return the samples' frame, a row per sample; a missing number is NaN, a missing list is
+    None."""
     if hasattr(samples, "columns"):
         return samples
     return from_columns(
@@ -116,15 +118,16 @@ def frame_of(samples: Samples) -> DataFrame:
 
 
 def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: int = 1) -> int:
-    """Forwards that published block loops spend on blocks without masks; this package makes none.
+    """Return the number of forwards over blocks without masks in published loops; this package
+    makes none.
 
     In Fast-dLLM's loop a forward that renews the cache is always followed by one over the window,
     even if it filled the block. dInfer's loop makes clamp(masks // tokens_per_forward, 1, unroll)
-    rounds before it checks whether masks are left; a round whose number in the request is a
-    multiple of `renewal_rounds` renews the cache first, which is a forward of its own.
+    rounds before it checks whether masks are left. A round whose number in the request is a
+    multiple of `renewal_rounds` first renews the cache, which is a separate forward.
     """
     taken, every = Counter(generation.born), generation.renewal_rounds
-    idle = rounds = made = 0  # made: rounds of the request until here, idle ones included
+    idle = rounds = made = 0  # made: rounds of the request so far, including idle ones
     for index, forward in enumerate(generation.trace.forwards):
         if forward.masks == 0:  # a draft or a verification belongs to no block
             continue
@@ -139,7 +142,8 @@ def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: i
 
 
 def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, float]:
-    """The counts that follow from tokens and trace alone; the runner adds times and text."""
+    """Return the counts that follow from tokens and trace alone; the runner adds timings and
+    text."""
     blank = {*special.ends, special.pad}
     decoded = [
         token
@@ -191,7 +195,7 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> DataFrame:
-    """The samples' frame of a record's columns; unknown columns are ignored.
+    """Return the samples' frame of a record's columns; unknown columns are ignored.
 
     DllmBenchError if a required column is missing.
     """

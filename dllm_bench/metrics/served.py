@@ -1,9 +1,10 @@
-"""Metrics of requests in flight together: time to first token, tokens/s, requests/s.
+"""Metrics of concurrent requests: time to first token, tokens/s, requests/s.
 
-Of a served model they are measured at the client, with `model.concurrency` requests in flight; of a
-run in batches they say what all requests took. The time of one request is that of the try that was
-answered. The time of all requests runs from the first start to the last end of each session, so it
-includes failed tries, waits, and the end of a session, when fewer requests are in flight.
+For a served model they are measured at the client, with `model.concurrency` requests in flight; for
+a batched run they give the duration of all requests. The duration of one request is that of its
+successful try. The duration of all requests is measured from the first start to the last end of
+each session, so it includes failed tries, waits, and the end of a session, when fewer requests are
+in flight.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 
 
 def ms_per_token(samples: DataFrame) -> Series:
-    """Milliseconds between the tokens of one request; missing for fewer than two tokens."""
+    """Return milliseconds between the tokens of one request; missing for fewer than two tokens."""
     later = samples.emitted.where(samples.emitted >= 2) - 1
     return 1000 * (samples.seconds - samples.ttft_s.fillna(0)) / later
 
 
 def span_s(samples: DataFrame) -> float:
-    """Seconds from the first start to the last end, summed over sessions."""
+    """Return seconds from the first start to the last end, summed over sessions."""
     sessions = samples.fillna({"session": 0}).groupby("session")
     return float((sessions.ended_s.max() - sessions.began_s.min()).sum())
 
 
 def per_second(amount: Column) -> MetricFunction:
-    """Sum over samples ÷ the time from the first start to the last end."""
+    """Return the sum over samples ÷ the time from the first start to the last end."""
 
     def compute(samples: DataFrame) -> float | None:
         amounts, took_s = amount(samples), span_s(samples)

@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 
 def _commits(samples: DataFrame) -> Series:
-    """Commits, of positions that a reviser masked again each time that they were committed."""
+    """Number of commits; a position that was masked again counts each time it is committed."""
     return samples.committed + samples.remasked.fillna(0)
 
 
 def _later_s(samples: DataFrame) -> Series:
-    """Seconds after the first step; 0 for a sample that took a single step.
+    """Return seconds after the first step; 0 for a sample that took a single step.
 
-    The steps of a served model are unknown; its first one ends with the first content.
+    The steps of a served model are unknown; its first step ends with the first content.
     """
     later = samples.seconds - samples.first_step_s.fillna(0)
     return later.mask(samples.forwards.isin([0, 1]), 0.0)
 
 
 def _rounds(samples: DataFrame) -> Series:
-    """Forwards as LoPA counts them: one more, its last round, which is empty."""
+    """Return the number of forwards as LoPA counts them: one more, because its last round is
+    empty."""
     return samples.forwards + 1
 
 

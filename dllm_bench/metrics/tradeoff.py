@@ -2,8 +2,8 @@
 
 A point is (tokens per forward, score in percent) of one run. AUP is d3LLM's "accuracy under
 parallelism": the area under score over tokens per forward. Scores below the best known one
-(`y_max`) weigh less, and points that lost more than `drop` are left out. It belongs to a set of
-methods: a better `y_max` changes the AUP of all of them.
+(`y_max`) have a lower weight, and points that lost more than `drop` are left out. AUP is relative
+to a set of methods: a better `y_max` changes the AUP of all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from dllm_bench.core.errors import DllmBenchError
 
 ALPHA = 3.0
-"""How fast the weight of a lower score falls; as in d3LLM's leaderboard."""
+"""Decay rate of the weight of lower scores; as in d3LLM's leaderboard."""
 DROP = 5.0
 """Points of score that may be lost; as in d3LLM's leaderboard."""
 NEARLY = 1e-9  # scores are sums of floats
@@ -23,7 +23,7 @@ N = TypeVar("N", float, Any)  # a number, or an array of resampled ones
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other point beats.
+    """Return indices of the points that no other point beats.
 
     Larger is better in both coordinates; a point beats another if it is better in one and at least
     as good in the other.
@@ -38,16 +38,16 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 def aup(
     points: Sequence[tuple[float, float]], y_max: float, alpha: float = ALPHA, drop: float = DROP
 ) -> float:
-    """The area under the curve of the points that lost at most `drop`."""
+    """Return the area under the curve of the points that lost at most `drop`."""
     return float(area([points[i] for i in within_drop(points, drop)], y_max, alpha))
 
 
 def within_drop(
     points: Sequence[tuple[float, float]], drop: float = DROP, cut: bool = False
 ) -> list[int]:
-    """Indices of the points that lost at most `drop` against the slowest, from slow to fast.
+    """Return indices of the points that lost at most `drop` against the slowest, from slow to fast.
 
-    DllmBenchError without points, or if the fastest lost more and `cut` does not allow that.
+    Raises DllmBenchError without points, or if the fastest lost more and `cut` does not allow that.
     """
     if not points:
         raise DllmBenchError("A curve without points has no area; give at least one point.")
@@ -64,9 +64,9 @@ def within_drop(
 
 
 def area(points: Sequence[tuple[N, N]], y_max: N, alpha: float = ALPHA) -> N:
-    """The rectangle below the first point and the trapezoids from point to point.
+    """Return the rectangle below the first point and the trapezoids from point to point.
 
-    In the trapezoids a score y weighs exp(-alpha (1 - y / y_max)), at most 1.
+    In the trapezoids a score y has the weight exp(-alpha (1 - y / y_max)), at most 1.
     """
     import numpy as np
 
