@@ -1,1 +1,1 @@
-"""From records to a table beside the reported values."""
+"""Tables of measured values, computed from records, next to the reported values."""

@@ -1,10 +1,10 @@
-"""What open runs will cost: forwards, seconds on the hardware, bytes on disk.
+"""Estimate the cost of open runs: forwards, seconds on the hardware, bytes on disk.
 
-A forward takes an overhead plus the larger of two times, reading the weights once and computing
-every position (numbers in `conf/cost.yaml`). The number of forwards follows from sealed runs with
-the same decoder, else from the reported TPF, else from runs with other decoders, else it is one per
-token. Seconds are scaled by measured ÷ estimated seconds of sealed runs on the same hardware, and
-`MeasuredRuns.errors` says how far such estimates are off.
+A forward takes an overhead plus the larger of two durations: reading the weights once, and
+computing every position (numbers in `conf/cost.yaml`). The number of forwards is taken from the
+first that exists: sealed runs with the same decoder, the reported TPF, runs with other decoders,
+one per token. Seconds are scaled by measured ÷ estimated seconds of sealed runs on the same
+hardware; `MeasuredRuns.errors` gives the error of such estimates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # of a stored sample, me
 DRAFTED = 8  # positions in the verification of one draft, roughly
 WEIGHT_BYTES = 2  # bfloat16
 CLOSER_GROUP = {"decoder": "benchmark", "hardware": "model"}
-"""Group that similar runs must share -> group that they should share too, if any run does."""
+"""Group that similar runs must share -> group that they should also share, if any run does."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Cost:
 class CostModel:
     """Estimates the cost of planned runs.
 
-    planned: the cells of the table, whose reported TPF count where nothing was measured.
+    planned: the cells of the table; their reported TPF are used if nothing was measured.
     measured: sealed runs of any kind.
     """
 
@@ -69,8 +69,8 @@ class CostModel:
         self._tpf = {id(run): tpf for cell in planned for run, tpf in _reported_tpf(cell)}
 
     def estimate(self, run: PlannedRun) -> Cost | None:
-        """The cost of what is left of a run; None if nothing is known of its model or task, or if
-        it was not composed.
+        """Return the remaining cost of a run; None if its model or task is unknown, or if it was
+        not composed.
         """
         if not run.config:
             return None
@@ -124,18 +124,19 @@ class MeasuredRuns:
     runs: Sequence[MeasuredRun]
     """All runs."""
     without: MeasuredRun | None = None
-    """A run that is left out."""
+    """A run to ignore."""
     settings: SettingsCache | None = None
-    """Keeps the summaries of decoders, which take torch to make."""
+    """Caches the summaries of decoders, whose computation needs torch."""
 
     @classmethod
     def of(cls, records: Iterable[RunRecord]) -> MeasuredRuns:
-        """The records with forwards and times, which served engines and batches do not have."""
+        """Return the records that have forwards and timings, unlike those of served engines and
+        batches."""
         return cls([run for record in records if (run := MeasuredRun.of(record))])
 
     def summary(self, decoder: Mapping[str, Any]) -> DecoderSummary:
-        """Return `summary_of` a decoder; a kept one, unless it depends on pieces from
-        outside or on files that are not on this disk.
+        """Return `summary_of` a decoder. It is cached unless it depends on pieces from outside or
+        on files that are not on this disk.
         """
         files = files_of_pieces(decoder)
         if self.settings is None or files is None:
@@ -155,17 +156,17 @@ class MeasuredRuns:
         return by_names
 
     def except_for(self, run: MeasuredRun) -> MeasuredRuns:
-        """All runs but one."""
+        """Return all runs but one."""
         others = MeasuredRuns(self.runs, run)
         vars(others)["_by_names"] = self._by_names
         return others
 
     def all(self) -> list[MeasuredRun]:
-        """Every run that is not left out."""
+        """Return every run that is not ignored."""
         return [run for run in self.runs if run is not self.without]
 
     def similar(self, config: RunConfig, group: str) -> list[MeasuredRun]:
-        """Runs with the same `group`; if some have the same `CLOSER_GROUP` too, only these."""
+        """Return runs with the same `group`; if some also share the `CLOSER_GROUP`, only these."""
         names, closer = (group, _name(config, group)), CLOSER_GROUP[group]
         for key in ((*names, closer, _name(config, closer)), names):
             runs = [run for run in self._by_names.get(key, ()) if run is not self.without]
@@ -187,8 +188,8 @@ class MeasuredRuns:
 def forwards_per_token(
     config: RunConfig, decoder: DecoderSummary, tpf: float | None, measured: MeasuredRuns
 ) -> float:
-    """Forwards of a sample divided by its length: of runs with the same decoder (on the same task,
-    if there are any), else by the reported TPF, else of runs with other decoders.
+    """Return forwards per token of a sample: from runs with the same decoder (on the same task, if
+    any), else from the reported TPF, else from runs with other decoders.
     """
     similar = measured.similar(config, "decoder")
     if similar:
@@ -211,8 +212,8 @@ def seconds_scale(config: RunConfig, measured: MeasuredRuns) -> float:
 
 
 def measured_runs(store: Store, settings: SettingsCache | None = None) -> MeasuredRuns:
-    """All sealed runs of a store, as its index has them. A record that is damaged, or that has
-    settings of other types, is skipped here; a damaged one is reported where its run is needed.
+    """Return all sealed runs of a store, from its index. Records that are damaged or have settings
+    of wrong types are skipped; a damaged record is reported when its run is needed.
     """
     runs = []
     for timed in (run.timed for run in RecordIndex(store).sealed() if run.timed):
@@ -228,7 +229,7 @@ def _name(config: RunConfig, group: str) -> str:
 
 
 def cost_in_words(costs: Sequence[Cost | None]) -> str:
-    """The sum of some costs in words; unknown ones (None) are counted apart."""
+    """Return the sum of some costs in words; unknown costs (None) are counted separately."""
     known = [cost for cost in costs if cost]
     if not known:
         return "unknown"
@@ -244,26 +245,27 @@ def cost_in_words(costs: Sequence[Cost | None]) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """Seconds, minutes or hours."""
+    """Return seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def count_in_words(number: float) -> str:
-    """A count, with k for thousands and M for millions."""
+    """Return a count, with k for thousands and M for millions."""
     if number < 1e4:
         return f"{number:.0f}"
     return f"{number / 1e3:.0f} k" if number < 1e6 else f"{number / 1e6:.1f} M"
 
 
 def size_in_words(number: float) -> str:
-    """Bytes in MB or GB."""
+    """Return bytes in MB or GB."""
     return f"{number / 1e6:.1f} MB" if number < 1e9 else f"{number / 1e9:.1f} GB"
 
 
 def forward_ms(config: RunConfig, decoder: DecoderSummary) -> float | None:
-    """Milliseconds of one forward by `conf/cost.yaml`; None if served, or for an unknown name."""
+    """Return milliseconds of one forward from `conf/cost.yaml`; None if served, or for an unknown
+    name."""
     if config.model.is_served:
         return None
     machine = _entry("hardware", config.hardware.name)
@@ -279,8 +281,8 @@ def forward_ms(config: RunConfig, decoder: DecoderSummary) -> float | None:
 
 
 def positions(config: RunConfig, decoder: DecoderSummary) -> float | None:
-    """Positions that a forward feeds, in all branches: the canvas, or with a cache about two blocks
-    of it; None for an unknown task.
+    """Return positions that a forward feeds, in all branches: the canvas, or with a cache about two
+    blocks of it; None for an unknown task.
     """
     benchmark = config.benchmark
     task = _entry("items", benchmark.name)
@@ -296,7 +298,7 @@ def positions(config: RunConfig, decoder: DecoderSummary) -> float | None:
 
 
 def _items(config: RunConfig) -> int | None:
-    """Number of samples of a whole run; None for an unknown task."""
+    """Return the number of samples of a whole run; None for an unknown task."""
     task = _entry("items", config.benchmark.name)
     if task is None:
         return None
@@ -309,12 +311,12 @@ def _numbers() -> dict[str, dict[str, list[float]]]:
 
 
 def _entry(kind: str, name: str) -> list[float] | None:
-    """The entry of `conf/cost.yaml` for a name: the first whose key the name contains."""
+    """Return the entry of `conf/cost.yaml` for a name: the first whose key the name contains."""
     return next((entry for key, entry in _numbers()[kind].items() if key in name), None)
 
 
 def _reported_tpf(cell: PlannedCell) -> list[tuple[PlannedRun, float]]:
-    """(run, TPF) of a cell for which the paper reports tokens per forward of its own."""
+    """Return (run, TPF) of each cell for which the paper reports tokens per forward."""
     value = cell.cell.reported.value if cell.cell.reported else None
     if value and not cell.parts and cell.cell.metric.unit == TPF_UNIT:
         return [(cell.run, value)]

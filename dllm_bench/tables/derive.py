@@ -1,18 +1,19 @@
-"""The numbers of cells, value and resamples in one array, so that a formula is written once.
+"""Compute the numbers of cells. Value and resamples share one array, so each formula is written
+once.
 
 Entry 0 of an array is the data, the others are resamples of its items. Runs of one benchmark draw
 the same items (paired), different benchmarks draw independently; an item that was decoded several
-times is drawn with all its samples. That needs numbers that are ratios of sums over samples, and
-runs that share all items; other numbers (extremes, percentiles) have entry 0 alone and no interval.
-A planned cell with parts is computed from these, at any depth. Which points of a curve count, and
-in which order, is decided once, by the measured values, for all resamples.
+times is drawn with all its samples. This requires numbers that are ratios of sums over samples, and
+runs over the same items; other numbers (extremes, percentiles) only have entry 0 and no interval. A
+planned cell with parts is computed from its parts, at any depth. The measured values decide once,
+for all resamples, which points of a curve count and in which order.
 
-A number made of times also differs from pass to pass over the same items. With several passes its
-interval is that of a second measurement of as many passes: each resample is multiplied by
-exp(t s √(2 ÷ R)), with s the standard deviation between the R passes, relative to their mean, and t
-drawn from Student's t distribution of R − 1 degrees of freedom. (Drawing passes with replacement
-would be too narrow: its variance is (R − 1) ÷ R of s², and few passes hardly know s.) The 2 is
-there because a second measurement is as uncertain as the first. Two runs draw independently.
+A timing also varies between passes over the same items. With several passes its interval is the
+prediction interval for repeating the measurement: each resample is multiplied by exp(t s √(2 ÷ R)),
+where s is the standard deviation between the R passes relative to their mean, and t is drawn from
+Student's t distribution with R − 1 degrees of freedom. The factor 2 accounts for the uncertainty of
+the second measurement. (Drawing passes with replacement would be too narrow: its variance is (R −
+1) ÷ R of s², and s is poorly known from few passes.) Two runs draw independently.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import CUT, Cell, Query, TableMetric
 
 PERCENT = 100
-DIGITS = 9  # of resampled numbers; further digits of float sums differ between processors
+DIGITS = 9  # kept of resampled numbers; later digits of float sums depend on the processor
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 Key = TypeVar("Key", bound=Hashable)
 Interval = tuple[float, float]  # low, high
@@ -56,7 +57,7 @@ def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
 
 
 def measure_run(name: str, record: RunRecord) -> tuple[float | None, Interval | None]:
-    """The metric called `name` of one run, and its interval if it has one."""
+    """Return the metric called `name` of one run, and its interval if it has one."""
     run = PlannedRun((), CellState.SEALED, spec=record.spec, record=record)
     return measure(PlannedCell(Cell({}, TableMetric(name, name, name), (), None, ()), run))
 
@@ -145,7 +146,7 @@ def _combined(planned: PlannedCell, known: Mapping[int, Any]) -> Any:
 
 
 def plain_value(planned: PlannedCell) -> float | None:
-    """The number of a cell that has a run of its own; None if it is undefined."""
+    """Return the number of a cell that has a run of its own; None if it is undefined."""
     record, metric = planned.run.record, planned.cell.metric
     if record is None:
         return None
@@ -186,7 +187,7 @@ def _plain(planned: PlannedCell) -> ResampledNumber:
 
 
 def _sums_by(keys: Iterable[Key], amounts: Any) -> tuple[tuple[Key, ...], Any]:
-    """The distinct keys, and the amounts (2, samples) summed by key as (2, keys)."""
+    """Return the distinct keys, and the amounts (2, samples) summed by key as (2, keys)."""
     import numpy as np
 
     places: dict[Key, int] = {}
@@ -195,9 +196,9 @@ def _sums_by(keys: Iterable[Key], amounts: Any) -> tuple[tuple[Key, ...], Any]:
 
 
 def _second_measurement(of_passes: Any, seed: int, run: str) -> Any:
-    """What a timing is multiplied by in each resample, as an array; see above.
+    """Return the factor of a timing in each resample, as an array; see above.
 
-    of_passes: the number in each pass over the items.
+    of_passes: the number measured in each pass over the items.
     """
     import numpy as np
 
@@ -206,12 +207,13 @@ def _second_measurement(of_passes: Any, seed: int, run: str) -> Any:
         return 1.0
     spread = of_passes.std(ddof=1) / of_passes.mean()
     rng = np.random.default_rng([seed, zlib.crc32(run.encode())])
-    # two passes tell next to nothing: an end may be infinite then
+    # two passes give almost no information: an end may be infinite
     return np.exp(rng.standard_t(n - 1, RESAMPLES) * spread * math.sqrt(2 / n))
 
 
 def leaves_of(planned: PlannedCell) -> list[PlannedCell]:
-    """The cells without parts that a cell is computed from; the cell itself if it has none."""
+    """Return the cells without parts that a cell is computed from; the cell itself if it has
+    none."""
     return [leaf for part in planned.parts for leaf in leaves_of(part)] or [planned]
 
 
@@ -222,28 +224,28 @@ def records_of(planned: PlannedCell) -> list[RunRecord]:
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve that an area is taken of."""
+    """The curve under which an area is computed."""
 
     points: Mapping[str, tuple[float, float]]
     """The points that count, from slow to fast: name -> (x, score)."""
     left_out: Query
-    """Names of the points that do not count, because they lost too much score."""
+    """Names of the points that do not count because they lost too much score."""
     y_max: float
     """The best score of all rows."""
     best: str
-    """The row that has it."""
+    """The row with that score."""
     rows: Query
     """All rows that the table has for this model and benchmark."""
 
 
 def has_curve(planned: PlannedCell) -> bool:
-    """True for an area itself; False for averages and ratios of areas."""
+    """Return whether the cell itself is an area, not an average or ratio of areas."""
     areas = [bool(one.cell.metric.area) for one in (planned, *planned.parts)]
     return areas[0] and not any(areas[1:])
 
 
 def curve_of(planned: PlannedCell) -> Curve:
-    """The curve of an area whose runs are sealed; raises DllmBenchError if it has no area."""
+    """Return the curve of a cell whose runs are sealed; DllmBenchError if it has no area."""
     names = planned.cell.curve
     numbers = [plain_value(part) for part in planned.parts]
     xs, scores = numbers[: len(names)], numbers[len(names) :]
@@ -279,8 +281,8 @@ def _area(planned: PlannedCell, numbers: Sequence[Any]) -> Any:
 
 @lru_cache(maxsize=16)
 def _draws(benchmark: str, n: int, seed: int) -> Any:
-    """How often each of `n` items is in each resample, as an array of resamples × items; equal for
-    all runs of a benchmark.
+    """Return how often each resample contains each of `n` items, as an array (resamples, items); it
+    is the same for all runs of a benchmark.
     """
     import numpy as np
 

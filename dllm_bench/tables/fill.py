@@ -67,7 +67,7 @@ def send(
     changes: Sequence[str],
     deps: Dependencies = REAL,
 ) -> list[str]:
-    """Submit what is missing; returns a line for each array and job.
+    """Submit the missing runs; return a line for each array and job.
 
     changes: settings of the launcher, "name=value".
     """
@@ -94,7 +94,7 @@ def _name(job: Any) -> str:
 
 
 def _by_resources(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
-    """The runs in groups that need the same cores and devices; often all runs of a table do."""
+    """Return the runs grouped by the cores and devices that they need; often there is one group."""
     groups: dict[str, list[PlannedRun]] = {}
     for run in runs:
         groups.setdefault(digest(slurm.resources(_hardware([run]))), []).append(run)
@@ -107,7 +107,7 @@ def _hardware(runs: Sequence[PlannedRun]) -> Hardware:
 
 
 def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """Runs that miss nothing but files that `dllm-bench train` makes."""
+    """Return the runs that lack only files that `dllm-bench train` makes."""
     return [
         run
         for run in runs
@@ -127,7 +127,7 @@ def _has_weights(run: PlannedRun) -> bool:
 def _submit_with_training(
     runs: Sequence[PlannedRun], store: Store, changes: Sequence[str], active: SlurmJobs
 ) -> list[str]:
-    """Submit the training first, then the runs that read its files, to start once it succeeded."""
+    """Submit the training, and the runs that read its files, which start once it has succeeded."""
     results = str(Path(store.root).parent)
     made: dict[str, str] = {}  # file -> job that trains it
     lines = []
@@ -164,8 +164,8 @@ def _submit_command(
 
 
 def training(source: str, run: PlannedRun) -> tuple[str, ...] | None:
-    """Arguments of `dllm-bench` that make the file `source` for the run's model; None if its name
-    is not one that `train` gives.
+    """Return the arguments of `dllm-bench` that make the file `source` for the run's model; None if
+    `train` does not use such a name.
     """
     model = run.config.model.name
     kind, _, name = source.removeprefix(TRAINED).partition("/")

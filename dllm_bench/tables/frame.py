@@ -1,11 +1,12 @@
-"""A table's numbers as rows of one frame: value, interval, resamples, reported value and verdict.
+"""The numbers of a table as rows of one frame: value, interval, resamples, reported value and
+verdict.
 
-`build` makes the frame of pandas that all else is a view of: files, pages, figures, findings. Every
-measured number is computed from sealed records, every setting is read from the run's configuration.
-Numbers are compared only where that means something: never for embedded models and tasks, and
-speeds only on the reported hardware. Scores have the interval of their record, differences of
-scores that of paired shares, means and ratios of sums over samples a bootstrap interval (`derive`).
-Extremes (maximum, top ten) have none, because resampling says nothing about a tail.
+`build` makes a pandas frame; files, pages, figures and findings are views of it. Every measured
+number is computed from sealed records, and every setting is read from the run's configuration.
+Numbers are only compared if that is meaningful: never for embedded models and tasks, and speeds
+only on the reported hardware. Scores have the interval of their record, differences of scores that
+of paired shares, and means and ratios of sums over samples a bootstrap interval (`derive`).
+Extremes (maximum, top ten) have no interval, because resampling says nothing about a tail.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ AREA_TEXT = (
 SETTING_TEXT = "a setting of the run, read from its configuration."
 MEASURED, UNDEFINED = "measured", "undefined"
 LOAD_PER_CORE = 1.3
-"""Load average per core above which other work disturbs a run's times."""
+"""Load average per core above which other work disturbs a run's timings."""
 Row = Any
 """A row of the frame, as `DataFrame.itertuples` gives it."""
 
 
 class CellVerdict(StrEnum):
-    """How the measured number compares with the reported one."""
+    """Result of comparing the measured with the reported number."""
 
-    EQUAL = "equal"  # a setting that is the reported one
+    EQUAL = "equal"  # the setting equals the reported one
     INSIDE_CI = "inside CI"  # the reported value is inside our interval
     INSIDE_TOLERANCE = "inside tolerance"  # the difference is at most the table's tolerance
     OUTSIDE = "outside"  # none of these
@@ -64,7 +65,7 @@ class CellVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class BuiltTable:
-    """A table's frame with what it was made of; nothing in it depends on when or where that was."""
+    """A table's frame with its sources; nothing in it depends on when or where it was built."""
 
     table: PaperTable
     """Its layout, runs and reported values."""
@@ -73,11 +74,11 @@ class BuiltTable:
     cells: DataFrame
     """A row per cell shown, by its facet values and metric; see `frame_of`."""
     costs: CostModel
-    """Estimates what its runs cost."""
+    """Estimates the cost of its runs."""
 
     @cached_property
     def runs(self) -> list[PlannedRun]:
-        """The runs behind the cells, each once."""
+        """The runs of all cells, each once."""
         return distinct_runs(self.cells.planned)
 
     @cached_property
@@ -87,7 +88,7 @@ class BuiltTable:
 
     @property
     def open(self) -> list[PlannedRun]:
-        """Runs that are still to be made."""
+        """Runs that have not been completed."""
         return [run for run in self.runs if run.open]
 
     @property
@@ -97,7 +98,7 @@ class BuiltTable:
 
     @property
     def hardware(self) -> list[str]:
-        """What the sealed runs were measured on."""
+        """Hardware that the sealed runs were measured on."""
         return sorted(set(map(hardware_text, self.records)))
 
     @property
@@ -108,7 +109,7 @@ class BuiltTable:
 
     @property
     def inputs(self) -> list[str]:
-        """Content hashes of what the sealed runs read."""
+        """Content hashes of the inputs of the sealed runs."""
         return sorted({text for record in self.records for text in input_texts(record)})
 
     def states(self) -> dict[CellState, int]:
@@ -161,7 +162,7 @@ COLUMNS = (
 
 
 def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
-    """One cell, measured from its runs' records and compared with the reported value."""
+    """Return one cell, measured from its runs' records and compared with the reported value."""
     cell, state, metric = planned.cell, planned.run.state, planned.cell.metric
     draws, items, text, n, reason = [nan], frozenset[Items](), "", 0, planned.run.reason
     if state is CellState.SETTING:
@@ -203,7 +204,7 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
 
 
 def _samples_behind(planned: PlannedCell) -> int:
-    """Samples that the number of a cell is made of."""
+    """Return the number of samples that a cell's number is computed from."""
     record, metric = planned.run.record, planned.cell.metric
     if record and not metric.is_score:
         return definitions.definition(metric.definition).count(record.samples)
@@ -211,7 +212,7 @@ def _samples_behind(planned: PlannedCell) -> int:
 
 
 def why_undefined(planned: PlannedCell) -> str:
-    """Why the sealed runs of a cell do not give its number."""
+    """Return why the sealed runs of a cell do not give its number."""
     if has_curve(planned):
         try:
             curve_of(planned)
@@ -229,7 +230,8 @@ def why_undefined(planned: PlannedCell) -> str:
 def _compared(
     planned: PlannedCell, profile: Profile, value: float, ends: Interval | None, text: str
 ) -> tuple[CellVerdict, str]:
-    """How a number or a setting compares with the reported value, and why it does not."""
+    """Return the comparison of a number or setting with the reported value, or the reason why there
+    is none."""
     reported, metric = planned.cell.reported, planned.cell.metric
     if reported is None or (reported.value is None and not text):
         return CellVerdict.NONE, ""
@@ -243,7 +245,8 @@ def _compared(
 
 
 def setting_text(config: Mapping[str, Any], metric: TableMetric) -> str:
-    """The value at the metric's dotted key, in the paper's words; empty if there is no such key."""
+    """Return the value at the metric's dotted key, in the paper's words; empty if there is no such
+    key."""
     try:
         value = reduce(lambda group, name: group[name], metric.setting.split("."), config)
     except (KeyError, TypeError):
@@ -253,7 +256,7 @@ def setting_text(config: Mapping[str, Any], metric: TableMetric) -> str:
 
 
 def why_incomparable(planned: PlannedCell, profile: Profile) -> str:
-    """Why measured and reported value must not be compared; empty if they may."""
+    """Return the reason why measured and reported value must not be compared; empty if they may."""
     cell = planned.cell
     if profile.embedded:
         chosen = planned.run.chosen
@@ -271,7 +274,8 @@ def why_incomparable(planned: PlannedCell, profile: Profile) -> str:
 def judge(
     measured: float, interval: Interval | None, reported: float, metric: TableMetric
 ) -> CellVerdict:
-    """Whether the reported value is in our interval, within the table's tolerance, or outside."""
+    """Return whether the reported value is in our interval, within the table's tolerance, or
+    outside."""
     if interval and interval[0] <= reported <= interval[1]:
         return CellVerdict.INSIDE_CI
     is_near = abs(measured - reported) <= metric.allowed(reported)
@@ -279,7 +283,7 @@ def judge(
 
 
 def definition_text(metric: TableMetric) -> str:
-    """How a metric of a table is defined, in words."""
+    """Return the definition of a table's metric, in words."""
     if metric.setting:
         return SETTING_TEXT
     own = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
@@ -287,7 +291,7 @@ def definition_text(metric: TableMetric) -> str:
 
 
 def hardware_text(record: RunRecord) -> str:
-    """Devices, dtype, attention, threads and batch of a run, in words."""
+    """Return devices, dtype, attention, threads and batch of a run, in words."""
     hardware = record.spec.hardware
     if record.spec.model.is_served:
         return f"{record.devices}, {record.spec.model.concurrency} request(s) in flight"
@@ -298,26 +302,26 @@ def hardware_text(record: RunRecord) -> str:
 
 
 def is_loaded(environment: Mapping[str, Any]) -> bool:
-    """Whether a session began under a load that disturbs its times."""
+    """Return whether a session began under a load that disturbs its timings."""
     load, cores = environment.get("load"), environment.get("cores")
     return bool(load and cores and load > LOAD_PER_CORE * cores)
 
 
 def disturbed_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
-    """The runs behind timings that began on a busy machine, each once."""
+    """Return the timed runs that began on a busy machine, each once."""
     timed = distinct_runs(entry for entry in planned if entry.cell.metric.is_of_times)
     return [run for run in timed if run.record and any(map(is_loaded, run.record.environments))]
 
 
 def code_text(environment: Mapping[str, Any]) -> str:
-    """Commit of a session, with a hash of the local changes if there were any."""
+    """Return the commit of a session, with a hash of the local changes if there were any."""
     commit = str(environment.get("commit") or "no commit")[:12]
     changed = str(environment.get("diff_sha256") or "")[:12]
     return commit + (f" with local changes {changed}" if changed else "")
 
 
 def input_texts(record: RunRecord) -> list[str]:
-    """The content hashes of what a run read, each with a name."""
+    """Return the content hashes of a run's inputs, each with a name."""
     spec = record.spec
     names = {"dataset": spec.benchmark.name, "weights": spec.model.name}
     return [f"{names.get(kind, kind)}: {kind} {str(h)[:12]}" for kind, h in spec.inputs.items()]

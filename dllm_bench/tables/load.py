@@ -1,4 +1,5 @@
-"""Tables and profiles from their files: `conf/table/<paper>/<table>.yaml`, `conf/profile`, csv.
+"""Read tables and profiles from their files: `conf/table/<paper>/<table>.yaml`, `conf/profile`,
+csv.
 
 Reported values and notes are csv files below `tables/reported`, with a row per value (`metric`,
 `value`) or a column per metric. The values of a facet are listed in the yaml, are steps of a sweep,
@@ -45,39 +46,41 @@ OWN_GROUPS = {
     "model": ("path: assets/", "path: imported/"),
     "benchmark": ("name: mini", "name: sentences"),
 }
-"""Group -> what one finds in a yaml whose weights or items ship, or come by `make real`."""
+"""Group -> texts in a yaml that mark weights or items that ship, or that `make real` fetches."""
 RULE_KEYS = ("run", "reported_only", "hidden", "skip", "needs", "reported_on")
 VALUE_KEYS = ("label", "show", "mean_of", "curve", *RULE_KEYS)
 
 
 def names_of(kind: str) -> list[str]:
-    """Names of all tables or figures (`kind` is "table" or "figure"), as `<paper>/<name>`."""
+    """Return names of all tables or figures (`kind` is "table" or "figure"), as
+    `<paper>/<name>`."""
     paths = [path for folder in conf_dirs() for path in (folder / kind).glob("*/*.yaml")]
     return sorted({f"{path.parent.name}/{path.stem}" for path in paths})
 
 
 def title_of(kind: str, name: str) -> str:
-    """The title of a table or figure, read without the rest of its yaml; empty if it has none."""
+    """Return the title of a table or figure, read without the rest of its yaml; empty if it has
+    none."""
     text = conf_file(f"{kind}/{name}.yaml").read_text(encoding="utf-8")
     found = TITLE.search(text)
     return str(yaml.safe_load(found[1])) if found else ""
 
 
 def file_and_data(kind: str, name: str, shipped: Path) -> tuple[Path, Path]:
-    """The yaml of a table or figure, and the folder that the csv files it names lie below:
-    `shipped`, or for another package's yaml the folder `table` or `figure` it is in.
+    """Return the yaml of a table or figure, and the folder of the csv files that it names:
+    `shipped` or, for another package's yaml, the folder `table` or `figure` that contains it.
     """
     file = conf_file(f"{kind}/{name}.yaml")
     return file, shipped if file.is_relative_to(conf_dir()) else file.parents[1]
 
 
 def help_of(kind: str) -> str:
-    """The command that lists all tables, figures or claims."""
+    """Return the command that lists all tables, figures or claims."""
     return f"dllm-bench {'claims' if kind == 'claim' else kind} --help"
 
 
 def matching_names(kind: str, name: str) -> list[str]:
-    """The names that `name` stands for: itself, all of a paper, or with "all" every one."""
+    """Return the names that `name` stands for: itself, all of a paper, or all with "all"."""
     known = names_of(kind)
     matching = [one for one in known if name in (one, one.partition("/")[0], "all")]
     if not matching:
@@ -87,7 +90,7 @@ def matching_names(kind: str, name: str) -> list[str]:
 
 @lru_cache
 def load_table(name: str) -> PaperTable:
-    """The table called `<paper>/<table>`."""
+    """Return the table called `<paper>/<table>`."""
     known = names_of("table")
     if name not in known:
         raise DllmBenchError(unknown_name("table", name, known, listing=help_of("table")))
@@ -95,12 +98,13 @@ def load_table(name: str) -> PaperTable:
 
 
 def read_table(name: str, path: Path, data: Path) -> PaperTable:
-    """A table from its yaml file; the csv files that it names lie below `data`."""
+    """Return a table from its yaml file; the csv files that it names lie below `data`."""
     return parse_table(name, read_yaml(path), data)
 
 
 def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
-    """A table from the content of its yaml file; the csv files that it names lie below `data`."""
+    """Return a table from the content of its yaml file; the csv files that it names lie below
+    `data`."""
     steps = sweep_steps(plain["facets"])
     facets = {key: tuple(_values(_expand(one), data)) for key, one in plain["facets"].items()}
     rules = [_expand_rule(entry, steps) for entry in plain.get("rules", ())]
@@ -124,8 +128,8 @@ def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
 
 @lru_cache
 def load_profile(name: str) -> Profile:
-    """The profile `conf/profile/<name>.yaml`, after what `<name>/<paper>.yaml` beside it add: their
-    entries of `instead` come first, their counterparts in `replace` are all together.
+    """Return the profile `conf/profile/<name>.yaml`, merged with the files `<name>/<paper>.yaml`
+    next to it: their `instead` entries come first, and all `replace` entries are combined.
     """
     known = options("profile")
     if name not in known:
@@ -155,8 +159,8 @@ def load_profile(name: str) -> Profile:
 
 
 def _instead(entry: Mapping[str, Any]) -> Iterator[Instead]:
-    """What an entry of a profile replaces: one thing, or one for each value of the key in `each`,
-    which maps the value asked to the one here.
+    """Yield the replacements of a profile's entry: one, or one per value of the key in `each`,
+    which maps a requested value to the value used here.
     """
     asked, here, of = (tuple(entry.get(key, ())) for key in ("asked", "here", "of"))
     if "each" not in entry:
@@ -167,10 +171,10 @@ def _instead(entry: Mapping[str, Any]) -> Iterator[Instead]:
 
 
 def available_here(group: str) -> dict[str, str]:
-    """Name -> name of the models or benchmarks that stand for themselves in an embedded profile.
+    """Return {name: name} of the models or benchmarks that are not replaced in an embedded profile.
 
-    Those that ship or that `make real` imports, and all of a plug-in or of the user; a folder's
-    path too.
+    These are the ones that ship or that `make real` imports, all of a plug-in or of the user, and
+    paths of folders.
     """
     names = {"/*": "/*"} if group == "model" else {}
     for name in options(group):
@@ -190,13 +194,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a csv file with a header."""
+    """Return the rows of a csv file with a header."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def _values(entry: Mapping[str, Any], data: Path) -> Iterator[FacetValue]:
-    """The values of a facet: those listed in the yaml, then one per row of its csv file."""
+    """Yield the values of a facet: those listed in the yaml, then one per row of its csv file."""
     for name, plain in entry.get("values", {}).items():
         yield _value(name, plain, VALUE_KEYS)
     for row in read_csv(data / entry["file"]) if "file" in entry else ():
@@ -223,14 +227,14 @@ def _value(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> FacetVal
 
 
 def _as_tuple(plain: object) -> Query:
-    """One entry or a list of them, as text; numbers and booleans as csv files write them."""
+    """Return one entry or a list of them, as text; numbers and booleans as csv files write them."""
     entries = plain if isinstance(plain, (list, tuple)) else [plain]
     return tuple(str(e).lower() if isinstance(e, bool) else str(e) for e in entries)
 
 
 def _value_of_row(row: Mapping[str, str], entry: Mapping[str, Any]) -> FacetValue:
-    """A csv row as facet value: `run` is filled in with the row's columns, and `when`, `needs` and
-    `reported_on` are looked up by column and value.
+    """Return a csv row as a facet value: the row's columns are filled into `run`; `when`, `needs`
+    and `reported_on` are looked up by column and value.
     """
     labels = entry.get("labels", {})
     name = row[entry["key"]]
@@ -247,7 +251,8 @@ def _value_of_row(row: Mapping[str, str], entry: Mapping[str, Any]) -> FacetValu
 
 
 def _entries_for(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]) -> Query:
-    """The entries `lookup[column][value of that column in the row]` of all columns, in order."""
+    """Return the entries `lookup[column][value of that column in the row]` of all columns, in
+    order."""
     entries: list[str] = []
     for column, by_value in lookup.items():
         entry = by_value.get(row[column], [])
@@ -256,8 +261,9 @@ def _entries_for(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]
 
 
 def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[Rule]:
-    """The rule of an entry; with `file` one rule per csv row, for the cells whose attributes equal
-    the row's in the columns `match`, with `run` filled in with the row's columns.
+    """Yield the rule of an entry. With `file`, yield one rule per csv row: it applies to cells
+    whose attributes equal the row's in the columns `match`, and the row's columns are filled into
+    `run`.
     """
     where = {key: _as_tuple(allowed) for key, allowed in entry["where"].items()}
     plain = {key: entry[key] for key in entry if key not in ("where", "file", "match")}
@@ -270,7 +276,7 @@ def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[Rule]:
 
 
 def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
-    """A metric; `tolerance: 10 %` is relative, a bare number is in the metric's unit."""
+    """Return a metric; `tolerance: 10 %` is relative, a bare number is in the metric's unit."""
     tolerance, area = str(plain.get("tolerance", 0)), plain.get("area", "")
     relative = tolerance.endswith("%")
     if area not in ("", WHOLE, CUT):
@@ -297,8 +303,8 @@ def _reported(
     metrics: Sequence[TableMetric],
     source: str,
 ) -> dict[Query, ReportedValue]:
-    """(facet values …, metric) -> printed value. The source is cut at its first semicolon, behind
-    which stands where the set-up is from.
+    """Return (facet values …, metric) -> printed value. The source is cut at its first semicolon,
+    after which the source of the set-up is named.
     """
     where = source.partition(";")[0]
     values = {}
@@ -319,18 +325,18 @@ def _note(row: Mapping[str, str]) -> Note:
 
 
 class SweepStep(NamedTuple):
-    """A facet value that a sweep makes."""
+    """A facet value made by a sweep."""
 
     value: str
     """Name of the value."""
     x: str
-    """What is swept over, as text."""
+    """Value of the swept quantity, as text."""
     group: str
     """Name of the sweep; empty if it is the whole facet."""
 
 
 def sweep_steps(facets: Mapping[str, Mapping[str, Any]]) -> list[SweepStep]:
-    """Every value that a sweep of any facet makes."""
+    """Return every value that a sweep of any facet makes."""
     return [
         SweepStep(_step_name(group, x), x, group)
         for facet in facets.values()
@@ -340,7 +346,7 @@ def sweep_steps(facets: Mapping[str, Mapping[str, Any]]) -> list[SweepStep]:
 
 
 def _expand(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A facet with its sweeps written out as values."""
+    """Return a facet with its sweeps written out as values."""
     values = dict(plain.get("values", {}))
     for group, sweep in _sweeps(plain):
         curve = [sweep["from"]] if "from" in sweep else []
@@ -356,7 +362,8 @@ def _expand(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expand_rule(plain: Mapping[str, Any], steps: Sequence[SweepStep]) -> dict[str, Any]:
-    """A rule in which the name of a sweep in `where` is replaced by all values of the sweep."""
+    """Return a rule in which the name of a sweep in `where` is replaced by all values of the
+    sweep."""
 
     def with_steps(allowed: Any) -> list[Any]:
         names = allowed if isinstance(allowed, list) else [allowed]
@@ -366,14 +373,15 @@ def _expand_rule(plain: Mapping[str, Any], steps: Sequence[SweepStep]) -> dict[s
 
 
 def _sweeps(plain: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(name, sweep) of every sweep of a facet; a facet that is one sweep has the name ""."""
+    """Return (name, sweep) of every sweep of a facet; a facet that is one sweep has the name ""."""
     if "at" in plain:
         return [("", plain)]
     return list(plain.get("sweeps", {}).items())
 
 
 def _steps(at: Any) -> Iterator[tuple[str, Any]]:
-    """(x, value for the run) of each step: of a list where both are equal, else of a mapping."""
+    """Yield (x, value for the run) of each step: for a list both are equal; a mapping gives
+    both."""
     pairs = at.items() if isinstance(at, Mapping) else ((x, x) for x in at)
     return ((str(x), value) for x, value in pairs)
 

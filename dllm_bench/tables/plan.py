@@ -1,10 +1,10 @@
-"""Which runs a table needs, and the state of each.
+"""Plan the runs that a table needs, and find the state of each.
 
 Every cell's query, translated by the profile, is composed and turned into a `RunSpec` by the same
-code path as in `dllm-bench run`, so both have the same hash. The metrics of one combination share a
-run, unless a metric has overrides of its own. Each run is sealed, partial, missing, failed or
-unavailable here, and comes with the one command that fills it. A derived cell has the worst state
-of its parts. Nothing is started here; the cost of open runs is estimated in `cost`.
+code as in `dllm-bench run`, so both have the same hash. The metrics of one combination share a run,
+unless a metric has its own overrides. Each run is sealed, partial, missing, failed or unavailable
+here, and has one command that completes it. A derived cell has the worst state of its parts.
+Nothing is started here; the cost of open runs is estimated in `cost`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Resolve = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class CellState(StrEnum):
-    """State of the run behind a cell; states without a number are missing (partial, missing,
-    failed), unavailable, or reported only.
+    """State of a cell's run; states without a number are missing (partial, missing, failed),
+    unavailable, or reported only.
     """
 
     SEALED = "sealed"  # complete: the record gives the number
     PARTIAL = "partial"  # begun, not complete
     MISSING = "missing"  # not begun
     FAILED = "failed"  # ended with an error
-    UNAVAILABLE = "unavailable"  # cannot be run here, for a reason that is given
+    UNAVAILABLE = "unavailable"  # cannot be run here; the reason is given
     SETTING = "setting"  # read from the run's configuration, so nothing has to run
     REPORTED_ONLY = "reported only"  # no run can give it
 
@@ -59,21 +59,21 @@ WORST_FIRST = (
 SERVED = "model=served"
 NOT_SERVED_HERE = "A served engine, which profile {!r} does not ask; --profile paper does."
 DO_NOT_FIT = "unavailable: settings do not fit"
-TRAINED = "results/training/"  # where `dllm-bench train` writes, and decoders of tables read
+TRAINED = "results/training/"  # output of `dllm-bench train`, read by decoders of tables
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that some cells need, and its state."""
+    """A run that one or more cells need, and its state."""
 
     query: Query
     """Overrides in this profile; empty if the profile has no counterpart of the run."""
     state: CellState
     """Its state."""
     short: str = ""
-    """What an empty cell shows in place of a number."""
+    """Text shown in an empty cell instead of a number."""
     reason: str = ""
-    """The same in full: why there is no number."""
+    """Full reason why there is no number."""
     spec: RunSpec | None = None
     """Its identity; None if it could not be specified here."""
     record: RunRecord | None = None
@@ -85,7 +85,7 @@ class PlannedRun:
     total: int | None = None
     """Samples in all; None if not known yet."""
     items: int = 0
-    """Items of its sealed record, which an open run has if fewer were asked for before."""
+    """Items of its sealed record; an open run has one if it was completed for fewer items."""
     config: RunConfig = field(default_factory=lambda: RunConfig({}), repr=False)
     """The composed configuration; empty if there is none."""
 
@@ -96,7 +96,7 @@ class PlannedRun:
 
     @property
     def command(self) -> str:
-        """The one command that fills the run."""
+        """The command that completes the run."""
         return shlex.join(["dllm-bench", "run", *self.query])
 
     @property
@@ -106,36 +106,37 @@ class PlannedRun:
 
     @property
     def open(self) -> bool:
-        """True if the run can be made here and is not complete."""
+        """Whether the run can be made here and is not complete."""
         return self.state in OPEN
 
     @property
     def missing_device(self) -> str:
-        """The device that it asks for and this machine does not have, in words; empty if none."""
+        """The device that it needs and this machine lacks, in words; empty if none."""
         elsewhere = not self.config or self.config.model.is_served
         return "" if elsewhere else missing_device(self.config.hardware)
 
     @property
     def is_for_elsewhere(self) -> bool:
-        """True if a machine with the device, weights or data that this one lacks can make it."""
+        """Whether it can be made on a machine with the device, weights or data that this one
+        lacks."""
         unavailable = self.state is CellState.UNAVAILABLE and self.short != DO_NOT_FIT
         return unavailable and bool(self.config)
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell and the run that gives its number."""
+    """A cell and the run that its number comes from."""
 
     cell: Cell
     """The cell."""
     run: PlannedRun
-    """Its run; for a derived cell what the runs of its parts have in common."""
+    """Its run; for a derived cell, the common part of its parts' runs."""
     parts: tuple[PlannedCell, ...] = ()
     """The cells that a derived cell is computed from."""
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
-        """The runs behind the number; none if no run gives it."""
+        """The runs that the number comes from; empty if there are none."""
         if self.parts:
             return tuple(run for part in self.parts for run in part.runs)
         without_run = (CellState.SETTING, CellState.REPORTED_ONLY)
@@ -149,7 +150,7 @@ SharedRuns = dict[RunKey, PlannedRun]
 
 
 def shared_key(cell: Cell) -> RunKey:
-    """Return what cells with the same run have in common."""
+    """Return a key that cells with the same run share."""
     return cell.run, cell.needs, bool(cell.metric.setting)
 
 
@@ -163,12 +164,13 @@ def plan(
     shared: SharedRuns | None = None,
     download: bool = False,
 ) -> list[PlannedCell]:
-    """All cells shown, in the table's order; cells with the same query share one `PlannedRun`.
+    """Return all cells shown, in the table's order; cells with the same query share one
+    `PlannedRun`.
 
-    any_machine: the runs may start on another machine, so this one need not have their device.
+    any_machine: the runs may be made on another machine, so this one need not have their device.
     resolve: replaces `inputs.resolve`, for example by a cached one.
     shared: runs planned before with the same profile and store; new ones are added.
-    download: items that are not on this disk may be fetched, as runs do.
+    download: items that are not on this disk may be fetched, as in runs.
     """
     jobs, shared = SlurmJobs.of(store), {} if shared is None else shared
 
@@ -188,7 +190,7 @@ def plan(
 
 
 def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]) -> PlannedCell:
-    """The cell with its run, or with its parts."""
+    """Return the cell with its run, or with its parts."""
     if cell.reported_only:
         return PlannedCell(cell, _reported_only(cell.reported_only))
     parts = tuple(_planned(part, table, run_of) for part in table.parts(cell))
@@ -205,7 +207,7 @@ def _runs_of_part(planned: PlannedCell) -> tuple[object, ...]:
 
 
 def combined_run(runs: Sequence[PlannedRun]) -> PlannedRun:
-    """Several runs as one: the overrides they have in common, in the worst state of them."""
+    """Return several runs combined: their common overrides, with the worst of their states."""
     query = tuple(o for o in runs[0].query if all(o in run.query for run in runs))
     for state in WORST_FIRST:
         for run in runs:
@@ -217,8 +219,8 @@ def combined_run(runs: Sequence[PlannedRun]) -> PlannedRun:
 
 
 def distinct_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
-    """Return the runs behind the cells in the table's order, each once, with the most items that
-    any cell asks for.
+    """Return the runs of the cells in the table's order, each once, with the largest number of
+    items that any cell requests.
     """
     distinct: dict[object, PlannedRun] = {}
     for run in (run for entry in planned for run in entry.runs):
@@ -227,13 +229,13 @@ def distinct_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
 
 
 def _items_asked(run: PlannedRun) -> float:
-    """Return the number of items that the run is to have."""
+    """Return the number of items requested for the run."""
     limit = run.spec.limit if run.spec else None
     return inf if limit is None else limit
 
 
 def common_items(planned: Iterable[PlannedCell]) -> int | None:
-    """Return the number of items that every begun run has, if some have fewer than asked for."""
+    """Return the number of items that every begun run has, if some have fewer than requested."""
     return min(
         (run.items for run in distinct_runs(planned) if run.open and run.items), default=None
     )
@@ -242,8 +244,9 @@ def common_items(planned: Iterable[PlannedCell]) -> int | None:
 def plan_common(
     table: PaperTable, profile: Profile, compose: Compose, store: Store, resolve: Resolve
 ) -> tuple[Profile, list[PlannedCell]]:
-    """Plan a table as `dllm-bench table` shows it: if some runs have fewer items than asked for,
-    all have as many as these. Returns the profile with that number of items, and the cells.
+    """Plan a table as `dllm-bench table` shows it: if some runs have fewer items than requested,
+    all are planned with the smallest number. Returns the profile with that number of items, and the
+    cells.
     """
     planned = plan(table, profile, compose, store, resolve=resolve)
     if items := common_items(planned):
@@ -260,7 +263,7 @@ def _planned_run(
     store: Store,
     any_machine: bool,
 ) -> PlannedRun:
-    """The run of a cell: translated by the profile, composed, specified and looked up."""
+    """Return the run of a cell: translated by the profile, composed, specified and looked up."""
     try:
         query = profile.translate(cell.run)
     except DllmBenchError as error:
@@ -288,8 +291,8 @@ def _planned_run(
 
 
 def _has_runs_like(config: RunConfig, store: Store) -> bool:
-    """Whether the store holds any run of the model on the benchmark. Only then a run whose device
-    is missing has to be specified, because it may be sealed.
+    """Return whether the store holds any run of the model on the benchmark. Only then can a run
+    whose device is missing be sealed, so only then is its specification needed.
     """
     return is_folder(Path(store.root, slug(config.benchmark.name), slug(config.model.name)))
 
@@ -304,14 +307,15 @@ def _unavailable(what: str, why: str, run: PlannedRun) -> PlannedRun:
 
 
 def _without_spec(error: DllmBenchError, run: PlannedRun) -> PlannedRun:
-    """A run that cannot be specified: an input is missing, or its settings do not fit together."""
+    """Return a planned run without specification: an input is missing, or its settings do not fit
+    together."""
     if isinstance(error, MissingInputError):
         return _unavailable("weights or data", str(error), run)
     return replace(run, state=CellState.UNAVAILABLE, short=DO_NOT_FIT, reason=str(error))
 
 
 def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
-    """The run with the state that it has in the store."""
+    """Return the run with the state that it has in the store."""
     folder = spec.folder
     try:
         folder = store.path(spec).relative_to(store.root).as_posix()
@@ -341,7 +345,7 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
 
 
 def with_job(run: PlannedRun, jobs: SlurmJobs) -> PlannedRun:
-    """The run with a remark on its SLURM job; an open run whose job is over has failed."""
+    """Return the run with a remark on its SLURM job; an open run whose job is over has failed."""
     is_over, remark = jobs.remark(run.spec.identity_hash) if run.spec and run.open else (False, "")
     if not remark:
         return run
@@ -350,8 +354,8 @@ def with_job(run: PlannedRun, jobs: SlurmJobs) -> PlannedRun:
 
 
 def missing_trained_files(runs: Iterable[PlannedRun]) -> list[str]:
-    """Filters, drafters and step profiles below `TRAINED` that decoders name and that were not
-    trained yet.
+    """Return the filters, drafters and step profiles below `TRAINED` that decoders name and that
+    are not trained yet.
     """
     missing: dict[str, None] = {}
     for run in runs:

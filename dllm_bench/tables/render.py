@@ -1,9 +1,9 @@
-"""A table's frame as files: md, tex, html, csv and json, the same bytes for the same records.
+"""Render a table's frame as files: md, tex, html, csv and json; equal records give equal bytes.
 
-Rendering reads nothing but the built table (no torch, no store, no clock). json holds every cell
-with its keys, state, measured and reported value, csv the same in one line per cell. The formats
-for readers are templates in `templates/`; what they show is made in `view`. LaTeX is escaped and
-ASCII, so every engine and encoding works; it needs the packages booktabs and graphicx.
+Rendering reads only the built table (no torch, no store, no clock). json holds every cell with its
+keys, state, measured and reported value; csv holds the same with one line per cell. The formats for
+readers are templates in `templates/`; their content is made in `view`. LaTeX is escaped ASCII, so
+it works with every engine and encoding; it needs the packages booktabs and graphicx.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dllm_bench.tables.plan import PlannedRun
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCHEMA = 2  # of the json file; raised with every change of it
-DIGITS = 4  # behind the point; more would be noise
+DIGITS = 4  # after the decimal point; more would be noise
 FORMS = ("md", "html", "tex", "csv", "json")
 MARKDOWN = re.compile(r"[\\`*_\[\]|]")
 CODE = re.compile("`([^`]*)`")
@@ -83,7 +83,7 @@ def write(built: BuiltTable, folder: Path) -> list[Path]:
 
 
 def render(built: BuiltTable) -> dict[str, str]:
-    """File extension -> content."""
+    """Return {file extension: content}."""
 
     def address(run: PlannedRun) -> str:
         return f"{view.link(built, run)}/record.json"
@@ -95,8 +95,8 @@ def render(built: BuiltTable) -> dict[str, str]:
 
 @cache
 def environment(*more: Path) -> Environment:
-    """The templates in `templates/` and in further folders; html is escaped (autoescape), and a
-    name that a template misspells is an error, not an empty text.
+    """Return the templates in `templates/` and in further folders. html is escaped (autoescape),
+    and a misspelt name in a template is an error, not an empty text.
     """
     found = Environment(
         loader=FileSystemLoader([*more, TEMPLATES]),
@@ -113,7 +113,7 @@ def environment(*more: Path) -> Environment:
 
 
 def markdown(plain: str) -> str:
-    """The text with Markdown's special characters escaped, also for use in a table."""
+    """Return the text with Markdown's special characters escaped, also for use in a table."""
     return MARKDOWN.sub(r"\\\g<0>", plain.replace("&", "&amp;").replace("<", "&lt;"))
 
 
@@ -123,8 +123,8 @@ def prose(text: str) -> Markup:
 
 
 def latex(text: str) -> str:
-    """The text with LaTeX's special characters escaped; other non-ASCII characters lose their
-    accents, or become a question mark.
+    """Return the text with LaTeX's special characters escaped; other non-ASCII characters lose
+    their accents or become a question mark.
     """
     return "".join(LATEX.get(character) or _plain(character) for character in text)
 
@@ -136,7 +136,7 @@ def _plain(character: str) -> str:
 
 
 def latex_prose(text: str) -> str:
-    """The text escaped, with `code` in typewriter."""
+    """Return the text escaped, with `code` in typewriter."""
     pieces = CODE.split(text)
     return "".join(
         rf"\texttt{{{latex(piece)}}}" if index % 2 else latex(piece)
@@ -145,12 +145,12 @@ def latex_prose(text: str) -> str:
 
 
 def rounded(value: float) -> float | None:
-    """A number as it is written to json and csv; None if there is none."""
+    """Return a number as it is written to json and csv; None if there is none."""
     return None if isnan(value) else round(value, DIGITS)
 
 
 def cell_plain(row: Row) -> dict[str, Any]:
-    """A row of the frame as plain data."""
+    """Return a row of the frame as plain data."""
     cell, chosen = row.planned.cell, row.planned.run.chosen
     return {
         "keys": cell.keys,
@@ -176,18 +176,18 @@ def cell_plain(row: Row) -> dict[str, Any]:
 
 
 def curve_plain(curve: Curve) -> dict[str, Any]:
-    """The curve of an area as plain data."""
+    """Return the curve of an area as plain data."""
     points = {name: [rounded(x), rounded(y)] for name, (x, y) in curve.points.items()}
     return {**asdict(curve), "points": points, "y_max": rounded(curve.y_max)}
 
 
 def run_plain(run: PlannedRun) -> dict[str, Any]:
-    """A run as plain data; cells refer to it by its hash."""
+    """Return a run as plain data; cells refer to it by its hash."""
     return {"state": str(run.state), "folder": run.folder, "query": list(run.query)}
 
 
 def as_json(built: BuiltTable) -> str:
-    """The json file: everything, for programs."""
+    """Return the json file: everything, for programs."""
     table = built.table
     plain = {
         "schema": SCHEMA,
@@ -217,7 +217,7 @@ def as_json(built: BuiltTable) -> str:
 
 
 def as_csv(built: BuiltTable) -> str:
-    """The csv file: one line per cell."""
+    """Return the csv file: one line per cell."""
     facets = list(built.table.facets)
     plain = ["metric", "definition", "unit", "state", "measured", "low", "high", "n"]
     names = [*facets, *plain, "measured_model", "measured_benchmark", "reported", "source"]

@@ -1,10 +1,10 @@
 """A table as data: layout, run queries, metrics and, for a published table, the reported values.
 
-Facets span the table (model × setting × benchmark). Each value of a facet adds overrides to the run
-query, and every (value, value, …, metric) is a `Cell`; a `Rule` changes some of them. A cell may be
-derived from others, its parts: a ratio, a difference, an average, an area under a curve. `Profile`
-translates the overrides of a cell to what is run here. Tables are read in `load`, hashes and states
-of runs are found in `plan`, numbers in `build`.
+Facets are the axes of the table (model × setting × benchmark). Each value of a facet adds overrides
+to the run query, and every (value, value, …, metric) is a `Cell`; a `Rule` changes some of them. A
+cell may be derived from others, its parts: a ratio, a difference, an average, an area under a
+curve. `Profile` translates the overrides of a cell to those of a run on this machine. Tables are
+read in `load`; hashes and states of runs are found in `plan`, numbers in `frame`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
 
 EMBEDDED = "embedded"  # the default profile: models and tasks that ship with the package
-SCORE = "score"  # name of the definition that stands for the benchmark's own metric
+SCORE = "score"  # definition name of the benchmark's own metric
 SCORE_UNIT = "%"
 LIMIT, REPEATS = "limit", "benchmark.repeats"  # settings: items of a run, and passes over them
 HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
-WHOLE, CUT = "whole", "cut"  # area under a whole curve, or up to where it loses too much score
+WHOLE, CUT = "whole", "cut"  # area under a whole curve, or until it loses too much score
 Query = tuple[str, ...]
 """Overrides of the run configuration in Hydra's form, "key=value"."""
 
 
 @dataclass(frozen=True)
 class FacetValue:
-    """One value of a facet, or what a rule adds to the cells it holds for."""
+    """One value of a facet, or the additions of a rule to its cells."""
 
     name: str
     """Its name, as in the reported csv."""
     label: str = ""
     """The text shown."""
     run: Query = ()
-    """What it adds to the run query."""
+    """Its additions to the run query."""
     needs: Query = ()
     """Hardware that no profile can replace; the cells are unavailable in the paper profile."""
     reported_on: str = ""
@@ -45,11 +45,12 @@ class FacetValue:
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Column -> text of the facet's csv file, which rules and notes can match."""
     reported_only: str = ""
-    """Why no run can give these cells, so that only reported values are shown; empty if one can."""
+    """Reason why no run can fill these cells, so that only reported values are shown; else
+    empty."""
     hidden: bool = False
-    """True for cells that are measured as parts of others and not shown."""
+    """Whether the cells are only measured as parts of others and not shown."""
     skip: bool = False
-    """True for combinations that the table does not have."""
+    """Whether the table does not have this combination."""
     mean_of: Query = ()
     """Values of the same facet whose numbers are averaged."""
     curve: Query = ()
@@ -64,16 +65,16 @@ class CellCondition:
     """Attribute (facet, column of a facet's csv file, or "metric") -> values allowed."""
 
     def holds(self, attributes: Mapping[str, str]) -> bool:
-        """True for a cell with these attributes."""
+        """Return whether a cell with these attributes is selected."""
         return all(attributes.get(key) in allowed for key, allowed in self.where.items())
 
 
 @dataclass(frozen=True)
 class Rule(CellCondition):
-    """Something that holds for some cells in addition to the values of their facets."""
+    """Additions to some cells, after the values of their facets."""
 
     value: FacetValue
-    """What holds."""
+    """The additions."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Note(CellCondition):
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A metric of the table, with how it is shown and compared."""
+    """A metric of the table, with its display and comparison."""
 
     name: str
     """Its name, as in the reported csv."""
@@ -99,13 +100,13 @@ class TableMetric:
     tolerance: float = 0.0
     """Accepted difference to a reported value: in the metric's unit, or as a share if relative."""
     relative: bool = False
-    """True if the tolerance is a share of the reported value."""
+    """Whether the tolerance is a share of the reported value."""
     over: Mapping[str, str] = field(default_factory=dict)
     """Facet values of the cell that this one is divided by."""
     minus: Mapping[str, str] = field(default_factory=dict)
     """Facet values of the cell that is subtracted from this one."""
     gain: bool = False
-    """True for a ratio that is shown as a change in percent."""
+    """Whether a ratio is shown as a change in percent."""
     setting: str = ""
     """A dotted key of the run configuration, shown instead of a measured number."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -113,13 +114,14 @@ class TableMetric:
     area: str = ""
     """`WHOLE` or `CUT` for the area under a curve of score over the definition's metric (AUP)."""
     run: Query = ()
-    """Overrides of the run that its cells come from, after all others: a speed measured over fewer
-    items and several passes than the score. Cells with equal overrides share a run.
+    """Further overrides of its cells' run, applied last: for example, a speed is measured over
+    fewer items and in several passes. Cells with equal overrides share a run.
     """
 
     @property
     def is_score(self) -> bool:
-        """A score is a share of samples, shown in percent; all else is a definition's number."""
+        """Whether it is a score: a share of samples, shown in percent. Everything else is a metric
+        by definition."""
         return self.definition == SCORE
 
     @property
@@ -137,29 +139,30 @@ class TableMetric:
 
     @property
     def is_of_times(self) -> bool:
-        """True for a number made of measured times, which depends on the machine and its load."""
+        """Whether the number is computed from timings, which depend on the machine and its load."""
         return self.plain.unit in HARDWARE_UNITS
 
     @property
     def is_mean_time(self) -> bool:
-        """True for a timing of all samples, not of the fastest ones alone."""
+        """Whether it is a timing of all samples, not only of the fastest ones."""
         return self.is_of_times and not definitions.definition(self.definition).is_of_largest
 
     @property
     def is_compared(self) -> bool:
-        """True for a ratio or difference of two cells."""
+        """Whether it is a ratio or difference of two cells."""
         return bool(self.over or self.minus)
 
     @property
     def plain(self) -> TableMetric:
-        """The number that is divided or subtracted. It has no name, because notes and rules for the
-        result do not hold for it.
+        """The metric that is divided or subtracted. It has no name, because notes and rules for the
+        result do not apply to it.
         """
         return replace(self, name="", over={}, minus={}, gain=False)
 
     @property
     def formula(self) -> str:
-        """The definition and what it is divided or reduced by, or the setting; names the number."""
+        """Text that names the number: the definition with the cell it is divided or reduced by, or
+        the setting."""
         if self.setting:
             return f"setting {self.setting}"
         sign = "÷" if self.over else "−"
@@ -169,12 +172,12 @@ class TableMetric:
         return f"{own} {sign} {other}{change}" if other else own
 
     def allowed(self, reported: float) -> float:
-        """The accepted difference to `reported`."""
+        """Return the accepted difference to `reported`."""
         return self.tolerance * abs(reported) if self.relative else self.tolerance
 
 
 def parse_number(text: str) -> float | None:
-    """The number that a text spells; None for a word."""
+    """Return the number in a text; None for a word."""
     try:
         return float(text)
     except ValueError:
@@ -200,7 +203,7 @@ class ReportedValue:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number to be shown: where it stands, which run gives it, what the paper printed."""
+    """One number to show: its position, the run it comes from, and the printed value."""
 
     values: Mapping[str, FacetValue]
     """Facet -> its value."""
@@ -213,11 +216,11 @@ class Cell:
     notes: Query
     """Names of the notes on it."""
     rules: tuple[FacetValue, ...] = ()
-    """What rules add to it."""
+    """Additions by rules."""
 
     @property
     def holding(self) -> tuple[FacetValue, ...]:
-        """Facet values and rules: all that holds for the cell."""
+        """All facet values and rules that apply to the cell."""
         return (*self.values.values(), *self.rules)
 
     @property
@@ -227,7 +230,7 @@ class Cell:
 
     @property
     def needs(self) -> Query:
-        """Hardware that the reported run had and no profile can replace."""
+        """Hardware of the reported run that no profile can replace."""
         return tuple(need for value in self.holding for need in value.needs)
 
     @property
@@ -237,28 +240,28 @@ class Cell:
 
     @property
     def curve(self) -> Query:
-        """The points of the curve that the cell is; empty if it is none."""
+        """The points of the cell's curve; empty if it is not a curve."""
         return next((value.curve for value in self.values.values() if value.curve), ())
 
     @property
     def reported_only(self) -> str:
-        """Why nothing can be measured; empty if something can."""
+        """Reason why nothing can be measured; empty if something can."""
         return next((value.reported_only for value in self.holding if value.reported_only), "")
 
     @property
     def hidden(self) -> bool:
-        """True for a cell that is measured as a part of others and not shown."""
+        """Whether the cell is only measured as a part of others and not shown."""
         return any(value.hidden for value in self.holding)
 
     @property
     def skipped(self) -> bool:
-        """True for a combination that the table does not have."""
+        """Whether the table does not have this combination of values."""
         return any(value.skip for value in self.holding)
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table: a published one, or (with nothing reported) one of this project."""
+    """One table: a published one, or one of this project (without reported values)."""
 
     name: str
     """`<paper>/<table>`."""
@@ -267,7 +270,7 @@ class PaperTable:
     source: str
     """Where it is published, and where its set-up is from."""
     sections: Query
-    """Facets whose values are sections, each with tables of its own."""
+    """Facets whose values are sections, each with its own tables."""
     rows: Query
     """Facets whose values are rows."""
     columns: Query
@@ -283,10 +286,10 @@ class PaperTable:
     notes: tuple[Note, ...]
     """Remarks on cells."""
     rules: tuple[Rule, ...] = ()
-    """What holds for some cells; of overrides of one key the last one wins."""
+    """Additions to some cells; of several overrides of a key the last one applies."""
 
     def cells(self) -> Iterator[Cell]:
-        """All cells shown, facet by facet in the order of the yaml, metrics innermost."""
+        """Yield all cells shown, facet by facet in the order of the yaml, metrics innermost."""
         for combination in product(*self.facets.values()):
             values = dict(zip(self.facets, combination, strict=True))
             for metric in self.metrics:
@@ -295,14 +298,12 @@ class PaperTable:
                     yield cell
 
     def run_of(self, definition: str) -> Query:
-        """What the table's metric of this definition, the first if there are several, adds to the
-        run query.
-        """
+        """Return the additions to the run query by the table's first metric of this definition."""
         return next((m.run for m in self.metrics if m.definition == definition), ())
 
     def parts(self, cell: Cell) -> tuple[Cell, ...]:
-        """The cells that a derived one is computed from: (own, other) for a ratio or difference,
-        the cells averaged, or the points of a curve; none if the cell has a run of its own.
+        """Return the cells that a derived cell is computed from: (own, other) for a ratio or
+        difference, the averaged cells, or the points of a curve. A cell with its own run has none.
         """
         other = {**cell.metric.over, **cell.metric.minus}
         if other:
@@ -313,8 +314,8 @@ class PaperTable:
         return self._parts_of_area(cell) if cell.metric.area or cell.curve else ()
 
     def _parts_of_area(self, cell: Cell) -> tuple[Cell, ...]:
-        """The parts of an area: the x of the curve's points, then the scores of these points and of
-        all other runs of the facet, since the best score of all weighs the area.
+        """Return the parts of an area: the x of the curve's points, then the scores of these points
+        and of all other runs of the facet, because the area is weighted by the best score.
         """
         if not (cell.metric.area and cell.curve):
             raise DllmBenchError(
@@ -333,7 +334,7 @@ class PaperTable:
         return (*xs, *(self._at(cell, {facet: name}, score) for name in (*cell.curve, *others)))
 
     def _at(self, cell: Cell, keys: Mapping[str, str], metric: TableMetric) -> Cell:
-        """The cell of `metric` that differs from `cell` in the facet values `keys`."""
+        """Return the cell of `metric` that differs from `cell` in the facet values `keys`."""
         values = {
             facet: next((v for v in self.facets[facet] if v.name == name), None)
             for facet, name in {**cell.keys, **keys}.items()
@@ -362,17 +363,17 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Instead:
-    """Overrides that a profile puts in place of others."""
+    """Overrides with which a profile replaces others."""
 
     asked: Query
     """Overrides that a query contains."""
     here: Query
-    """Overrides in their place."""
+    """The new overrides."""
     of: Collection[str] = ()
-    """The tables and figures it is for, `PAPER/*` for all of a paper; empty: all."""
+    """Tables and figures to which it applies, `PAPER/*` for all of a paper; empty: all."""
 
     def applied(self, query: Query) -> Query:
-        """The query with its overrides replaced, or as it is where it does not contain them."""
+        """Return the query with the overrides replaced; unchanged if it does not contain them."""
         if not set(self.asked) <= set(query):
             return query
         return (*self.here, *(override for override in query if override not in self.asked))
@@ -380,39 +381,41 @@ class Instead:
 
 @dataclass(frozen=True)
 class Profile:
-    """How the paper's query of a run becomes the query of what is run here."""
+    """Translation of the paper's query of a run into the query of a run on this machine."""
 
     name: str
     """Name of the file in `conf/profile`."""
     embedded: bool
-    """True for other models and tasks than the paper's: nothing is compared with reported values,
-    and the paper's hardware is not needed.
+    """Whether models and tasks differ from the paper's: nothing is then compared with reported
+    values, and the paper's hardware is not needed.
     """
     replace: Mapping[str, Mapping[str, str | None]]
-    """Override key -> {the paper's value: the value here}. None leaves the override out. A `*` at
-    the end of both values stands for the same text, where no exact value fits. A value that is not
+    """Override key -> {the paper's value: the value here}. None removes the override. If no exact
+    value matches, a `*` at the end of both values stands for the same text. A value that is not
     listed has no counterpart, and its cells are unavailable.
     """
     set: Query
-    """Overrides that replace those of the same key or follow the others."""
+    """Overrides that replace those of the same key, or are appended."""
     default: Query = ()
-    """Overrides for keys that a query leaves open."""
+    """Overrides for keys that a query does not set."""
     instead: tuple[Instead, ...] = ()
-    """Applied in order, before all else; entries for some tables come before those for all."""
+    """Applied in order, before everything else; entries for some tables come before those for
+    all."""
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Benchmark -> models that were not trained on its kind of task, whose scores mean nothing."""
+    """Benchmark -> models that were not trained on its kind of task, so that their scores are
+    meaningless."""
     passes: Query = ()
-    """Overrides of the runs that timings come from: few items, decoded several times."""
+    """Overrides of timed runs: few items, decoded several times."""
     passes_of: Collection[str] = ()
-    """Tables and figures with such runs; `PAPER/*` stands for all of a paper."""
+    """Tables and figures with timed runs; `PAPER/*` stands for all of a paper."""
     limit: int | None = None
-    """Items of a run, where another number than the profile's was asked for. A run of several
-    passes has no more items than its own number.
+    """Requested number of items of a run, if not the profile's. A run of several passes never has
+    more items than its own number.
     """
     most: int | None = None
-    """The most items of any run: what all runs of a table have while they grow."""
+    """Maximum number of items of any run, while the runs of a table grow together."""
     repeats: int | None = None
-    """Passes of timed runs, where another number than the profile's was asked for."""
+    """Requested number of passes of timed runs, if not the profile's."""
 
     @property
     def flags(self) -> str:
@@ -421,11 +424,11 @@ class Profile:
         return " ".join(f"--{name} {value}" for name, value in asked.items() if value)
 
     def limited(self, items: int) -> Profile:
-        """Return the profile with this number of items a run."""
+        """Return the profile with this number of items per run."""
         return replace(self, limit=items)
 
     def at_most(self, items: int) -> Profile:
-        """Return the profile with at most this number of items a run."""
+        """Return the profile with at most this number of items per run."""
         return replace(self, most=items)
 
     def in_passes(self, count: int) -> Profile:
@@ -437,7 +440,8 @@ class Profile:
         return replace(self, passes=(*self.passes, f"{REPEATS}={count}"), repeats=count)
 
     def translate(self, query: Query) -> Query:
-        """The query of this profile; the last override of a key wins, at the key's first place."""
+        """Return the translated query; the last override of a key applies, at the key's first
+        position."""
         result: dict[str, str | None] = {}
         for override in self._here(last_of_each_key(query)):
             key, _, value = override.partition("=")
@@ -454,7 +458,7 @@ class Profile:
         return tuple(f"{key}={value}" for key, value in result.items() if value is not None)
 
     def _items(self, query: Mapping[str, str | None]) -> str | None:
-        """Return the number of items of a run, None for all: its own, or what was asked for."""
+        """Return the number of items of a run, None for all: its own or the requested number."""
         own = query.get(LIMIT)
         asked = str(self.limit) if self.limit else own
         repeated = query.get(REPEATS) not in (None, "1")
@@ -463,9 +467,9 @@ class Profile:
         return str(min(numbers)) if numbers else own
 
     def run_of(self, table: str, cell: Cell) -> Query:
-        """The overrides of a cell's run, before they are translated: what `instead` has for this
-        table, and its passes. Numbers of the fastest samples stay with the run of all items, on
-        whose number they depend.
+        """Return the untranslated overrides of a cell's run, after the `instead` entries for this
+        table and its passes. Metrics of the fastest samples use the run over all items, because
+        they depend on the number of items.
         """
         query = last_of_each_key(cell.run)
         for entry in self.instead:
@@ -475,17 +479,15 @@ class Profile:
         return (*query, *self.passes) if timed else query
 
     def switched(self, table: str, cell: Cell) -> Query:
-        """The decoder's settings that `instead` gives a cell's run and that were not asked. Model
-        and benchmark, and the weights that follow the model, are named by themselves.
+        """Return the decoder settings that `instead` changes in a cell's run. Model, benchmark, and
+        weights that follow the model are shown elsewhere.
         """
         here = self._here(self.run_of(table, cell))
         given = (override for override in here if override not in cell.run)
         return tuple(o for o in given if o.startswith("decoder.") and ".source=" not in o)
 
     def _here(self, query: Query) -> Query:
-        """The query after what `instead` has for all tables; each entry applies to what those
-        before it gave.
-        """
+        """Return the query after the `instead` entries for all tables, applied in order."""
         for entry in self.instead:
             if not entry.of:
                 query = entry.applied(query)
@@ -506,11 +508,11 @@ class Profile:
 
 
 def last_of_each_key(query: Query) -> Query:
-    """A query without the overrides that later ones of the same key replace."""
+    """Return a query without the overrides that later ones of the same key replace."""
     settings = dict(override.partition("=")[::2] for override in query)
     return tuple(f"{key}={value}" for key, value in settings.items())
 
 
 def is_among(table: str, names: Collection[str]) -> bool:
-    """Whether a table or figure is one of these; `PAPER/*` stands for all of a paper."""
+    """Return whether a table or figure is one of these; `PAPER/*` stands for all of a paper."""
     return table in names or f"{table.partition('/')[0]}/*" in names

@@ -1,10 +1,10 @@
-"""Planning the part of a table that is stored, without composing all of its runs.
+"""Plan only the stored part of a table, without composing all of its runs.
 
-Composing a run takes Hydra a tenth of a second, and all tables have a thousand. A run is stored in
-`<benchmark>/<model>/<decoder>-<hash>`, so the names that a query gives to these say whether it may
-have a folder. Only queries that may are composed and looked up by their hash; the others are
-missing. Equal decoders are one run under any name, so a decoder's name only decides whether a table
-is worth composing at all.
+Composing a run takes Hydra a tenth of a second, and all tables together have a thousand runs. A run
+is stored in `<benchmark>/<model>/<decoder>-<hash>`, so the names in a query tell whether a folder
+can exist. Only such queries are composed and looked up by their hash; the others are missing. Equal
+decoders with different names are the same run, so a decoder's name only decides whether a table is
+composed at all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StoredNames:
     """The names in the folders of stored runs."""
 
     folders: frozenset[tuple[str, ...]] | None = None
-    """Benchmark, model and decoder, as folders are called; None: any may be stored."""
+    """Folder names of benchmark, model and decoder; None: any may be stored."""
 
     @classmethod
     def of(cls, store: Store) -> StoredNames:
@@ -54,7 +54,8 @@ class StoredNames:
         return cls(frozenset((*names, last.rpartition("-")[0]) for *names, last in parts))
 
     def may_have(self, patterns: Sequence[str]) -> bool:
-        """Whether a run may be stored, by patterns of its first names (`folder_patterns`)."""
+        """Return whether a run may be stored, given patterns of its folder names
+        (`folder_patterns`)."""
         return self.folders is None or any(
             all(map(fnmatchcase, folder, patterns)) for folder in self.folders
         )
@@ -62,7 +63,7 @@ class StoredNames:
 
 @dataclass(frozen=True)
 class StoredPlanner:
-    """Plans tables as far as they are stored."""
+    """Plans the stored part of tables."""
 
     profile: Profile
     settings: SettingsCache
@@ -72,13 +73,13 @@ class StoredPlanner:
     """Runs that were composed for other tables."""
 
     def has_run(self, name: str) -> bool:
-        """Whether a run of the table called `name` was begun."""
+        """Return whether a run of the table called `name` was begun."""
         key = f"queries {self.profile.flags} {name}"
         queries = self.settings.cached(key, lambda: self._distinct(load_table(name)))
         return any(map(self._is_begun, queries))
 
     def plan(self, table: PaperTable) -> list[PlannedCell]:
-        """Return the table's cells; runs that cannot be stored are missing ones. If no run of the
+        """Return the table's cells; runs that cannot be stored count as missing. If no run of the
         table was begun, none is composed.
         """
         is_begun = any(map(self._is_begun, self._distinct(table)))
@@ -95,7 +96,8 @@ class StoredPlanner:
         return planned
 
     def _is_begun(self, query: Sequence[str]) -> bool:
-        """Whether the run of a query has a folder; only one that may have is composed."""
+        """Return whether the run of a query has a folder; the query is only composed if it may have
+        one."""
         if self.names.folders is None:
             return True
         if not self.names.may_have(folder_patterns(query)):
@@ -107,11 +109,12 @@ class StoredPlanner:
         return False
 
     def _distinct(self, table: PaperTable) -> list[list[str]]:
-        """The queries of the table's runs, each once, as plain data."""
+        """Return the queries of the table's runs, each once, as plain data."""
         return [list(query) for query in dict.fromkeys(query for _, query in self._queries(table))]
 
     def _queries(self, table: PaperTable) -> Iterator[tuple[RunKey, Query]]:
-        """Yield the query of each run of the table that can be made here, as far as known."""
+        """Yield the query of each run of the table that can be made here, as far as this is
+        known."""
         seen = set[RunKey]()
         for cell in cells_with_runs(table):
             cell = replace(cell, run=self.profile.run_of(table.name, cell))
@@ -124,7 +127,7 @@ class StoredPlanner:
 
 
 def cells_with_runs(table: PaperTable) -> Iterator[Cell]:
-    """Yield the cells that have runs of their own: all but derived ones, and what these need."""
+    """Yield the cells that have their own runs: plain cells, and the parts of derived ones."""
     waiting = [cell for cell in table.cells() if not cell.reported_only]
     while waiting:
         cell = waiting.pop()
@@ -135,7 +138,7 @@ def cells_with_runs(table: PaperTable) -> Iterator[Cell]:
 
 
 def folder_patterns(query: Sequence[str]) -> Patterns:
-    """Return a pattern of each name in the folder of a query's run, see `GROUPS`."""
+    """Return a pattern for each folder name of a query's run, see `GROUPS`."""
     chosen = dict(override.partition("=")[::2] for override in query)
     return tuple(_folder_pattern(chosen, group) for group in GROUPS)
 
@@ -152,7 +155,7 @@ def _folder_pattern(chosen: Mapping[str, str], group: str) -> str:
 
 @lru_cache
 def _pattern_of_option(group: str, option: str) -> str:
-    """Return the folder name of a choice of a group, if its file has it as text."""
+    """Return the folder name of a group's choice, if its file states it as text."""
     if option not in options(group):
         return ANY
     name = str(read_yaml(conf_file(f"{group}/{option}.yaml")).get("name", option))
@@ -161,9 +164,9 @@ def _pattern_of_option(group: str, option: str) -> str:
 
 @lru_cache
 def _pattern_of_pieces(decoder: str, pieces: frozenset[tuple[str, str]]) -> str:
-    """Return what a folder's name adds for the pieces (slot, name) chosen instead of a decoder's.
+    """Return the suffix of a folder's name for pieces (slot, name) that replace a decoder's.
 
-    That is known of a single one, in a slot that the decoder's own file fills.
+    It is only known for a single piece, in a slot that the decoder's own file fills.
     """
     if not pieces or decoder not in options("decoder"):
         return ANY if pieces else ""

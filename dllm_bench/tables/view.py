@@ -1,9 +1,10 @@
-"""What every format of a built table shows: blocks of rows, numbers as text, remarks; plain data.
+"""The content of all formats of a built table, as plain data: blocks of rows, numbers as text,
+remarks.
 
 A block is one combination of section and column facets (LoPA Table 4: a model and a benchmark). A
-row in it is one run, or several if some metrics have runs of their own. The measured numbers come
-first, then the reported ones if the block has any; each of the two groups of columns names its own
-model and benchmark. Markup is added by the templates (`templates/`).
+row of it is one run, or several if some metrics have their own runs. Measured numbers come first,
+then the reported ones, if any; each of the two groups of columns names its own model and benchmark.
+Markup is added by the templates (`templates/`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from dllm_bench.tables.plan import (
 from dllm_bench.tables.spec import FacetValue, Query
 
 DECIMALS = 1  # of measured numbers; more would be noise
-OWN_DECIMALS = {  # of units whose numbers are small, or never broken
+OWN_DECIMALS = {  # for units with small numbers, or with whole numbers
     "tokens/forward": 2,
     "tokens/round": 2,
     "×": 2,
@@ -43,9 +44,9 @@ OWN_DECIMALS = {  # of units whose numbers are small, or never broken
     "bytes": 0,
     "bytes/forward": 0,
 }
-MIN_CHECKED = 3  # errors of fewer estimates say nothing
+MIN_CHECKED = 3  # errors of fewer estimates are not meaningful
 SHOWN_HASH = 10  # characters
-SHOWN_RUNS = 3  # of a row; the json file has all of them
+SHOWN_RUNS = 3  # shown per row; the json file has all of them
 DISTURBED = "†"  # after a timing from a busy machine
 NO_CELL = "–"  # shown where the table has no number at all
 NO_SUCH_CELL = "the table has no such cell"
@@ -73,13 +74,13 @@ LEGEND = (
 
 
 def blocks(built: BuiltTable) -> list[Plain]:
-    """All blocks that have a cell, section by section.
+    """Return all blocks that have a cell, section by section.
 
-    A block is: section and paper (the group of columns in the paper), title of both; here (model
-    and benchmark that all measured numbers have in common), measured_on (the same in words); heads
-    and labels of columns; is_reported; verdict (remark on the verdicts) and marked (whether cells
-    have marks); rows. A row is: key, heads, notes, cells, runs (of its own numbers, without those
-    that they are compared with). A cell is a row of the frame; None where there is none.
+    Keys of a block: section and paper (the group of columns in the paper), title of both; here (the
+    common model and benchmark of all measured numbers), measured_on (the same in words); heads and
+    labels of columns; is_reported; verdict (remark on the verdicts) and marked (whether cells have
+    marks); rows. Keys of a row: key, heads, notes, cells, runs (of its own numbers, without those
+    used for comparison). A cell is a row of the frame, or None.
     """
     table = built.table
     by_key = {row.Index: row for row in built.cells.itertuples()}
@@ -101,8 +102,8 @@ def blocks(built: BuiltTable) -> list[Plain]:
 
 
 def sections(built: BuiltTable) -> Iterator[Plain]:
-    """The blocks of each section, and the lines that run through all of them: heads, notes that all
-    have in common, and (block, row or None) of each block.
+    """Yield the blocks of each section, and lines across all of them: heads, common notes, and
+    (block, row or None) of each block.
     """
     for section, found in groupby(blocks(built), key=lambda block: block["section"]):
         of_section = list(found)
@@ -117,7 +118,7 @@ def sections(built: BuiltTable) -> Iterator[Plain]:
 
 
 def _shown(values: Iterable[FacetValue], built: BuiltTable, facet: str) -> list[FacetValue]:
-    """The values of a facet that any cell shown has."""
+    """Return the facet's values that occur in shown cells."""
     names = set(built.cells.index.get_level_values(facet))
     return [value for value in values if value.name in names]
 
@@ -141,7 +142,7 @@ def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]
     heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *titles)
     own = [measured_on(row["cells"]) for row in rows]
     here = measured_on(cell for row in rows for cell in row["cells"])
-    if any(names != here for names in own if names):  # the header cannot name them
+    if any(names != here for names in own if names):  # the header cannot name these
         heads = (*heads, "Measured with")
         for row, names in zip(rows, own, strict=True):
             row["heads"] += (" on ".join(n for n in names if n not in here) or NO_CELL,)
@@ -177,44 +178,44 @@ def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]
 
 
 def verdict_remark(verdicts: Iterable[tuple[str, str]]) -> str:
-    """The remark on the (verdict, reason) of cells: the common one, or what the marks mean; empty
-    if nothing was compared.
+    """Return the remark on the (verdict, reason) of cells: the common one, or the meaning of the
+    marks; empty if nothing was compared.
     """
     texts = [f"{verdict} ({why})" if why else verdict for verdict, why in verdicts]
     return f"Verdict: {texts[0]}." if len(texts) == 1 else f"Marks: {LEGEND}." if texts else ""
 
 
 def _shown_titles(values: Iterable[FacetValue]) -> Query:
-    """Titles of the additional columns of a facet."""
+    """Return titles of the additional columns of a facet."""
     return next((tuple(value.shown) for value in values if value.shown), ())
 
 
 def measured_on(cells: Iterable[Row | None]) -> Query:
-    """Model and benchmark that the cells' runs have in common; empty if none of them can run."""
+    """Return the common model and benchmark of the cells' runs; empty if none of them can run."""
     chosen = [cell.planned.run.chosen for cell in cells if cell and cell.planned.run.query]
     names = [{choice.get(key, "") for choice in chosen} for key in ("model", "benchmark")]
     return tuple(name for one in names if len(one) == 1 for name in one if name)
 
 
 def common_notes(cells: Sequence[Row | None]) -> Query:
-    """Notes that all of the cells have, in the order of the first cell."""
+    """Return the notes that all cells share, in the order of the first cell."""
     notes = [cell.planned.cell.notes if cell else () for cell in cells]
     return tuple(dict.fromkeys(name for name in notes[0] if all(name in own for own in notes)))
 
 
 def own_notes(cell: Row | None, shown: Query) -> Query:
-    """Notes of the cell that are not shown for its whole row."""
+    """Return the notes of the cell that are not shown for its whole row."""
     notes = cell.planned.cell.notes if cell else ()
     return tuple(dict.fromkeys(name for name in notes if name not in shown))
 
 
 def number(value: float, unit: str) -> str:
-    """A number with the decimals of its unit; a number that is rounded to zero has no sign."""
+    """Return a number with the decimals of its unit; one that rounds to zero has no sign."""
     return f"{value:z.{OWN_DECIMALS.get(unit, DECIMALS)}f}"
 
 
 def measured_text(cell: Row | None) -> str:
-    """The measured number, or what an empty cell shows."""
+    """Return the measured number, or the text of an empty cell."""
     if cell is None:
         return NO_CELL
     if is_empty(cell) or cell.text:
@@ -225,43 +226,43 @@ def measured_text(cell: Row | None) -> str:
 
 
 def is_empty(cell: Row | None) -> bool:
-    """True for a cell that shows why it has no number."""
+    """Return True for a cell that shows why it has no number."""
     return cell is None or (isnan(cell.value) and not cell.text)
 
 
 def interval_text(cell: Row) -> str:
-    """The interval in brackets; empty if there is none."""
+    """Return the interval in brackets; empty if there is none."""
     ends = ", ".join(number(end, cell.unit) for end in (cell.low, cell.high) if not isnan(end))
     return f"[{ends}]" if ends else ""
 
 
 def reported_text(cell: Row | None) -> str:
-    """The printed value."""
+    """Return the printed value."""
     if cell is None:
         return NO_CELL
     return cell.planned.cell.reported.text if cell.planned.cell.reported else "not reported"
 
 
 def link(built: BuiltTable, run: PlannedRun) -> str:
-    """Path of the run's folder, relative to the rendered file."""
+    """Return the path of the run's folder, relative to the rendered file."""
     up = "../" * (built.table.name.count("/") + 1)
     return f"{up}runs/{run.folder}"
 
 
 def short_hash(run: PlannedRun) -> str:
-    """The first characters of the run's hash; empty if there is no run."""
+    """Return the first characters of the run's hash; empty if there is no run."""
     return run.spec.identity_hash[:SHOWN_HASH] if run.spec else ""
 
 
 def hashes(row: Plain) -> str:
-    """The hashes of the row's runs, as shown."""
+    """Return the hashes of the row's runs, as shown."""
     shown = [short_hash(run) for run in row["runs"] if run.spec]
     more = f" … ({len(shown)} runs)" if len(shown) > SHOWN_RUNS else ""
     return " ".join(shown[:SHOWN_RUNS]) + more or NO_CELL
 
 
 def progress(built: BuiltTable) -> str:
-    """How many runs are in which state."""
+    """Return the number of runs in each state."""
     states = built.states()
     if not states:
         return "nothing to run"
@@ -269,8 +270,8 @@ def progress(built: BuiltTable) -> str:
 
 
 def cost_lines(built: BuiltTable) -> list[str]:
-    """The cost of open and of unavailable runs, how far such estimates are off, and what has to be
-    trained before.
+    """Return the cost of open and of unavailable runs, the error of such estimates, and the files
+    that must be trained first.
     """
     lines, estimate = [], built.costs.estimate
     elsewhere = [r for r in built.runs if r.state is CellState.UNAVAILABLE and r.config]
@@ -290,7 +291,7 @@ def cost_lines(built: BuiltTable) -> list[str]:
 
 
 def profile_text(built: BuiltTable) -> str:
-    """What the profile means for the columns."""
+    """Return the meaning of the profile for the columns."""
     reported = bool(built.table.reported)
     if built.profile.embedded:
         apart = " and are not to be compared with the reported columns, which are the paper's"
@@ -307,14 +308,14 @@ def profile_text(built: BuiltTable) -> str:
 
 
 def _disturbed_lines(built: BuiltTable) -> list[str]:
-    """What the mark of disturbed times means, if a cell has it."""
+    """Return the meaning of the mark of disturbed timings, if a cell has it."""
     count = built.cells.disturbed.sum()
     meaning = f"began at a load average above {LOAD_PER_CORE:g} per core, which disturbs times"
     return [f"{DISTURBED} a run {meaning} ({count} cells)"] if count else []
 
 
 def _passes_lines(built: BuiltTable) -> list[str]:
-    """What the interval of a timing is, if a run has several passes over its items."""
+    """Return the meaning of a timing's interval, if a run has several passes over its items."""
     timed = [
         cell
         for cell in built.cells.planned[built.cells.low.notna()]
@@ -331,7 +332,8 @@ def _passes_lines(built: BuiltTable) -> list[str]:
 
 
 def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
-    """The remarks below a table: (heading, lines). `commands`: list the commands of open runs."""
+    """Return the remarks below a table: (heading, lines). `commands`: list the commands of open
+    runs."""
     definitions = [
         f"{m.label} = `{m.formula}`{f', {m.unit}' if m.unit else ''}: {definition_text(m)}"
         for m in built.table.metrics
@@ -364,7 +366,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
 
 
 def run_lines(built: BuiltTable) -> list[str]:
-    """The hashes of each block's runs, row by row, for formats without a column for them."""
+    """Return the hashes of each block's runs, row by row, for formats without a column for them."""
     return [
         f"{block['title']}: "
         + ", ".join(f"{row['heads'][0]} {hashes(row)}" for row in block["rows"])
@@ -378,14 +380,15 @@ def _reported_on(built: BuiltTable) -> list[str]:
 
 
 def _ungraded_lines(built: BuiltTable) -> list[str]:
-    """The runs behind scores that leave out samples whose grading failed, and how many."""
+    """Return the runs whose scores leave out samples that could not be graded, with their
+    numbers."""
     scores = [planned for planned in built.cells.planned if planned.cell.metric.is_score]
     records = {r.record.spec.short: r.record for r in distinct_runs(scores) if r.record}
     return [f"{short}: {one.ungraded}" for short, one in records.items() if one.ungraded]
 
 
 def _undefined_lines(built: BuiltTable) -> Iterator[str]:
-    """Why sealed runs give no number, and for which cells."""
+    """Yield the reasons why sealed runs give no number, with the cells."""
     undefined = built.cells[built.cells.status == UNDEFINED]
     for why, planned in undefined.groupby("reason", sort=False).planned:
         labels = (
@@ -395,14 +398,14 @@ def _undefined_lines(built: BuiltTable) -> Iterator[str]:
 
 
 def _reported_only_lines(built: BuiltTable) -> list[str]:
-    """Why some cells have no run; derived ones have the reasons of their parts."""
+    """Return the reasons why some cells have no run; derived cells have those of their parts."""
     without = built.cells.planned[built.cells.state == CellState.REPORTED_ONLY]
     own = [p for p in without if p.cell.reported_only or not p.parts]
     return list(dict.fromkeys(p.cell.reported_only or p.run.reason for p in own))
 
 
 def _open_lines(built: BuiltTable) -> list[str]:
-    """The whole cost, then a line per open run."""
+    """Return the total cost, then a line per open run."""
     costs = {id(run): cost_in_words([built.costs.estimate(run)]) for run in built.open}
     lines = [f"`{r.command}` ({r.state}: {r.reason}; {costs[id(r)]})" for r in built.open]
     return [*cost_lines(built), *lines]
