@@ -1,1 +1,1 @@
-"""What identifies a run, and the files that it stores."""
+"""The identity of runs, and their stored files."""

@@ -1,9 +1,9 @@
-"""Sealed runs packed into one archive beside the runs folder (`runs.tar.xz`).
+"""Read sealed runs that are packed into one archive next to the runs folder (`runs.tar.xz`).
 
-It holds a record for each run, and the samples and token replays of runs whose figures read them.
-An archive may come from a stranger. Its members are read in order, as a stream, and every name,
-type and size is checked before the member is read; nothing is unpacked to disk. The names it gives
-can only be those of run folders, and a run in an archive has no folder that could be removed.
+It contains a record for each run, and samples and token replays if figures need them. An archive
+may come from a stranger. Its members are read in order, as a stream. Every name, type and size is
+checked before the member is read, and nothing is unpacked to disk. Only names of run folders are
+accepted. A run in an archive has no folder, so it cannot be removed.
 """
 
 from __future__ import annotations
@@ -80,34 +80,34 @@ class _Unpacked(io.RawIOBase):
 
 
 def archive_of(runs: Path) -> Path:
-    """Where the archive of a runs folder lies."""
+    """Return the path of the archive of a runs folder."""
     return runs.with_name(runs.name + ".tar.xz")
 
 
 def is_run_folder(name: str) -> bool:
-    """Whether a name is that of a run folder, relative to the runs folder."""
+    """Return whether a name is that of a run folder, relative to the runs folder."""
     matched = MEMBER.fullmatch(f"runs/{name}/{RECORD}")
     return bool(matched) and len(name) <= MAX_NAME and not {".", ".."} & set(name.split("/"))
 
 
 def unpacked(path: Path) -> bytes:
-    """The content of an xz file below a results folder; OSError, EOFError, ValueError or LZMAError
-    if it is not there, damaged or too large.
+    """Return the content of an xz file below a results folder; OSError, EOFError, ValueError or
+    LZMAError if it is not there, damaged or too large.
     """
     with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
         return io.BufferedReader(_Unpacked(file), CHUNK).read()
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 of a file below a results folder."""
+    """Return sha256 of a file below a results folder."""
     with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def archived(runs: Path) -> RunArchive:
-    """The archive beside the runs folder; empty if there is none.
+    """Return the archive next to the runs folder; empty if there is none.
 
-    Raises DllmBenchError if it holds anything but files of runs.
+    Raises DllmBenchError if it contains anything but files of runs.
     """
     path = archive_of(runs)
     found = lstat(path)
@@ -118,7 +118,7 @@ def archived(runs: Path) -> RunArchive:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _fingerprint: tuple[int, ...]) -> RunArchive:
-    """The content of an archive, kept in memory until its file changes."""
+    """Return the content of an archive, cached in memory until its file changes."""
     try:
         with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
             stream = io.BufferedReader(_Unpacked(file), CHUNK)
@@ -155,10 +155,10 @@ def _members(packed: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _checked_name(member: tarfile.TarInfo) -> tuple[str, str]:
-    """The run folder and file name of a member; ValueError unless it is a file of a run, with a
-    name and size in bounds.
+    """Return the run folder and file name of a member; ValueError unless it is a file of a run,
+    with a name and size in bounds.
 
-    What is wrong is said without a name that is too long to be read.
+    Error messages do not contain overlong names.
     """
     shown = repr(member.name[:MAX_NAME])
     matched = MEMBER.fullmatch(member.name)

@@ -1,10 +1,11 @@
-"""Caches of derived values in a file of signed lines: a value is valid while its mark is the same.
+"""Caches of derived values in a file of signed lines: a value is valid as long as its mark is
+unchanged.
 
-Each line is signed with a key of this user: one that came with somebody else's results folder, or
-was changed, is ignored. A mark tells one state of files from another (path, time of change, size,
+Each line is signed with a key of this user; lines that were changed or came with somebody else's
+results folder are ignored. A mark identifies one state of files (path, time of change, size,
 inode). Everything else that a value depends on is in `made_by`; lines with another `made_by` are
-ignored. Lines are added at the end, by several processes at once; the last one of a key counts. The
-file may be deleted at any time. If it is damaged or cannot be written, values are computed again.
+ignored. Several processes may append lines at once; the last line of a key counts. The file may be
+deleted at any time. If it is damaged or cannot be written, values are computed again.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class CacheLine(NamedTuple):
 
 
 class DerivedCache:
-    """Values by key, each with the mark it was derived under. Only `save` writes the file.
+    """Values by key, each with the mark of the files it was derived from. Only `save` writes the
+    file.
 
-    kind: what the values are; several kinds share a file.
-    made_by: what all values of the kind depend on (versions, names of columns).
+    kind: name of this kind of values; several kinds share a file.
+    made_by: dependencies of all values of the kind (versions, names of columns).
     """
 
     def __init__(self, path: Path, kind: str, made_by: Sequence[str]) -> None:
@@ -72,7 +74,7 @@ class DerivedCache:
                 self._stale += 1
 
     def get(self, key: str, mark: Fingerprint) -> Any:
-        """A copy of the value under `key`; None if there is none with this mark."""
+        """Return a copy of the value under `key`; None if there is none with this mark."""
         line = self._new.get(key) or self._stored.get(key)
         return json.loads(line.value) if line and line.mark == json.dumps(mark) else None
 
@@ -82,12 +84,12 @@ class DerivedCache:
             self._new[key] = signed_line(self._head, key, mark, value)
 
     def known(self) -> list[str]:
-        """The keys of all values, valid or not."""
+        """Return the keys of all values, valid or not."""
         return sorted({**self._stored, **self._new})
 
     def save(self, keep: Callable[[str], bool] = bool) -> None:
-        """Add what is new to the file, which is written anew if `keep` refuses keys in it, or once
-        many lines no longer count. A file that cannot be written is no error.
+        """Append new values to the file. It is rewritten if `keep` refuses keys in it, or if many
+        lines no longer count. It is not an error if the file cannot be written.
         """
         gone = [key for key in self._stored if not keep(key)]
         replaced = sum(key in self._stored for key in self._new)
@@ -107,32 +109,33 @@ class DerivedCache:
 
 
 def head_of(kind: str, made_by: Sequence[str]) -> str:
-    """What every line of a kind begins with, after its signature."""
+    """Return the beginning of every line of a kind, after its signature."""
     digest = hashlib.sha256(json.dumps(list(made_by)).encode()).hexdigest()
     return f"{kind} {digest[:MADE_BY_DIGITS]}"
 
 
 def signed_line(head: str, key: str, mark: Fingerprint, value: Any) -> CacheLine:
-    """The line of a value."""
+    """Return the line of a value."""
     stated, text = json.dumps(mark), json.dumps(value)
     signed = f"{head}\t{json.dumps(key)}\t{stated}\t{text}".encode()
     return CacheLine(stated, text, signature(signed).encode() + b"\t" + signed)
 
 
 def add_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Add lines to the end of a cache at once, since other processes do too; raises OSError."""
+    """Append lines to a cache in one write, because other processes append too; raises OSError."""
     make_folder(path.parent)
     append_bytes(path, joined(lines))
 
 
 def joined(lines: Iterable[bytes]) -> bytes:
-    """The lines as a file has them; one that held a secret of this process no longer counts."""
+    """Return the lines in their stored form; secrets of this process are removed, which invalidates
+    such a line."""
     return strike_out(b"".join(line + b"\n" for line in lines).decode()).encode()
 
 
 def writable(path: Path) -> Path:
-    """Return where a cache is written. For a read-only archive (reference results) it lives in the
-    user's folder of caches.
+    """Return the path of a cache file. For a read-only archive (reference results) it is in the
+    user's cache directory.
     """
     packed = (one for one in path.parents[:2] if is_file(one / PACKED))
     results = next(packed, None)
@@ -143,13 +146,14 @@ def writable(path: Path) -> Path:
 
 
 def signature(content: bytes) -> str:
-    """A mark of content that this user's processes alone can make."""
+    """Return a signature of the content that only this user's processes can make."""
     return hmac.digest(_key(), content, "sha256").hex()
 
 
 @cache
 def _key() -> bytes:
-    """This user's key, made on first use; one of this process alone if it cannot be stored."""
+    """Return this user's key, made on first use; if it cannot be stored, a key of this process
+    only."""
     fresh = os.urandom(KEY_BYTES)
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
         folder = user_folder()
@@ -165,7 +169,8 @@ def _key() -> bytes:
 
 
 def fingerprint(file: Path) -> Fingerprint:
-    """Time of change (ns), size (bytes) and inode of a file; empty if there is no file."""
+    """Return the time of change (ns), size (bytes) and inode of a file; empty if there is no
+    file."""
     try:
         stat = file.stat()
     except OSError:
@@ -174,7 +179,7 @@ def fingerprint(file: Path) -> Fingerprint:
 
 
 def fingerprints(paths: Iterable[Path]) -> Fingerprint:
-    """Path and fingerprint of every file at or below `paths`."""
+    """Return the path and fingerprint of every file at or below `paths`."""
     files = {
         file.resolve()
         for path in paths

@@ -1,10 +1,10 @@
-"""JSON with a checksum of its content, so that damage is seen wherever it does not end the parsing.
+"""JSON with a checksum of its content, so that damage is detected even if the JSON can be parsed.
 
 `check` is the beginning of a sha256 over everything else, in canonical form: white space and the
 order of keys do not matter.
 
-What no stored file holds is refused when it is read, wherever it stands: NaN, infinities and
-numbers beyond `LARGEST`, halves of surrogate pairs, values nested deeper than `LEVELS`.
+Values that no stored file contains are refused at any place: NaN, infinities and numbers beyond
+`LARGEST`, halves of surrogate pairs, values nested deeper than `LEVELS`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ Plain = dict[str, Any]
 
 
 def checksum(plain: Mapping[str, Any]) -> str:
-    """The checksum of plain data without its own `check`."""
+    """Return the checksum of plain data without its own `check`."""
     content = {key: value for key, value in plain.items() if key != CHECK}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def checked_line(plain: Mapping[str, Any]) -> str:
-    """One line of JSON with its checksum, without the newline."""
+    """Return one line of JSON with its checksum, without the newline."""
     return json.dumps(checked(plain), ensure_ascii=False, separators=(",", ":"))
 
 
 def checked(plain: Mapping[str, Any]) -> Plain:
-    """Plain data without this process's secrets, and with its checksum."""
+    """Return plain data without this process's secrets, and with its checksum."""
     content = strike_out_of(plain)
     return {**content, CHECK: checksum(content)}
 
 
 def read_checked(text: str | bytes) -> Plain:
-    """The content of checked JSON; ValueError for damage of any kind."""
+    """Return the content of checked JSON; ValueError for damage of any kind."""
     plain = parse(text)
     if not isinstance(plain, dict):
         raise ValueError("not a JSON object")
@@ -56,7 +56,8 @@ def read_checked(text: str | bytes) -> Plain:
 
 
 def parse(text: str | bytes) -> Any:
-    """`json.loads` of UTF-8; ValueError for what it cannot read and what no stored file holds."""
+    """Return `json.loads` of UTF-8; ValueError if it cannot be read, or contains values that no
+    stored file has."""
     text = text.decode() if isinstance(text, bytes) else text
     try:
         value = json.loads(text, parse_constant=_refuse)

@@ -1,4 +1,4 @@
-"""The settings in which runs differ, as lists, comparisons and pages show them."""
+"""Find the settings in which runs differ, for lists, comparisons and pages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Settings = Mapping[str, str]
 
 
 def flat_settings(spec: RunSpec) -> dict[str, str]:
-    """All settings of a run that can change its output."""
+    """Return all settings of a run that can change its output."""
     return {setting_name(key): setting_value(key, value) for key, value in leaves(spec.identity())}
 
 
 def differing_settings(specs: Iterable[RunSpec]) -> dict[str, str]:
-    """Short hash -> the settings in which a run differs from others of its name."""
+    """Return {short hash: the settings in which a run differs from others of its name}."""
     return differing(
         (spec.short, (spec.label, spec.model.name, spec.benchmark.name), flat_settings(spec))
         for spec in specs
@@ -26,7 +26,8 @@ def differing_settings(specs: Iterable[RunSpec]) -> dict[str, str]:
 
 
 def differing(runs: Iterable[tuple[str, Hashable, Settings]]) -> dict[str, str]:
-    """(hash, name, settings) of runs -> hash: settings that not all runs of its name share."""
+    """Return (hash, name, settings) of runs -> hash: settings that not all runs of its name
+    share."""
     groups: dict[Hashable, dict[str, Settings]] = {}
     for short, name, settings in runs:
         groups.setdefault(name, {})[short] = settings
@@ -40,7 +41,7 @@ def _of_group(group: Mapping[str, Settings]) -> Iterator[tuple[str, str]]:
 
 
 def setting_rows(runs: Sequence[Settings]) -> list[tuple[str, ...]]:
-    """(setting, its value in each run) for every setting whose value not all runs share.
+    """Return (setting, its value in each run) for every setting whose value not all runs share.
 
     The value is empty where a run does not have the setting.
     """
@@ -50,12 +51,14 @@ def setting_rows(runs: Sequence[Settings]) -> list[tuple[str, ...]]:
 
 
 def setting_name(key: str) -> str:
-    """The dotted name without what every reader supplies: the decoder, and the key of a piece."""
+    """Return the dotted name without the parts that are obvious: the decoder, and the key of a
+    piece."""
     return key.removesuffix(f".{TARGET}").removeprefix("decoder.")
 
 
 def setting_value(key: str, value: Any) -> str:
-    """A setting's value as text; a piece by its name without the kind, a SHA-256 hash cut short."""
+    """Return a setting's value as text; a piece by its name without the kind, a SHA-256 hash cut
+    short."""
     text = "none" if value is None else str(value)
     if key.endswith(TARGET):
         return text.rpartition(".")[2]

@@ -1,9 +1,9 @@
 """Files that survive a crash: atomic writes and files of whole lines.
 
-Plain POSIX calls (rename, fsync) through `nolinks`, which follows no link below a results folder;
-this file knows nothing about runs. If a line does not fit on the disk it is removed again, so an
-error never leaves half a line. A killed process can still leave half a line; `whole_lines` skips
-it. Errors of the disk become a `DllmBenchError`.
+It makes plain POSIX calls (rename, fsync) through `nolinks`, which follows no link below a results
+folder; it does not depend on runs. A line that does not fit on the disk is removed again, so an
+error never leaves half a line. A killed process can leave half a line; `whole_lines` skips it.
+Errors of the disk become a `DllmBenchError`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def stored_bytes(path: Path) -> bytes | None:
-    """The content of a file, None if there is none; DllmBenchError if it cannot be read."""
+    """Return the content of a file, None if there is none; DllmBenchError if it cannot be read."""
     try:
         with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
             return file.read()
@@ -68,28 +68,29 @@ def stored_bytes(path: Path) -> bytes | None:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that end in a newline; none if there is no file."""
+    """Return the lines of a file that end in a newline; none if there is no file."""
     return (stored_bytes(path) or b"").split(b"\n")[:-1]
 
 
 def every_line(path: Path) -> list[bytes]:
-    """The lines of a file that is replaced as a whole, the last one with or without a newline."""
+    """Return all lines of a file that is always replaced as a whole; the last may lack a
+    newline."""
     content = stored_bytes(path) or b""
     return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
 def csv_rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a csv file with a header; none if there is no file."""
+    """Yield the rows of a csv file with a header; none if there is no file."""
     text = (stored_bytes(path) or b"").decode()
     yield from csv.DictReader(io.StringIO(text, newline=""))
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Give the path of a new file in the same folder, which replaces `path` when the block ends.
+    """Yield the path of a new file in the same folder, which replaces `path` when the block ends.
 
-    The folder is made if there is none. The file is on disk when the block is left. On any error it
-    is removed and `path` stays as it was.
+    A missing folder is created. The file is on disk when the block is left. On any error it is
+    removed and `path` is unchanged.
     """
     path = target_of(path)
     temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
@@ -160,7 +161,7 @@ def write_json(path: Path, plain: Mapping[str, Any]) -> None:
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Add to the end of a file, which is made if there is none; raises OSError."""
+    """Append to a file, which is created if it is missing; raises OSError."""
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with os.fdopen(descriptor, "ab") as file:
         file.write(content)
@@ -177,7 +178,8 @@ class Appender:
         self._broken = False
 
     def append(self, line: str) -> None:
-        """Write one line; it is on disk within `SYNC_EVERY_S` of the next line, or at `close`."""
+        """Write one line; it reaches the disk at most `SYNC_EVERY_S` after the next line, or at
+        `close`."""
         if not is_at(self._descriptor, self.path):
             raise DllmBenchError(
                 f"{self.path} was deleted or replaced while a run was writing it, and what it held "
@@ -213,13 +215,13 @@ class Appender:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is the one that `path` names now."""
+    """Return whether an open file is the one that `path` names now."""
     found = lstat(path)
     return found is not None and os.path.samestat(os.fstat(descriptor), found)
 
 
 def results_directory(results: object) -> Path:
-    """The results directory that was named, with the home folder in place of `~`.
+    """Return the given results directory, with `~` replaced by the home folder.
 
     Refuses an empty name (it would mean the working directory) and a path through a file.
     """

@@ -1,8 +1,8 @@
-"""The hardware of this machine: which class it is, and whether a hardware group can be had here.
+"""Find the hardware class of this machine, and check whether a hardware group is available here.
 
-The one place that looks for a CUDA device: for hardware=auto, for planning a table, and before a
-run starts. torch is imported only where a group asks for a CUDA device or for "auto", because
-planning on a CPU does not need it and its import takes seconds.
+Only this file looks for a CUDA device: for hardware=auto, for planning a table, and before a run
+starts. torch is imported only if a group requests a CUDA device or "auto", because planning on a
+CPU does not need it and its import takes seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CPU = {"name": "cpu", "device": "cpu", "dtype": "float32", "threads": 1}
 
 
 def resolve_hardware(plain: Mapping[str, Any]) -> Hardware:
-    """A hardware group in which every "auto" is replaced by what this machine has."""
+    """Return a hardware group in which every "auto" is replaced by this machine's value."""
     if AUTO not in plain.values():
         return Hardware(plain)
     name = cuda_device()
@@ -28,7 +28,7 @@ def resolve_hardware(plain: Mapping[str, Any]) -> Hardware:
 
 
 def cuda_class(device_name: str) -> dict[str, Any]:
-    """The settings for "auto" on a CUDA device; the class is the first word of its name that
+    """Return the settings for "auto" on a CUDA device; the class is the first word of its name that
     contains a digit (h200, a100), else "cuda".
     """
     words = device_name.lower().replace("-", " ").split()
@@ -37,7 +37,8 @@ def cuda_class(device_name: str) -> dict[str, Any]:
 
 
 def cuda_device(device: str = "cuda") -> str | None:
-    """Name of a CUDA device, by default the current one; None if this machine does not have it."""
+    """Return the name of a CUDA device, by default the current one; None if this machine does not
+    have it."""
     import torch
 
     index = torch.device(device).index
@@ -47,7 +48,7 @@ def cuda_device(device: str = "cuda") -> str | None:
 
 
 def memory_bytes(device: str) -> int:
-    """Total memory of a CUDA device, or of this machine, in bytes."""
+    """Return the total memory of a CUDA device, or of this machine, in bytes."""
     if device.startswith("cuda"):
         import torch
 
@@ -56,7 +57,8 @@ def memory_bytes(device: str) -> int:
 
 
 def wait_for(device: object) -> None:
-    """Wait until a device (its name, or torch's) has finished all its work; a CPU has."""
+    """Wait until a device (its name, or a torch device) has finished all its work; a CPU always
+    has."""
     if str(device).startswith("cuda"):
         import torch
 
@@ -64,8 +66,8 @@ def wait_for(device: object) -> None:
 
 
 def missing_device(hardware: Hardware) -> str:
-    """The device that a hardware group asks for and this machine does not have, in words ("a GPU
-    (H200)"); empty if nothing is missing. Upper and lower case make no difference.
+    """Return the device that a hardware group requests and this machine lacks, in words ("a GPU
+    (H200)"); empty if nothing is missing. Names are compared without regard to case.
     """
     if not hardware.uses_cuda:
         return ""

@@ -1,13 +1,13 @@
 """The index of a store's sealed records: `IndexedRun` of each, in one file.
 
-It is kept by those who write records (`indexed.add`); what is missing is read and added. A value is
-valid while its record's fingerprint stays the same; of an archived record, while the archive does.
-Runs are found without unpacking the archive as long as it did not change. See `DerivedCache` for
-what is trusted.
+Code that writes records updates it (`indexed.add`); missing values are read and added. A value is
+valid as long as its record's fingerprint (for an archived record, the archive's) is unchanged. Runs
+are found without unpacking the archive as long as it is unchanged. See `DerivedCache` for which
+lines are trusted.
 
-An archive may come with an index of its own beside it, made where the archive was (`ship`), so that
-nobody has to unpack it to list its runs. It counts if it states the archive's sha256, and it is as
-trustworthy as the archive; its types are checked.
+An archive may come with its own index, made together with it (`ship`), so that its runs can be
+listed without unpacking. It is used if it states the archive's sha256. It is as trustworthy as the
+archive, and its types are checked.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RecordIndex:
             yield self.root / name, own or (archive if name in packed else [])
 
     def _packed(self, archive: Fingerprint) -> list[str]:
-        """The names of the archived runs."""
+        """Return the names of the archived runs."""
         names = self._cache.get(PACKED, archive) if archive else []
         if names is None:
             names = self._shipped.get(PACKED) or list(archived(self.root).records)
@@ -79,7 +79,7 @@ class RecordIndex:
         return list(names)
 
     def sealed(self) -> Iterator[IndexedRun]:
-        """Every sealed run, by path; damaged ones are left out."""
+        """Yield every sealed run, by path; damaged ones are left out."""
         for folder, mark in self.folders():
             with suppress(DllmBenchError):
                 run = self._get(folder, mark) or (self._read(folder, mark) if mark else None)
@@ -88,8 +88,8 @@ class RecordIndex:
         self.save()
 
     def runs(self) -> Iterator[tuple[Path, IndexedRun | RunEntry | DamagedRunError]]:
-        """Yield each run folder, by path, with what is known of it: of a sealed run what the index
-        holds, else the folder as it is now, or why that cannot be read.
+        """Yield each run folder, by path, with its information: for a sealed run from the index,
+        otherwise from the folder now, or the reason why that cannot be read.
         """
         for folder, mark in self.folders():
             try:
@@ -102,8 +102,8 @@ class RecordIndex:
         self.save()
 
     def entries(self, unreadable: list[str]) -> Iterator[RunEntry]:
-        """Every run folder, by path, with `IndexedRun.record` in place of a sealed run's record. Of
-        one that cannot be read, a sentence is added to `unreadable` instead.
+        """Yield every run folder, by path, with `IndexedRun.record` instead of a sealed run's
+        record. For a run that cannot be read, a message is added to `unreadable` instead.
         """
         for folder, mark in self.folders():
             try:
@@ -118,8 +118,8 @@ class RecordIndex:
         self.save()
 
     def _entry(self, folder: Path, run: IndexedRun) -> RunEntry:
-        """A sealed run as an entry; of runs with the same samples one record is read for the ids,
-        which all of them share.
+        """Return a sealed run as an entry; for runs with the same samples, one record is read for
+        their common ids.
         """
 
         def ids_of(stated: str) -> list[str]:
@@ -133,7 +133,7 @@ class RecordIndex:
         return RunEntry(folder, RunState.SEALED, record.spec, n, n, record=record)
 
     def _get(self, folder: Path, mark: Fingerprint) -> IndexedRun | None:
-        """What the index holds of a sealed record; None if that is nothing."""
+        """Return the index's value for a sealed record; None if there is none."""
         key = key_of(self.root, folder)
         plain = self._cache.get(key, mark) if mark else None
         if plain is not None:
@@ -146,7 +146,7 @@ class RecordIndex:
         return None
 
     def _read(self, folder: Path, mark: Fingerprint) -> IndexedRun | RunEntry | None:
-        """What the folder holds, added to the index if it is a sealed record."""
+        """Read the folder and return its content, added to the index if it is a sealed record."""
         entry = read_entry(folder)
         if entry is None or entry.record is None or not mark:
             return entry
@@ -160,7 +160,7 @@ class RecordIndex:
 
     @cached_property
     def _shipped(self) -> Mapping[str, Any]:
-        """Values by key that came with the archive, if they state its sha256."""
+        """Return the values by key that came with the archive, if they state its sha256."""
         try:
             plain = json.loads(unpacked(self.root.with_name(SHIPPED)))
             names = plain[VALUES].get(PACKED, ())
@@ -172,12 +172,12 @@ class RecordIndex:
             return {}
 
     def ship(self) -> None:
-        """Write the index of the archived runs beside the archive."""
+        """Write the index of the archived runs next to the archive."""
         values = {key: self._cache.get(key, self._archive) for key in self._cache.known()}
         kept = {key: value for key, value in values.items() if value is not None}
         text = json.dumps({ARCHIVE: sha256_of(archive_of(self.root)), VALUES: kept}, sort_keys=True)
         write_atomic(self.root.with_name(SHIPPED), lzma.compress(text.encode(), preset=9))
 
     def save(self) -> None:
-        """Write what is new, and nothing of the runs that are gone."""
+        """Write new values, and drop those of runs that are gone."""
         self._cache.save(lambda key: key == PACKED or key in self._names)

@@ -1,7 +1,7 @@
-"""`IndexedRun`: what lists, estimates and comparisons read of a sealed record, without the rest.
+"""`IndexedRun`: the part of a sealed record that lists, estimates and comparisons need.
 
-Who writes a record adds it to the index of its results folder (`add`), so that reading thousands of
-runs reads one file. `RecordIndex` (`index`) is the reader.
+Code that writes a record adds it to the index of its results folder (`add`), so that thousands of
+runs are read from one file. `RecordIndex` (`index`) reads it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ SETTINGS = (TARGET, "name", "max_new_tokens", "shots", "repeats")  # that an est
 TIMED = ("forwards", "seconds")  # columns of a record
 GROUPS = ("model", "benchmark", "hardware")
 OTHER_TYPES = (TypeError, ValueError, AttributeError, ArithmeticError, KeyError)
-"""What settings of a forged record raise."""
+"""Errors that settings of a forged record may raise."""
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """What a run took, for estimates of others."""
+    """Cost of a run, for estimates of others."""
 
     config: dict[str, Any]
     """`SETTINGS` of its configuration groups, and `limit`."""
     decoder: DecoderSummary
-    """What its decoder declares."""
+    """Properties that its decoder declares."""
     samples: Count
     """Number of samples."""
     seconds: float
@@ -53,7 +53,8 @@ class TimedRun:
 
     @classmethod
     def of(cls, record: RunRecord) -> Self | None:
-        """What a record took; None without forwards and times, as of served engines and batches."""
+        """Return the cost of a record; None without forwards and timings, as for served engines and
+        batches."""
         spec, columns = record.spec, record.columns
         if any(None in columns[name] for name in TIMED):
             return None
@@ -62,7 +63,7 @@ class TimedRun:
             name: {key: group[key] for key in SETTINGS if key in group}
             for name, group in groups.items()
         }
-        # without its sources, since a record must not decide which files are opened
+        # without sources: a record must not decide which files are opened
         identity = split({"decoder": spec.decoder})[Role.IDENTITY].get("decoder", {})
         forwards, seconds = (float(sum(columns[name])) for name in TIMED)
         config = {**kept, "limit": spec.limit}
@@ -70,8 +71,8 @@ class TimedRun:
 
 
 def summary_of(decoder: Mapping[str, Any]) -> DecoderSummary:
-    """What the pieces of a decoder declare about it. If the decoder cannot be made here, because a
-    file that it reads is missing, what its settings say without the pieces.
+    """Return the properties that the pieces of a decoder declare. If the decoder cannot be made
+    here, because a file that it reads is missing, return those that follow from its settings alone.
     """
     settings = {key: value for key, value in decoder.items() if key != "name"}
     made = _made_summary(json.dumps(settings, sort_keys=True)) if TARGET in settings else None
@@ -82,7 +83,8 @@ def summary_of(decoder: Mapping[str, Any]) -> DecoderSummary:
 
 @lru_cache(maxsize=1024)
 def _made_summary(settings: str) -> DecoderSummary | None:
-    """What a decoder's pieces declare, made once of equal settings; None if it cannot be made."""
+    """Return the properties that a decoder's pieces declare, computed once for equal settings; None
+    if it cannot be made."""
     with suppress(DllmBenchError):
         summary: DecoderSummary = instantiate(json.loads(settings), "decoder").summary()
         return summary
@@ -100,7 +102,7 @@ class IndexedRun:
     model: str
     """Name of its model."""
     decoder: str
-    """What its decoder is called."""
+    """Label of its decoder."""
     settings: dict[str, str]
     """All settings that can change its output, as text."""
     samples: Count
@@ -110,19 +112,19 @@ class IndexedRun:
     interval: list[float] | None
     """The score's interval."""
     ungraded: str
-    """What is shown beside the score if grading failed for samples."""
+    """Remark next to the score if grading failed for samples."""
     metrics: dict[str, float | None]
     """`SHOWN_METRICS`."""
     timed: TimedRun | None
-    """What it took; None without times."""
+    """Its cost; None without timings."""
     listed: str
-    """The rest as JSON, which only comparisons read: see `listed_record`."""
+    """The rest as JSON, read only by comparisons: see `listed_record`."""
     is_own: bool = True
-    """False if it came with an archive: `listed` may hold anything then."""
+    """False if it came with an archive; `listed` may then contain anything."""
 
     @classmethod
     def of(cls, record: RunRecord) -> IndexedRun:
-        """What is kept of a record."""
+        """Return the indexed part of a record."""
         spec, score, columns = record.spec, record.score, record.columns
         words = sorted(set(columns["verdict"]))
         rest = {
@@ -152,13 +154,14 @@ class IndexedRun:
 
     @classmethod
     def of_line(cls, plain: Mapping[str, Any]) -> IndexedRun:
-        """The run of a line of this user's, which is not checked again."""
+        """Return the run from one of this user's lines, which is not checked again."""
         timed = plain["timed"]
         timed = timed and TimedRun(**{**timed, "decoder": DecoderSummary(**timed["decoder"])})
         return cls(**{**plain, "timed": timed})
 
     def record(self, ids: Callable[[str], list[str]]) -> RunRecord:
-        """The record with its score, `SHOWN_METRICS`, and the columns "id", "value" and "verdict".
+        """Return the record with its score, `SHOWN_METRICS`, and the columns "id", "value" and
+        "verdict".
 
         ids: digest of sample ids -> the ids.
         """
@@ -176,26 +179,27 @@ class IndexedRun:
 
 
 def _timed(record: RunRecord) -> TimedRun | None:
-    """What a record took, None too where its settings are of other types than any run's."""
+    """Return the cost of a record; None also if its settings have types that no run has."""
     with suppress(DllmBenchError, *OTHER_TYPES):
         return TimedRun.of(record)
     return None
 
 
 def key_of(root: Path, folder: Path) -> str:
-    """What a run is called in the index."""
+    """Return the key of a run in the index."""
     return folder.relative_to(root).as_posix()
 
 
 def fingerprint_of(file: Path) -> Fingerprint:
-    """Time of change (ns), size and inode of a file below a results folder; empty without one."""
+    """Return the time of change (ns), size and inode of a file below a results folder; empty
+    without one."""
     found = lstat(file)
     return [found.st_mtime_ns, found.st_size, found.st_ino] if found else []
 
 
 def add(folder: Path, file: Path, record: RunRecord) -> None:
-    """Add a record to the index of its results, once its file is written; not being able to is no
-    error, since readers add what is missing.
+    """Add a record to the index of its results, after its file is written. Failure is not an error,
+    because readers add missing records.
     """
     root = folder.parents[2]
     with suppress(DllmBenchError, OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Resolving a configuration on this machine: hardware class, default values, hashes of the inputs.
+"""Resolve a configuration on this machine: hardware class, default values, hashes of the inputs.
 
 `resolve` replaces "auto" by the device of this machine, writes the decoder out with its defaults
-(which also refuses an impossible combination before anything is loaded) and hashes items and
-weights. Benchmarks made from equal settings are made once per process. What imports torch is
-imported on use, since `status` and cached tables do without it.
+(and thereby refuses an impossible combination before anything is loaded) and hashes items and
+weights. A benchmark is made once per process for equal settings. Modules that import torch are
+imported on use, because `status` and cached tables do not need it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dllm_bench.store.groups import (
 from dllm_bench.store.hardware import AUTO, memory_bytes, resolve_hardware
 from dllm_bench.store.piece_source import pieces_hash, targets
 
-PIECES = "pieces"  # of the inputs: hash of the source of pieces from outside
+PIECES = "pieces"  # input: hash of the source of pieces from outside
 SERVED = "served"  # name of decoder and hardware if a served engine decodes
 DEFAULT_DECODER = "vanilla"  # of conf/run.yaml
 GIBIBYTE = 2**30
@@ -55,7 +55,7 @@ HARDWARE_SETTINGS_OF_MODELS = ("dtype", "attention", "device", "quantization", "
 
 
 class MissingInputError(DllmBenchError):
-    """Weights or data are not on this machine. Any other DllmBenchError is about the settings."""
+    """Weights or data are not on this machine. Other errors of `resolve` concern the settings."""
 
 
 @contextmanager
@@ -69,16 +69,17 @@ def as_missing_input() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ObjectInputs:
-    """What stands for the files of a model or benchmark that exists only as an object."""
+    """Inputs that replace the files of a model or benchmark that exists only as an object."""
 
     hashes: Mapping[str, str] = field(default_factory=dict)
     """"dataset" of a benchmark; "weights" and others of a model."""
     classes: tuple[type, ...] = ()
-    """Classes of the model, whose source is part of the run if it is the user's."""
+    """Classes of the model; the user's own source is hashed as part of the run."""
 
 
 def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
-    """The configuration with hardware and decoders written out, and the hashes under "inputs"."""
+    """Return the configuration with hardware and decoders written out, and the hashes under
+    "inputs"."""
     chosen = RunConfig(config)
     if chosen.model.is_served:
         return resolve_served(chosen)
@@ -104,9 +105,10 @@ def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
 
 
 def with_pieces(resolved: Plain, further: Iterable[type] = ()) -> Plain:
-    """The configuration, with a hash of the source of pieces from outside under "inputs", if any.
+    """Return the configuration, with a hash of the source of pieces from outside under "inputs", if
+    any.
 
-    Loggers are none of the run's pieces.
+    Loggers are not pieces of the run.
     """
     named = [resolved.get(name) for name in ("model", "benchmark", *DECODERS)]
     source = pieces_hash(named, further)
@@ -116,11 +118,12 @@ def with_pieces(resolved: Plain, further: Iterable[type] = ()) -> Plain:
 
 
 def files_of(config: Plain) -> list[Path] | None:
-    """The files and folders that `resolve` reads besides the package's code, as settings name them.
+    """Return the files and folders that `resolve` reads besides the package's code, as settings
+    name them.
 
     None if `resolve` depends on more than files: devices of this machine, a served engine, a source
-    that is not on this disk (the hub's), items that the package does not generate, the source of
-    pieces from outside.
+    that is not on this disk (such as the hub), items that the package does not generate, or the
+    source of pieces from outside.
     """
     chosen = RunConfig(config)
     if chosen.model.is_served or AUTO in chosen.hardware.values():
@@ -143,12 +146,12 @@ def files_of_pieces(plain: object, further: Iterable[str] = ()) -> list[Path] | 
 
 
 def sources(plain: object) -> Iterator[str]:
-    """Every `source` that plain data names, at any depth."""
+    """Return every `source` that plain data names, at any depth."""
     return (part["source"] for part in sourced(plain))
 
 
 def sourced(plain: object) -> Iterator[Mapping[str, Any]]:
-    """Every mapping in plain data that has a `source`, at any depth."""
+    """Yield every mapping in plain data that has a `source`, at any depth."""
     if isinstance(plain, Mapping):
         if isinstance(plain.get("source"), str):
             yield plain
@@ -160,7 +163,7 @@ def sourced(plain: object) -> Iterator[Mapping[str, Any]]:
 
 
 def is_here(part: Mapping[str, Any]) -> bool:
-    """Whether there is a file or folder at a part's `source`."""
+    """Return whether there is a file or folder at a part's `source`."""
     from dllm_bench.models.sources import checkpoint_folder
 
     try:
@@ -173,7 +176,8 @@ def is_here(part: Mapping[str, Any]) -> bool:
 
 
 def resolve_served(chosen: RunConfig) -> Plain:
-    """The configuration of a run that a server decodes: no decoder or hardware of this machine."""
+    """Return the configuration of a run that a server decodes: no decoder or hardware of this
+    machine."""
     decoder = setting_in(chosen.decoder, "name")
     wrong = {
         f"decoder={decoder}": decoder not in (DEFAULT_DECODER, SERVED),
@@ -201,7 +205,7 @@ def resolve_served(chosen: RunConfig) -> Plain:
 
 
 def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, str]) -> Plain:
-    """A decoder written out with its defaults; its name, if it has one, is kept."""
+    """Return a decoder written out with its defaults; its name, if it has one, is kept."""
     try:
         decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
     except DllmBenchError:
@@ -238,7 +242,7 @@ def check_profiles(plain: Mapping[str, Any], model: str) -> None:
 
 
 def benchmark_of(plain: Mapping[str, Any]) -> Benchmark:
-    """The benchmark a configuration group describes, made once per process."""
+    """Return the benchmark a configuration group describes, made once per process."""
     if TARGET not in plain:
         raise DllmBenchError(
             f"Benchmark {BenchmarkGroup(plain).name!r} names no _target_ class; add one to its "
@@ -248,7 +252,7 @@ def benchmark_of(plain: Mapping[str, Any]) -> Benchmark:
 
 
 def dataset_hash(plain: Mapping[str, Any]) -> str:
-    """sha256 of the items of the benchmark that a configuration group describes."""
+    """Return sha256 of the items of the benchmark that a configuration group describes."""
     benchmark = benchmark_of(plain)
     with as_missing_input():
         return benchmark.dataset_hash()
@@ -261,20 +265,21 @@ def _benchmark(text: str) -> Benchmark:
 
 
 def resolve_model(plain: Mapping[str, Any], hardware: Hardware) -> ModelGroup:
-    """Model settings, completed by those of the hardware (dtype, attention, device, …)."""
+    """Return the model settings, completed by those of the hardware (dtype, attention, device,
+    …)."""
     given = {key: value for key, value in plain.items() if value not in (None, AUTO)}
     shared = {key: hardware[key] for key in HARDWARE_SETTINGS_OF_MODELS if key in hardware}
     return ModelGroup({**shared, **given})
 
 
 def engine_of(plain: Mapping[str, Any]) -> ServedModel:
-    """The served engine a configuration group describes."""
+    """Return the served engine a configuration group describes."""
     engine: ServedModel = instantiate(plain, "model")
     return engine
 
 
 def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
-    """The model a resolved configuration group describes."""
+    """Return the model a resolved configuration group describes."""
     chosen = ModelGroup(plain)
     if chosen.is_served:
         raise DllmBenchError(
@@ -293,7 +298,7 @@ def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
 def require_memory(plain: Mapping[str, Any]) -> None:
     """Raise DllmBenchError if a resolved model's weights do not fit into its device's memory.
 
-    Reads the headers of the checkpoint alone.
+    Only the headers of the checkpoint are read.
     """
     from dllm_bench.models.load import open_checkpoint
 
@@ -315,12 +320,12 @@ def require_memory(plain: Mapping[str, Any]) -> None:
 
 
 def weights_hash(plain: Mapping[str, Any]) -> str:
-    """sha256 of the weights alone."""
+    """Return sha256 of the weights alone."""
     return model_hashes(plain)["weights"]
 
 
 def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
-    """sha256 of the weights, and of the tokenizer unless a pinned revision covers it."""
+    """Return sha256 of the weights, and of the tokenizer unless a pinned revision covers it."""
     from dllm_bench.models import sources as model_sources
 
     model = model_spec(plain)
@@ -332,7 +337,7 @@ def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tokenizer_hash(source: str, revision: str | None = None) -> str:
-    """sha256 of the files that decide how text becomes ids."""
+    """Return sha256 of the files that decide how text becomes ids."""
     from dllm_bench.models import checkpoint
     from dllm_bench.models import sources as model_sources
 

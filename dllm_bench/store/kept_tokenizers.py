@@ -1,7 +1,7 @@
-"""Tokenizers of model objects, kept in this user's folder of caches so that reports show texts.
+"""Keep tokenizers of model objects in this user's cache directory, so that reports can show texts.
 
-A model that exists only as an object is in no file, and its runs are read by other processes. Its
-tokenizer is found by the hash that its runs hold as an input.
+A model that exists only as an object has no file, but other processes read its runs. Its tokenizer
+is found by the hash that its runs store as an input.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def kept_tokenizer(sha256: object) -> Path | None:
-    """The folder of the tokenizer that has a hash; None for what is no hash."""
+    """Return the folder of the tokenizer with this hash; None if it is not a hash."""
     is_hash = isinstance(sha256, str) and SHA256.fullmatch(sha256)
     return user_folder() / "tokenizers" / str(sha256) if is_hash else None
 
 
 def keep_tokenizer(tokenizer: Any, sha256: object) -> None:
-    """Write a tokenizer as tokenizer.json; one without such a form is left out."""
+    """Write a tokenizer as tokenizer.json; one without that form is skipped."""
     folder, backend = kept_tokenizer(sha256), getattr(tokenizer, "backend_tokenizer", None)
     if folder is None or backend is None or is_file(folder / "tokenizer.json"):
         return

@@ -1,7 +1,7 @@
 """A lock for one writer per folder.
 
-It is `flock` on a file that contains its owner. Where the file system does not support `flock`, an
-exclusively created file beside it takes that part.
+It is `flock` on a file that contains its owner. If the file system does not support `flock`, an
+exclusively created file next to it is used instead.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Lock:
     """One writer per folder: an exclusive lock on a file that contains its owner's pid and host.
 
     The kernel releases the lock of a process that died on this machine. A process on another
-    machine cannot be checked, but touches its lock every `BEAT_S` seconds: if nobody does for
-    `GONE_S` seconds of this machine's monotonic clock, the lock is taken over. An owner that
+    machine cannot be checked, but it touches its lock every `BEAT_S` seconds. If the lock is not
+    touched for `GONE_S` seconds of this machine's monotonic clock, it is taken over. An owner that
     continues after that (a suspended job), or whose lock file was deleted, finds the lock `lost`
     and stops writing.
 
@@ -57,12 +57,12 @@ class Lock:
 
     path: Path
     descriptor: int = -1
-    is_exclusive: bool = False  # held by an exclusive file, since there is no flock
+    is_exclusive: bool = False  # held by an exclusive file, because flock is not supported
     _released: threading.Event = field(default_factory=threading.Event)
 
     @property
     def exclusive(self) -> Path:
-        """The file that is made exclusively where there is no flock."""
+        """The exclusively created file, used if flock is not supported."""
         return self.path.with_name(self.path.name + EXCLUSIVE)
 
     def acquire(self) -> None:
@@ -125,8 +125,8 @@ class Lock:
         return False
 
     def _take_away(self) -> None:
-        """Remove the exclusive file of an owner who is gone, unless another process did so and made
-        its own meanwhile, which then is put back.
+        """Remove the exclusive file of an owner that is gone. If another process has meanwhile
+        replaced it by its own, that file is put back.
         """
         gone, aside = stored_bytes(self.exclusive), f".{secrets.token_hex(8)}{TEMPORARY}"
         with suppress(FileNotFoundError):
@@ -137,7 +137,7 @@ class Lock:
                 rename(self.path.with_name(aside), self.exclusive.name)
 
     def _other_is_exclusive(self) -> bool:
-        """Whether a process that is alive made the exclusive file."""
+        """Return whether a process that is alive made the exclusive file."""
         content = stored_bytes(self.exclusive)
         if content is None:
             return False
@@ -152,7 +152,7 @@ class Lock:
         self.is_exclusive = False
 
     def _touched_meanwhile(self, path: Path) -> bool:
-        """Whether the owner touches its file within `GONE_S`."""
+        """Return whether the owner touches its file within `GONE_S`."""
         seen, end = _touched_at(path), time.monotonic() + GONE_S
         while time.monotonic() < end:
             time.sleep(min(BEAT_S, GONE_S) / 2)
@@ -186,10 +186,10 @@ class Lock:
 
 
 def unlock(path: Path) -> str:
-    """Free a lock whose owner is gone; returns who that was, in words.
+    """Free a lock whose owner is gone; return that owner, in words.
 
-    Raises if the owner lives on this machine. An owner on another machine, if it lives after all,
-    stops before the next line it would write.
+    Raises if the owner is alive on this machine. An owner on another machine that is still alive
+    stops before it writes its next line.
     """
     owner = _owner(stored_bytes(path) or b"")
     if not owner:
@@ -207,7 +207,7 @@ def unlock(path: Path) -> str:
 
 
 def owner_of(path: Path) -> str:
-    """The process that holds the lock `path`, in words; empty if it is free."""
+    """Return the process that holds the lock `path`, in words; empty if it is free."""
     lock = Lock(path)
     try:
         lock.acquire()
@@ -218,7 +218,8 @@ def owner_of(path: Path) -> str:
 
 
 def supports_flock(folder: Path) -> bool:
-    """Whether files in `folder` can be locked with flock; True where nothing can be written."""
+    """Return whether files in `folder` can be locked with flock; True where nothing can be
+    written."""
     path = folder / f".{secrets.token_hex(8)}{TEMPORARY}"
     try:
         descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -238,7 +239,8 @@ def _is_elsewhere(owner: dict[str, Any]) -> bool:
 
 
 def _is_alive(owner: dict[str, Any]) -> bool:
-    """Whether the owner, on this machine, runs: its pid exists and is of no later process."""
+    """Return whether the owner, on this machine, runs: its pid exists and is of no later
+    process."""
     try:
         os.kill(owner["pid"], 0)
     except PermissionError:
@@ -249,7 +251,7 @@ def _is_alive(owner: dict[str, Any]) -> bool:
 
 
 def _started_at(pid: int) -> str | None:
-    """When a process started, in clock ticks since the machine did; None where that is unknown."""
+    """Return when a process started, in clock ticks since boot; None if unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[CLOCK_FIELD]
     except (OSError, IndexError):
@@ -257,7 +259,8 @@ def _started_at(pid: int) -> str | None:
 
 
 def _touched_at(path: Path) -> int:
-    """Time of change, read through an open file: network file systems cache it otherwise."""
+    """Return the time of change, read through an open file: network file systems cache it
+    otherwise."""
     try:
         descriptor = open_file(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -287,7 +290,7 @@ def _flock(descriptor: int) -> bool:
 
 
 def _mine() -> bytes:
-    """This process, as the content of a lock file."""
+    """Return the content of a lock file that names this process."""
     mine = {"pid": os.getpid(), "host": socket.gethostname(), "start": _started_at(os.getpid())}
     return json.dumps(mine).encode()
 

@@ -1,10 +1,10 @@
-"""Opening, listing and removing what lies below a results folder, without following any link there.
+"""Open, list and remove files below a results folder without following any link there.
 
-A results folder may come from a stranger. A link in it, planted under the name of a file that is
-about to be written, would change a file outside; a pipe or device would block or never end. So
-every folder below the results folder is opened by descriptor with O_NOFOLLOW, and only regular
-files are opened. The results folder itself may be a link, since the user named it, and so may
-everything outside of results folders. No other module opens, writes or removes below one.
+A results folder may come from a stranger. A planted link with the name of a file to be written
+would redirect the write to a file outside; a pipe or device would block or never end. So every
+folder below the results folder is opened by descriptor with O_NOFOLLOW, and only regular files are
+opened. The results folder itself may be a link, because the user named it, and so may everything
+outside of results folders. No other module opens, writes or removes anything below one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _results: set[str] = set()  # absolute paths of the results folders of this proc
 
 
 class LinkError(DllmBenchError):
-    """Something below a results folder is no regular file or folder."""
+    """Something below a results folder is neither a regular file nor a folder."""
 
 
 def guard(results: Path) -> None:
@@ -38,7 +38,7 @@ def guard(results: Path) -> None:
 
 @contextmanager
 def parent_of(path: Path, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Give a descriptor of the folder that holds `path`, and the path's name in it.
+    """Yield a descriptor of the folder that contains `path`, and the path's name in it.
 
     make: make the folders that are missing. Raises OSError, or LinkError.
     """
@@ -55,7 +55,7 @@ def parent_of(path: Path, make: bool = False) -> Iterator[tuple[int, str]]:
 
 
 def _split(path: Path) -> tuple[str, list[str]]:
-    """The folder to start from, which is trusted, and the names below it."""
+    """Return the folder to start from, which is trusted, and the names below it."""
     whole = os.path.join(os.getcwd(), path)
     start = _results_above(whole) or os.path.dirname(whole)
     names = whole.removeprefix(start).strip("/").split("/")
@@ -65,7 +65,7 @@ def _split(path: Path) -> tuple[str, list[str]]:
 
 
 def _results_above(whole: str) -> str | None:
-    """The innermost results folder that an absolute path is below; None outside of all."""
+    """Return the innermost results folder that an absolute path is below; None outside of all."""
     head = os.path.dirname(whole)
     while head not in _results and head != os.path.dirname(head):
         head = os.path.dirname(head)
@@ -73,7 +73,7 @@ def _results_above(whole: str) -> str | None:
 
 
 def _enter(folder: int, name: str, path: Path, make: bool) -> int:
-    """The descriptor of folder `name` in `folder`, which is closed if it was opened."""
+    """Return the descriptor of folder `name` in `folder`, which is closed if it was opened."""
     if make:
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=folder)
@@ -97,7 +97,8 @@ def _explain_link(folder: int, name: str, path: Path, error: OSError) -> None:
 
 
 def open_file(path: Path, flags: int, make: bool = False) -> int:
-    """A descriptor of a regular file; a link is followed only to read outside of results folders.
+    """Return a descriptor of a regular file; a link is followed only to read outside of results
+    folders.
 
     To write, the file may have no second name (hard link). Raises OSError, or LinkError.
     """
@@ -120,9 +121,9 @@ def open_file(path: Path, flags: int, make: bool = False) -> int:
 
 
 def target_of(path: Path) -> Path:
-    """The file that is to be replaced: behind the user's own links, outside of results folders.
+    """Return the file to replace; outside of results folders, the user's own links are followed.
 
-    Raises LinkError if something else than a regular file, or a link, is there.
+    Raises LinkError if the path is a link or anything but a regular file.
     """
     inside = _results_above(os.path.join(os.getcwd(), path))
     target = path if inside else Path(os.path.realpath(path))
@@ -140,7 +141,8 @@ def _not_regular(path: Path) -> LinkError:
 
 
 def lstat(path: Path) -> os.stat_result | None:
-    """The status of what is at `path`, of a link itself; None if nothing is, or behind a link."""
+    """Return the status of `path`, without following a link; None if it does not exist or is below
+    a link."""
     try:
         with parent_of(path) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -149,20 +151,20 @@ def lstat(path: Path) -> os.stat_result | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file is at `path`."""
+    """Return whether a regular file is at `path`."""
     found = lstat(path)
     return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder, no link to one, is at `path`."""
+    """Return whether a folder, no link to one, is at `path`."""
     found = lstat(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """The paths below `folder` that match a pattern like `*/*.json`, sorted; links at its last
-    level are among them. Raises LinkError for a link above it.
+    """Return the paths below `folder` that match a pattern like `*/*.json`, sorted; links at its
+    last level are among them. Raises LinkError for a link above it.
     """
     first, *rest = pattern.split("/")
     try:
@@ -191,7 +193,7 @@ def _open_folder(folder: Path) -> int:
 
 
 def check_own_files(folder: Path) -> None:
-    """Raise LinkError if anything in `folder` is no regular file or folder."""
+    """Raise LinkError if anything in `folder` is neither a regular file nor a folder."""
     for path in matching(folder, "*"):
         found = lstat(path)
         if found and not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
@@ -222,6 +224,6 @@ def remove_folder(path: Path) -> None:
 
 
 def rename(path: Path, name: str) -> None:
-    """Give what is at `path` another name in its folder, in place of what has that name."""
+    """Rename `path` within its folder, replacing a file of the new name."""
     with parent_of(path) as (folder, own):
         os.replace(own, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -1,8 +1,10 @@
-"""The source of classes from outside this package that a configuration names: plug-ins, user code.
+"""Hash the source of classes from outside this package that a configuration names: plug-ins, user
+code.
 
-A run of such a piece is another run once its code changed. Hashed are the file that defines it and
-what that file imports, at any depth, as far as it is of the same package or not installed in the
-interpreter's own folders. The package's own pieces are covered by `DECODING_VERSION`.
+If the code of such a piece changes, its run becomes another run. The hash covers the file that
+defines the piece and the modules that it imports, at any depth, if they belong to the same package
+or are not installed in the interpreter's own folders. The package's own pieces are covered by
+`DECODING_VERSION`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ INSTALLED = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "p
 
 
 def pieces_hash(plain: object, further: Iterable[Callable[..., Any]] = ()) -> str | None:
-    """sha256 of the source of everything from outside that plain data names, and of further
+    """Return sha256 of the source of everything from outside that plain data names, and of further
     classes; None if there is none.
     """
     every = [*foreign(plain), *filter(is_own, further)]
@@ -38,18 +40,19 @@ def pieces_hash(plain: object, further: Iterable[Callable[..., Any]] = ()) -> st
 
 
 def foreign(plain: object) -> Iterator[Callable[..., Any]]:
-    """The classes and functions from outside this package that plain data names, at any depth."""
+    """Return the classes and functions from outside this package that plain data names, at any
+    depth."""
     made = map(find, targets(plain))
     return (one for one in made if not one.__module__.startswith(PACKAGE))
 
 
 def is_own(made: Callable[..., Any]) -> bool:
-    """Whether a class is the user's: typed in, or in a file that is not installed."""
+    """Return whether a class is the user's: typed in, or in a file that is not installed."""
     return made.__module__ == "__main__" or file_of(made.__module__, "") is not None
 
 
 def targets(plain: object) -> Iterator[str]:
-    """Every `_target_` of plain data, at any depth."""
+    """Yield every `_target_` of plain data, at any depth."""
     if isinstance(plain, Mapping):
         if TARGET in plain:
             yield str(plain[TARGET])
@@ -61,7 +64,8 @@ def targets(plain: object) -> Iterator[str]:
 
 
 def source_of(made: Callable[..., Any]) -> dict[str, str]:
-    """Module -> its text: the module of a class or function, and what it imports of the user's own.
+    """Return {module: its text} for the module of a class or function and the user's own modules
+    that it imports.
 
     A class that was typed into a notebook is its own source.
     """
@@ -77,7 +81,7 @@ def source_of(made: Callable[..., Any]) -> dict[str, str]:
 
 
 def typed_in(made: Callable[..., Any]) -> str:
-    """The source of a class or function that is in no file."""
+    """Return the source of a class or function that is in no file."""
     try:
         return inspect.getsource(made)
     except (OSError, TypeError) as error:
@@ -88,8 +92,8 @@ def typed_in(made: Callable[..., Any]) -> str:
 
 
 def file_of(name: str, asked: str) -> Path | None:
-    """The file of a module, if that is the user's: not this package's, of the package of module
-    `asked` or outside of the interpreter's folders.
+    """Return the file of a module, if that is the user's: not this package's, of the package of
+    module `asked` or outside of the interpreter's folders.
     """
     if f"{name}.".startswith(PACKAGE):
         return None
@@ -106,7 +110,7 @@ def file_of(name: str, asked: str) -> Path | None:
 
 
 def imports_of(text: str, module: str) -> Iterator[str]:
-    """The modules that a module's text may import, wherever it does."""
+    """Yield the modules that a module's text may import, wherever it does."""
     spec = None if module == "__main__" else find_spec(module)
     package = spec.parent if spec else None
     for node in ast.walk(ast.parse(text)):

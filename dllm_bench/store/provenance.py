@@ -1,9 +1,10 @@
 """The environment of a run: commit and local changes, package versions, machine, threads.
 
-Cheap (a few git calls, no imports beyond torch) and never fatal: what cannot be determined is None.
-Of local changes the hash and the names of the files are stored, since their text may hold a secret;
-with `provenance.diff=text` the text too, without what looks like one.
-Nothing here is part of a run's identity; the hardware class and the inputs' hashes are, see `spec`.
+It is cheap (a few git calls, no imports beyond torch) and never fatal: unknown values are None. For
+local changes, the hash and the names of the files are stored, because their text may contain
+secrets. With `provenance.diff=text` the text is stored too, after removing what looks like a
+secret. Nothing here is part of a run's identity; the hardware class and the inputs' hashes are, see
+`spec`.
 """
 
 from __future__ import annotations
@@ -44,17 +45,18 @@ SECRETS = tuple(
         r"\w*[\"']?\s*[:=]\s*)([\"'][^\"'\n]{4,}[\"']|[^\s\"']{8,})",
     )
 )
-"""Usual forms of secrets; what the group `name` matches is kept."""
+"""Usual forms of secrets; the match of the group `name` is kept."""
 GIT_TIMEOUT_S = 5.0
 
 
 def environment_of(spec: RunSpec) -> dict[str, Any]:
-    """The environment of a run on its device."""
+    """Return the environment of a run on its device."""
     return environment(spec.hardware.device, with_text=spec.runtime.provenance.diff == TEXT)
 
 
 def environment(device: str = "cpu", with_text: bool = False) -> dict[str, Any]:
-    """Code, packages and machine, as plain data; `with_text`: also the text of local changes."""
+    """Return code, packages and machine as plain data; `with_text`: also the text of local
+    changes."""
     return {
         "dllm_bench": __version__,
         "decoding_version": DECODING_VERSION,
@@ -68,7 +70,7 @@ def environment(device: str = "cpu", with_text: bool = False) -> dict[str, Any]:
 
 
 def packages() -> dict[str, str | None]:
-    """Installed versions of the packages that matter; None where a package is absent."""
+    """Return the installed versions of relevant packages; None for a package that is absent."""
     return {name: _version(name) for name in PACKAGES}
 
 
@@ -80,7 +82,8 @@ def _version(name: str) -> str | None:
 
 
 def code(root: Path, with_text: bool = False) -> dict[str, Any]:
-    """Commit of the checkout at `root` and the changes to it; None outside of a checkout."""
+    """Return the commit of the checkout at `root` and the changes to it; None outside of a
+    checkout."""
     unknown = dict.fromkeys(("commit", "dirty", "diff_sha256", "changed", "diff"))
     top = _git(root, "rev-parse", "--show-toplevel", "HEAD")
     if top is None:
@@ -99,20 +102,20 @@ def code(root: Path, with_text: bool = False) -> dict[str, Any]:
 
 
 def _changed(root: Path) -> list[str]:
-    """Names of the code files that differ from the commit."""
+    """Return names of the code files that differ from the commit."""
     names = _git(root, "diff", "--name-only", "HEAD", "--", *CODE) or ""
     return sorted([*filter(None, names.split("\n")), *_untracked_names(root)])
 
 
 def without_secrets(text: str) -> str:
-    """The text with what looks like a key, a password or a token struck out."""
+    """Return the text without anything that looks like a key, a password or a token."""
     for pattern in SECRETS:
         text = pattern.sub(lambda found: (found.groupdict().get("name") or "") + STRUCK, text)
     return text
 
 
 def _untracked(root: Path) -> str:
-    """Names and content hashes of code files that git does not track."""
+    """Return names and content hashes of code files that git does not track."""
     lines = []
     for name in _untracked_names(root):
         path = root / name
@@ -142,7 +145,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """CPU, threads and the device a run computes on."""
+    """Return CPU, threads and the device that a run computes on."""
     torch = sys.modules.get("torch")  # a run has imported it; other commands may not have
     cuda = torch is not None and device.startswith("cuda") and torch.cuda.is_available()
     return {
@@ -159,7 +162,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     try:
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):
@@ -170,7 +173,7 @@ def cpu_model() -> str:
 
 
 def _driver() -> str | None:
-    """The NVIDIA driver's version, from the kernel module."""
+    """Return the NVIDIA driver's version, from the kernel module."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().split()
     except OSError:

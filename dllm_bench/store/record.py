@@ -1,9 +1,9 @@
-"""What a run stores: a `SampleRecord` per line of samples.jsonl, and one sealed `RunRecord`.
+"""Stored data of a run: a `SampleRecord` per line of samples.jsonl, and one sealed `RunRecord`.
 
-A sample holds raw facts (tokens, trace, seconds). A record holds per-sample columns, which suffice
-to compute every metric and table cell without the samples. A record carries a schema version;
-another than this code's is refused. Where the files lie is decided in `store`; records
-are made in `seal`.
+A sample contains raw data (tokens, trace, seconds). A record contains per-sample columns, from
+which every metric and table cell can be computed without the samples. A record with a schema
+version other than this code's is refused. `store` decides where the files are; `seal` makes
+records.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ Index = Annotated[int, Range(GIVEN, 2**31)]  # of a forward, or a sign in its pl
 
 @dataclass(frozen=True)
 class BaselineSample:
-    """What the run's baseline decoder made of the same request."""
+    """Result of the run's baseline decoder for the same request."""
 
     ids: list[Token]  # its new tokens, up to where its text ends
     seconds: Seconds  # of its decoding
@@ -81,7 +81,7 @@ class BaselineSample:
 
 @dataclass(frozen=True)
 class BatchSpan:
-    """When a request of a batch began and ended, in seconds from the session's start."""
+    """Start and end of a request in a batch, in seconds from the session's start."""
 
     began_s: Seconds
     ended_s: Seconds
@@ -89,20 +89,20 @@ class BatchSpan:
 
 @dataclass(frozen=True)
 class ServedSample:
-    """What only a served engine's answer has."""
+    """Additional data of a served engine's answer."""
 
     ttft_s: Seconds  # seconds from sending the request to the first content
     began_s: Seconds  # seconds from the session's start to the first try
     ended_s: Seconds  # seconds from the session's start to the end of the answer
     tries: Count  # how often the request was sent
     prompt_tokens: Count | None  # as the server counts them
-    retokenised: bool  # whether the new tokens were counted here, with a tokenizer
+    retokenised: bool  # whether we counted the new tokens, with a tokenizer
     finish: str  # the server's reason to end
     problems: list[str] = field(default_factory=list)
-    """What was wrong with the answer, and is left out or replaced."""
+    """Flaws of the answer that were left out or replaced."""
 
     def stats(self) -> Plain:
-        """The fields that `SampleStats` has too."""
+        """Return the fields that `SampleStats` has too."""
         return {
             f.name: getattr(self, f.name) for f in fields(self) if f.name in SampleStats.columns()
         }
@@ -114,7 +114,7 @@ class SampleRecord:
 
     id: str  # of the request
     prompt_sha256: str  # of the prompt's ids
-    ids: list[Token]  # (G,) new tokens, whatever follows the end of the text included
+    ids: list[Token]  # (G,) new tokens, including those after the end of the text
     born: list[Index]  # (G,) the forward that committed each token; -1 if it is still masked
     cut: dict[str, Count]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
     text: str  # the answer, cut
@@ -131,7 +131,7 @@ class SampleRecord:
     prompt: str = ""  # text the prompt's ids were encoded from; empty if it is not stored
 
     def to_line(self, run: str = "") -> str:
-        """One line of JSON with a checksum, without the newline.
+        """Return one line of JSON with a checksum, without the newline.
 
         run: short hash of the run that the sample belongs to.
         """
@@ -152,7 +152,7 @@ class SampleRecord:
         return sample
 
     def check(self) -> None:
-        """Raise ValueError for values that do not belong together, or are of no run."""
+        """Raise ValueError for values that contradict each other or that no run can have."""
         forwards = Trace.check_columns(self.trace)
         if len(self.born) != len(self.ids) or max(self.born, default=-1) >= max(forwards, 1):
             raise ValueError("tokens of forwards that are not in the trace")
@@ -161,7 +161,7 @@ class SampleRecord:
         _check_types(self.counts, _column_types())
 
     def stats(self) -> SampleStats:
-        """What the metrics are computed from."""
+        """Return the inputs of the metrics."""
         trace = Trace.from_columns(self.trace)
         further: dict[str, Any] = {**dict.fromkeys(UNREPORTED), **self.counts}
         if self.baseline:
@@ -196,7 +196,7 @@ class Session:
 
 @dataclass(frozen=True, repr=False)
 class RunRecord:
-    """A finished run. That record.json exists is what makes a run complete."""
+    """A finished run. A run is complete if and only if its record.json exists."""
 
     spec: RunSpec
     identity_hash: str  # sha256, see `RunSpec.identity_hash`
@@ -220,18 +220,19 @@ class RunRecord:
 
     @property
     def environments(self) -> list[Plain]:
-        """Provenance of every session that finished samples, which may be of several machines."""
+        """Provenance of every session that finished samples; they may be from different
+        machines."""
         return [s.environment for s in self.sessions if s.samples] or [self.environment]
 
     @property
     def warnings(self) -> list[str]:
-        """What was known to cost score when the run was made."""
+        """Warnings at run time about combinations that lower the score."""
         given = (session.environment.get(WARNING) for session in self.sessions)
         return [str(text) for text in dict.fromkeys(given) if text]
 
     @property
     def devices(self) -> str:
-        """What the samples were computed on, in words."""
+        """Devices of the samples, in words."""
         devices = (str(one.get("device") or "unknown device") for one in self.environments)
         spread = self.spec.hardware.uses_cuda and self.spec.hardware.branch_parallel > 1
         return " and ".join(dict.fromkeys(devices)) + (ONE_PER_BRANCH if spread else "")
@@ -243,13 +244,14 @@ class RunRecord:
 
     @property
     def items(self) -> int:
-        """How many items it holds; an item that was decoded several times counts once."""
+        """Number of items; an item that was decoded several times counts once."""
         return len(set(map(item_id_of, self.columns["id"])))
 
     def covers(self, limit: int | None) -> bool:
-        """Return whether it holds the first `limit` items of the benchmark (None: all of them)."""
+        """Return whether it contains the first `limit` items of the benchmark (None: all of
+        them)."""
         sealed = self.spec.limit
-        if sealed is None or self.items < sealed:  # it holds every item there is
+        if sealed is None or self.items < sealed:  # it contains every existing item
             return True
         return limit is not None and limit <= sealed
 
@@ -281,12 +283,12 @@ class RunRecord:
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """How many samples ended with each verdict (timeouts apart from failures)."""
+        """Number of samples with each verdict (timeouts are separate from failures)."""
         return dict(sorted(Counter(self.columns["verdict"]).items()))
 
     @property
     def ungraded(self) -> str:
-        """What is shown beside the score if grading failed for samples: "3 not graded", else ""."""
+        """Remark next to the score if grading failed for samples: "3 not graded", else ""."""
         count = self.columns["verdict"].count(JUDGE_ERROR)
         return f"{count} not graded" if count else ""
 
@@ -295,7 +297,7 @@ class RunRecord:
         return f"RunRecord({self.spec.short}, {self._what}: {head}, {', '.join(rest)})"
 
     def _repr_html_(self) -> str:
-        """What was run, and its score and speed as a table."""
+        """Return a table of what was run, its score and its speed."""
         rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._shown())
         what = f"<b>{escape(self._what)}</b> <code>{self.spec.short}</code>"
         return f"{what}<table>{rows}</table>"
@@ -306,7 +308,7 @@ class RunRecord:
         return f"{spec.label}, {spec.model.name} on {spec.benchmark.name}"
 
     def _shown(self) -> Iterator[tuple[str, str]]:
-        """Name and value of what tells most about a run."""
+        """Yield name and value of the most informative metrics of a run."""
         score = self.score
         ends = score and f"{100 * score.mean:.1f} % [{100 * score.low:.1f}, {100 * score.high:.1f}]"
         yield "score", ends or "–"
@@ -316,7 +318,7 @@ class RunRecord:
                 yield name, f"{value:.2f}"
 
     def to_json(self) -> str:
-        """The stored text: keys sorted, one column per line."""
+        """Return the stored text: keys sorted, one column per line."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         plain["spec"] = self.spec.to_plain()
         plain["score"] = asdict(self.score) if self.score else None
@@ -387,7 +389,7 @@ def _sha256(text: str) -> str:
 
 
 def _check_content(text: str, stated: str | None, source: str) -> None:
-    """Raise DllmBenchError if the stored text is not the one that was hashed."""
+    """Raise DllmBenchError if the stored text does not match its hash."""
     actual = _sha256(text.replace(f'\n "sha256": "{stated}",', "", 1))
     if actual != stated:
         raise DllmBenchError(
@@ -428,7 +430,7 @@ def _check_drafts(columns: Mapping[str, list]) -> None:
 
 @cache
 def _column_types() -> dict[str, Any]:
-    """The types of `SampleStats`."""
+    """Return the types of `SampleStats`."""
     return get_type_hints(SampleStats, include_extras=True)
 
 
@@ -440,7 +442,7 @@ def _check_types(plain: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
 
 
 def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:
-    """Item -> the values of its repetitions, without samples that have no grade."""
+    """Return {item: values of its repetitions}, without samples that have no grade."""
     values: dict[str, list[float]] = {}
     for key, value in zip(columns["id"], columns["value"], strict=True):
         if value is not None:

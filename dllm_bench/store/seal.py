@@ -39,7 +39,7 @@ def seal(
     sessions: Sequence[Session],
     sealed_at: float,
 ) -> RunRecord:
-    """The record of a complete run.
+    """Return the record of a complete run.
 
     samples: in request order; scores: one per sample, by id; sealed_at: seconds since the epoch.
     Raises DllmBenchError if grading failed for more samples than `max_judge_errors` allows.
@@ -73,7 +73,7 @@ def seal(
 def check_judge_errors(spec: RunSpec, scores: Mapping[str, SampleScore]) -> None:
     """Raise DllmBenchError if grading failed for more samples than allowed, or for all of them.
 
-    Samples without a grade leave the mean, so that they are only left out if somebody asks for it.
+    Samples without a grade do not count in the mean, so they are only left out on request.
     """
     allowed = spec.runtime.max_judge_errors
     failed = [key for key, score in scores.items() if score.verdict == JUDGE_ERROR]
@@ -89,9 +89,10 @@ def check_judge_errors(spec: RunSpec, scores: Mapping[str, SampleScore]) -> None
 
 
 def first_items(record: RunRecord, limit: int | None) -> RunRecord:
-    """Return the record of the first `limit` items alone, in the benchmark's order (None: of all).
+    """Return the record of only the first `limit` items, in the benchmark's order (None: all).
 
-    What a record does not hold by sample (sessions, settings without effect) is that of the whole.
+    Data that are not stored per sample (sessions, settings without effect) stay those of the whole
+    record.
     """
     if limit is None or limit >= record.items:
         return record
@@ -113,7 +114,7 @@ def _summary(columns: Mapping[str, list], seed: int) -> dict[str, Any]:
 
 
 def _means(columns: Mapping[str, list]) -> dict[str, float]:
-    """Mean of every further score over the samples that have it."""
+    """Return the mean of every further score over the samples that have it."""
     values = {
         name.removeprefix(SCORE): [value for value in column if value is not None]
         for name, column in columns.items()
@@ -123,12 +124,12 @@ def _means(columns: Mapping[str, list]) -> dict[str, float]:
 
 
 def _short(value: Any) -> Any:
-    """Seconds to the microsecond: more digits are noise and cost space."""
+    """Return seconds to the microsecond: more digits are noise and cost space."""
     return round(value, 6) if isinstance(value, float) else value
 
 
 def _number(value: float | None) -> float | None:
-    """The value; None if it is absent or NaN (not graded)."""
+    """Return the value; None if it is absent or NaN (not graded)."""
     return None if value is None or math.isnan(value) else float(value)
 
 

@@ -1,11 +1,11 @@
-"""Cache of composed settings and of what they resolve to, kept in the index of a results directory.
+"""Cache of composed and of resolved settings, stored in the index of a results directory.
 
-Composing a run's configuration takes Hydra, instantiating its decoder takes torch, hashing its
-items takes generating them: seconds for a table, with the same outcome every time. `SettingsCache`
-keeps both outcomes while nothing they depend on changed: the content of conf and of the package,
-the environment variables that conf reads, the versions of the libraries, and the files that the
-settings name. What cannot be checked this way (devices of this machine, the hub's cache, original
-data) is worked out every time.
+Composing a run's configuration needs Hydra, instantiating its decoder needs torch, and hashing its
+items needs generating them. For a table this takes seconds, with the same result every time.
+`SettingsCache` keeps both results as long as their dependencies are unchanged: the content of conf
+and of the package, the environment variables that conf reads, the versions of the libraries, and
+the files that the settings name. Results that depend on anything else (devices of this machine, the
+hub's cache, original data) are computed every time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 
 
 class SettingsCache:
-    """`compose` and `inputs.resolve`, computed once while what they depend on stays the same.
+    """`compose` and `inputs.resolve`, computed once as long as their dependencies are unchanged.
 
     folder: the results directory; compose: overrides -> the composed configuration.
     """
@@ -51,12 +51,13 @@ class SettingsCache:
         self.save = self._cache.save
 
     def compose(self, overrides: Sequence[str]) -> Plain:
-        """The configuration for `overrides`, as plain data."""
+        """Return the configuration for `overrides`, as plain data."""
         key = f"compose {json.dumps(list(overrides))}"
         return dict(self.cached(key, lambda: dict(self._compose(overrides))))
 
     def cached(self, key: str, make: Callable[[], Any], files: Sequence[Path] = ()) -> Any:
-        """What `make` returns: plain data that depends on conf, the package and `files` alone."""
+        """Return the result of `make`: plain data that depends only on conf, the package and
+        `files`."""
         state = fingerprints(files)
         value = self._cache.get(key, state)
         if value is None:
@@ -65,7 +66,7 @@ class SettingsCache:
         return value
 
     def resolve(self, config: Plain) -> Plain:
-        """The resolved configuration, see `inputs.resolve`."""
+        """Return the resolved configuration, see `inputs.resolve`."""
         files = inputs.files_of(config)
         if files is None:
             return inputs.resolve(config)
@@ -80,10 +81,10 @@ class SettingsCache:
 
 
 def on_this_machine(group: str, stored: Mapping[str, Any], compose: Compose) -> Plain:
-    """Settings of a stored run that are safe to use here, whoever wrote them.
+    """Return settings of a stored run that are safe to use here, even if a stranger wrote them.
 
-    What decides the output is as stored. Where files lie, which server is called and what was
-    consented to comes from this machine's own configuration of that name, if it has one.
+    Settings that affect the output are those stored. Locations of files, server addresses and
+    consents come from this machine's configuration of that name, if there is one.
     """
     chosen: Any = KINDS[group](stored)
     is_object = group == "model" and chosen.is_object  # it only shares a name
@@ -94,8 +95,8 @@ def on_this_machine(group: str, stored: Mapping[str, Any], compose: Compose) -> 
 
 
 def made_by() -> list[str]:
-    """A hash of conf, the package and plug-ins, the environment variables conf reads, library
-    versions.
+    """Return a hash of conf, the package and plug-ins, the environment variables conf reads,
+    library versions.
     """
     hashed, variables = hashlib.sha256(), set[str]()
     for root in (conf_dir(), PACKAGE, *further_conf_dirs(), *plugin_folders()):
@@ -114,7 +115,7 @@ def made_by() -> list[str]:
 
 
 def _texts(root: Path) -> list[Path]:
-    """All files below `root`, except for those in `SKIPPED` folders."""
+    """Return all files below `root`, except for those in `SKIPPED` folders."""
     paths = []
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if name not in SKIPPED]
@@ -123,7 +124,8 @@ def _texts(root: Path) -> list[Path]:
 
 
 def default_paths() -> Plain | None:
-    """The `paths` group as composed without overrides, read without Hydra; None if that fails.
+    """Return the `paths` group as composed without overrides, read without Hydra; None if that
+    fails.
 
     A value must be an environment variable with the default `null` or `results`.
     """

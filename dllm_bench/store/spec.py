@@ -1,4 +1,5 @@
-"""`RunSpec`: which run this is. Its identity is a hash over everything that can change the output.
+"""`RunSpec`: the specification of a run. Its identity is a hash over everything that can change the
+output.
 
 The field that declares a setting says whether it is part of the identity or of the runtime only
 (where files lie, how progress is shown). A key that no field declares is refused, so that a new
@@ -37,13 +38,13 @@ from dllm_bench.store.groups import (
 )
 from dllm_bench.store.inputs import resolve as resolve_here
 
-NAME_CHARS = 200  # a longer name is of no stored run: it would be of no folder
+NAME_CHARS = 200  # no stored run has a longer name: it could not be a folder's
 TYPED = {**{name: KINDS[name] for name in GROUPS if name in KINDS}, "runtime": RunConfig}
 SHOWN = 10  # hexadecimal digits of the identity hash in folder names
 
 
 def leaves(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every entry that is not itself a non-empty mapping."""
+    """Yield (dotted key, value) of every entry that is not itself a non-empty mapping."""
     for key, value in plain.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
@@ -53,7 +54,7 @@ def leaves(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def split(config: Mapping[str, Any]) -> dict[Role, Plain]:
-    """The configuration's entries by role, nested as before."""
+    """Return the configuration's entries by role, nested as before."""
     sides: dict[Role, Plain] = {role: {} for role in Role}
     for key, value in leaves(config):
         if isinstance(value, Mapping) and not value:
@@ -67,7 +68,7 @@ def split(config: Mapping[str, Any]) -> dict[Role, Plain]:
 
 
 def canonical(plain: Any) -> Any:
-    """One form per value: no absent entries, whole floats as integers, tuples as lists."""
+    """Return a canonical form: no absent entries, whole floats as integers, tuples as lists."""
     if isinstance(plain, Mapping):
         kept = {str(key): canonical(value) for key, value in plain.items() if value is not None}
         return dict(sorted(kept.items()))
@@ -79,7 +80,7 @@ def canonical(plain: Any) -> Any:
 
 
 def digest(plain: Any) -> str:
-    """sha256 of the canonical JSON of plain data."""
+    """Return sha256 of the canonical JSON of plain data."""
     text = json.dumps(
         canonical(plain),
         ensure_ascii=False,
@@ -102,10 +103,10 @@ class RunSpec:
     limit: Count | None = None  # number of items; None for all; not in the identity
     batch: Items = 1  # requests in one forward
     inputs: Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer
-    decoding_version: int = DECODING_VERSION  # raised when the same settings give other tokens
-    label: str = ""  # what the decoder is called in folder names
+    decoding_version: int = DECODING_VERSION  # raised if equal settings give other tokens
+    label: str = ""  # the decoder's label in folder names
     runtime: RunConfig = field(default_factory=lambda: RunConfig({}), repr=False)
-    """What cannot change the output."""
+    """Settings that cannot change the output."""
     baseline: Plain = field(default_factory=dict)
     """The decoder that decodes every request too; empty without one, then not in the identity."""
     measure_kl: bool = False  # whether forwards are compared with uncached ones; in the identity
@@ -120,7 +121,7 @@ class RunSpec:
     def from_config(
         cls, config: Mapping[str, Any], resolve: Callable[[Plain], Plain] = resolve_here
     ) -> RunSpec:
-        """The run of a composed configuration (plain data).
+        """Return the run of a composed configuration (plain data).
 
         resolve: writes out pieces and hardware and adds the hashes of the inputs under "inputs".
         """
@@ -168,7 +169,7 @@ class RunSpec:
         return run
 
     def identity(self) -> Plain:
-        """Everything that can change the output, in canonical form."""
+        """Return everything that can change the output, in canonical form."""
         names = (*GROUPS, "baseline", "seed", "batch")
         groups = {name: getattr(self, name) for name in names}
         groups["measure_kl"] = self.measure_kl or None  # None: not in the hash
@@ -176,7 +177,7 @@ class RunSpec:
         return dict(canonical({**split(groups)[Role.IDENTITY], **whole}))
 
     def to_plain(self) -> Plain:
-        """Every field but `runtime`, which belongs to a machine."""
+        """Return every field but `runtime`, which belongs to a machine."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "runtime"}
         return dict(json.loads(json.dumps(plain, default=dict)))
 
@@ -217,7 +218,7 @@ class RunSpec:
 
 
 def slug(name: str) -> str:
-    """A folder name: letters, digits, dot, dash and underscore only."""
+    """Return a folder name: letters, digits, dot, dash and underscore only."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
 
 

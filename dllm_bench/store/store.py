@@ -1,19 +1,19 @@
 """The run folders: `<root>/<benchmark>/<model>/<decoder>-<hash10>/`.
 
-spec.json says what the run is. samples.jsonl grows by a line per finished request, sessions.jsonl
-by a line per start. record.json is written at once when all items asked for are done: if it exists,
-the run is complete for that number of items. Asking for more of them continues the run and writes
-the record anew; asking for fewer reads a part of it (`seal.first_items`). One run at a time writes
-a folder: one process, or several that share the requests, each with a samples file of its own,
+spec.json is the specification of the run. samples.jsonl grows by a line per finished request,
+sessions.jsonl by a line per start. record.json is written when all requested items are done: if it
+exists, the run is complete for that number of items. A request for more items continues the run and
+rewrites the record; a request for fewer reads a part of it (`seal.first_items`). A folder has one
+writer at a time: one process, or several that share the requests, each with its own samples file,
 which the next start merges. Folders are found by hash, so a label may change.
 
-Every line, and spec.json and record.json as a whole, carries a checksum (`checked`). A line that
-was damaged, or half-written by a killed process, is set aside by the next start (`*.damaged`) and
-its sample is decoded again; readers refuse it.
+Every line, and spec.json and record.json as a whole, has a checksum (`checked`). The next start
+sets aside a line that was damaged, or half-written by a killed process (`*.damaged`), and decodes
+its sample again; readers refuse it.
 
-Sealed runs may also be packed into one archive beside the runs folder (`runs.tar.xz`, with the
-tree of `runs/`), as the committed reference results are. Archived runs are read like any other, and
-have samples if these were packed; nothing here writes the archive.
+Sealed runs may also be packed into one archive next to the runs folder (`runs.tar.xz`, with the
+tree of `runs/`), like the committed reference results. Archived runs are read like others, with
+samples if these were packed; nothing here writes the archive.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ SHARED = "samples-{}.jsonl"  # samples of one of several processes that share a 
 
 
 class RunState(StrEnum):
-    """How far a run is."""
+    """Progress of a run."""
 
     ABSENT = "absent"  # it has no folder
-    PARTIAL = "partial"  # begun, and not complete
+    PARTIAL = "partial"  # begun, but not complete
     FAILED = "failed"  # partial, and the last attempt ended with an error
     SEALED = "sealed"  # complete
-    DAMAGED = "damaged"  # a file of it is not as it was written
+    DAMAGED = "damaged"  # one of its files was changed or damaged
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class RunEntry:
 
 
 class DamagedRunError(DllmBenchError):
-    """A run folder whose specification cannot be read, so that nothing is known of the run."""
+    """A run folder whose specification cannot be read, so that the run is unknown."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,15 @@ class Store:
         self.__post_init__()
 
     def path(self, spec: RunSpec) -> Path:
-        """The run's folder: the one that has its hash, else the one it would get. DllmBenchError if
-        two have it: copied from elsewhere, or renamed.
+        """Return the run's folder: the one with its hash, or else the one it would get.
+        DllmBenchError if two folders have the hash, because one was copied or renamed.
         """
         folder = Path(self.root) / spec.folder
         return self._with_hash(folder.parent, spec.short) or folder
 
     def _with_hash(self, parent: Path, short: str) -> Path | None:
-        """The run folder in `parent` whose name ends with a hash, on disk or in the archive."""
+        """Return the run folder in `parent` whose name ends with a hash, on disk or in the
+        archive."""
         on_disk = matching(parent, f"*-{short}")
         if len(on_disk) > 1:
             names = " and ".join(folder.name for folder in on_disk)
@@ -128,12 +129,12 @@ class Store:
         return next(iter(on_disk), None) or (Path(self.root) / packed if packed else None)
 
     def record(self, spec: RunSpec) -> RunRecord | None:
-        """Return the record of the first `spec.limit` items; None where it holds fewer."""
+        """Return the record of the first `spec.limit` items; None if it has fewer."""
         record = self.largest_record(spec)
         return first_items(record, spec.limit) if record and record.covers(spec.limit) else None
 
     def largest_record(self, spec: RunSpec) -> RunRecord | None:
-        """Return the sealed record of a run, of however many items; None where it has none."""
+        """Return the sealed record of a run, with any number of items; None if there is none."""
         record = read_record(self.path(spec))
         if record is not None and record.identity_hash != spec.identity_hash:
             raise DllmBenchError(
@@ -143,17 +144,17 @@ class Store:
         return record
 
     def state(self, spec: RunSpec) -> RunState:
-        """How far the run of `spec` is, from file names alone."""
+        """Return the progress of the run of `spec`, from file names alone."""
         return _state(self.path(spec))
 
     def entry(self, spec: RunSpec) -> RunEntry | None:
-        """The run's folder as `status` shows it."""
+        """Return the run's folder as `status` shows it."""
         return read_entry(self.path(spec))
 
     def entries(
         self, unreadable: list[str] | None = None, folders: Sequence[Path] | None = None
     ) -> Iterator[RunEntry]:
-        """Every run folder, or these, by path. Of one whose specification is damaged, a sentence is
+        """Yield every run folder, or these, by path. If a specification is damaged, a message is
         added to `unreadable` instead.
         """
         for folder in self.folders() if folders is None else folders:
@@ -167,20 +168,20 @@ class Store:
                 yield entry
 
     def records(self) -> Iterator[RunRecord]:
-        """Every sealed record, by path."""
+        """Yield every sealed record, by path."""
         for folder in self.folders():
             record = read_record(folder)
             if record is not None:
                 yield record
 
     def folders(self) -> list[Path]:
-        """Run folders, sorted by path; links that take the place of one are among them."""
+        """Return the run folders, sorted by path, including links with such names."""
         root = Path(self.root)
         packed = (root / name for name in archived(root).records)
         return sorted({*matching(root, "*/*/*"), *packed})
 
     def find(self, prefix: str) -> RunEntry:
-        """The one run whose hash begins with `prefix`; only folders named so are read."""
+        """Return the one run whose hash begins with `prefix`; only folders named so are read."""
         damages = list[str]()
         named = [path for path in self.folders() if hash_in_name(path).startswith(prefix[:SHOWN])]
         found = self.entries(damages, named)
@@ -197,7 +198,7 @@ class Store:
         return entries[0]
 
     def folder_of(self, short: str) -> Path:
-        """The one run folder whose name ends with a hash that begins with `short`."""
+        """Return the one run folder whose name ends with a hash that begins with `short`."""
         found = [path for path in self.folders() if hash_in_name(path).startswith(short)]
         if len(found) != 1 or not short:
             raise DllmBenchError(
@@ -207,7 +208,7 @@ class Store:
         return found[0]
 
     def open(self, spec: RunSpec, total: int | None = None) -> OpenRunFolder:
-        """The run's folder, locked for writing; closes with the `with` block."""
+        """Return the run's folder, locked for writing; closes with the `with` block."""
         return OpenRunFolder.start(self.path(spec), spec, total)
 
     def wait_for(self, spec: RunSpec, report: Callable[[str], None]) -> None:
@@ -222,13 +223,14 @@ class Store:
     def share(
         self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0
     ) -> RunShare:
-        """Every `of`-th request from `index` on, of a run whose folder another process has open."""
+        """Return a share of a run whose folder another process has open: every `of`-th request from
+        `index` on."""
         return RunShare.join(self.path(spec), spec, index, of, session, zero_s)
 
 
 def remove(folders: Sequence[Path]) -> None:
-    """Delete run folders; DllmBenchError, and none is deleted, if a run is going on or in an
-    archive.
+    """Delete run folders; if a run is in progress or in an archive, none is deleted
+    (DllmBenchError).
     """
     packed = [folder for folder in folders if lstat(folder) is None]
     if packed:
@@ -249,12 +251,12 @@ def remove(folders: Sequence[Path]) -> None:
 
 
 def hash_in_name(folder: Path) -> str:
-    """The hash at the end of a run folder's name."""
+    """Return the hash at the end of a run folder's name."""
     return folder.name.rpartition("-")[2]
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """The sealed record in `folder`, or the archive's for that folder."""
+    """Return the sealed record in `folder`, or the archive's for that folder."""
     path = folder / RECORD
     content = file_of_run(folder, RECORD)
     if content is None:
@@ -276,8 +278,8 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 
 def record_fingerprint(folder: Path) -> list[int]:
-    """What changes when the sealed record of `folder` does, its time of change (ns) first; empty
-    where there is none.
+    """Return a value that changes whenever the sealed record of `folder` does, beginning with its
+    time of change (ns); empty if there is none.
     """
     own = fingerprint_of(folder / RECORD)
     if not own and archived_file(folder, RECORD) is not None:
@@ -300,7 +302,7 @@ def archived_file(folder: Path, name: str) -> bytes | None:
 
 
 def read_entry(folder: Path) -> RunEntry | None:
-    """What `folder` contains, without locking it; None if it is no run folder.
+    """Return the content of `folder`, without locking it; None if it is not a run folder.
 
     Raises DamagedRunError if neither its record nor its specification can be read.
     """
@@ -325,7 +327,7 @@ def read_entry(folder: Path) -> RunEntry | None:
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
-    """Finished samples by id, in the order they were written; raises if one is damaged."""
+    """Return finished samples by id, in the order they were written; raises if one is damaged."""
     lines = StoredLines.of(folder)
     if lines.damaged:
         raise DllmBenchError(lines.damage)
@@ -333,7 +335,8 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """The files with finished samples: one, and one per process while several share the run."""
+    """Return the files with finished samples: one, and one per process while several share the
+    run."""
     shares = matching(folder, SHARED.format("*"))
     return [path for path in (folder / SAMPLES, *shares) if lstat(path)]
 
@@ -357,7 +360,8 @@ class StoredLines:
 
     @classmethod
     def of(cls, folder: Path, run: str = "") -> StoredLines:
-        """All lines in `folder`; with `run`, a short hash, those of others count as damaged."""
+        """Return all lines in `folder`; with `run`, a short hash, those of others count as
+        damaged."""
         lines = cls(folder, {}, [], {}, [])
         for name, content in sample_contents(folder):
             *whole, torn = content.split(b"\n")
@@ -378,7 +382,7 @@ class StoredLines:
 
     @property
     def damage(self) -> str:
-        """What is damaged and what to do, as a sentence."""
+        """Return a message about the damage and what to do."""
         first, *more = self.damaged
         again = "give the command that made the run again, which sets it aside and decodes again"
         if is_file(self.folder / RECORD):
@@ -404,7 +408,8 @@ class RunHead:
 
 
 def read_head(folder: Path) -> RunHead | None:
-    """What spec.json says, None without one; raises DamagedRunError if it is damaged."""
+    """Return the content of spec.json, None without one; raises DamagedRunError if it is
+    damaged."""
     path = folder / SPEC
     try:
         content = stored_bytes(path)
@@ -435,16 +440,16 @@ class OpenRunFolder:
     spec: RunSpec
     lock: Lock
     total: int | None  # samples of the whole run; None if not known yet
-    record: RunRecord | None = None  # set if the run is sealed with as many items as asked for
+    record: RunRecord | None = None  # set if the run is sealed with the requested items
     of_fewer_items: RunRecord | None = None  # set if it is sealed with fewer
     samples: dict[str, SampleRecord] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
-    zero_s: float | None = None  # the clock at the start of a session that processes share
+    zero_s: float | None = None  # clock at the start of a session shared by processes
     _writer: Appender | None = None
 
     @classmethod
     def start(cls, folder: Path, spec: RunSpec, total: int | None) -> OpenRunFolder:
-        """Make and lock the folder, and read what is finished."""
+        """Make and lock the folder, and read the finished samples."""
         with explain_write_errors(folder):
             make_folder(folder)
         lock = Lock(folder / LOCK)
@@ -489,7 +494,7 @@ class OpenRunFolder:
             remove_file(path)
 
     def _set_aside(self, name: str, damaged: Mapping[str, bytes], torn: Sequence[bytes]) -> None:
-        """Append what cannot be used of a file to `<name>.damaged`."""
+        """Append the unusable parts of a file to `<name>.damaged`."""
         if not damaged and not torn:
             return
         path = self.folder / (name + ASIDE)
@@ -518,7 +523,7 @@ class OpenRunFolder:
             self._write_sessions()
 
     def _claim(self) -> None:
-        """Write spec.json, or check that the folder's is of this run."""
+        """Write spec.json, or check that the existing one belongs to this run."""
         try:
             head = read_head(self.folder)
         except DamagedRunError as error:
@@ -551,12 +556,12 @@ class OpenRunFolder:
         write_atomic(self.folder / SPEC, json.dumps(checked(head), indent=1, sort_keys=True) + "\n")
 
     def expect(self, total: int) -> None:
-        """Store how many samples the run has."""
+        """Store the run's number of samples."""
         if total != self.total:
             self._write_head(total)
 
     def wants(self, turn: int, key: str) -> bool:
-        """Whether request `turn` of the run, with id `key`, is still to be decoded."""
+        """Return whether request `turn` of the run, with id `key`, still has to be decoded."""
         return key not in self.samples
 
     @property
@@ -583,8 +588,8 @@ class OpenRunFolder:
         self.samples[sample.id] = sample
 
     def seal(self, record: RunRecord) -> None:
-        """Store the record, which completes the run; DllmBenchError, and nothing is stored, if the
-        samples on disk are not those that were decoded.
+        """Store the record, which completes the run. If the samples on disk are not those that were
+        decoded, nothing is stored (DllmBenchError).
         """
         self._check_lock()
         self._close_writer()
@@ -609,7 +614,7 @@ class OpenRunFolder:
             )
 
     def _check_lock(self) -> None:
-        """Raise if the folder is gone, or if another process may have it: one writes at a time."""
+        """Raise if the folder is gone, or if another process may be writing it."""
         if not is_folder(self.folder):
             raise DllmBenchError(
                 f"{self.folder} was deleted while the run was writing it; give the same command "
@@ -623,7 +628,7 @@ class OpenRunFolder:
             )
 
     def fail(self, message: str) -> None:
-        """Store why the run stopped, for `status` and tables."""
+        """Store the reason why the run stopped, for `status` and tables."""
         self.note(f"stopped: {message}")
         if self.lock.lost:
             return

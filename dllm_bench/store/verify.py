@@ -1,4 +1,4 @@
-"""Reading every file of a run and comparing what they say, without changing anything."""
+"""Read every file of a run and compare them, without changing anything."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dllm_bench.store.store import (
 
 @dataclass(frozen=True)
 class VerifiedRun:
-    """What was found in one run folder."""
+    """Findings in one run folder."""
 
     folder: Path
-    damages: list[str]  # sentences; none if everything is as it was written
+    damages: list[str]  # messages; empty if everything is as it was written
 
 
 def verify(folder: Path) -> VerifiedRun | None:
-    """Read every file of `folder`; None if it is no run folder."""
+    """Read every file of `folder`; return None if it is not a run folder."""
     damages = list[str]()
     record: RunRecord | None = None
     head: RunHead | None = None
@@ -56,7 +56,7 @@ def verify(folder: Path) -> VerifiedRun | None:
 
 
 def damaged_sessions(folder: Path) -> Iterator[str]:
-    """A clause for each line of sessions.jsonl that is no session."""
+    """Yield a clause for each invalid line of sessions.jsonl."""
     for number, line in enumerate(every_line(folder / SESSIONS), start=1):
         try:
             plain = read_checked(line)
@@ -72,7 +72,7 @@ def damaged_sessions(folder: Path) -> Iterator[str]:
 def disagreements(
     folder: Path, record: RunRecord | None, head: RunHead | None, lines: StoredLines
 ) -> Iterator[str]:
-    """A sentence for everything that two files of a run say differently."""
+    """Yield a message for each disagreement between two files of a run."""
     specs: list[RunSpec] = [part.spec for part in (record, head) if part is not None]
     for spec in specs:
         if hash_in_name(folder) != spec.short:
