@@ -1,1 +1,1 @@
-"""Executing one run, from its spec to a sealed record."""
+"""Execute one run, from its specification to a sealed record."""

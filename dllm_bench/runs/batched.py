@@ -2,9 +2,9 @@
 
 Up to `spec.batch` requests share a forward, in each process of the run. When one ends, the next
 takes its place; samples are stored in the order in which requests end. Batched and unbatched
-decoding produce identical text (except for sampled drafts whose length the batch decides), so an
-interrupted run decodes what is missing. No request has a time of its own: its times are empty, and
-requests and tokens per second are those of all requests. How requests share a forward is in
+decoding produce identical text (except for sampled drafts whose length depends on the batch), so an
+interrupted run only decodes the missing samples. Requests have no individual timings; requests and
+tokens per second are those of all requests together. How requests share a forward is in
 `decoding/batching`.
 """
 
@@ -81,6 +81,7 @@ class BatchedRunSession(runner.RunSession):
 
 
 def untimed(generation: Generation) -> Generation:
-    """The generation without the forwards' milliseconds, which several requests share."""
+    """Return the generation without the forwards' milliseconds, because several requests share
+    them."""
     rows = [replace(row, ms=0.0) for row in generation.trace.forwards]
     return replace(generation, trace=Trace(rows))

@@ -1,9 +1,10 @@
-"""A run that measures the error of its cache (`measure_kl=true`): KL divergence from no cache.
+"""A run that measures the error of its cache (`measure_kl=true`): the KL divergence from uncached
+forwards.
 
-After every forward of the decoder, the model sees the same canvas once more, with everything fed
-and nothing read from a cache, and the two distributions of each masked position that the forward
-predicts are compared. The decoder uses the cached one, so tokens are those of the run
-without the measurement. The further forwards are in no trace, and no sample has a time.
+After every forward of the decoder, the model computes the same canvas again with everything fed and
+nothing read from a cache. The two distributions are compared at each masked position that the
+forward predicts. The decoder uses the cached one, so the tokens equal those of a run without the
+measurement. The additional forwards are not in the trace, and samples have no timings.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def check(spec: RunSpec) -> None:
 
 @dataclass
 class MeasuredDenoiser:
-    """A model that makes every forward twice: as planned, whose logits it gives, and uncached."""
+    """A model that makes every forward twice, as planned and uncached, and returns the planned
+    one's logits."""
 
     denoiser: Denoiser
     nats: float = 0.0  # KL(uncached || cached), summed over `rows`
@@ -64,7 +66,7 @@ class MeasuredDenoiser:
 
     @torch.inference_mode()
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
-        """`Denoiser.forward`; adds what the masked rows differ by."""
+        """Run `Denoiser.forward` and add the divergence of the masked rows."""
         length = tokens_KL.shape[1]
         whole = uncached(plan, min(kv.length, length))
         logits_KRV = self.denoiser.forward(tokens_KL, plan, kv)
@@ -77,9 +79,10 @@ class MeasuredDenoiser:
 
 
 def uncached(plan: ForwardPlan, held: int) -> ForwardPlan:
-    """The plan of the same rows that feeds all that is visible, and neither reads nor stores.
+    """Return a plan of the same rows that feeds all visible positions, and neither reads from nor
+    stores to the cache.
 
-    held: the cache holds [0, held). Positions that the cache left out of the forward are fed, too.
+    held: the cache holds [0, held). Positions that the cache left out of the forward are fed too.
     """
     feed, added_KFH = (0, max(plan.feed[1], held)), plan.added_KFH
     if added_KFH is not None:
@@ -100,7 +103,7 @@ def uncached(plan: ForwardPlan, held: int) -> ForwardPlan:
 
 
 def predicted_masks(tokens_KL: Tensor, plan: ForwardPlan, mask: int) -> Tensor:
-    """Which of `plan.rows` are masked and predicted by a fed position, bool (K, R)."""
+    """Return which of `plan.rows` are masked and predicted by a fed position, bool (K, R)."""
     masked_KR = tokens_KL[:, slice(*plan.rows)] == mask
     if plan.scored_M is None:
         return masked_KR
@@ -109,9 +112,9 @@ def predicted_masks(tokens_KL: Tensor, plan: ForwardPlan, mask: int) -> Tensor:
 
 
 def kl(exact_MV: Tensor, cached_MV: Tensor) -> Tensor:
-    """KL(exact || cached) of each row of logits, in nats, float32 (M,)."""
+    """Return KL(exact || cached) of each row of logits, in nats, float32 (M,)."""
     cached_MV = cached_MV.float().log_softmax(-1).clamp_min(torch.finfo(torch.float32).min)
-    # finite: 0 · log 0 of a token that cannot follow is 0
+    # finite, because 0 · log 0 of an impossible token is 0
     return kl_div(cached_MV, exact_MV.float().softmax(-1), reduction="none").sum(-1)
 
 
@@ -120,7 +123,7 @@ class MeasuredRunSession(runner.RunSession):
     """One session of a run whose forwards are compared with uncached ones."""
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
-        """Decode one request, and count what its forwards differ by."""
+        """Decode one request, and store the divergence of its forwards."""
         if not isinstance(self.decoder, MaskedDecoder):
             raise DllmBenchError(
                 "measure_kl=true measures the cache of a masked decoder, and the run has "

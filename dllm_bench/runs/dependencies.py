@@ -1,8 +1,8 @@
 """What a run needs from outside: model, decoder, benchmark, clock. Tests replace them with fakes.
 
-Everything is made from a `RunSpec`. The model and the benchmark used last are kept, since the runs
-of a table share them; everything else is created for each run. Torch is imported on use, since
-SLURM jobs and status lines are handled without it.
+Everything is made from a `RunSpec`. The last model and benchmark are cached, because the runs of a
+table share them; everything else is created for each run. Torch is imported on use, because SLURM
+jobs and status lines do not need it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class Loaded(Protocol):
     def denoiser(self) -> Denoiser: ...
 
     def encode(self, text: str | Turns, /) -> list[int]:
-        """Prompt ids of plain text or chat turns."""
+        """Return the prompt ids of plain text or chat turns."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
 
     def attention_warning(self, attention: str, block: int) -> str | None:
-        """A sentence if a decoder's attention is not that of the weights' training; else None."""
+        """Return a warning if a decoder's attention differs from that of the weights' training;
+        else None."""
 
 
 @dataclass
@@ -55,7 +56,7 @@ class ModelCache:
     kept: dict[ModelSpec, Loaded] = field(default_factory=dict)
 
     def load(self, model: ModelSpec) -> Loaded:
-        """The loaded model, from the cache if it is there."""
+        """Return the loaded model, from the cache if it is there."""
         from dllm_bench.models import load as loading
 
         if model not in self.kept:
@@ -68,7 +69,8 @@ MODEL_CACHE = ModelCache()
 
 
 def real_model(spec: RunSpec) -> Loaded:
-    """The model of `spec` on its device, kept until another is loaded; or its server's client."""
+    """Return the model of `spec` on its device, kept until another is loaded; or its server's
+    client."""
     if spec.model.is_served:
         from dllm_bench.serving.client import Client
 
@@ -80,13 +82,13 @@ def real_model(spec: RunSpec) -> Loaded:
 
 
 def real_decoder(spec: RunSpec) -> Decoder:
-    """The decoder of `spec`; None if a server decodes."""
+    """Return the decoder of `spec`; None if a server decodes."""
     decoder: Any = None if spec.model.is_served else instantiate(spec.decoder, "decoder")
     return decoder
 
 
 def real_benchmark(spec: RunSpec) -> Benchmark:
-    """The benchmark of `spec`, shared with other runs of this process."""
+    """Return the benchmark of `spec`, shared with other runs of this process."""
     return benchmark_of(spec.benchmark)
 
 

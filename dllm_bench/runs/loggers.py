@@ -1,6 +1,6 @@
 """Loggers, which copy a run's metrics elsewhere: none, or Weights & Biases.
 
-The run folder stays the source of truth; a logger that fails costs one warning and nothing else.
+The run folder stays the source of truth; a failing logger only causes one warning.
 W&B works offline, below the run folder, unless a key is in the environment or a mode is set. Only
 this file imports wandb, and only on use. A user's guide is docs/wandb.md.
 """
@@ -40,17 +40,17 @@ class NoLogger(SilentObserver):
 
 @register("logger.wandb")
 class WandbLogger(SilentObserver):
-    """One W&B run per run, whose id is the beginning of the run's hash, in all of its sessions.
+    """Logs a run to one W&B run; its id, the beginning of the run's hash, is the same in all
+    sessions.
 
     Logged per sample: TPF, TPS and score so far, and the sample's latency. Logged at the end: every
     speed metric, the score with its interval, and a table of the run's first samples. Offline, a
     session logs the samples of earlier sessions again and removes their folders, so that there is
     one folder to send, with everything in it.
 
-    project, entity, tags: of W&B; group, job_type: None for "benchmark/model" and the decoder, so
-    that W&B's page shows the decoders of one task and model together.
-    mode: "online", "offline" or "disabled", see `_mode` for None.
-    samples: rows of the table; 0 for no table.
+    project, entity, tags: as in W&B; group, job_type: None for "benchmark/model" and the decoder,
+    so that W&B groups the decoders of one task and model. mode: "online", "offline" or "disabled",
+    see `_mode` for None. samples: rows of the table; 0 for no table.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class WandbLogger(SilentObserver):
         )
 
     def _log_earlier(self, running: RunningMetrics) -> None:
-        """Log the samples of earlier sessions that W&B does not have, which offline are all."""
+        """Log the samples of earlier sessions that W&B does not have; offline, this means all of
+        them."""
         if self._run is None:
             return
         if self._run.offline:
@@ -128,7 +129,8 @@ class WandbLogger(SilentObserver):
                 self._log(_so_far(earlier), earlier.done)
 
     def _say_where(self) -> None:
-        """Print where the run is logged, and how it is sent if that is this machine."""
+        """Print where the run is logged and, if that is on this machine, the command that sends
+        it."""
         if self._run.offline:
             folder = self._run.settings.sync_dir
             where = f"{folder}; send it with: wandb sync {shlex.quote(str(folder))}"
@@ -137,7 +139,7 @@ class WandbLogger(SilentObserver):
         show_error(f"W&B: logged to {where}")
 
     def _mode(self) -> dict[str, Any]:
-        """The mode to pass on: wandb reads $WANDB_MODE by itself if none is passed."""
+        """Return the mode to pass on: wandb reads $WANDB_MODE by itself if none is passed."""
         if self.mode:
             return {"mode": self.mode}
         if os.environ.get("WANDB_MODE"):
@@ -158,7 +160,7 @@ class WandbLogger(SilentObserver):
         return {"samples": wandb.Table(columns=list(TABLE), data=strike_out_of(rows))}
 
     def _rows(self, record: RunRecord) -> Iterator[list[Any]]:
-        """The samples in the run's order, with the columns of `TABLE`."""
+        """Yield the samples in the run's order, with the columns of `TABLE`."""
         samples = read_samples(self._folder)
         prompts, targets = _texts(record.spec, samples)
         pairs = zip(record.columns["id"], record.columns["verdict"], strict=True)
@@ -167,7 +169,7 @@ class WandbLogger(SilentObserver):
             yield [place, key, prompts.get(key), targets.get(key), one.text, verdict, one.seconds]
 
     def _safely(self, action: Callable[[], object]) -> None:
-        """Call `action`; after the first failure, which is a warning, nothing more is logged."""
+        """Call `action`; the first failure gives a warning and ends the logging."""
         if self._broken:
             return
         try:
@@ -184,7 +186,8 @@ class WandbLogger(SilentObserver):
 def _texts(
     spec: RunSpec, samples: Mapping[str, SampleRecord]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """(sample id -> its prompt, sample id -> the right answer); a benchmark may know neither."""
+    """Return (sample id -> its prompt, sample id -> the right answer); a benchmark may know
+    neither."""
     try:
         benchmark = benchmark_of(spec.benchmark)
         requests = in_passes(benchmark.requests(lambda text: [0]), spec.limit, spec.repeats)
@@ -196,7 +199,7 @@ def _texts(
 
 
 def _prefixes(running: RunningMetrics) -> Iterator[RunningMetrics]:
-    """The metrics after each of the finished samples, in their order."""
+    """Yield the metrics after each of the finished samples, in their order."""
     scored = running.values if len(running.values) == len(running.stats) else []
     growing = RunningMetrics(running.total)
     for stats, value in zip_longest(running.stats, scored):
@@ -205,7 +208,8 @@ def _prefixes(running: RunningMetrics) -> Iterator[RunningMetrics]:
 
 
 def _so_far(running: RunningMetrics) -> dict[str, float | None]:
-    """What is logged after a sample: metrics of all samples so far, latency of the last one."""
+    """Return the values logged after a sample: metrics of all samples so far, latency of the last
+    one."""
     return {
         "tpf": running.metric(TPF),
         "tps": running.metric(TPS),

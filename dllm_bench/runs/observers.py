@@ -47,11 +47,11 @@ class RunningMetrics:
         return self.session_s / self.session_done * (self.total - self.done)
 
     def score(self) -> MeanScore | None:
-        """The score so far, with its interval."""
+        """Return the score so far, with its interval."""
         return mean_score(self.values)
 
     def metric(self, name: str) -> float | None:
-        """A metric over the samples so far, by the name of its definition."""
+        """Return a metric over the samples so far, by the name of its definition."""
         return definitions.measure(name, self.stats)
 
 
@@ -59,16 +59,16 @@ class Observer(Protocol):
     """Watches a run. An observer changes nothing about the run and must not make it fail."""
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
-        """A session begins; `running` holds what earlier sessions finished."""
+        """Called when a session begins; `running` holds the samples of earlier sessions."""
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        """A sample is finished and stored."""
+        """Called when a sample is finished and stored."""
 
     def finish(self, record: RunRecord) -> None:
-        """The run is sealed."""
+        """Called when the run is sealed."""
 
     def close(self) -> None:
-        """The session is over, whether the run is sealed or not."""
+        """Called when the session is over, whether or not the run is sealed."""
 
 
 class SilentObserver:

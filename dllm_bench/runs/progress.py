@@ -1,6 +1,6 @@
 """Progress on the terminal, of one run and of many, and the text about a finished run.
 
-Shown are done/total, time left, the score so far with its interval, TPF and TPS. On a terminal rich
+It shows done/total, time left, the score so far with its interval, TPF and TPS. On a terminal rich
 draws a bar; on any other stream a plain line is written every ten seconds.
 """
 
@@ -64,7 +64,7 @@ class _Display:
             show(text, self.stream)
 
     def plain_is_due(self) -> bool:
-        """Whether it is time for a plain line; never on a terminal."""
+        """Return whether a plain line is due; never on a terminal."""
         if self.bars is not None or self.clock() - self.shown_at < PLAIN_EVERY_S:
             return False
         self.shown_at = self.clock()
@@ -128,7 +128,7 @@ class RunProgress(SilentObserver):
 
 
 class ManyRunsProgress:
-    """The progress of many runs: a line per finished run, and how far the current ones are.
+    """The progress of many runs: a line per finished run, and the progress of current ones.
 
     total: number of runs; stream: standard error by default; clock: seconds, for tests.
     """
@@ -142,7 +142,7 @@ class ManyRunsProgress:
         self.display = _Display(stream, clock)
         self.total = total
         self.done = 0
-        self.current: dict[str, str] = {}  # title -> how far the run is
+        self.current: dict[str, str] = {}  # title -> progress of the run
         self.started = clock()
         self.tasks: dict[str, TaskID] = {}  # title -> bar, "" for the bar of all runs
 
@@ -153,7 +153,7 @@ class ManyRunsProgress:
         self.display.close()
 
     def update(self, title: str, text: str) -> None:
-        """Show how far a run is."""
+        """Show the progress of a run."""
         self.current[title] = text
         if self.display.bars is not None:
             self._bar("", self.overall(), self.done, self.total)
@@ -163,7 +163,7 @@ class ManyRunsProgress:
             self.display.line(f"{self.overall()} | {runs}")
 
     def end(self, title: str, text: str) -> None:
-        """A run is over; `text` says how it ended."""
+        """Show that a run is over; `text` says how it ended."""
         self.done += 1
         self.current.pop(title, None)
         if self.display.bars is not None:
@@ -173,7 +173,7 @@ class ManyRunsProgress:
         self.display.line(f"[{self.done}/{self.total}] {title}: {text}")
 
     def overall(self) -> str:
-        """Finished runs, and the time left at their pace."""
+        """Return finished runs, and the time left at their pace."""
         pace_s = (self.display.clock() - self.started) / self.done if self.done else None
         left = duration(pace_s * (self.total - self.done) if pace_s is not None else None)
         return f"{self.done}/{self.total} runs, ETA {left}"
@@ -183,13 +183,13 @@ class ManyRunsProgress:
 
 
 def progress_text(running: RunningMetrics) -> str:
-    """How far a run is, in one line."""
+    """Return the progress of a run, in one line."""
     parts = [f"{running.done}/{running.total}", f"ETA {duration(running.eta_s)}"]
     return " · ".join([*parts, *_metrics(running.score(), running.metric)])
 
 
 def headline(record: RunRecord) -> str:
-    """A finished run in one line."""
+    """Return a finished run in one line."""
     metrics = _metrics(record.score, record.summary.get)
     return " · ".join(
         [f"done, {len(record.columns['id'])} samples", *metrics, *filter(None, [record.ungraded])]
@@ -203,7 +203,7 @@ def _metrics(score: MeanScore | None, metric: Callable[[str], float | None]) -> 
 
 
 def summary(record: RunRecord) -> list[str]:
-    """What a finished run measured, one thing a line."""
+    """Return the results of a finished run, one per line."""
     verdicts = ", ".join(f"{name} {count}" for name, count in record.verdicts.items())
     score = record.score
     lines = [f"{record.spec.folder}"]
@@ -230,7 +230,7 @@ def summary(record: RunRecord) -> list[str]:
 
 
 def duration(seconds: float | None) -> str:
-    """1:02:03, 2:03, or a dash for None."""
+    """Return a duration as 1:02:03 or 2:03, or a dash for None."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,7 +1,7 @@
-"""Prompts that no benchmark brings: the requests of `dllm_bench.generate` and of lm-eval.
+"""Decode prompts from outside a benchmark: the requests of `dllm_bench.generate` and of lm-eval.
 
-A request is made ready, decoded and its text cut as in the runner, so all three give the same text
-for a prompt. Nothing is stored here.
+Requests are prepared, decoded and cut as in the runner, so all three give the same text for a
+prompt. Nothing is stored here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class PromptGenerator:
     """(prompt, new tokens, stop strings) -> text, one request at a time.
 
-    A prompt that comes again is another sample with another seed, as repeats of a task intend.
+    A repeated prompt is another sample with another seed, as repetitions of a task intend.
     """
 
     spec: RunSpec
@@ -50,8 +50,8 @@ class PromptGenerator:
     def request(
         self, prompt: str | Turns, max_new_tokens: int | None, stop: tuple[str, ...]
     ) -> Request:
-        """The request for a prompt, ready for the decoder; without `max_new_tokens` the prompt's
-        own masks are filled.
+        """Return the request for a prompt, ready for the decoder; without `max_new_tokens` the
+        prompt's own masks are filled.
         """
         ids = tuple(self.loaded.encode(prompt))
         request = Request(self._name(ids), ids, max_new_tokens or 1, stop, str(prompt))
@@ -60,7 +60,7 @@ class PromptGenerator:
         return self._ready(request)
 
     def _name(self, ids: tuple[int, ...]) -> str:
-        """The id of a request, from its tokens and how often they came."""
+        """Return the id of a request, from its tokens and how often they came."""
         key = hashlib.sha256(repr(ids).encode()).hexdigest()
         name = f"{key}#{self.seen[key]}"
         self.seen[key] += 1
@@ -73,7 +73,7 @@ class PromptGenerator:
         return self._decoded(self.request(prompt, max_new_tokens, stop)).text
 
     def likelihood(self, context: str | Turns, continuation: str) -> Likelihood:
-        """The log-likelihood of a continuation; of a whole text after an empty context.
+        """Return the log-likelihood of a continuation; of a whole text after an empty context.
 
         DllmBenchError if the decoder generates texts.
         """
@@ -101,12 +101,12 @@ class PromptGenerator:
         return sample
 
     def metrics(self) -> dict[str, float | None]:
-        """The metrics of all texts so far, by name."""
+        """Return the metrics of all texts so far, by name."""
         return measure_all(self.stats)
 
 
 def generator(config: Mapping[str, Any], deps: Dependencies = REAL) -> PromptGenerator:
-    """The generator of a composed run configuration."""
+    """Return the generator of a composed run configuration."""
     spec = RunSpec.from_config(config)
     if spec.model.is_served:
         raise DllmBenchError(

@@ -1,4 +1,4 @@
-"""Grading stored texts again, with today's scorers or with other benchmark settings.
+"""Grade stored texts again, with the current scorers or with other benchmark settings.
 
 The texts come from samples.jsonl, as they were before any cut, so no model is needed. With the
 run's own settings, a sealed record is rewritten if a grade changed; with other settings nothing is
@@ -40,7 +40,7 @@ SHOWN = 20  # changed samples that are listed one by one
 
 @dataclass(frozen=True)
 class Rescored:
-    """What grading again gave."""
+    """Result of grading again."""
 
     record: RunRecord  # with the new grades
     before: RunRecord | None  # the stored record; None for a partial run
@@ -62,7 +62,7 @@ def _grades(record: RunRecord) -> dict[str, tuple[float | None, str]]:
 
 
 def changes(texts: Sequence[str]) -> Plain:
-    """Settings written NAME=VALUE as plain data, values read as yaml."""
+    """Return settings written NAME=VALUE as plain data, values read as yaml."""
     settings = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -74,7 +74,7 @@ def changes(texts: Sequence[str]) -> Plain:
 
 
 def settings(entry: RunEntry, changes: Mapping[str, Any], compose: Compose) -> Plain:
-    """The run's benchmark settings with `changes`; data and consent are this machine's."""
+    """Return the run's benchmark settings with `changes`; data and consent are this machine's."""
     unknown = sorted(set(changes) - set(entry.spec.benchmark))
     if unknown:
         raise DllmBenchError(
@@ -85,8 +85,8 @@ def settings(entry: RunEntry, changes: Mapping[str, Any], compose: Compose) -> P
 
 
 def rescore(entry: RunEntry, plain: Plain) -> Rescored:
-    """Grade the run's samples with benchmark settings `plain`; rewrites a sealed record if these
-    are its own settings and a grade changed.
+    """Grade the run's samples with benchmark settings `plain`. A sealed record is rewritten if
+    these are its own settings and a grade changed.
 
     Raises DllmBenchError if grading fails for more samples than when the run was sealed.
     """
@@ -130,12 +130,12 @@ def check_ids(entry: RunEntry, before: RunRecord, ids: Sequence[str]) -> None:
 
 
 def texts(samples: Sequence[SampleRecord]) -> dict[str, str]:
-    """The answers by sample id, not cut at stop strings."""
+    """Return the answers by sample id, not cut at stop strings."""
     return {sample.id: sample.raw or sample.text for sample in samples}
 
 
 def evalplus_lines(entry: RunEntry, plain: Plain) -> list[str]:
-    """The run's programs as lines of a samples file for `evalplus.evaluate`."""
+    """Return the run's programs as lines of a samples file for `evalplus.evaluate`."""
     benchmark = benchmark_of(plain)
     if not isinstance(benchmark, EvalPlusBenchmark):
         raise DllmBenchError(
@@ -155,7 +155,7 @@ def _write(folder: Path, record: RunRecord) -> None:
 
 
 def report(rescored: Rescored) -> list[str]:
-    """What changed, one thing a line."""
+    """Return the changes, one per line."""
     lines = [f"{key}: {old} -> {new}" for key, (old, new) in rescored.changed.items()][:SHOWN]
     rest = len(rescored.changed) - len(lines)
     lines += [f"and {rest} more"] if rest > 0 else []

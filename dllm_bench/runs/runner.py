@@ -2,8 +2,8 @@
 
 Only `decoder.generate` is timed, with the device synchronised before and after; encoding, decoding
 to text, cutting, disk and display happen outside of the timed part. Every sample is independent:
-its random numbers follow from the run's seed and its id, so a resumed run gives what an
-uninterrupted one gives. Scheduling several runs is in `launch`.
+its random numbers follow from the run's seed and its id, so a resumed run gives the same result as
+an uninterrupted one. Scheduling several runs is in `launch`.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def run(
     deps: Dependencies = REAL,
     session: type[RunSession] | None = None,
 ) -> RunRecord:
-    """The record of `spec`: read if it is sealed, else the missing samples are decoded.
+    """Return the record of `spec`: read if it is sealed, else the missing samples are decoded.
 
-    session: how requests are decoded, one at a time by default. Raises what decoding raises, after
-    writing it into the run's folder.
+    session: the way requests are decoded, by default one at a time. An exception of decoding is
+    written into the run's folder and raised again.
     """
     sealed = store.record(spec)
     if sealed is not None:
@@ -79,10 +79,10 @@ def run_in_turns(
     progress: Observer | None = None,
     deps: Dependencies = REAL,
 ) -> list[Exception | None]:
-    """Make runs of several passes over their items, which take turns pass by pass.
+    """Make runs of several passes over their items, alternating between the runs pass by pass.
 
-    Returns what each run failed by, None if it is sealed; the others continue. All are warmed up
-    once, and their folders are open until the last pass.
+    Returns the error of each run, None if it is sealed; an error does not stop the others. All are
+    warmed up once, and their folders stay open until the last pass.
     """
     failed: dict[int, Exception] = {}
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def run_in_turns(
 def _caught(
     failed: dict[int, Exception], index: int, session: RunSession | None = None
 ) -> Iterator[None]:
-    """Note an exception of the block as that of a run, and write it into the run's folder."""
+    """Record an exception of the block as the run's error, and write it into the run's folder."""
     try:
         yield
     except Exception as error:
@@ -128,7 +128,7 @@ def _open_session(
     deps: Dependencies,
     session: type[RunSession] | None,
 ) -> Iterator[RunSession]:
-    """The run's session, with its folder open; an exception is written into the folder."""
+    """Yield the run's session, with its folder open; an exception is written into the folder."""
     prepared = _prepare(spec, deps)
     with store.open(spec) as opened:
         try:
@@ -156,7 +156,7 @@ def decode_share(
 def _prepare(
     spec: RunSpec, deps: Dependencies
 ) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
-    """What a run works with. The model is loaded last, once all else is known to be there."""
+    """Return a run's session. The model is loaded last, after everything else is known to exist."""
     benchmark = deps.benchmark(spec)
     benchmark.check()
     decoder = deps.decoder(spec)
@@ -169,7 +169,7 @@ def _prepare(
 
 
 def require_kind(spec: RunSpec, benchmark: Benchmark, decoder: Decoder | None) -> None:
-    """Raise DllmBenchError unless the decoder gives what the benchmark asks for: a text, or the
+    """Raise DllmBenchError unless the decoder's output is what the benchmark needs: a text, or
     likelihoods of options.
     """
     scores = decoder is not None and decoder.summary().scores_options
@@ -201,7 +201,7 @@ class Decoded:
 
     @property
     def as_baseline(self) -> BaselineSample:
-        """What a sample stores of its baseline."""
+        """Return the data that a sample stores about its baseline."""
         assert self.seconds is not None  # runs in batches have no baseline
         return BaselineSample(list(self.generation.ids[: self.generation.emitted]), self.seconds)
 
@@ -221,7 +221,8 @@ class RunSession:
     _started: int | None = None  # index of this session, once it has warmed up
 
     def requests(self) -> list[Request]:
-        """The requests of the run's `limit` items, in the benchmark's order; ids are distinct.
+        """Return the requests of the run's `limit` items, in the benchmark's order; ids are
+        distinct.
 
         If items are repeated, all of them come once, then all again: repetition k is pass k.
         """
@@ -237,7 +238,7 @@ class RunSession:
         return requests
 
     def decode(self, passes: int | None = None) -> list[SampleRecord]:
-        """Decode what is missing, of the first `passes` repetitions (None: all); returns all
+        """Decode the missing samples of the first `passes` repetitions (None: all); return all
         samples in request order.
         """
         requests = self.requests()
@@ -286,7 +287,7 @@ class RunSession:
         return record
 
     def _scores(self, samples: Sequence[SampleRecord]) -> dict[str, SampleScore]:
-        """Grade the texts; those that a record of fewer items has graded keep their grade."""
+        """Grade the texts; texts graded in a record of fewer items keep their grade."""
         known: dict[str, SampleScore] = {}
         if before := self.opened.of_fewer_items:
             old = {s.id for s in samples if s.started_at <= before.sealed_at}
@@ -315,8 +316,8 @@ class RunSession:
         return running
 
     def _note(self) -> str | None:
-        """Warnings: the decoder uses another attention than the weights were trained with, or its
-        pieces cost score together.
+        """Return a warning if the decoder uses another attention than the weights were trained
+        with, or if its combination of pieces lowers the score.
         """
         decoder, notes = self.decoder.summary(), list[str | None]()
         if decoder.attention is not None:
@@ -342,7 +343,7 @@ class RunSession:
         return index
 
     def _require_memory(self, request: Request) -> None:
-        """Refuse a run of which one layer's activations would not fit into the memory."""
+        """Refuse a run if one layer's activations would not fit into memory."""
         decoder = self.decoder.summary()
         new = request.max_new_tokens
         branches = (decoder.branches - 1) * min(decoder.block or new, new)
@@ -371,7 +372,8 @@ class RunSession:
         return ready(self.spec, decoder, self.loaded, request)
 
     def _in_turn(self, turn: int) -> list[Decoder]:
-        """Decoder and baseline, the baseline first at odd turns: neither always has warm caches."""
+        """Return decoder and baseline, the baseline first at odd turns, so that neither always has
+        warm caches."""
         both = [self.decoder, *([self.baseline] if self.baseline is not None else [])]
         return both[:: -1 if turn % 2 else 1]
 
@@ -395,7 +397,8 @@ class RunSession:
         return replace(sample, baseline=baseline[0].as_baseline if baseline else None)
 
     def _value(self, sample: SampleRecord) -> float | None:
-        """The sample's score for the progress display, if the benchmark scores in no time."""
+        """Return the sample's score for the progress display, if the benchmark can score
+        immediately."""
         if not self.benchmark.scores_fast:
             return None
         return self.benchmark.score({sample.id: sample.text})[sample.id].value
@@ -403,10 +406,11 @@ class RunSession:
 
 @dataclass(frozen=True)
 class FiniteLogits:
-    """A model whose forwards raise DllmBenchError if a row of logits gives no probabilities.
+    """A model whose forwards raise DllmBenchError if a row of logits does not define probabilities.
 
-    Such a row has a NaN, an infinite logit or -inf for every token; -inf for some is a token that
-    cannot follow. The check waits for the device at every forward, so such a model only warms up.
+    Such a row has a NaN, an infinite logit, or -inf for every token; -inf for some tokens is
+    allowed. The check waits for the device at every forward, so this model is only used for
+    warm-up.
     """
 
     denoiser: Denoiser
@@ -439,7 +443,7 @@ def timed(
     wait: Callable[[], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Decoded:
-    """What `generate` makes of a request, with its seconds.
+    """Return the generation of a request by `generate`, with its duration in seconds.
 
     wait: waits for the device, so that its work is between the two readings of the clock.
     """
@@ -453,7 +457,7 @@ def timed(
 def read(
     request: Request, generation: Generation, loaded: Loaded, seconds: float | None
 ) -> Decoded:
-    """The generation with its text, cut and not cut at the request's stop strings."""
+    """Return the generation with its text cut at the request's stop strings, and the uncut text."""
     if generation.likelihoods:
         text = text_of(generation.likelihoods)
         return Decoded(replace(generation, text=text), text, seconds)
@@ -464,7 +468,7 @@ def read(
 def sample_record(
     request: Request, own: Decoded, loaded: Loaded, started_at: float, session: int = 0
 ) -> SampleRecord:
-    """What is stored of a decoded request; `started_at` in seconds since the epoch."""
+    """Return the stored record of a decoded request; `started_at` in seconds since the epoch."""
     generation, raw, timed = own.generation, own.raw, own.seconds is not None
     rows = [replace(row, ms=round(row.ms, 4)) for row in generation.trace.forwards]
     return SampleRecord(
@@ -486,18 +490,20 @@ def sample_record(
 
 
 def prompt_hash(request: Request) -> str:
-    """sha256 that tells which prompt a sample answers."""
+    """Return a sha256 that identifies the prompt of a sample."""
     return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
 
 
 def seed_of(spec: RunSpec, request: Request) -> int:
-    """Seed of the request's random numbers (56 bits), from the run's seed and the request's id."""
+    """Return the seed of the request's random numbers (56 bits), from the run's seed and the
+    request's id."""
     text = f"{spec.seed}/{request.id}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
 
 
 def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> Request:
-    """The request prepared for the decoder; also seeds torch's random numbers with `seed_of`."""
+    """Return the request prepared for the decoder; also seeds torch's random numbers with
+    `seed_of`."""
     check_no_masks(request.prompt_ids, loaded.denoiser.special, request.prompt)
     seed = seed_of(spec, request)
     torch.manual_seed(seed)
@@ -505,7 +511,7 @@ def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> 
 
 
 def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
-    """The generation with its text, cut at the first end token and the first stop string.
+    """Return the generation with its text, cut at the first end token and the first stop string.
 
     Each reason is stored as an index into the ids: "length" always, "eos" and "stop" if they occur.
     """
@@ -521,13 +527,13 @@ def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
 
 
 def _tokens_within(ids: Sequence[int], length: int, loaded: Loaded) -> int:
-    """How many of the first tokens decode to at most `length` characters."""
+    """Return how many of the first tokens decode to at most `length` characters."""
     return bisect_left(
         range(1, len(ids) + 1), True, key=lambda n: len(loaded.decode(ids[:n])) > length
     )
 
 
 def _position(ids: Sequence[int], kept: int, mask: int) -> int:
-    """Index in `ids` of the token after `kept` tokens that are not masks."""
+    """Return the index in `ids` of the token after `kept` tokens that are not masks."""
     filled = [index for index, token in enumerate(ids) if token != mask]
     return filled[kept] if kept < len(filled) else len(ids)

@@ -1,4 +1,4 @@
-"""The scheduling of this process: cores, niceness and policy, which decide what a timing means."""
+"""The scheduling of this process (cores, niceness, policy), on which timings depend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scheduling:
 
     @classmethod
     def now(cls) -> Self | None:
-        """That of this moment; None where the system does not tell."""
+        """Return the current scheduling; None if the system does not report it."""
         if not hasattr(os, "sched_getaffinity"):
             return None
         return cls(
@@ -38,7 +38,7 @@ class Scheduling:
         return f"{len(self.cores)} cores, nice {self.nice}, policy {self.policy}"
 
     def apply(self) -> None:
-        """Schedule this process so, as far as its user may."""
+        """Apply this scheduling to the process, as far as its user is allowed to."""
         with suppress(OSError):
             os.sched_setaffinity(0, self.cores)
         with suppress(OSError):
@@ -48,11 +48,12 @@ class Scheduling:
 
 
 STARTED = Scheduling.now()
-"""That of the process when it began."""
+"""Scheduling of the process when it began."""
 
 
 def restore() -> None:
-    """Give this process the scheduling it began with; DllmBenchError if it cannot have it back."""
+    """Restore the scheduling that this process began with; DllmBenchError if that is not
+    possible."""
     found = Scheduling.now()
     if STARTED is None or found == STARTED:
         return

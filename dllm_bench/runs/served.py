@@ -1,8 +1,8 @@
 """A run on a served engine: same requests, store, grades and record, but the server decodes.
 
 `model.concurrency` requests are in flight at any time, each in a thread; one thread stores the
-samples. What the server does not report (ids, forwards) stays empty. Which run it is follows from
-`inputs.resolve_served`; HTTP is in `serving/client`.
+samples. Values that the server does not report (ids, forwards) stay empty. The run's identity
+follows from `inputs.resolve_served`; HTTP is in `serving/client`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class ServedRunSession(runner.RunSession):
             self.client.close()
 
     def _note(self) -> str | None:
-        """None: the server decodes, with whatever attention it uses."""
+        """Return none: the server decodes, with whatever attention it uses."""
         return None
 
     def _begin(self, requests: Sequence[Request]) -> int:
-        """Warm up every connection with prompts that are not the run's, and store the start."""
+        """Warm up every connection with other prompts than the run's, and store the session's
+        start."""
         warmups = requests[: runner.WARMUPS]
         server, model = self.client.describe(), self.client.model
         self._check_server(server)
@@ -152,7 +153,8 @@ class ServedRunSession(runner.RunSession):
 
 
 def ends(finish: str, is_cut: bool) -> dict[str, int]:
-    """Reasons for the end of a text, as in `SampleRecord.cut`; all indices are 0, without ids.
+    """Return reasons for the end of a text, as in `SampleRecord.cut`; all indices are 0, without
+    ids.
 
     A server reports "stop" for an end token and for a stop string alike.
     """

@@ -1,11 +1,11 @@
 """Token replay: decode stored samples again and record each token's probability at every forward.
 
-The first samples of a sealed run are decoded a second time, with the same seed and so to the same
-tokens (this is checked; a sample with other tokens is skipped). Pieces that wrap the decoder's own
-record, for every masked position, the probability and rank of the token it ended with, and whether
-the candidate was that token already. The result is stored in a file of its own (`evolution.npz`)
-for the per-token figures; the run's record stays as it is. Left out: decoders whose forwards hold
-several branches, or which revise tokens or insert positions.
+The first samples of a sealed run are decoded a second time with the same seed, and therefore to the
+same tokens (this is checked; a sample with other tokens is skipped). Wrappers of the decoder's
+pieces record, for every masked position, the probability and rank of its final token, and whether
+the candidate was already that token. The result is stored in a separate file (`evolution.npz`) for
+the per-token figures; the run's record is unchanged. Decoders with several branches per forward,
+and decoders that revise tokens or insert positions, are not supported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, file_of_run, read_samples
 
 MAX_BYTES = 256 * 2**20  # of the arrays of one run
-UNSEEN = -1  # rank_SP and found_SP of a position that a forward has no scores for
+UNSEEN = -1  # rank_SP and found_SP of a position without scores in a forward
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class TokenLog:
 
     @classmethod
     def empty(cls, request: Request, ids: Sequence[int], forwards: int) -> TokenLog:
-        """A log with room for `forwards` forwards."""
+        """Return a log with room for `forwards` forwards."""
         shape = (forwards, len(ids))
         chance_SP = np.full(shape, np.nan, dtype=np.float32)
         rank_SP, found_SP = (np.full(shape, UNSEEN, dtype=kind) for kind in ("int32", "int8"))
         return cls(ids, len(request.prompt_ids), chance_SP, rank_SP, found_SP)
 
     def span(self, start: int, width: int) -> tuple[slice, slice]:
-        """Where the `width` canvas positions from `start` on overlap the text: (columns of the log,
-        indices within those positions).
+        """Return where the `width` canvas positions from `start` on overlap the text: (columns of
+        the log, indices within those positions).
         """
         first = max(start - self.prompt, 0)
         last = min(start - self.prompt + width, len(self.ids))
@@ -118,7 +118,7 @@ class LoggedStop(Stop):
         return self.inner.ended(branches)
 
     def on_commit(self, round: Round) -> None:
-        """Log what is right; the inner rule acts after this."""
+        """Log which candidates are right; the inner rule acts after this."""
         state, window, forward = round.state, round.window, round.state.forwards
         ids_1A = torch.cat([round.scores.ids_KW, top1(round.ahead_KXV)[0]], 1)
         columns, places = self.log.span(window.start, ids_1A.shape[1])
@@ -131,13 +131,14 @@ class LoggedStop(Stop):
 
 
 def with_log(decoder: MaskedDecoder, log: TokenLog) -> MaskedDecoder:
-    """The decoder with its innermost score and its stop rule wrapped by logging pieces."""
+    """Return the decoder with its innermost score and its stop rule wrapped by logging pieces."""
     score, stop = with_logged_score(decoder.score, log), LoggedStop(decoder.stop, log)
     return replace(decoder, score=score, stop=stop)
 
 
 def with_logged_score(score: Score, log: TokenLog) -> Score:
-    """The score with its innermost one wrapped, whose logits hold the evidence of earlier steps."""
+    """Return the score with its innermost one wrapped, whose logits hold the evidence of earlier
+    steps."""
     if score.reads_rows == "masked":  # reads the logits as they come, whatever it is made of
         return LoggedScore(score, log)
     inner = {f.name: getattr(score, f.name) for f in fields(score)}  # type: ignore[arg-type]
@@ -213,7 +214,7 @@ def write_replays(path: Path, replays: Sequence[TokenReplay]) -> None:
 
 
 def read_replays(folder: Path) -> list[TokenReplay]:
-    """The replays stored in a run's folder; empty if there are none."""
+    """Return the replays stored in a run's folder; empty if there are none."""
     content = file_of_run(folder, FILE)
     if content is None:
         return []
