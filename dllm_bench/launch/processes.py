@@ -2,9 +2,9 @@
 
 With `replicas`, groups of processes share the requests and each group writes a samples file of its
 own. The processes of a group (`branch_parallel` × `tensor_parallel`) decode one request together,
-and the group's rank 0 writes. The process that was asked for the run decodes nothing: it starts the
-others and shows their progress. If one of them dies, the others are ended, finished samples are
-kept, and one sentence says what happened. Runs over several machines are left out.
+and the group's rank 0 writes. The calling process decodes nothing: it starts the others and shows
+their progress. If one of them dies, the others are ended, finished samples are kept, and one
+message says what happened. Runs over several machines are not supported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dllm_bench.store.store import Store
 
 
 class Milestone(Enum):
-    """What a process reports besides its samples."""
+    """Milestones that a process reports in addition to its samples."""
 
     DECODED = "its share of the requests is decoded"
     SEALED = "the run is sealed"
@@ -46,17 +46,17 @@ class Milestone(Enum):
 
 @dataclass(frozen=True)
 class Begun:
-    """A process begins to decode."""
+    """Message: a process begins to decode."""
 
     running: RunningMetrics  # over the samples of earlier sessions
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A process finished and stored a sample."""
+    """Message: a process finished and stored a sample."""
 
     sample: SampleRecord
-    value: float | None  # its score, if the benchmark scores a sample in no time
+    value: float | None  # its score, if the benchmark can score immediately
 
 
 def run_on_processes(
@@ -66,7 +66,7 @@ def run_on_processes(
     deps: Dependencies,
     session: type[RunSession],
 ) -> RunRecord:
-    """The record of `spec`, made by as many processes as its hardware says."""
+    """Return the record of `spec`, made by as many processes as its hardware says."""
     layout, replicas = layout_of(spec.hardware), spec.hardware.replicas
     check(spec, deps, layout, replicas)
     try:
@@ -90,7 +90,7 @@ def run_on_processes(
 
 
 def layout_of(hardware: Hardware) -> ParallelLayout:
-    """How the processes of a group divide a request's work."""
+    """Return how the processes of a group divide a request's work."""
     return ParallelLayout(
         branches=hardware.branch_parallel,
         tensors=hardware.tensor_parallel,
@@ -100,7 +100,7 @@ def layout_of(hardware: Hardware) -> ParallelLayout:
 
 
 def check(spec: RunSpec, deps: Dependencies, layout: ParallelLayout, replicas: int) -> None:
-    """Refuse what these processes cannot do, before any is started."""
+    """Refuse settings that these processes do not support, before any is started."""
     decoder, name = deps.decoder(spec), spec.hardware.name
     if layout.branches > 1 and not isinstance(decoder, MaskedDecoder):
         raise DllmBenchError(
@@ -119,7 +119,7 @@ def check(spec: RunSpec, deps: Dependencies, layout: ParallelLayout, replicas: i
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of a run's processes one is."""
+    """Position of a process among the processes of a run."""
 
     group: int  # index of its group
     rank: int  # index within its group
@@ -142,11 +142,11 @@ class RunProcess:
 
     @property
     def index(self) -> int:
-        """Of this process among all of the run, and of its device."""
+        """Index of this process among all of the run, and of its device."""
         return self.ranks.group * self.layout.processes + self.ranks.rank
 
     def __call__(self, pipe: Connection) -> None:
-        """Decode (rank 0 of a group) or follow the group's rank 0, until the run is made."""
+        """Decode (rank 0 of a group) or follow the group's rank 0, until the run is complete."""
         spec, group = self._on_device(), self._join()
         if group is not None and self.ranks.rank > 0:
             self._follow(spec, group)
@@ -183,7 +183,7 @@ class RunProcess:
         return RankGroup.join(self.layout, self.ranks.rank, meeting, device)
 
     def _on_device(self) -> RunSpec:
-        """The run on this process's own device; the index is not part of its identity."""
+        """Return the run on this process's own device; the index is not part of its identity."""
         if not self.spec.hardware.uses_cuda:
             return self.spec
         torch.cuda.init()  # if the device is initialised, `init_device_mesh` does not change it
@@ -194,8 +194,8 @@ class RunProcess:
 
 
 def announcing(deps: Dependencies, spec: RunSpec, group: RankGroup) -> Dependencies:
-    """The dependencies of a group's rank 0: its decoders announce each request to the other ranks,
-    and its model is split.
+    """Return the dependencies of a group's rank 0: its decoders announce each request to the other
+    ranks, and its model is split.
     """
 
     @cache
@@ -238,7 +238,8 @@ class _SharedProgress:
     started: float = 0.0
 
     def begin(self, running: RunningMetrics) -> None:
-        """All processes report the same earlier samples; the first report counts."""
+        """Begin the display with the earlier samples; all processes report the same, so the first
+        report counts."""
         if self.running is None:
             self.running, self.started = running, time.monotonic()
             self.observer.start(self.spec, self.folder, running)
@@ -307,7 +308,8 @@ class _Watch:
         return isinstance(message, Ended) and message.exit_code != 0
 
     def _explain(self) -> DllmBenchError:
-        """The sentence of the first cause: a death before a refusal before what followed from it.
+        """Return the message of the primary cause: a death before a refusal, and a refusal before
+        its consequences.
 
         A process that dies makes others fail too, so reports are collected for `GRACE_S`.
         """

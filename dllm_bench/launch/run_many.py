@@ -1,13 +1,13 @@
-"""Several runs, one after the other in this process or over worker processes.
+"""Make several runs, one after the other in this process or with worker processes.
 
-A worker takes the next run of the model and benchmark it already holds, if there is one. Workers
-report to the parent, which alone writes to the terminal. If a run fails or its worker is killed,
-the others continue; starting again resumes from the store. A run that another process makes is left
-to it and waited for when the others are done. Jobs of a cluster are in `slurm`.
+A worker prefers the next run with the model and benchmark it already holds. Workers report to the
+parent, which alone writes to the terminal. If a run fails or its worker is killed, the others
+continue; starting again resumes from the store. A run that another process is making is left to
+that process; it is waited for after all others. Jobs of a cluster are in `slurm`.
 
-Runs that repeat their items are there to be timed. They come last, and those of one model and
-benchmark take turns pass by pass in one process: what slows the machine down for a while slows all
-of them, and shows as variance between the passes of each. With one job nothing runs beside them.
+Runs that repeat their items are timed. They come last, and those of one model and benchmark
+alternate pass by pass in one process. A temporary slowdown of the machine then affects all of them,
+and appears as variance between passes. With one job nothing else runs at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunOutcome:
 
     spec: RunSpec
     error: str = ""  # why it failed; empty if it is sealed
-    is_busy: bool = False  # another process makes it
+    is_busy: bool = False  # another process is making it
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def run_all(
 ) -> list[RunOutcome]:
     """Make all runs, `jobs` at a time; the outcomes are in the order of `specs`.
 
-    stages: numbers of items that all runs have before any has more; `after` is called with each
-    when no run has fewer. stream: where progress is written, standard error by default.
+    stages: numbers of items that all runs reach before any run continues; `after` is called with
+    each once no run has fewer. stream: where progress is written, standard error by default.
     """
     unique = list(dict.fromkeys(specs))
     rounds = [*((n, _cut(unique, n)) for n in stages), (0, unique)]
@@ -119,13 +119,13 @@ def run_all(
 
 
 def _cut(specs: Sequence[RunSpec], items: int) -> list[RunSpec]:
-    """Return the runs that have more items, with this number of them."""
+    """Return the runs with more items, limited to this number."""
     return [replace(s, limit=items) for s in specs if s.limit is None or s.limit > items]
 
 
 def groups(specs: Iterable[RunSpec]) -> list[tuple[RunSpec, ...]]:
-    """Return the runs that are made together: those that take turns by model and benchmark, every
-    other alone. Those that take turns come last.
+    """Return groups of runs that are made together: alternating runs by model and benchmark, every
+    other run alone. Alternating runs come last.
     """
     alone, together = list[tuple[RunSpec, ...]](), dict[str, list[RunSpec]]()
     for spec in specs:
@@ -139,7 +139,7 @@ def groups(specs: Iterable[RunSpec]) -> list[tuple[RunSpec, ...]]:
 def _run_busy(
     specs: Sequence[RunSpec], store: Store, deps: Dependencies, progress: ManyRunsProgress
 ) -> dict[RunSpec, RunOutcome]:
-    """Wait for runs that other processes make; one that is then not sealed is made here."""
+    """Wait for runs that other processes are making; make those that are not sealed afterwards."""
     outcomes = {}
     for spec in specs:
         outcome = RunOutcome(spec, is_busy=True)
@@ -155,9 +155,9 @@ def _run_busy(
 
 
 def take_next(waiting: list[tuple[RunSpec, ...]], previous: RunSpec | None) -> tuple[RunSpec, ...]:
-    """Remove and return what is made next: what has the previous run's model and benchmark, else
-    one of those with the most items; of these the longest, so that none is left to one worker
-    alone. Runs that take turns come after all others.
+    """Remove and return the next runs: those with the previous run's model and benchmark, or else
+    the longest of those with the most items, so that no long run is left over for one worker.
+    Alternating runs come after all others.
     """
     sizes: Counter[str] = Counter()
     for group in waiting:
@@ -174,7 +174,7 @@ def take_next(waiting: list[tuple[RunSpec, ...]], previous: RunSpec | None) -> t
 
 
 def _group(spec: RunSpec) -> str:
-    """Equal for runs that share model and benchmark."""
+    """Return a key that is equal for runs with the same model and benchmark."""
     return digest([spec.model, spec.benchmark, spec.hardware, spec.inputs])
 
 
@@ -190,7 +190,7 @@ class _TextReport(SilentObserver):
         self.send = send
         self.every_s = every_s
         self.sent_at = 0.0
-        self.results: dict[str, str] = {}  # folder of a run -> what it measured
+        self.results: dict[str, str] = {}  # folder of a run -> its results
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         if time.monotonic() - self.sent_at >= self.every_s:
@@ -239,7 +239,7 @@ class _WorkerPool:
             self._note(outcomes, report.results)
 
     def _give(self, worker: Worker, previous: RunSpec | None) -> None:
-        """Give a worker what it makes next; it is idle if nothing is left."""
+        """Give a worker its next runs; it is idle if none are left."""
         if not self.waiting:
             self.idle.append(worker)
             return
@@ -247,7 +247,8 @@ class _WorkerPool:
         worker.send(RunJob(self.current[worker], self.store, self.deps))
 
     def _handle(self, worker: Worker, message: object) -> None:
-        """A line of progress, outcomes, or the death of the worker (out of memory, killed)."""
+        """Handle a message: a line of progress, outcomes, or the death of the worker (out of
+        memory, killed)."""
         group = self.current[worker]
         match message:
             case str():
@@ -264,7 +265,7 @@ class _WorkerPool:
                 self._replace(worker, text)
 
     def _replace(self, worker: Worker, error: str) -> None:
-        """The worker's runs failed; another worker takes its place if runs are waiting."""
+        """Record that the worker's runs failed, and start another worker if runs are waiting."""
         self._note([RunOutcome(spec, error) for spec in self.current.pop(worker)], {})
         if self.waiting and self.workers:
             self._give(self.workers.start(_work_on_jobs), None)
@@ -280,7 +281,7 @@ class _WorkerPool:
 
 
 def _work_on_jobs(pipe: Connection) -> None:
-    """What a worker does: receive a job, send progress and outcome, until the pipe is closed."""
+    """Do a worker's work: receive jobs and send progress and outcomes until the pipe is closed."""
     while True:
         try:
             job: RunJob = pipe.recv()

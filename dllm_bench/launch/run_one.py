@@ -20,7 +20,7 @@ def run(
     progress: Observer | None = None,
     deps: Dependencies = REAL,
 ) -> RunRecord:
-    """The record of `spec`: read if it is sealed, else the run is made."""
+    """Return the record of `spec`: read if it is sealed, else the run is made."""
     session = session_class(spec)
     check(spec)
     if spec.hardware.several and store.record(spec) is None:
@@ -41,7 +41,8 @@ def check(spec: RunSpec) -> None:
 
 
 def session_class(spec: RunSpec) -> type[RunSession]:
-    """How requests are decoded: one at a time, measured, in batches, or by a server."""
+    """Return the session class of a run: one request at a time, with measured cache error, in
+    batches, or by a server."""
     if spec.measure_kl:
         return cache_error.MeasuredRunSession
     if spec.model.is_served:
@@ -50,7 +51,7 @@ def session_class(spec: RunSpec) -> type[RunSession]:
 
 
 def make_logger(spec: RunSpec) -> Observer | None:
-    """The logger of the run's configuration."""
+    """Return the logger of the run's configuration."""
     plain = spec.runtime.logger
     logger: Observer | None = instantiate(plain, "logger") if plain else None
     return logger

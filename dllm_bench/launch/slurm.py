@@ -2,9 +2,9 @@
 
 `submit` sends runs (or commands) as one array with submitit and writes a ticket for each: a line of
 `.launch/jobs.jsonl` that names the run, its job and the job's log, signed with this user's key:
-tickets that came with somebody else's results are not looked up. The store says how far a run is;
-tickets and `squeue` say whether its job is still queued or running. A run that is not sealed though
-its job is over has failed, and the log says why.
+tickets that came with somebody else's results are not looked up. The store knows the progress of a
+run; tickets and `squeue` tell whether its job is still queued or running. If its job is over but
+the run is not sealed, it has failed, and the log says why.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ REFUSALS = {
     "time limit": "timeout_min={timeout_min} is above the partition's limit; set one that "
     "`sinfo -o '%P %l'` allows",
 }
-"""What a refusal of sbatch contains -> what it means, and what to set."""
+"""Text in a refusal of sbatch -> its meaning, and the settings to change."""
 NEVER = ("PartitionConfig", "BadConstraints", "PartitionTimeLimit", "PartitionNodeLimit")
-"""Reasons for which SLURM keeps a job that no node can ever start."""
+"""Reasons with which SLURM keeps a job that no node can ever start."""
 NAMED_IN_REFUSALS = "cpus_per_task gpus_per_node partition account timeout_min".split()
 SHARED = frozenset(
     "timeout_min cpus_per_task gpus_per_node tasks_per_node mem_gb nodes name".split()
@@ -67,9 +67,9 @@ SHARED = frozenset(
 class PackedJob:
     """A job as submitit stores it: bytes that are unpickled only when the job runs.
 
-    submitit answers the signal of a preemption, and queues the job again, only after it has read
-    what it is to call; before that the signal ends the job for good. Unpickling a run imports
-    torch, which takes seconds; these bytes are read at once.
+    submitit handles the signal of a preemption, by queueing the job again, only after it has
+    unpickled its callable; an earlier signal ends the job for good. Unpickling a run imports torch,
+    which takes seconds; these bytes are read immediately.
     """
 
     job: bytes  # a pickled callable
@@ -83,7 +83,7 @@ class PackedJob:
         pickle.loads(self.job)()
 
     def checkpoint(self) -> Any:
-        """submitit calls this when the job is preempted: queue it again."""
+        """Queue the job again; submitit calls this when the job is preempted."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -164,7 +164,7 @@ def submit(
 
 
 def meaning(refusal: str, settings: Mapping[str, Any]) -> str:
-    """What sbatch's refusal means and what to set, for refusals that are known."""
+    """Return the meaning of a known refusal of sbatch, and the settings to change."""
     named = {name: settings.get(name) or "0" for name in NAMED_IN_REFUSALS}
     known = (means for part, means in REFUSALS.items() if part.lower() in refusal.lower())
     return next((means.format_map(named) for means in known), refusal)
@@ -187,19 +187,19 @@ def _ticket(what: str, job: Callable[[], None], sent: Any) -> JobTicket:
 
 
 def slurm_settings() -> dict[str, Any]:
-    """The settings of conf/hydra/launcher/slurm.yaml without those of Hydra."""
+    """Return the settings of conf/hydra/launcher/slurm.yaml without those of Hydra."""
     plain = yaml.safe_load((conf_dir() / "hydra/launcher/slurm.yaml").read_text(encoding="utf-8"))
     return {k: v for k, v in plain.items() if k not in ("defaults", "submitit_folder")}
 
 
 def resources(hardware: Hardware) -> dict[str, Any]:
-    """Cores and devices of a job, for all processes that its run starts."""
+    """Return cores and devices of a job, for all processes that its run starts."""
     devices = hardware.processes if hardware.uses_cuda else None
     return {"cpus_per_task": hardware.threads * hardware.processes, "gpus_per_node": devices}
 
 
 def read(changes: Sequence[str]) -> dict[str, Any]:
-    """Settings written NAME=VALUE as plain data, values read as yaml."""
+    """Return settings written NAME=VALUE as plain data, values read as yaml."""
     pairs = [text.partition("=") for text in changes]
     wrong = [text for text, (_, equals, _) in zip(changes, pairs, strict=True) if not equals]
     if wrong:
@@ -218,12 +218,13 @@ class JobTicket:
 
 
 def folder_of(store: Store) -> Path:
-    """The folder of the tickets and the jobs' logs."""
+    """Return the folder of the tickets and the jobs' logs."""
     return Path(store.root).parent / ".launch"
 
 
 def read_tickets(path: Path) -> tuple[list[JobTicket], int]:
-    """(This user's tickets in a file, number of other lines); jobs of other lines run unwatched."""
+    """Return (This user's tickets in a file, number of other lines); jobs of other lines run
+    unwatched."""
     own, lines = list[JobTicket](), whole_lines(path)
     for line in lines:
         with suppress(ValueError, AttributeError, TypeError):  # damaged, or of another form
@@ -256,7 +257,7 @@ class QueuedJob(NamedTuple):
 
 
 def queued_jobs() -> dict[str, QueuedJob] | None:
-    """This user's jobs that are not over, by id; None if squeue does not answer."""
+    """Return this user's unfinished jobs by id; None if squeue does not answer."""
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T %C %r"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
@@ -267,7 +268,7 @@ def queued_jobs() -> dict[str, QueuedJob] | None:
 
 
 def end_impossible(jobs: SlurmJobs) -> None:
-    """Cancel the jobs that wait for what no node has; raises DllmBenchError if there are any."""
+    """Cancel jobs whose requirements no node can meet; raise DllmBenchError if there are any."""
     own, queued = {ticket.job for ticket in jobs.tickets.values()}, jobs.queued or {}
     found = [job for job in queued if job in own and queued[job].reason in NEVER]
     if not found:
@@ -285,7 +286,7 @@ def end_impossible(jobs: SlurmJobs) -> None:
 
 @dataclass(frozen=True)
 class SlurmJobs:
-    """What was sent from here, and the jobs that are not over."""
+    """Jobs submitted from here, and those that are not over."""
 
     tickets: Mapping[str, JobTicket] = field(default_factory=dict)
     """Run hash, or command -> its newest ticket."""
@@ -294,16 +295,17 @@ class SlurmJobs:
 
     @classmethod
     def of(cls, store: Store) -> SlurmJobs:
-        """The jobs of a store; squeue is called only if this user sent any."""
+        """Return the jobs of a store; squeue is called only if this user sent any."""
         sent, others = read_tickets(folder_of(store) / TICKETS)
         return cls({t.run or t.what: t for t in sent}, queued_jobs() if sent else {}, others)
 
     def is_active(self, key: str) -> bool:
-        """Whether a job of this run or command is queued or running."""
+        """Return whether a job of this run or command is queued or running."""
         return key in self.tickets and self.tickets[key].job in (self.queued or {})
 
     def remark(self, key: str) -> tuple[bool, str]:
-        """Of a run that is not sealed: (whether its job is over, a text that names job and log)."""
+        """Return, for a run that is not sealed, (whether its job is over, a text that names job and
+        log)."""
         ticket = self.tickets.get(key)
         if ticket is None or self.queued is None:
             return False, f"log of job {ticket.job}: {ticket.log}" if ticket else ""
@@ -313,7 +315,8 @@ class SlurmJobs:
 
 
 def job_lines(store: Store) -> Iterator[str]:
-    """A line per job whose run is not sealed and per command that is not over; a note on others."""
+    """Yield a line per job whose run is not sealed and per command that is not over; a note on
+    others."""
     jobs = SlurmJobs.of(store)
     for key, ticket in jobs.tickets.items():
         if jobs.is_active(key) or (ticket.run and not is_sealed(store, ticket)):
@@ -326,14 +329,14 @@ def job_lines(store: Store) -> Iterator[str]:
 
 
 def is_sealed(store: Store, ticket: JobTicket) -> bool:
-    """Whether the ticket's run is complete."""
+    """Return whether the ticket's run is complete."""
     return bool(ticket.run) and bool(record_fingerprint(Path(store.root) / ticket.what))
 
 
 def wait_for_jobs(
     store: Store, progress: ManyRunsProgress, wanted: Container[str] = (), poll_s: float = POLL_S
 ) -> list[str]:
-    """Wait until all jobs are over; returns a sentence per run that was left unsealed.
+    """Wait until all jobs are over; return a message per run that is not sealed.
 
     Raises DllmBenchError if SLURM does not answer or can never start a job (`end_impossible`).
     wanted: hashes of runs that count even if their jobs were over before.
@@ -364,7 +367,7 @@ def wait_for_jobs(
 
 
 def how_far(store: Store, jobs: SlurmJobs, key: str) -> str:
-    """The job's state and the run's finished samples."""
+    """Return the job's state and the run's finished samples."""
     ticket = jobs.tickets[key]
     entry = read_entry(Path(store.root) / ticket.what) if ticket.run else None
     done = f" {entry.done}/{entry.total or '?'}" if entry else ""

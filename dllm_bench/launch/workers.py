@@ -1,8 +1,8 @@
-"""The supervisor of local worker processes: start them, pass messages on, notice deaths, end them.
+"""Supervise local worker processes: start them, pass messages on, detect deaths, end them.
 
 Both kinds of local parallelism use it: several runs over worker processes (`run_many`) and one run
-on several processes (`run_one`). Workers ignore Ctrl-C, since their parent decides, and end when
-the parent dies: a worker that lived on would hold the lock of its run.
+on several processes (`run_one`). Workers ignore Ctrl-C, because their parent decides, and end when
+the parent dies: a surviving worker would hold the lock of its run.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Workers:
         )
 
     def messages(self, timeout_s: float | None = None) -> Iterator[tuple[Worker, Any]]:
-        """One message of each worker that sent any within the time; `Ended` if it has ended.
+        """Yield one message of each worker that sent any within the time; `Ended` if it has ended.
 
         timeout_s: None waits for the first message.
         """
@@ -126,7 +126,7 @@ class Workers:
 
 
 def _serve(work: Callable[[Connection], None], pipe: Connection) -> None:
-    """What a worker process does: its work, and report an exception."""
+    """Do the work of a worker process, and report an exception."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
