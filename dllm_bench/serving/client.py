@@ -2,11 +2,12 @@
 
 Refused connections, cut or broken streams, time-outs, 429 and 5xx are tried again, after the wait
 that the server requests (Retry-After) or else a growing one; other errors end the request at once
-with a DllmBenchError. Times are those of the try that succeeded. The key goes into the request
-header and nowhere else: `core.secrets` strikes it out of all that is stored or shown.
+with a DllmBenchError. Times are those of the try that succeeded. The key is only used in the
+request header: `core.secrets` removes it from everything that is stored or shown.
 
-One thread reads all connections (asyncio), because only there a time limit holds for a whole try:
-the limits of a blocking client are for each read, and a server may send a byte now and then.
+One thread reads all connections (asyncio), which allows a time limit for a whole try. The limits of
+a blocking client apply to each read, so a server that sends a byte now and then would never reach
+them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AnsweredRequest:
-    """An answer, and what it took to get it."""
+    """An answer, with timings and number of tries."""
 
     answer: Answer
     tries: int
@@ -94,7 +95,8 @@ class Client:
         self.loop.close()
 
     def _within(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of one exchange with the server; TimeoutError after `model.timeout_s`."""
+        """Return the result of one exchange with the server; TimeoutError after
+        `model.timeout_s`."""
 
         async def limited() -> T:
             async with asyncio.timeout(self.model.timeout_s):
@@ -144,7 +146,8 @@ class Client:
         return stream.close()
 
     def _cleaned(self, answer: Answer) -> Answer:
-        """The answer without the key, and with halves of surrogate pairs joined or replaced."""
+        """Return the answer without the key, and with halves of surrogate pairs joined or
+        replaced."""
         whole = answer.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         text, problems = strike_out(whole), [*map(strike_out, answer.problems)]
         if whole.count("\ufffd") > answer.text.count("\ufffd"):
@@ -155,7 +158,7 @@ class Client:
         return replace(answer, text=text, finish=finish, problems=tuple(problems))
 
     def list_models(self) -> list[dict[str, Any]]:
-        """The server's entries for its models; empty if it lists none.
+        """Return the server's entries for its models; empty if it lists none.
 
         DllmBenchError if no server answers, if it refuses access, or if it sends too much.
         """
@@ -183,16 +186,17 @@ class Client:
             return []
 
     async def _get(self, path: str) -> tuple[httpx2.Response, bytes]:
-        """The response, and what is read of its content."""
+        """Yield the response and the content read from it."""
         async with self.http.stream("GET", self._address(path)) as response:
             return response, await read_start(response, LIST_BYTES)
 
     def model_names(self) -> list[str]:
-        """The names of the server's models, as they may be shown."""
+        """Return the names of the server's models, as they may be shown."""
         return [self._printable(str(entry.get("id"))) for entry in self.list_models()]
 
     def describe(self) -> dict[str, Any]:
-        """The server's entry for the model: the fields that stay the same after a restart."""
+        """Return the server's entry for the model: the fields that stay the same after a
+        restart."""
         entries = (one for one in self.list_models() if one.get("id") == self.model.name)
         entry = next(entries, {})
         return {
@@ -202,7 +206,7 @@ class Client:
         }
 
     def _status_error(self, response: httpx2.Response, content: bytes) -> Exception:
-        """The error for a status other than 200: TryError if another try may succeed."""
+        """Return the error for a status other than 200: TryError if another try may succeed."""
         status = response.status_code
         reason = self._reason(content)
         if status in RETRIED_STATUS or status >= 500:
@@ -217,7 +221,7 @@ class Client:
         )
 
     def _reason(self, content: bytes) -> str:
-        """The server's message with an error status."""
+        """Return the server's message with an error status."""
         text = content[:ERROR_BYTES].decode(errors="replace")
         try:
             text = error_message(parse_json(text))
@@ -233,7 +237,8 @@ class Client:
         )
 
     def _printable(self, text: str) -> str:
-        """A server's message as it may be shown: without key and control characters, and cut."""
+        """Return a server's message in a form safe to show: without key and control characters, and
+        cut."""
         shown = strike_out(text)[:SHOWN]
         return "".join(one if one.isprintable() else "\ufffd" for one in shown)
 
@@ -250,7 +255,7 @@ class Client:
         return read_tokenizer(checkpoint_folder(source, None)) if source else None
 
     def tokens_in(self, text: str) -> int | None:
-        """Number of tokens of a text by the local tokenizer; None without one."""
+        """Return the number of tokens of a text by the local tokenizer; None without one."""
         if self.tokenizer is None:
             return None
         return len(self.tokenizer.encode(text, add_special_tokens=False))
@@ -259,14 +264,14 @@ class Client:
 
     @property
     def denoiser(self) -> Denoiser:
-        """Not available: a server returns no logits. Always raises DllmBenchError."""
+        """Always raises DllmBenchError, because a server returns no logits."""
         raise DllmBenchError(
             f"Model {self.model.name!r} is served at {self.model.url}: the server decodes and "
             "returns nothing but text; use dllm-bench run, or a model that is loaded here."
         )
 
     def encode(self, text: str | Turns, /) -> list[int]:
-        """The bytes of the prompt's JSON, in place of token ids."""
+        """Return the bytes of the prompt's JSON, in place of token ids."""
         return encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -274,7 +279,7 @@ class Client:
         return bytes(ids).decode(errors="replace")
 
     def attention_warning(self, attention: str, block: int) -> str | None:
-        """None: the server's attention is unknown."""
+        """Return none: the server's attention is unknown."""
         return None
 
 
@@ -289,7 +294,7 @@ async def read_start(response: httpx2.Response, limit: int) -> bytes:
 
 
 def retry_after(response: httpx2.Response) -> float | None:
-    """Seconds to wait by the header Retry-After, a number or a date; None without one."""
+    """Return seconds to wait by the header Retry-After, a number or a date; None without one."""
     text = response.headers.get("Retry-After", "")
     try:
         seconds = float(text)

@@ -2,16 +2,16 @@
 
 Continuous batching: at the start of a step free seats go to the waiting requests in order of
 arrival; every seated request drafts, a length rule says how many tokens of each draft are verified,
-and one step verifies all of them. The time of a step comes from a measured profile. Pure and
-seeded. A request is given by the outcome of drafting at each position of its text; for greedy text
-that does not depend on what was verified before.
+and one step verifies all of them. The duration of a step comes from a measured profile. The
+simulation is pure and seeded. A request is given by the outcome of drafting at each position of its
+text; for greedy text this does not depend on earlier verifications.
 
 `frontier` gives tokens/s per user against tokens/s per device, by the number of concurrent requests
-(DSpark's figures 7 and 8): every seat is taken again as soon as it is free, and only steps with all
-seats taken count, so start and end of the simulation do not. `under_arrivals` gives what users see
-at random arrivals (section 5.4): a service level is a least number of tokens/s per user, counted
-from when a request takes its seat; waiting is reported separately. Points are simulated, no curve
-is fitted. Left out: prefill, memory, contexts of different lengths.
+(DSpark's figures 7 and 8): a free seat is filled immediately, and only steps with all seats taken
+count, which excludes start and end of the simulation. `under_arrivals` gives the users' view of
+random arrivals (section 5.4): a service level is a minimum of tokens/s per user, counted from when
+a request takes its seat; waiting is reported separately. Points are simulated, no curve is fitted.
+Left out: prefill, memory, contexts of different lengths.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dllm_bench.methods.dspark import Probabilities, TwoStepsAhead, early_stop
 PlainLengthRule = Callable[[Probabilities], Sequence[int]]
 """Acceptance probabilities of the drafts of a step -> tokens verified of each."""
 NewLengthRule = Callable[[], PlainLengthRule]
-"""Makes the rule of one simulation; a fresh one, since a rule may remember earlier steps."""
+"""Makes a new rule for each simulation, because a rule may remember earlier steps."""
 Arrivals = Callable[[int, np.random.Generator], Sequence[float]]
 """Number of requests -> their arrival times in seconds, rising."""
 
@@ -50,7 +50,7 @@ DraftedText = Sequence[DraftOutcome]
 
 @dataclass(frozen=True)
 class ServingSystem:
-    """What is compared: a drafter, given by its drafts and its cost, and a length rule."""
+    """A compared system: a drafter, given by its drafts and its cost, and a length rule."""
 
     name: str
     texts: Sequence[DraftedText]
@@ -82,7 +82,7 @@ class SimulatedRequest:
 
     @property
     def tokens_per_s(self) -> float:
-        """The speed that its user sees, counted from when it took its seat."""
+        """The user's speed, counted from when the request took its seat."""
         return self.tokens / (self.finished_s - self.seated_s)
 
 
@@ -95,7 +95,7 @@ class SimulatedLoad:
     served: tuple[SimulatedRequest, ...]  # in order of arrival
 
     def attainment(self, tokens_per_s: float) -> float:
-        """Share of the requests that reached this speed."""
+        """Return the share of the requests that reached this speed."""
         return sum(one.tokens_per_s >= tokens_per_s for one in self.served) / len(self.served)
 
 
@@ -111,14 +111,16 @@ class PoissonArrivals:
 
 
 def at_once(n: int, rng: np.random.Generator) -> Sequence[float]:
-    """All requests arrive at the start, so the number of concurrent requests stays constant."""
+    """Return arrival times of 0 for all requests, so the number of concurrent requests stays
+    constant."""
     return [0.0] * n
 
 
 def calibrated_text(
     probabilities: Sequence[float], tokens: int, rng: np.random.Generator
 ) -> DraftedText:
-    """A text whose drafts are accepted independently with exactly the estimated probabilities."""
+    """Return a text whose drafts are accepted independently with exactly the estimated
+    probabilities."""
     right_TN = rng.random((tokens, len(probabilities))) < np.asarray(probabilities)
     accepted_T = right_TN.cumprod(axis=1).sum(axis=1)
     return [DraftOutcome(tuple(probabilities), int(accepted)) for accepted in accepted_T]
@@ -222,7 +224,8 @@ class FrontierPoint:
 
 
 def frontier_point(system: str, load: SimulatedLoad) -> FrontierPoint:
-    """Means over the steps in which all seats are taken; DllmBenchError if there is none."""
+    """Return means over the steps in which all seats are taken; DllmBenchError if there are
+    none."""
     steps = [step for step in load.steps if step.requests == load.seats]
     if not steps:
         raise DllmBenchError(
@@ -241,7 +244,7 @@ def frontier_point(system: str, load: SimulatedLoad) -> FrontierPoint:
 def frontier(
     systems: Iterable[ServingSystem], profile: StepProfile, concurrency: Sequence[int]
 ) -> list[FrontierPoint]:
-    """Every system at every number of concurrent requests."""
+    """Return a point for every system at every number of concurrent requests."""
     return [
         frontier_point(system.name, simulate(system, profile, seats))
         for system in systems
@@ -251,7 +254,7 @@ def frontier(
 
 @dataclass(frozen=True)
 class ServicePoint:
-    """What the users of a system see at a rate of arrivals."""
+    """The users' view of a system at a rate of arrivals."""
 
     system: str
     requests_per_s: float
@@ -264,7 +267,7 @@ class ServicePoint:
 def service_point(
     system: str, requests_per_s: float, level: float, load: SimulatedLoad
 ) -> ServicePoint:
-    """The result of a simulation from the users' side."""
+    """Return the result of a simulation from the users' side."""
     return ServicePoint(
         system,
         requests_per_s,
@@ -283,7 +286,8 @@ def under_arrivals(
     level: float,
     seed: int = 0,
 ) -> list[ServicePoint]:
-    """Every system at every rate of Poisson arrivals; all systems meet the same arrivals."""
+    """Return a point for every system at every rate of Poisson arrivals; all systems get the same
+    arrivals."""
     return [
         service_point(
             system.name,
@@ -300,17 +304,18 @@ def under_arrivals(
 
 
 def fixed_rule(tokens: int | None = None) -> NewLengthRule:
-    """At most `tokens` tokens of every draft; None: all, 0: autoregressive decoding."""
+    """Return the rule that verifies at most `tokens` of every draft; None: all, 0: autoregressive
+    decoding."""
     return lambda: lambda probabilities: [len(row[:tokens]) for row in probabilities]
 
 
 def threshold_rule(tau: float) -> NewLengthRule:
-    """The tokens before the first one whose own probability is below tau."""
+    """Return the tokens before the first one whose own probability is below tau."""
     return lambda: lambda probabilities: [likely_prefix(row, tau) for row in probabilities]
 
 
 def hardware_aware_rule(profile: StepProfile) -> NewLengthRule:
-    """DSpark's Algorithm 1 with early stop."""
+    """Return DSpark's Algorithm 1 with early stop."""
 
     def rule(probabilities: Probabilities) -> list[int]:
         return early_stop(probabilities, profile)
@@ -319,5 +324,6 @@ def hardware_aware_rule(profile: StepProfile) -> NewLengthRule:
 
 
 def asynchronous_rule(profile: StepProfile) -> NewLengthRule:
-    """Step sizes chosen two steps ahead, filled with the most likely tokens."""
+    """Return the rule with step sizes chosen two steps ahead, filled with the most likely
+    tokens."""
     return partial(TwoStepsAhead, profile)

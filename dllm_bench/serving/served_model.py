@@ -1,9 +1,9 @@
 """Settings of a model behind an OpenAI-compatible HTTP server, and the requests it is sent.
 
-The server tokenises, so a prompt has no token ids here: the bytes of its JSON stand for them, and
-can be turned back into the text or the chat turns that a benchmark made. The key is read from the
-environment variable that the settings name; it is part of no value that is stored or shown. HTTP
-itself is in `client`.
+The server tokenises, so prompts have no token ids here: the bytes of a prompt's JSON replace them,
+and can be decoded to the benchmark's text or chat turns. The key is read from the environment
+variable that the settings name; it is never part of a stored or shown value. HTTP itself is in
+`client`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ServedModel(CheckedFields):
     timeout_s: Annotated[float, Range(0.001, YEAR_S)] = field(default=600.0, metadata=RUNTIME)
     """Longest time of one try."""
     retries: Annotated[int, Range(0, 100)] = field(default=4, metadata=RUNTIME)
-    """Tries after one that failed and may succeed later."""
+    """Number of further tries after a failure that may be temporary."""
     backoff_s: Annotated[float, Range(0, YEAR_S)] = field(default=1.0, metadata=RUNTIME)
     """Wait before the first retry; doubled for each further one."""
 
@@ -113,7 +113,8 @@ class ServedModel(CheckedFields):
         return key
 
     def http_request(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """(path below the url, JSON body): turns go to chat/completions, text to completions."""
+        """Return (path below the url, JSON body): turns go to chat/completions, text to
+        completions."""
         prompt = prompt_of(request)
         is_text = isinstance(prompt, str)
         begun = not isinstance(prompt, str) and prompt[-1]["role"] == "assistant"
@@ -135,7 +136,7 @@ class ServedModel(CheckedFields):
 
 
 def valid_port(parts: SplitResult) -> bool:
-    """Whether an address has a port that exists, or none."""
+    """Return whether an address has a port that exists, or none."""
     try:
         return parts.port != 0
     except ValueError:
@@ -143,7 +144,7 @@ def valid_port(parts: SplitResult) -> bool:
 
 
 def encode(prompt: str | Turns) -> list[int]:
-    """The bytes of the prompt's JSON, in place of token ids."""
+    """Return the bytes of the prompt's JSON, in place of token ids."""
     plain = prompt if isinstance(prompt, str) else [dict(turn) for turn in prompt]
     return list(json.dumps(plain, ensure_ascii=False).encode(errors="surrogatepass"))
 
@@ -156,7 +157,8 @@ def prompt_of(request: Request) -> str | list[dict[str, str]]:
 
 
 def warmup_prompt(prompt: str | Sequence[Mapping[str, str]], start: str) -> list[int]:
-    """A prompt for warming up that begins with `start`, so the server can cache no prefix of it."""
+    """Return a prompt for warming up that begins with `start`, so the server can cache no prefix of
+    it."""
     if isinstance(prompt, str):
         return encode(start + prompt)
     first, *rest = prompt

@@ -1,10 +1,10 @@
 """The drafts along greedy texts, read from stored samples: the input of the load simulation.
 
 A run with `decoder/length=fixed decoder.length.tokens=0` verifies nothing: the target decides every
-token alone, and the drafter drafts at every position. Greedy text is fixed and a draft depends only
-on the tokens before it, so the rounds simulated from such a run are those that the loop would make
-under any length rule. Runs that verify drafts can still be used as calibration data. Left out:
-sampled text.
+token alone, and the drafter drafts at every position. Greedy text is fixed, and a draft depends
+only on the tokens before it, so rounds simulated from such a run equal those of the real loop under
+any length rule. Runs that verify drafts can still be used as calibration data. Sampled text is not
+supported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.serving.load_simulation import DraftedText, DraftOutcome
 
 StoredText = tuple[Trace, Sequence[int], Sequence[int]]
-"""Of one stored sample: trace, born (the forward that committed each token), ids."""
+"""One stored sample: trace, born (the forward that committed each token), ids."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StoredDraft:
 def drafts_of_text(
     trace: Trace, born: Sequence[int], ids: Sequence[int]
 ) -> tuple[StoredDraft, ...]:
-    """The drafts of one text, in order."""
+    """Return the drafts of one text, in order."""
     drafts = []
     for index, row in enumerate(trace.forwards):
         if row.parents:
@@ -57,7 +57,7 @@ class StoredDrafts:
     """The drafts of several texts, and the cost of drafting."""
 
     texts: tuple[tuple[StoredDraft, ...], ...]
-    steps: float  # time of a draft, divided by that of the verifications in the same run
+    steps: float  # duration of a draft divided by that of the verifications in the same run
     width: int  # positions that a call of the drafter's network feeds
     calls: float  # calls of the drafter's network per draft
 
@@ -75,12 +75,13 @@ class StoredDrafts:
         return cls(texts, steps, _width(calls), sum(row.calls for row in calls) / (len(calls) or 1))
 
     def halves(self) -> tuple[StoredDrafts, StoredDrafts]:
-        """The first half of the texts, to fit on, and the second."""
+        """Return the first half of the texts, to fit on, and the second."""
         half = len(self.texts) // 2
         return replace(self, texts=self.texts[:half]), replace(self, texts=self.texts[half:])
 
     def observed(self) -> list[ObservedDraft]:
-        """Confidences and outcomes, up to the end of the text; what lies beyond it is unknown."""
+        """Return confidences and outcomes, up to the end of the text; what lies beyond it is
+        unknown."""
         return [
             ObservedDraft(one.logits[: one.left], one.right)
             for text in self.texts
@@ -110,7 +111,7 @@ class StoredDrafts:
         ]
 
     def drafting(self, profile: StepProfile, tokens: int | None = None) -> Callable[[int], float]:
-        """Number of requests -> seconds of drafting for them in one step.
+        """Return the number of requests -> seconds of drafting for them in one step.
 
         tokens: draft tokens that are needed of each; None: whole drafts. An assumption of ours,
         since single requests were measured: for one request, as many one-token steps of the profile
@@ -124,6 +125,6 @@ class StoredDrafts:
 
 
 def _width(calls: Sequence[Forward]) -> int:
-    """Mean positions per call of the drafter's network, rounded up; 1 without calls."""
+    """Return the mean positions per call of the drafter's network, rounded up; 1 without calls."""
     fed, number = sum(row.fed for row in calls), sum(row.calls for row in calls)
     return max(1, ceil(fed / number)) if number else 1

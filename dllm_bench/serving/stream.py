@@ -75,7 +75,7 @@ class AnswerStream:
             raise TryError(f"it sent an answer of more than {ANSWER_BYTES >> 20} MiB")
 
     def close(self) -> Answer:
-        """The whole answer; TryError if it is incomplete."""
+        """Return the whole answer; TryError if it is incomplete."""
         self._read_line(bytes(self.line))
         if self.finish is None or self.ttft_s is None:
             raise TryError("the stream ended without a finish_reason")
@@ -110,14 +110,14 @@ class AnswerStream:
 
 
 def checked(value: Any, kind: Any) -> Any:
-    """The value; TypeError if it is not of the kind."""
+    """Return the value; TypeError if it is not of the kind."""
     if not isinstance(value, kind):
         raise TypeError(f"{value!r} is no {kind}")
     return value
 
 
 def checked_count(name: str, usage: Mapping[str, Any], problems: list[str]) -> int | None:
-    """A server's count of tokens; None, with an entry in `problems`, if it cannot be one."""
+    """Return a server's count of tokens; None, with an entry in `problems`, if it cannot be one."""
     count = usage.get(name)
     if count is None or (type(count) is int and 0 <= count <= MOST_TOKENS):
         return count
@@ -127,7 +127,8 @@ def checked_count(name: str, usage: Mapping[str, Any], problems: list[str]) -> i
 
 
 def parse_json(content: str | bytes) -> Any:
-    """The value of a JSON text; ValueError for anything else, a too deeply nested one included."""
+    """Return the value of a JSON text; ValueError for anything else, a too deeply nested one
+    included."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -135,7 +136,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def parse_event(content: bytes) -> Mapping[str, Any]:
-    """The JSON object of one event; TryError if it is none."""
+    """Return the JSON object of one event; TryError if it is none."""
     try:
         event = parse_json(content)
         if isinstance(event, dict):
@@ -146,12 +147,12 @@ def parse_event(content: bytes) -> Mapping[str, Any]:
 
 
 def as_text(content: bytes) -> str:
-    """What a server sent, as a message may show it."""
+    """Return what a server sent, as a message may show it."""
     return strike_out(content.decode(errors="replace"))
 
 
 def error_message(body: object) -> str:
-    """A server's error message, in any of the forms in use."""
+    """Return a server's error message, in any of the forms in use."""
     inner = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(inner, dict):
         inner = inner.get("message") or inner.get("detail") or inner
