@@ -1,9 +1,9 @@
 """`dllm-bench report`: what the store holds as a folder of pages that needs no server.
 
-First the pages of runs (only those whose record is newer than their page), then the pages that lead
-to them: tables, figures, comparisons, the first page. A run's page is the last of its files to be
-written, so an interrupted call continues where it stopped. If this code or a template has changed,
-all pages of runs are built again.
+First come the pages of runs (only those whose record is newer than their page), then the pages that
+link to them: tables, figures, comparisons, the first page. A run's main page is written last, so an
+interrupted call continues where it stopped. If this code or a template has changed, all pages of
+runs are built again.
 """
 
 from __future__ import annotations
@@ -76,10 +76,9 @@ class SiteBuilder:
     profile: name of the profile that tables are built for.
     compose: overrides to the run configuration, for planning the tables.
     track: shows progress while runs and tables are built.
-    only: beginnings of the hashes of runs that get a page; empty: the `most_pages` sealed last
-        (None: all), since a page takes ten times as long as an entry of the list of runs.
-    all_tables: also tables without any stored run.
-    texts: token texts and prompts.
+    only: prefixes of the hashes of runs that get a page; empty: the `most_pages` sealed last (None:
+    all), because a page takes ten times as long as an entry of the list of runs. all_tables: also
+    tables without any stored run. texts: token texts and prompts.
     """
 
     store: Store
@@ -98,7 +97,7 @@ class SiteBuilder:
         self.texts = TextSource(self.settings.compose)
 
     def build(self) -> Iterator[str]:
-        """Build what is new or changed; yields sentences about what was built."""
+        """Build new and changed pages; yield messages about them."""
         everything = self._prepare_folder()
         left_out = list[str]()
         entries = list(RecordIndex(self.store).entries(left_out))
@@ -145,7 +144,7 @@ class SiteBuilder:
         yield f"written: {self.out / FIRST_PAGE}"
 
     def _prepare_folder(self) -> bool:
-        """Write the static files; True if all pages of runs must be built again.
+        """Write the static files; return True if all pages of runs must be built again.
 
         Raises if the folder holds files that are not of a report.
         """
@@ -166,7 +165,7 @@ class SiteBuilder:
         return bool(previous != stamp)
 
     def _with_pages(self, entries: Sequence[RunEntry]) -> list[RunEntry]:
-        """The runs that get a page: those of `only`, else the `most_pages` sealed last."""
+        """Return the runs that get a page: those of `only`, else the `most_pages` sealed last."""
         if self.only:
             hashes = tuple(self.only)
             return [e for e in entries if e.record and e.spec.identity_hash.startswith(hashes)]
@@ -178,7 +177,7 @@ class SiteBuilder:
         return self.out / run_address(short)
 
     def _is_up_to_date(self, entry: RunEntry) -> bool:
-        """Whether the run's page is not older than its record."""
+        """Return whether the run's page is not older than its record."""
         page, changed = self._page(entry.spec.short), record_fingerprint(entry.path)
         made = lstat(page)
         return made is not None and is_file(page) and made.st_mtime_ns >= changed[0]
@@ -221,27 +220,27 @@ class SiteBuilder:
         self.settings.save()  # before the claims, since composing takes longest
 
     def _without_runs(self, made: Sequence[str]) -> list[AddressedPage]:
-        """(name, title) of the tables without any stored run, which were not made."""
+        """Return (name, title) of the tables without any stored run, which were not made."""
         left_out = [name for name in names_of("table") if name not in made]
         return [(name, self._title(name)) for name in left_out]
 
     def _title(self, table: str) -> str:
-        """The title of a table, which takes reading its files."""
+        """Return the title of a table, which takes reading its files."""
         return str(self.settings.cached(f"title {table}", lambda: load_table(table).title))
 
     def _names(self) -> StoredNames:
-        """The names of the stored runs; those of any run where all tables are wanted."""
+        """Return the names of the stored runs; those of any run where all tables are wanted."""
         return StoredNames() if self.all_tables else StoredNames.of(self.store)
 
     def _findings(self, tables: Sequence[BuiltTable]) -> str:
-        """The page of the claims, judged by the stored runs."""
+        """Return the page of the claims, judged by the stored runs."""
         profile = load_profile(self.profile)
         judgements = judge_stored(profile, self.store, self.settings, self._names())
         return findings_page(Findings(judgements, {built.table.name: built for built in tables}))
 
     def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[AddressedPage]:
-        """Write a page for each drawn figure, and its files; yields (address, title). Of one whose
-        drawing cannot be shown, a sentence is added to `left_out` instead.
+        """Write a page for each drawn figure, and its files; yield (address, title). If a drawing
+        cannot be shown, a message is added to `left_out` instead.
         """
         results = self.store.root.parent
         for drawn in sorted(matching(results / "figures" / self.profile, "*/*.svg"), key=in_order):
@@ -261,7 +260,7 @@ class SiteBuilder:
             yield f"{stem}.html", title
 
     def _drawing(self, file: Path) -> bytes:
-        """The content of a figure's file, without what a browser could run."""
+        """Return the content of a figure's file without anything that a browser could execute."""
         return harmless(file.suffix[1:], stored_bytes(file) or b"", str(file))
 
     def _write(self, address: str, text: str) -> None:
@@ -272,13 +271,13 @@ class SiteBuilder:
 
 
 def in_order(path: Path) -> list[str | int]:
-    """A key that sorts paths with their numbers by value: figure 9 before figure 10."""
+    """Return a key that sorts paths with their numbers by value: figure 9 before figure 10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
 @cache
 def code_version() -> str:
-    """A hash of the code and templates that the pages of runs are built by."""
+    """Return a hash of the code and templates that the pages of runs are built by."""
     files = [
         *sorted(Path(__file__).parent.glob("*.py")),
         *sorted(TEMPLATES.glob("*.html")),

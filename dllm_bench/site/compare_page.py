@@ -1,4 +1,4 @@
-"""Decoders compared: the runs of one model on the same samples, each against a reference run.
+"""Compare decoders: the runs of one model on the same samples, each with a reference run.
 
 The reference is the run with the fewest tokens per forward, that is, with the most forwards per
 token. Scores are compared pairwise on shared samples (`accuracy.compare`: exact McNemar, or paired
@@ -46,7 +46,7 @@ class ComparedRuns:
 
     @property
     def heading(self) -> str:
-        """Title and decoders, as lists of comparisons have them."""
+        """Title and decoders, for lists of comparisons."""
         return f"{self.title}: {self.decoders}"
 
     @property
@@ -58,13 +58,13 @@ class ComparedRuns:
 
 
 def comparison_key(record: RunRecord) -> str:
-    """A digest of what compared runs share: model, benchmark, samples."""
+    """Return a digest of what compared runs share: model, benchmark, samples."""
     identity = record.spec.identity()
     return digest([identity["model"], identity["benchmark"], record.columns["id"]])
 
 
 def comparable_runs(records: Iterable[RunRecord]) -> list[ComparedRuns]:
-    """Groups of two and more graded runs on the same samples, the largest first."""
+    """Return groups of two and more graded runs on the same samples, the largest first."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         if record.score is not None:
@@ -78,13 +78,13 @@ def comparable_runs(records: Iterable[RunRecord]) -> list[ComparedRuns]:
 
 
 def tokens_per_forward(record: RunRecord) -> tuple[float, str]:
-    """The sort key within a group: tokens per forward, then hash."""
+    """Return the sort key within a group: tokens per forward, then hash."""
     tpf = record.summary.get(TPF)
     return (float("inf") if tpf is None else tpf, record.identity_hash)
 
 
 def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
-    """The page of a group of runs."""
+    """Return the page of a group of runs."""
     page = Page(runs.address, runs.title, [("comparisons", "index.html#comparisons")])
     reference, *others = runs.records
     view = {

@@ -47,7 +47,7 @@ class CanvasToken:
     id: the token's id.
     text: the token's text.
     born: index of the forward that committed it; None if the position is still masked. A token that
-        nobody decoded counts with the first forward, or with the last that sized the canvas.
+    was not decoded belongs to the first forward, or to the last one that changed the canvas length.
     """
 
     id: int
@@ -125,14 +125,14 @@ class DecodingOrder:
     ended_by: str | None
 
     def to_json(self) -> str:
-        """One JSON object, in ASCII."""
+        """Return one JSON object, in ASCII."""
         return json.dumps(asdict(self))
 
 
 def decoding_order(
     sample: SampleRecord, decode: DecodeTokens, decoder: Mapping[str, Any]
 ) -> DecodingOrder:
-    """The decoding order of `sample`; `decoder` is the configuration in the run's spec."""
+    """Return the decoding order of `sample`; `decoder` is the configuration in the run's spec."""
     drafts = {token for row in sample.trace.get("drafted", ()) for token in row}
     texts = {token: decode([token]) for token in drafts.union(sample.ids)}
     trace = Trace.from_columns(sample.trace)
@@ -155,7 +155,7 @@ def decoding_order(
 
 
 def commit_forwards(sample: SampleRecord, trace: Trace) -> list[int]:
-    """The forward with which each token counts; negative if the position is still masked."""
+    """Return the forward with which each token counts; negative if the position is still masked."""
     sizing = sum(forward.kind == ForwardKind.SIZE for forward in trace.forwards)
     return [max(sizing - 1, 0) if index == GIVEN else index for index in sample.born]
 
@@ -163,10 +163,10 @@ def commit_forwards(sample: SampleRecord, trace: Trace) -> list[int]:
 def forward_steps(
     trace: Trace, born: Sequence[int], texts: Mapping[int, str], passes: int
 ) -> list[ForwardStep]:
-    """The forwards in order; `passes` is 2 with guidance, which feeds every branch twice."""
+    """Return the forwards in order; `passes` is 2 with guidance, which feeds every branch twice."""
     forwards, total = trace.forwards, len(born)
     after = [forward.canvas or total for forward in forwards[1:]]
-    canvases = [*after, total] if forwards else []  # a server tells of no forwards
+    canvases = [*after, total] if forwards else []  # a server does not report forwards
     committed: list[list[int]] = [[] for _ in forwards]
     for position, index in enumerate(born):
         if index >= 0:
@@ -202,7 +202,8 @@ def forward_steps(
 
 
 def block_borders(total: int, decoder: Mapping[str, Any]) -> list[int]:
-    """Positions at which blocks meet; none if blocks are not counted from the end of the prompt."""
+    """Return positions at which blocks meet; none if blocks are not counted from the end of the
+    prompt."""
     block = setting_in(decoder, "schedule.block")
     if not isinstance(block, int) or block < 1 or setting_in(decoder, "schedule.absolute"):
         return []

@@ -1,8 +1,9 @@
-"""Drawings of a results folder, which may be a stranger's, as files that cannot run anything.
+"""Turn drawings of a results folder, which may be a stranger's, into files that cannot execute
+anything.
 
-An SVG is a document: it may hold scripts, links, style sheets and further documents. `shapes_of`
-makes a new one of the shapes alone, from lists of the elements and attributes that the drawings of
-`figures` have; all else is left out. A PNG is copied if it is one.
+An SVG may contain scripts, links, style sheets and further documents. `shapes_of` makes a new SVG
+from its shapes only, with lists of the elements and attributes that drawings of `figures` use;
+everything else is dropped. A PNG is copied after checking that it is one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 def harmless(form: str, content: bytes, name: str) -> bytes:
-    """The content of a drawing's file of this form; DllmBenchError if it is none."""
+    """Return the content of a drawing's file in this format; DllmBenchError if it is not in the
+    format."""
     if form == "svg":
         return shapes_of(content, name)
     if form == "png" and not content.startswith(PNG_START):
@@ -36,7 +38,7 @@ def harmless(form: str, content: bytes, name: str) -> bytes:
 
 
 def shapes_of(content: bytes, name: str) -> bytes:
-    """An SVG of the shapes of another one; DllmBenchError if it cannot be read."""
+    """Return an SVG of the shapes of another one; DllmBenchError if it cannot be read."""
     if b"<!ENTITY" in content:
         raise _no_drawing(name, "it declares entities")
     try:
@@ -54,8 +56,8 @@ def shapes_of(content: bytes, name: str) -> bytes:
 
 
 def _copy(element: Element, paths: set[str], levels: int) -> Element:
-    """The element with what is allowed of it; `paths`: what a `use` may refer to, which are no
-    groups, since groups that use groups grow without limit.
+    """Return a copy of the element with its allowed parts. `paths`: targets of a `use`; groups are
+    excluded, because groups that use groups grow without limit.
     """
     copied = Element(element.tag)
     for key, value in element.attrib.items():

@@ -27,7 +27,7 @@ def findings_page(found: Findings) -> str:
 
 
 def linked(paragraph: Paragraph) -> Markup:
-    """The text; each number leads to the page of its table."""
+    """Return the text; each number leads to the page of its table."""
     links = {
         name: Markup('<a href="tables/{}.html">{}</a>').format(table, text) if table else text
         for name, (table, text) in paragraph.numbers.items()

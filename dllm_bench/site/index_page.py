@@ -1,7 +1,7 @@
 """The first page of the report: tables, figures, comparisons, runs, each with a link to its page.
 
-A bar shows how many cells of a table are in which state. Runs of one decoder, model and benchmark
-are distinguished by the settings in which they differ.
+A bar shows the states of a table's cells. Runs of one decoder, model and benchmark are
+distinguished by the settings in which they differ.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SiteContents:
 
 
 def index_page(contents: SiteContents) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return Page(FIRST_PAGE, "Report").render("index.html", index_view(contents))
 
 
@@ -94,7 +94,7 @@ def index_view(contents: SiteContents) -> Plain:
 
 
 def bar_parts(counts: Mapping[str, int]) -> Iterator[Plain]:
-    """The shares of the states that occur, from left to right."""
+    """Yield the shares of the states that occur, from left to right."""
     total, x = sum(counts.values()) or 1, 0.0
     for name in CELL_STATES:
         width = BAR_WIDTH * counts.get(name, 0) / total
@@ -104,7 +104,7 @@ def bar_parts(counts: Mapping[str, int]) -> Iterator[Plain]:
 
 
 def link_groups(pages: Sequence[AddressedPage], root: str) -> list[Plain]:
-    """Links grouped by folder; pages directly in the folder `root` have no heading."""
+    """Return links grouped by folder; pages directly in the folder `root` have no heading."""
     grouped = groupby(pages, key=lambda page: PurePosixPath(page[0]).parent.name)
     return [
         {"heading": "" if name == root else name, "links": list(links)} for name, links in grouped

@@ -23,7 +23,7 @@ from dllm_bench.tables.render import environment
 
 TEMPLATES = Path(__file__).parent / "templates"
 Plain = dict[str, Any]
-"""What a template lays out, by the names that it uses."""
+"""Data for a template, by the names that it uses."""
 FIRST_PAGE = "index.html"
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
@@ -43,7 +43,7 @@ class Page:
 
     @property
     def up(self) -> str:
-        """The way from the page to the root of the site."""
+        """Relative path from the page to the root of the site."""
         return "../" * self.address.count("/")
 
     @property
@@ -57,7 +57,7 @@ class Page:
         return [("report", FIRST_PAGE), *self.parents]
 
     def render(self, template: str, view: Plain) -> str:
-        """The whole document; `view` is the content that the template lays out."""
+        """Return the whole document; `view` is the content that the template lays out."""
         return templates().get_template(template).render(page=self, view=view)
 
 
@@ -83,17 +83,18 @@ class RunPages:
     shorts: frozenset[str]
 
     def link(self, short: str, up: str = "") -> RunLink:
-        """The link to a run; `up` is the way from the page with the link to the root."""
+        """Return the link to a run; `up` is the relative path from the page with the link to the
+        root."""
         return RunLink(short, f"{up}{run_address(short)}" if short in self.shorts else "")
 
 
 def run_address(short: str) -> str:
-    """The path of a run's page below the root of the site."""
+    """Return the path of a run's page below the root of the site."""
     return f"runs/{short}/index.html"
 
 
 def state_class(state: str) -> str:
-    """The CSS class of a state of runs or cells."""
+    """Return the CSS class of a state of runs or cells."""
     return f"state-{state.replace(' ', '-')}"
 
 
@@ -112,5 +113,5 @@ def moment(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
 
 
 def script_json(value: Any) -> Markup:
-    """Plain data as a JavaScript expression in ASCII, without the characters < > &."""
+    """Return plain data as a JavaScript expression in ASCII, without the characters < > &."""
     return Markup(json.dumps(value, separators=(",", ":")).translate(UNSAFE))

@@ -50,7 +50,7 @@ def run_title(spec: RunSpec) -> str:
 
 
 def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
-    """The page of a run. `texts`: sample id -> the sample's text, as far as it is stored."""
+    """Return the page of a run. `texts`: sample id -> the sample's text, as far as it is stored."""
     spec = record.spec
     page = Page(run_address(spec.short), run_title(spec), [("runs", "index.html#runs")])
     return page.render("run.html", run_view(record, texts))
@@ -83,7 +83,7 @@ def run_view(record: RunRecord, texts: Mapping[str, str]) -> Plain:
 
 
 def tiles(record: RunRecord) -> Iterator[Plain]:
-    """The score and the most important metrics, with their intervals."""
+    """Yield the score and the most important metrics, with their intervals."""
     if score := record.score:
         interval = bracketed((100 * score.low, 100 * score.high))
         basis = ", ".join(filter(None, [score.method, f"n = {score.n}", record.ungraded]))
@@ -97,7 +97,7 @@ def tiles(record: RunRecord) -> Iterator[Plain]:
 
 
 def bracketed(ends: tuple[float, float] | None) -> str:
-    """An interval in brackets; empty if there is none."""
+    """Return an interval in brackets; empty if there is none."""
     return f"[{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
 
 
@@ -120,7 +120,7 @@ def snippet(text: str) -> str:
 
 
 def sample_page(record: RunRecord) -> str:
-    """The frame of the trace viewer, with what it needs to know of the run."""
+    """Return the frame of the trace viewer, with what it needs to know of the run."""
     spec = record.spec
     page = Page(
         f"runs/{spec.short}/sample.html",
@@ -153,7 +153,7 @@ def metric_texts(record: RunRecord) -> dict[str, str]:
 
 
 def metric_groups(texts: Mapping[str, str]) -> list[tuple[str, list[Plain]]]:
-    """The metrics that have a value, by group."""
+    """Return the metrics that have a value, by group."""
 
     def group(name: str) -> str:
         return METRIC_GROUPS.get(name.partition("/")[0], OTHER)
@@ -169,7 +169,7 @@ def metric_groups(texts: Mapping[str, str]) -> list[tuple[str, list[Plain]]]:
 
 
 def metric_line(name: str, value: str) -> Plain:
-    """One metric with its definition in words."""
+    """Return one metric with its definition in words."""
     family = FAMILIES.get(name.removesuffix(PER_POSITION))
     metric, column = family or definition(name), "by_position" if family else "value"
     texts = {"name": name, "unit": metric.unit, "text": metric.text}
@@ -180,7 +180,7 @@ def metric_line(name: str, value: str) -> Plain:
 
 
 def decoder_settings(spec: RunSpec) -> list[tuple[str, Plain]]:
-    """The settings of the decoding loop, then those of each piece."""
+    """Return the settings of the decoding loop, then those of each piece."""
     pieces = {name: value for name, value in spec.decoder.items() if isinstance(value, Mapping)}
     own = {name: value for name, value in spec.decoder.items() if name not in pieces}
     parts = [(name, piece_settings(piece)) for name, piece in pieces.items()]
@@ -188,7 +188,7 @@ def decoder_settings(spec: RunSpec) -> list[tuple[str, Plain]]:
 
 
 def run_settings(spec: RunSpec) -> Plain:
-    """The settings that belong to no group."""
+    """Return the settings that belong to no group."""
     return piece_settings(
         {
             "seed": spec.seed,
@@ -201,7 +201,8 @@ def run_settings(spec: RunSpec) -> Plain:
 
 
 def piece_settings(plain: Mapping[str, Any]) -> Plain:
-    """A part of a configuration: registered name without the kind, and all settings below it."""
+    """Return a part of a configuration: registered name without the kind, and all settings below
+    it."""
     values = []
     for key, value in leaves({k: v for k, v in plain.items() if k != TARGET}):
         values.append((key.removesuffix(TARGET).rstrip("."), setting_value(key, value)))

@@ -35,12 +35,12 @@ class TextNumbers:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, text: str) -> int:
-        """The number of a text; a new text gets the next one."""
+        """Return the number of a text; a new text gets the next one."""
         return self.numbers.setdefault(visible(text), len(self.numbers))
 
 
 def visible(text: str) -> str:
-    """The text with invisible characters written out; line ends stay."""
+    """Return the text with invisible characters written out; line ends stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -51,7 +51,7 @@ def scripts(
     decode: DecodeTokens,
     answers: Mapping[str, GradedAnswer],
 ) -> Iterator[str]:
-    """The scripts in order; sample i of the record is in script i // SAMPLES_PER_SCRIPT."""
+    """Yield the scripts in order; sample i of the record is in script i // SAMPLES_PER_SCRIPT."""
     ids = record.columns["id"]
     for number, start in enumerate(range(0, len(ids), SAMPLES_PER_SCRIPT)):
         texts = TextNumbers()
@@ -74,7 +74,8 @@ def pack_sample(
     decode: DecodeTokens,
     texts: TextNumbers,
 ) -> Plain:
-    """One sample; without text and decoding order if its line is missing in the run's folder."""
+    """Return one sample; without text and decoding order if its line is missing in the run's
+    folder."""
     columns = record.columns
     scores = {
         name.removeprefix(SCORE): column[index]
@@ -99,7 +100,7 @@ def pack_sample(
 
 
 def pack_decoding_order(order: DecodingOrder, texts: TextNumbers) -> Plain:
-    """Tokens and forwards as columns; `born` tells what a forward committed."""
+    """Return tokens and forwards as columns; `born` tells what a forward committed."""
     steps: Plain = {name: [getattr(step, name) for step in order.steps] for name in STEP_COLUMNS}
     if any(step.drafted for step in order.steps):
         steps["drafted"] = [[*map(texts, step.drafted)] for step in order.steps]

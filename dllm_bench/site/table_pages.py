@@ -22,13 +22,13 @@ SHOWN_POINTS = 1000  # a heat map has many more
 
 
 def table_stem(built: BuiltTable) -> str:
-    """The path of a table's files below the root of the site, without their endings."""
+    """Return the path of a table's files below the root of the site, without their endings."""
     profile = "" if built.profile.embedded else f"-{built.profile.name}"
     return f"tables/{built.table.name}{profile}"
 
 
 def table_page(built: BuiltTable, run_pages: RunPages) -> str:
-    """The page of a table."""
+    """Return the page of a table."""
     stem = table_stem(built)
     page = Page(f"{stem}.html", built.table.name, [("tables", "index.html#tables")])
 
@@ -40,14 +40,15 @@ def table_page(built: BuiltTable, run_pages: RunPages) -> str:
 
 
 def file_links(name: str, forms: Sequence[str]) -> list[tuple[str, str]]:
-    """(address, form) of the files that are next to a page."""
+    """Return (address, form) of the files that are next to a page."""
     return [(f"{name}.{form}", form) for form in forms]
 
 
 def figure_page(
     stem: str, title: str, points: list[dict[str, str]], forms: Sequence[str], run_pages: RunPages
 ) -> str:
-    """The page of a figure. `stem`: `figures/<profile>/<paper>/<figure>`; `points`: of its csv."""
+    """Return the page of a figure. `stem`: `figures/<profile>/<paper>/<figure>`; `points`: of its
+    csv."""
     name = "/".join(stem.split("/")[-2:])
     page = Page(f"{stem}.html", name, [("figures", "index.html#figures")])
     rows = [{name: shown_entry(name, row[name]) for name in row} for row in points[:SHOWN_POINTS]]
@@ -68,7 +69,8 @@ def figure_page(
 
 
 def shown_entry(name: str, text: str | None) -> str:
-    """An entry as the page shows it: numbers with a fraction rounded, no n where nothing counts."""
+    """Return an entry as the page shows it: numbers with a fraction rounded, no n where nothing
+    counts."""
     if not text or (name == COUNT and text == "0"):
         return ""
     if "." not in text or not is_number(text):
@@ -78,7 +80,7 @@ def shown_entry(name: str, text: str | None) -> str:
 
 
 def is_number(text: str | None) -> bool:
-    """Whether an entry is a number, or empty."""
+    """Return whether an entry is a number, or empty."""
     try:
         return not text or float(text) == float(text)
     except ValueError:
@@ -86,5 +88,5 @@ def is_number(text: str | None) -> bool:
 
 
 def read_points(path: Path) -> list[dict[str, str]]:
-    """The rows of a figure's csv; none if there is no csv."""
+    """Return the rows of a figure's csv; none if there is no csv."""
     return list(csv_rows(path))

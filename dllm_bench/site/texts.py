@@ -45,7 +45,7 @@ class TextSource:
     requests: dict[str, list[Request]] = field(default_factory=dict)
 
     def decode(self, spec: RunSpec) -> DecodeTokens:
-        """Token ids to text, by the tokenizer of the run's model."""
+        """Return the token ids to text, by the tokenizer of the run's model."""
         key = digest([spec.model, spec.inputs.get("tokenizer")])
         if key not in self.decoders:
             try:
@@ -55,7 +55,8 @@ class TextSource:
         return self.decoders[key]
 
     def _decoder(self, spec: RunSpec) -> DecodeTokens:
-        """Token ids to text, by the tokenizer that was kept of an object, or the checkpoint's."""
+        """Return the token ids to text, by the tokenizer that was kept of an object, or the
+        checkpoint's."""
         if not spec.model.is_object:
             return token_decoder(on_this_machine("model", spec.model, self.compose))
         folder = kept_tokenizer(spec.inputs.get("tokenizer"))
@@ -86,7 +87,8 @@ class TextSource:
             return {}
 
     def _requests(self, spec: RunSpec) -> list[Request]:
-        """The requests the run would have today; none if they cannot be made on this machine."""
+        """Return the requests the run would have today; none if they cannot be made on this
+        machine."""
         key = digest([spec.model, spec.benchmark, spec.limit])
         if key not in self.requests:
             try:
@@ -96,7 +98,7 @@ class TextSource:
         return self.requests[key]
 
     def _here(self, spec: RunSpec) -> RunSpec:
-        """The run with its model and benchmark as this machine's configuration has them."""
+        """Return the run with its model and benchmark as this machine's configuration has them."""
         model, benchmark = (
             on_this_machine(group, getattr(spec, group), self.compose)
             for group in ("model", "benchmark")
@@ -105,7 +107,7 @@ class TextSource:
 
 
 def token_decoder(model: Mapping[str, Any]) -> DecodeTokens:
-    """Token ids to text with a model's own tokenizer; special tokens stay visible."""
+    """Return the token ids to text with a model's own tokenizer; special tokens stay visible."""
     spec = inputs.model_spec(model)
     folder = checkpoint_folder(spec.path, spec.revision)
     if decode := read_token_texts(folder):
@@ -115,7 +117,7 @@ def token_decoder(model: Mapping[str, Any]) -> DecodeTokens:
 
 
 def requests_of(spec: RunSpec) -> list[Request]:
-    """The requests of a run, made by its benchmark."""
+    """Return the requests of a run, made by its benchmark."""
     # torch takes seconds to import
     from dllm_bench.models.load import load_text_codec
     from dllm_bench.serving import served_model
@@ -129,17 +131,17 @@ def requests_of(spec: RunSpec) -> list[Request]:
 
 
 def prompt_sha256(request: Request) -> str:
-    """The hash a sample keeps of its prompt."""
+    """Return the hash a sample keeps of its prompt."""
     return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
 
 
 def ids_as_text(ids: Sequence[int]) -> str:
-    """Token ids as numbers, for a model without a tokenizer."""
+    """Return the token ids as numbers, for a model without a tokenizer."""
     return str(list(ids))
 
 
 def readable(prompt: str) -> str:
-    """A prompt as text; the turns of a chat, stored as JSON, each below its role."""
+    """Return a prompt as text; the turns of a chat, stored as JSON, each below its role."""
     try:
         turns = json.loads(prompt)
         return "\n\n".join(f"{turn['role']}:\n{turn['content']}" for turn in turns)

@@ -46,7 +46,7 @@ AXES = dict(zip(LISTED_METRICS, ("Tokens per forward", "Tokens/s"), strict=True)
 def tradeoff_plots(
     records: Sequence[RunRecord], title: str, run_pages: RunPages, up: str = ""
 ) -> list[Plain]:
-    """A plot against each of `LISTED_METRICS` that at least two of the runs have."""
+    """Return a plot against each of `LISTED_METRICS` that at least two of the runs have."""
     found = []
     for metric in LISTED_METRICS:
         known = [
@@ -69,7 +69,7 @@ def decoder_colours(plotted: Sequence[Sequence[KnownRun]]) -> dict[str, str]:
 
 
 def family(record: RunRecord) -> str:
-    """The decoder's name without the pieces that the run replaced."""
+    """Return the decoder's name without the pieces that the run replaced."""
     return record.spec.label.partition("+")[0]
 
 
@@ -97,9 +97,9 @@ def _plot(
     run_pages: RunPages,
     up: str,
 ) -> Plain:
-    """One plot. label: the x axis, and in brackets the metric; summary: the plot in words; points:
-    those on the front last, so that none hides them; front: its corners, as SVG has them; beaten:
-    the corners of the area below it; legend: (decoder, CSS class).
+    """Return one plot. label: the x axis, and in brackets the metric; summary: the plot in words;
+    points: those on the front last, so that none hides them; front: its corners, as SVG has them;
+    beaten: the corners of the area below it; legend: (decoder, CSS class).
     """
     x_ticks = ticks(0.0, max(x for _, x, _ in known))
     lowest = min(score.low for _, _, score in known)
@@ -150,7 +150,8 @@ def _plot(
 
 
 def front_corners(best: Sequence[Plain]) -> Iterator[str]:
-    """The corners of the steps that lead down from point to point, given from slow to fast."""
+    """Yield the corners of the steps that lead down from point to point, given from slow to
+    fast."""
     yield f"{LEFT},{best[0]['y']}"
     for point, following in zip(best, [*best[1:], None], strict=True):
         yield f"{point['x']},{point['y']}"
@@ -158,8 +159,8 @@ def front_corners(best: Sequence[Plain]) -> Iterator[str]:
 
 
 def place_labels(named: Sequence[tuple[Plain, str]]) -> Iterator[Plain]:
-    """A label for each point whose name differs from the one before, where it covers no point of
-    the front and no other label; none where there is no such place.
+    """Yield a label for each point whose name differs from the one before, where it covers no point
+    of the front and no other label; none where there is no such place.
     """
     middles = [(float(point["x"]), float(point["y"])) for point, _ in named]
     taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in middles]
@@ -179,12 +180,12 @@ def place_labels(named: Sequence[tuple[Plain, str]]) -> Iterator[Plain]:
 
 
 def overlaps(one: Box, other: Box) -> bool:
-    """Whether two boxes share any place."""
+    """Return whether two boxes share any place."""
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """About `TICKS` round numbers, the first at most `low` and the last at least `high`."""
+    """Return about `TICKS` round numbers, the first at most `low` and the last at least `high`."""
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / TICKS))
     step = next(power * unit for unit in (1, 2, 5, 10) if power * unit * TICKS >= span)
