@@ -1,9 +1,10 @@
-"""Points to one drawing, as svg and png: which panel stands where, titles, axes, legend, footnote.
+"""Draw points as svg and png: layout of the panels, titles, axes, legend, footnote.
 
-A row of panels per quantity. The paper's numbers are drawn over the measured ones, hollow, and have
-a panel of their own only where they are of another target, on the same range. Panels with the same
-points are one panel with both names. Where there is no number, the reason stands in its place. How
-a panel is filled is in `panels`, how a series looks in `style`. Equal points give equal bytes.
+There is a row of panels per quantity. The paper's numbers are drawn as hollow marks over the
+measured ones; only those of another target have their own panel, with the same range. Panels with
+the same points are merged under both names. If there is no number, the reason is written instead.
+`panels` draws the content of a panel, `style` defines the look of a series. Equal points give equal
+bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ SLANT_INCHES = 0.45  # more height for slanted names
 
 
 def origin(panel: Panel) -> str:
-    """The line below a panel's title: what was measured, or that the numbers are the paper's."""
+    """Return the line below a panel's title: the models and tasks measured, or a note that the
+    numbers are the paper's."""
     if not panel.placed.empty and panel.measured.empty:
         kinds = ", ".join(sorted(set(panel.placed.kind)))
         reasons = [r for r in panel.points.reason[panel.points.kind == MEASURED] if r]
@@ -62,18 +64,18 @@ def origin(panel: Panel) -> str:
 
 
 def models_of(points: DataFrame) -> list[str]:
-    """The models measured."""
+    """Return the models measured."""
     return sorted({n for s in points.source for n in s.partition(" on ")[0].split(", ")} - {""})
 
 
 def tasks_of(points: DataFrame) -> list[str]:
-    """The benchmarks measured."""
+    """Return the benchmarks measured."""
     return sorted({n for s in points.source for n in s.partition(" on ")[2].split(", ")} - {""})
 
 
 def grid(built: BuiltFigure) -> list[list[Panel | None]]:
-    """The panels, a row per quantity; None where the figure has no such panel. A figure of one
-    panel has its quantities in one row, a figure without any number is one panel.
+    """Return the panels in a row per quantity, with None for panels that the figure lacks. If there
+    is only one panel, its quantities are in one row; a figure without any number is one panel.
     """
     if built.placed.empty:
         return [[Panel(built, next(iter(built.figure.quantities)), ("",), built.points)]]
@@ -86,8 +88,8 @@ def grid(built: BuiltFigure) -> list[list[Panel | None]]:
 
 
 def merged_panels(built: BuiltFigure) -> list[tuple[str, ...]]:
-    """The names of each panel: panels with the same points, the paper's too, are one. Panels
-    without a number stay apart.
+    """Return the names of each panel. Panels with the same measured and reported points are merged;
+    panels without a number are not.
     """
     merged: dict[frozenset[Any] | str, list[str]] = {}
     for name in built.panels or [""]:
@@ -97,7 +99,7 @@ def merged_panels(built: BuiltFigure) -> list[tuple[str, ...]]:
 
 
 def _distinct(built: BuiltFigure, points: DataFrame, *without: str) -> frozenset[Any]:
-    """The distinct points, whatever they have in the columns `without`."""
+    """Return the distinct points, ignoring the columns `without`."""
     compared = built.points.loc[points.index].drop(columns=list(without))
     return frozenset(compared.itertuples(index=False, name=None))
 
@@ -118,14 +120,15 @@ def _panel(
 
 
 def common_origin(panels: Sequence[Sequence[Panel | None]]) -> str:
-    """What was measured, if it is the same in all panels, so that it is said once."""
+    """Return the models and tasks measured if they are the same in all panels, to be written
+    once."""
     shown = (panel for row in panels for panel in row if panel)
     origins = {origin(panel) for panel in shown if not panel.measured.empty}
     return origins.pop() if len(origins) == 1 else ""
 
 
 def images(built: BuiltFigure) -> dict[str, bytes]:
-    """File format -> content of the drawing."""
+    """Return {file format: content of the drawing}."""
     with style.applied():
         drawn = drawing(built)
         return {form: _saved(drawn, form) for form in style.FORMATS}
@@ -138,7 +141,7 @@ def _saved(drawn: Figure, form: str) -> bytes:
 
 
 def drawing(built: BuiltFigure) -> Figure:
-    """The drawing, to be made inside of `style.applied`."""
+    """Return the drawing, to be made inside of `style.applied`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -180,7 +183,7 @@ def drawing(built: BuiltFigure) -> Figure:
 
 
 def stated_in(panel: Panel) -> list[StatedNumber]:
-    """The stated numbers that belong into a panel."""
+    """Return the stated numbers that belong into a panel."""
     return [
         number
         for number in panel.built.figure.stated
@@ -189,8 +192,8 @@ def stated_in(panel: Panel) -> list[StatedNumber]:
 
 
 def share_ranges(axes: Sequence[Axes], slots: Sequence[Panel | None]) -> None:
-    """Give the panels of one quantity one y range, and one x range where a panel has the paper's
-    numbers alone, so that they compare.
+    """Give the panels of a quantity the same y range and, if a panel has only the paper's numbers,
+    the same x range, so that they can be compared.
     """
     shown = [ax for ax, slot in zip(axes, slots, strict=True) if slot and not slot.placed.empty]
     if not shown or len({slot.quantity for slot in slots if slot}) > 1:
@@ -225,7 +228,8 @@ def draw_panel(ax: Axes, panel: Panel) -> None:
 
 
 def simulated_on(panel: Panel) -> str:
-    """The devices whose step times a panel's simulated load has; empty if it is not simulated."""
+    """Return the devices on which the step times of a panel's simulated load were measured; empty
+    if it is not simulated."""
     figure = panel.built.figure
     files = {
         call.settings["profile"].get(model)
@@ -237,7 +241,7 @@ def simulated_on(panel: Panel) -> str:
 
 
 def panel_title(panel: Panel, room: int, common: str) -> str:
-    """Its names, and what was measured unless that is `common` to all panels."""
+    """Return its names, and what was measured unless that is `common` to all panels."""
     label = panel.built.figure.label
     same = f"the runs of {label(panel.same_runs)}" if panel.same_runs else origin(panel)
     own = "" if same == common else same
@@ -247,9 +251,9 @@ def panel_title(panel: Panel, room: int, common: str) -> str:
 
 
 def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Iterable[float]) -> None:
-    """Plain numbers at the ticks of an axis, whole ones for whole values. A logarithmic axis starts
-    with 0 if a value is 0 and has a tick at each value if they are few. `values`: of all panels,
-    which so have one range there.
+    """Label the ticks of an axis with plain numbers, integers for integer values. A logarithmic
+    axis starts with 0 if a value is 0, and has a tick at each value if there are few. `values`:
+    those of all panels, which share the range.
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -308,7 +312,7 @@ def name_categories(ax: Axes, panel: Panel) -> None:
 
 
 def write_reasons(ax: Axes, reasons: Iterable[str]) -> None:
-    """Write in place of a panel's numbers that there are none, and why."""
+    """Write into a panel without numbers the reason why there are none."""
     ax.set_axis_off()
     lines = ("no measured point:", *dict.fromkeys(reason for reason in reasons if reason))
     text = "\n".join(textwrap.fill(line, LABEL_CHARACTERS) for line in lines)
@@ -316,7 +320,7 @@ def write_reasons(ax: Axes, reasons: Iterable[str]) -> None:
 
 
 def draw_below(drawn: Figure, built: BuiltFigure) -> None:
-    """Draw legend, what the paper states and footnote in a strip that is added below the panels."""
+    """Draw legend, stated numbers of the paper and footnote in a strip below the panels."""
     width, height = drawn.get_size_inches()
     room = round(FOOTER_CHARACTERS * width)
     texts = (stated(built), footnote(built))
@@ -341,7 +345,7 @@ def draw_below(drawn: Figure, built: BuiltFigure) -> None:
 
 
 def legend_entries(built: BuiltFigure) -> list[Artist]:
-    """The series, the Pareto front, and how the paper's numbers look."""
+    """Return the legend entries of the series, the Pareto front, and the paper's numbers."""
     kind = PANEL_KINDS[built.figure.draw.kind]
     named = [(name, built.figure.label(name)) for name in built.series if name]
     if kind.numbered:
@@ -357,7 +361,7 @@ def legend_entries(built: BuiltFigure) -> list[Artist]:
 
 
 def stated(built: BuiltFigure) -> str:
-    """What the paper's text says of the figure, in one line; the numbers of one kind together."""
+    """Return the stated numbers of the paper's text in one line, grouped by kind."""
     values: dict[str, list[str]] = {}
     for number in built.figure.stated:
         values.setdefault(number.text + measured_over(built, number), []).append(number.value)
@@ -366,7 +370,7 @@ def stated(built: BuiltFigure) -> str:
 
 
 def measured_over(built: BuiltFigure, number: StatedNumber) -> str:
-    """The first and the last value that a series has over a stated range of x, in words."""
+    """Return the first and the last value that a series has over a stated range of x, in words."""
     ours = built.drawn(measured=True)
     named = (ours.series == number.series) & (ours.quantity == number.quantity)
     inside = ours[named & ours.place.between(number.low, number.high)].sort_values(["place", "y"])
@@ -376,7 +380,7 @@ def measured_over(built: BuiltFigure, number: StatedNumber) -> str:
 
 
 def measured_on(built: BuiltFigure) -> str:
-    """The hardware, and how many samples are behind a point; empty if nothing was measured."""
+    """Return the hardware and the number of samples per point; empty if nothing was measured."""
     points = built.drawn(measured=True)
     if points.empty:
         return ""
@@ -391,7 +395,7 @@ def measured_on(built: BuiltFigure) -> str:
 
 
 def footnote(built: BuiltFigure) -> str:
-    """The hardware measured on, and how many points have no number."""
+    """Return the hardware measured on, and the number of points without a number."""
     empty = len(built.without_number)
     missing = f"{empty} points have no number here; the csv says why." if empty else ""
     switched = built.drawn(measured=True).switched.nunique() > 1

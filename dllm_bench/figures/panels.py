@@ -1,8 +1,8 @@
-"""How one panel is drawn: lines, bars, scatter, band, heat map, histogram, reliability diagram.
+"""Draw one panel: lines, bars, scatter, band, heat map, histogram, reliability diagram.
 
-A kind of panel is a function of (axes, panel) and what its legend shows. The paper's numbers are in
-the same panel as the measured ones: hollow, on pale lines, in the colour of their series; on bars,
-diamonds. Intervals are thin bars. Only places are computed here.
+A kind of panel is a function of (axes, panel) and a legend entry. The paper's numbers are in the
+same panel as the measured ones: hollow marks on pale lines in the colour of their series, or
+diamonds on bars. Intervals are thin bars. Only positions are computed here.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Panel:
                 yield style.look(name), own.sort_values("place", kind="stable")
 
     def curves(self) -> Iterator[tuple[style.Look, DataFrame, bool]]:
-        """What one line goes through: the points of a series that are all measured or all the
-        paper's, and whose runs have the same settings but for what the axis says; whether they are
-        the paper's.
+        """Yield the points of each line, and whether they are the paper's. A line joins points of a
+        series that are all measured or all the paper's, and whose runs only differ in the setting
+        on the axis.
         """
         for measured in (True, False):
             for look, points in self.by_series(measured):
@@ -111,7 +111,7 @@ class Panel:
                     yield look, curve, not measured
 
     def switches(self) -> dict[float, str]:
-        """Place on the x axis -> settings in place of those asked, of curves that mix settings."""
+        """Place on the x axis -> replaced settings, for curves that mix settings."""
         mixed = (p for _, p in self.by_series(measured=True) if p.switched.nunique() > 1)
         marked = (p for points in mixed for p in points[points.switched != ""].itertuples())
         return {p.place: p.switched for p in marked if not isinstance(p.x, str)}
@@ -132,7 +132,7 @@ def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
 
 
 def draw_intervals(ax: Axes, xs: Series, points: DataFrame, colour: str) -> None:
-    """Thin bars over the intervals of the points that have one."""
+    """Draw thin bars over the intervals of the points that have one."""
     known = points.low.notna()
     if known.any():
         ends = points.low[known], points.high[known]
@@ -140,8 +140,8 @@ def draw_intervals(ax: Axes, xs: Series, points: DataFrame, colour: str) -> None
 
 
 def separate_intervals(ax: Axes) -> None:
-    """Move bars over intervals apart where one would hide another; the axes have their final place,
-    and the points keep theirs.
+    """Move interval bars apart if one would hide another. The axes must have their final position;
+    points are not moved.
     """
     import numpy as np
     from matplotlib.collections import LineCollection
@@ -184,14 +184,14 @@ def lines(ax: Axes, panel: Panel) -> None:
 
 
 def pareto_front(ax: Axes, panel: Panel) -> None:
-    """Pale discs below the points on the Pareto front, and a pale line through them."""
+    """Draw pale discs below the points on the Pareto front, and a pale line through them."""
     best = panel.placed[panel.placed.front.astype(bool)][["place", "y"]].drop_duplicates()
     best = best.sort_values(["place", "y"])
     ax.plot(best.place, best.y, **FRONT_LINE)
 
 
 def band(ax: Axes, panel: Panel) -> None:
-    """A line per series, in a band from its low to its high ends."""
+    """Draw a line per series, in a band from its low to its high ends."""
     for look, points, reported in panel.curves():
         every = max(1, len(points) // MARKERS)
         ax.plot(points.place, points.y, markevery=every, **line_settings(look, reported))
@@ -201,7 +201,7 @@ def band(ax: Axes, panel: Panel) -> None:
 
 
 def scatter(ax: Axes, panel: Panel) -> None:
-    """A marker per point with the number of its series: two metrics against each other."""
+    """Draw a marker per point with the number of its series: two metrics against each other."""
     for look, points, reported in panel.curves():
         marks = {**line_settings(look, reported), "linestyle": "none"}
         ax.plot(points.place, points.y, **marks)
@@ -213,8 +213,8 @@ def scatter(ax: Axes, panel: Panel) -> None:
 
 
 def separate_numbers(ax: Axes) -> None:
-    """Move the numbers of a scatter so that none lies on another or on a point, as far as there is
-    room; the axes have their final place.
+    """Move the numbers of a scatter so that they overlap neither each other nor a point, as far as
+    there is room. The axes must have their final position.
     """
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
@@ -236,7 +236,7 @@ def separate_numbers(ax: Axes) -> None:
 
 
 def bars(ax: Axes, panel: Panel) -> None:
-    """Groups of bars, one group per category; a diamond where the paper's bar ends."""
+    """Draw groups of bars, one group per category, with a diamond at the end of the paper's bar."""
     points = panel.placed
     shown = [name for name in panel.built.series if name in set(points.series)]
     width = BAR_ROOM / max(len(shown), 1)
@@ -253,8 +253,8 @@ def bars(ax: Axes, panel: Panel) -> None:
 def draw_columns(
     ax: Axes, panel: Panel, look: style.Look, ends: tuple[Series, Series], width: float
 ) -> None:
-    """Draw bars with their ends at x and y; on a logarithmic axis, where the length of a bar says
-    nothing, markers.
+    """Draw bars with their ends at x and y; on a logarithmic axis, where the length of a bar is
+    meaningless, draw markers.
     """
     if panel.log_y:
         ax.plot(*ends, **{**line_settings(look), "linestyle": "none"})
@@ -263,7 +263,7 @@ def draw_columns(
 
 
 def histogram(ax: Axes, panel: Panel) -> None:
-    """Adjacent bars at numbers on the x axis, as wide as these numbers are apart."""
+    """Draw adjacent bars at numbers on the x axis; their width is the distance of these numbers."""
     places = sorted(set(panel.placed.place))
     distance = min((b - a for a, b in pairwise(places)), default=1.0)
     shown = list(panel.by_series(measured=True))
@@ -275,7 +275,7 @@ def histogram(ax: Axes, panel: Panel) -> None:
 
 
 def heat(ax: Axes, panel: Panel) -> None:
-    """A colour at (x, y) for z; points without z are dots on it."""
+    """Draw a colour at (x, y) for z; points without z are dots on it."""
     cells = panel.placed[panel.placed.z.notna()]
     grid = cells.pivot_table("z", "y", "place", aggfunc="last")
     colours: dict[str, Any] = {"cmap": "viridis", "shading": "nearest", "rasterized": True}
@@ -288,7 +288,7 @@ def heat(ax: Axes, panel: Panel) -> None:
 
 
 def apart(places: Iterable[float], least: float) -> list[float]:
-    """Rising places, each moved to at least `least` behind the one before."""
+    """Return the rising places, each moved to at least `least` after the one before."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + least) if moved else place)
@@ -296,8 +296,8 @@ def apart(places: Iterable[float], least: float) -> list[float]:
 
 
 def reliability(ax: Axes, panel: Panel) -> None:
-    """Observed against predicted shares, with the diagonal of a calibrated head; below, how many
-    outcomes each bin holds, a row per series.
+    """Draw observed against predicted shares, with the diagonal of a calibrated head; below, the
+    number of outcomes in each bin, a row per series.
     """
     ax.plot([0, 1], [0, 1], color=style.FAINT, linewidth=0.7, linestyle=":")
     lines(ax, panel)
@@ -326,8 +326,8 @@ def draw_switches(ax: Axes, panel: Panel) -> None:
 
 
 def draw_stated(ax: Axes, numbers: Sequence[StatedNumber]) -> None:
-    """Dashed lines, or grey ranges, at the places that the paper's text names, with the number.
-    Numbers beyond an axis, whose range stays as it is, stand above the panel with an arrow.
+    """Draw dashed lines, or grey ranges, at the places stated in the paper's text, with the number.
+    Numbers beyond an axis, whose range is not changed, are written above the panel with an arrow.
     """
     beyond = []
     for number in (number for number in numbers if number.axis):

@@ -1,9 +1,10 @@
-"""Sealed records to the points of a figure: a frame of pandas, which is written as csv and drawn.
+"""Turn sealed records into the points of a figure: a pandas frame, which is written as csv and
+drawn.
 
 A point is a cell of the figure's table with the number that its metric or its run series gives.
 A cell whose run is missing or unavailable becomes a point without a number, with the state of its
-run and the reason, so nothing is dropped silently. Reported points are told apart by their `kind`.
-Some run series need token replays, which are recorded on request: `missing_replays` lists them.
+run and the reason, so nothing is dropped silently. Reported points have another `kind`. Some run
+series need token replays, which are recorded on request: `missing_replays` lists them.
 """
 
 from __future__ import annotations
@@ -47,21 +48,22 @@ BLANK: Mapping[str, Any] = {
     **dict.fromkeys(("state", "reason", "source", "run", "switched", "at"), ""),
     "front": False,
 }
-"""The columns of a figure's points and of its csv, with what an absent value is.
+"""The columns of a figure's points and of its csv, with the value that stands for an absent one.
 
 Panel, series, and quantity on the y axis; x, a number or a category; y, with low and high ends of
 its interval or band; z, the value of a heat map at (x, y); n samples (or what a run series counts)
 behind it. Kind: `measured`, or `printed`, `digitised` or `stated` for the paper's. State of its
 run, a `CellState`, and the reason why it has no number. Source: what was measured, as "models on
 benchmarks", or where a reported point stands. Hashes of the runs behind it. Switched: settings of
-its run that the profile has in place of those asked, such as a shorter block. At: its x in a sweep,
-or the axis of a stated number. Front: whether no point of its panel beats it.
+its run that the profile replaced, such as a shorter block. At: its x in a sweep, or the axis of a
+stated number. Front: whether no point of its panel beats it.
 """
 NUMBERS = ("y", "low", "high", "z")
 
 
 def frame_of_points(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
-    """A row per point. Values stay as they are: whole numbers are written without a point."""
+    """Return a row per point. Values stay as they are: whole numbers are written without a
+    point."""
     import pandas as pd
 
     return pd.DataFrame([{**BLANK, **row} for row in rows], columns=list(BLANK), dtype=object)
@@ -72,15 +74,15 @@ class BuiltFigure:
     """A figure with its points, ready to be written."""
 
     figure: PaperFigure
-    """What is drawn."""
+    """The specification of the figure."""
     built: BuiltTable
-    """The table behind it, with the states of all runs."""
+    """Its table, with the states of all runs."""
     points: DataFrame
     """All points, measured and reported, with or without a number; columns as in `BLANK`."""
 
     @cached_property
     def placed(self) -> DataFrame:
-        """The points with a number, and `place`, where they stand on the x axis."""
+        """The points with a number, and `place`, their position on the x axis."""
         order = {x: place for place, x in enumerate(self.categories)}
         drawn = self.points[self.points.y.notna()].astype(dict.fromkeys(NUMBERS, float))
         return drawn.assign(
@@ -88,7 +90,7 @@ class BuiltFigure:
         )
 
     def drawn(self, measured: bool) -> DataFrame:
-        """The points with a number: the measured ones, or the reported ones."""
+        """Return the points with a number: the measured ones, or the reported ones."""
         return self.placed[self.placed.kind.eq(MEASURED) == measured]
 
     @property
@@ -121,7 +123,7 @@ class BuiltFigure:
 def build_figure(
     figure: PaperFigure, profile: Profile, planned: Sequence[PlannedCell], store: Store
 ) -> BuiltFigure:
-    """The figure with every point that the sealed records give."""
+    """Return the figure with every point that the sealed records give."""
     built = build(figure.table, profile, planned)
     builder = _PointBuilder(
         figure,
@@ -140,7 +142,8 @@ def build_figure(
 
 
 def with_front(points: DataFrame, front: ParetoFront | None) -> DataFrame:
-    """The points, with `front` set for the measured ones that no other of their panel beats."""
+    """Return the points, with `front` set for the measured ones that no other of their panel
+    beats."""
     if front is None:
         return points
     sign = 1 if front.better == "high" else -1
@@ -156,8 +159,8 @@ def with_front(points: DataFrame, front: ParetoFront | None) -> DataFrame:
 def missing_replays(
     figure: PaperFigure, planned: Iterable[PlannedCell], store: Store
 ) -> Iterator[tuple[RunSpec, int]]:
-    """Sealed runs that have samples, but not the token replays that a run series needs, and of how
-    many samples it needs them.
+    """Return the sealed runs that have samples but lack token replays that a run series needs, and
+    the number of samples to replay.
     """
     needed: dict[RunSpec, tuple[int, RunRecord]] = {}
     for entry in planned:
@@ -173,7 +176,7 @@ def missing_replays(
 
 
 def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[str]:
-    """Record the token replays of these runs, one after the other; gives the errors."""
+    """Record the token replays of these runs, one after the other; return the errors."""
     failures = []
     for index, (spec, samples) in enumerate(missing, start=1):
         show_error(f"[{index}/{len(missing)}] token replay of {spec.folder}")
@@ -202,7 +205,7 @@ class _PointBuilder:
     """What the runs were translated with."""
 
     def points(self, cell: Row) -> Iterator[Point]:
-        """The point of a cell, or those of its run series."""
+        """Yield the point of a cell, or those of its run series."""
         blank, call = self._blank(cell), self.figure.calls.get(self._metric(cell))
         if call and cell.planned.run.record:
             yield from self._series_points(cell, call, blank)
@@ -216,11 +219,11 @@ class _PointBuilder:
         yield {**blank, "x": x, "y": cell.value, **ends, "n": cell.n}
 
     def _metric(self, cell: Row) -> str:
-        """The metric's name in the yaml, without a position."""
+        """Return the metric's name in the yaml, without a position."""
         return cell.Index[-1].partition("@")[0]
 
     def _blank(self, cell: Row) -> Point:
-        """The cell's point without its numbers."""
+        """Return the cell's point without its numbers."""
         figure, keys, metric = self.figure, cell.planned.cell.keys, self._metric(cell)
         names = {**keys, BY_METRIC: metric}
         series = names.get(figure.draw.series, "")
@@ -236,8 +239,8 @@ class _PointBuilder:
         }
 
     def _switched(self, cell: Row) -> Iterator[str]:
-        """Settings in place of those asked, but for the x axis'; of a mean, in how many of its
-        runs if not in all.
+        """Yield the replaced settings, except the one on the x axis; for a mean, also in how many
+        of its runs, if not in all.
         """
         leaves, on_axis = leaves_of(cell.planned), f"{self.figure.draw.x.setting}="
         switched = (
@@ -248,7 +251,7 @@ class _PointBuilder:
             yield override if count == len(leaves) else f"{override} ({count}/{len(leaves)})"
 
     def _x(self, cell: Row) -> float | str | None:
-        """Where the cell stands on the x axis."""
+        """Return the cell's position on the x axis."""
         axis, keys = self.figure.draw.x, cell.planned.cell.keys
         if axis.metric:
             x = self.cells[(*keys.values(), axis.metric)].value
@@ -264,7 +267,8 @@ class _PointBuilder:
         return number_or_text(cell.Index[-1].partition("@")[2]) or None
 
     def _series_points(self, cell: Row, call: SeriesCall, blank: Point) -> Iterator[Point]:
-        """The points that a run series gives for a sealed run; it may name panel and series."""
+        """Yield the points that a run series gives for a sealed run; it may name panel and
+        series."""
         assert cell.planned.run.record
         run = self.runs[cell.planned.run.record.identity_hash]
         settings = call.settings_for(list(cell.planned.cell.keys.values()))
@@ -277,7 +281,7 @@ class _PointBuilder:
 
 
 def _source(cell: Row) -> str:
-    """What was measured, "models on benchmarks"; of a mean, those of all its parts."""
+    """Return "models on benchmarks" that were measured; for a mean, those of all its parts."""
     chosen = [leaf.run.chosen for leaf in leaves_of(cell.planned)]
     names = (sorted({c[key] for c in chosen if key in c}) for key in ("model", "benchmark"))
     return " on ".join(", ".join(found) for found in names if found)

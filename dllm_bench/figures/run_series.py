@@ -1,9 +1,9 @@
 """Run series: named functions that turn one stored run into points of a figure.
 
-For what is no single metric of a run: curves over positions or steps, histograms, reliability
-diagrams, simulated serving load. A figure names one with `run_series` and gives its settings with
-`with`; `RUN_SERIES` at the end lists them all. Each is a pure function of what the run stored. A
-step is one forward of the decoding loop; steps and positions count from 1.
+They give what a single metric of a run cannot: curves over positions or steps, histograms,
+reliability diagrams, simulated serving load. A figure names one with `run_series` and gives its
+settings with `with`; `RUN_SERIES` at the end lists them all. Each is a pure function of the run's
+stored data. A step is one forward of the decoding loop; steps and positions count from 1.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import read_samples
 
 Settings = Mapping[str, Any]
-MIN_SHARE = 0.05  # of the samples: a mean over fewer says little
+MIN_SHARE = 0.05  # share of samples: a mean over fewer says little
 CURVE_FILE, WEIGHTS_FILE = "curve.jsonl", "filter.safetensors"  # of a trained filter
 
 
@@ -91,20 +91,20 @@ RunSeries = Callable[[StoredRun, Settings], Iterable[Point]]
 
 
 def mean_and_quartiles(x: float, values: Sequence[float]) -> Point:
-    """The mean of `values` at `x`, with their quartiles as band."""
+    """Return the mean of `values` at `x`, with their quartiles as band."""
     ends = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values
     mean = fmean(values) if len(values) > 1 else values[0]
     return {"x": x, "y": mean, "low": ends[0], "high": ends[-1], "n": len(values)}
 
 
 def committed_per_step(sample: SampleRecord) -> list[int]:
-    """Number of positions committed at each step."""
+    """Return the number of positions committed at each step."""
     counts = Counter(sample.born)
     return [counts[step] for step in range(max(sample.born) + 1)]
 
 
 def tokens_per_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Tokens committed at a step, by step (LoPA, figure 5)."""
+    """Yield tokens committed at a step, by step (LoPA, figure 5)."""
     counts = [committed_per_step(sample) for sample in run.samples]
     for step in range(max(map(len, counts))):
         values = [steps[step] for steps in counts if len(steps) > step]
@@ -133,7 +133,8 @@ def step_of_position(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Number of blocks by how many steps committed something in them (Learn2PD, figure 5)."""
+    """Yield the number of blocks by the number of steps that committed something in them (Learn2PD,
+    figure 5)."""
     size = setting_in(run.record.spec.decoder, "schedule.block")
     steps_of_blocks = [
         len({step for step in sample.born[start : start + size] if step >= 0})
@@ -154,8 +155,8 @@ ReplayedSample = tuple[SampleRecord, TokenReplay]
 
 
 def first_right_steps(replayed: ReplayedSample) -> list[tuple[int, int]]:
-    """(first step whose candidate was the final token, step of the commit) by position; (0, 0) for
-    a position that was never committed, or whose candidate was never right.
+    """Return (first step whose candidate was the final token, step of the commit) by position; (0,
+    0) for a position that was never committed, or whose candidate was never right.
     """
     sample, replay = replayed
     pairs = []
@@ -167,20 +168,22 @@ def first_right_steps(replayed: ReplayedSample) -> list[tuple[int, int]]:
 
 
 def one_sample(run: StoredRun, settings: Settings) -> list[ReplayedSample]:
-    """The sample that the setting `sample` chooses by its index; empty if it has no replay."""
+    """Return the sample that the setting `sample` chooses by its index; empty if it has no
+    replay."""
     index = settings.get("sample", 0)
     return run.replays[index : index + 1]
 
 
 def chosen_positions(settings: Settings, length: int) -> list[int]:
-    """Indices of the positions that the setting `at` gives as shares of the text's length. Papers
-    count from 1: position 128 of 256 is the last of its block.
+    """Return indices of the positions that the setting `at` gives as shares of the text's length.
+    Papers count from 1: position 128 of 256 is the last of its block.
     """
     return [max(round(share * length), 1) - 1 for share in settings["at"]]
 
 
 def first_right_and_committed(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """By position of one text: first step with the right candidate, and step of the commit."""
+    """Yield, by position of one text, the first step with the right candidate and the step of the
+    commit."""
     for replayed in one_sample(run, settings):
         for position, (first, committed) in enumerate(first_right_steps(replayed)):
             if committed:
@@ -189,7 +192,7 @@ def first_right_and_committed(run: StoredRun, settings: Settings) -> Iterator[Po
 
 
 def waiting_steps(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Number of tokens by steps between the first right candidate and the commit."""
+    """Yield the number of tokens by steps between the first right candidate and the commit."""
     pairs = [pair for replayed in run.replays for pair in first_right_steps(replayed) if pair[1]]
     counts = Counter(committed - first for first, committed in pairs)
     for waited in range(max(counts, default=-1) + 1):
@@ -197,7 +200,7 @@ def waiting_steps(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def first_right_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """First step whose candidate was the final token, by position, mean over samples."""
+    """Yield the first step whose candidate was the final token, by position, mean over samples."""
     by_position: dict[int, list[float]] = defaultdict(list)
     for replayed in run.replays:
         for position, (first, committed) in enumerate(first_right_steps(replayed)):
@@ -208,8 +211,8 @@ def first_right_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def probability(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Probability of the final token at some positions of one text, by step up to its commit. A
-    panel per position, or a series per position with the setting `one_panel`.
+    """Yield the probability of the final token at some positions of one text, by step up to its
+    commit. A panel per position, or a series per position with the setting `one_panel`.
     """
     for sample, replay in one_sample(run, settings):
         for index, position in enumerate(chosen_positions(settings, len(sample.born)), start=1):
@@ -234,9 +237,9 @@ def rank(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Mean probability of the final token by steps left until its commit. Tokens are grouped by the
-    number of steps for which they have a probability; the setting `groups` lists the largest number
-    of each group, and each group is a series.
+    """Yield the mean probability of the final token by steps left until its commit. Tokens are
+    grouped by the number of steps for which they have a probability; the setting `groups` lists the
+    largest number of each group, and each group is a series.
     """
     values: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample, replay in run.replays:
@@ -283,7 +286,7 @@ def probability_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def filter_loss(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Loss by epoch of the filter that the run used, on its training and its held-out rows
+    """Yield loss by epoch of the filter that the run used, on its training and its held-out rows
     (Learn2PD, figure 8). Nothing if the weights on this disk are not the ones of the run.
     """
     head = setting_in(run.record.spec.decoder, "select.first.head")
@@ -333,25 +336,26 @@ LENGTH_RULES: Mapping[str, Callable[[StepProfile, Settings], NewLengthRule]] = {
 
 
 def user_and_device_speed(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Tokens/s per device against tokens/s per user, a point per number of requests."""
+    """Yield tokens/s per device against tokens/s per user, a point per number of requests."""
     for point in served(run, settings):
         yield {"x": point.tokens_per_s_user, "y": point.tokens_per_s_device, "n": point.requests}
 
 
 def device_speed(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Tokens/s per device against the number of requests."""
+    """Yield tokens/s per device against the number of requests."""
     for point in served(run, settings):
         yield {"x": point.requests, "y": point.tokens_per_s_device, "n": point.requests}
 
 
 def verified_per_request(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Tokens verified per request and step against the number of requests."""
+    """Yield tokens verified per request and step against the number of requests."""
     for point in served(run, settings):
         yield {"x": point.requests, "y": point.verified_per_request, "n": point.requests}
 
 
 def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
-    """The run's system at every number of requests; simulated once for all series that use it."""
+    """Return the run's system at every number of requests; simulated once for all series that use
+    it."""
     return _served(run, json.dumps(settings, sort_keys=True))
 
 
@@ -368,7 +372,8 @@ def _served(run: StoredRun, settings_json: str) -> list[FrontierPoint]:
 
 
 def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
-    """The step profile of a model; the step times of another model would say nothing about it."""
+    """Return the step profile of a model; the step times of another model would say nothing about
+    it."""
     if model not in files:
         raise DllmBenchError(
             f"The figure names no step profile of {model}; measure one with `dllm-bench train sps "
@@ -417,7 +422,7 @@ COUNTED: Mapping[str, str] = {
     device_speed.__name__: "requests",
     verified_per_request.__name__: "requests",
 }
-"""Run series -> what the `n` of its points counts, where that is not samples."""
+"""Run series -> unit that the `n` of its points counts, if not samples."""
 
 SIMULATED = (
     user_and_device_speed.__name__,
@@ -428,7 +433,8 @@ SIMULATED = (
 
 
 def run_series(name: str) -> RunSeries:
-    """The run series called `name`; raises DllmBenchError with the known names if there is none."""
+    """Return the run series called `name`; raises DllmBenchError with the known names if there is
+    none."""
     if name not in RUN_SERIES:
         raise DllmBenchError(unknown_name("run series", name, list(RUN_SERIES)))
     return RUN_SERIES[name]

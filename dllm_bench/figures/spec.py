@@ -1,12 +1,12 @@
-"""A figure as data: facets, run queries and metrics as in a table, and how the numbers are drawn.
+"""A figure as data: facets, run queries and metrics as in a table, and a specification of the
+drawing.
 
-A `PaperFigure` is read from `conf/figure/<paper>/<figure>.yaml`. What is planned, run and measured
-is its `table`, which `tables/load` reads; `draw` says which facet makes the panels, which the
-series, and what stands on the x axis. Two short forms exist for figures only: `positions: 7` makes
-one metric for each position of a draft, and `run_series` takes points from a run with a named
-function (`run_series.py`) instead of one number. The paper's points are `reported`; what its text
-says of a figure without giving a point ("best at 64") is `stated`, by the name of its number in
-reported/figure_numbers.csv.
+A `PaperFigure` is read from `conf/figure/<paper>/<figure>.yaml`. Its `table`, read by
+`tables/load`, defines what is planned, run and measured; `draw` says which facet makes the panels,
+which the series, and what is on the x axis. Two short forms exist for figures only: `positions: 7`
+makes one metric for each position of a draft, and `run_series` takes points from a run with a named
+function (`run_series.py`) instead of one number. The paper's points are `reported`; numbers in its
+text that are not points ("best at 64") are `stated`, by their name in reported/figure_numbers.csv.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ OWN_METRIC_KEYS = ("positions", "run_series", "with", "of", "row", "replay_sampl
 
 @dataclass(frozen=True)
 class XAxis:
-    """What stands on the x axis. Without facet, setting and metric, the points say it themselves:
-    the position of a metric, or the x of a run series.
+    """The quantity on the x axis. Without facet, setting and metric it comes from the points: the
+    position of a metric, or the x of a run series.
     """
 
     label: str
@@ -67,7 +67,7 @@ class ParetoFront:
 
 @dataclass(frozen=True)
 class DrawSpec:
-    """How the points become a drawing."""
+    """The specification of a drawing."""
 
     kind: str
     """A key of `panels.PANEL_KINDS`."""
@@ -101,15 +101,15 @@ class SeriesCall:
     """From how many samples it needs the token replay (`runs/token_replay`)."""
 
     def settings_for(self, values: Sequence[str]) -> dict[str, Any]:
-        """The settings of a cell with these facet values."""
+        """Return the settings of a cell with these facet values."""
         own = {key: v for value in values for key, v in self.by_value.get(value, {}).items()}
         return {**self.settings, **own}
 
 
 @dataclass(frozen=True)
 class StatedNumber:
-    """A number that the paper's text gives for a figure and that is no point of it: a place on an
-    axis (the best block length), a range, or neither (a speedup).
+    """A number in the paper's text about a figure that is not one of its points: a place on an axis
+    (the best block length), a range, or neither (a speedup).
     """
 
     metric: str
@@ -139,7 +139,7 @@ class StatedNumber:
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure, published or (nothing reported) of this project."""
+    """One figure, published or (without reported points) of this project."""
 
     table: PaperTable
     """Facets, run queries and metrics: what is planned, run and measured."""
@@ -166,16 +166,16 @@ class PaperFigure:
         return self.table.name
 
     def facet_labels(self, facet: str) -> dict[str, str]:
-        """Name -> label of a facet's values, in order; a sweep is one name."""
+        """Return the name -> label of a facet's values, in order; a sweep is one name."""
         values = self.table.facets.get(facet, ())
         return {self.group.get(value.name, value.name): value.label for value in values}
 
     def row(self, metric: str) -> str:
-        """The quantity that a metric belongs to."""
+        """Return the quantity that a metric belongs to."""
         return self.rows.get(metric, metric)
 
     def label(self, name: str) -> str:
-        """The text shown for the name of a panel or series."""
+        """Return the text shown for the name of a panel or series."""
         facets = (self.draw.panels, self.draw.series)
         known = {key: text for facet in facets for key, text in self.facet_labels(facet).items()}
         metrics = {m.name.partition("@")[0]: m.label for m in self.table.metrics}
@@ -184,7 +184,7 @@ class PaperFigure:
 
 @lru_cache
 def load_figure(name: str) -> PaperFigure:
-    """The figure called `<paper>/<figure>`."""
+    """Return the figure called `<paper>/<figure>`."""
     known = names_of("figure")
     if name not in known:
         raise DllmBenchError(unknown_name("figure", name, known, listing=help_of("figure")))
@@ -192,7 +192,7 @@ def load_figure(name: str) -> PaperFigure:
 
 
 def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
-    """A figure from its yaml file; the csv files of its reported points lie below `data`."""
+    """Return a figure from its yaml file; the csv files of its reported points lie below `data`."""
     plain = read_yaml(path)
     facets, metrics = plain["facets"], plain["metrics"]
     own = {"layout": {"rows": list(facets)}, "metrics": dict(_table_metrics(metrics))}
@@ -224,8 +224,8 @@ def _draw(plain: Mapping[str, Any]) -> DrawSpec:
 
 
 def _table_metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The metrics in a table's form: one per position. A run series is planned as a score, so that
-    its run is planned; the score itself is never shown.
+    """Yield the metrics in a table's form: one per position. A run series is planned as a score, so
+    that its run is planned; the score itself is never shown.
     """
     for name, entry in plain.items():
         kept = {key: value for key, value in entry.items() if key not in OWN_METRIC_KEYS}
@@ -244,8 +244,8 @@ def _call(plain: Mapping[str, Any]) -> SeriesCall:
 
 
 def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[dict[str, Any]]:
-    """The points of a csv file; rows that do not match `where`, or whose panel, series, quantity or
-    x has no translation, are left out.
+    """Yield the points of a csv file; rows that do not match `where`, or whose panel, series,
+    quantity or x has no translation, are left out.
     """
     for row in _rows(entry, data):
         keys = ("panel", "series", "quantity", "x")
@@ -258,7 +258,7 @@ def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[dic
 
 
 def number_or_text(text: str) -> float | str:
-    """The number that a text spells, else the text."""
+    """Return the number that a text spells, else the text."""
     number = parse_number(text)
     return text if number is None else number
 
@@ -266,8 +266,8 @@ def number_or_text(text: str) -> float | str:
 def _stated(
     name: str, plain: Mapping[str, Mapping[str, Any]], data: Path
 ) -> Iterator[StatedNumber]:
-    """The numbers that the text gives for the figure called `<paper>/figure<number>`; `to` names
-    the upper end of a range, and `panel: {keys: …}` the panel of each row.
+    """Yield the numbers that the text gives for the figure called `<paper>/figure<number>`; `to`
+    names the upper end of a range, and `panel: {keys: …}` the panel of each row.
     """
     paper, _, figure = name.partition("/figure")
     rows = read_csv(data / STATED_NUMBERS) if plain else []
@@ -287,8 +287,8 @@ def _stated(
 
 
 def _rows(entry: Mapping[str, Any], data: Path) -> list[dict[str, str]]:
-    """The rows of the csv file. `pair: {column: [a, b]}` joins two rows that differ only in that
-    column into one, which has their values under the names a and b.
+    """Return the rows of the csv file. `pair: {column: [a, b]}` joins two rows that differ only in
+    that column into one, which has their values under the names a and b.
     """
     rows = read_csv((REPORTED_TABLES if entry.get("of_table") else data) / entry["file"])
     if "pair" not in entry:
@@ -307,8 +307,8 @@ def _matches(row: Mapping[str, str], column: str, allowed: Any) -> bool:
 
 
 def _column(plain: Any, row: Mapping[str, str]) -> str | None:
-    """A fixed name, or the text of a column (of several, joined by +) in translation; None if the
-    text has no translation.
+    """Return a fixed name, or the text of a column (of several, joined by +) in translation; None
+    if the text has no translation.
     """
     if not isinstance(plain, Mapping):
         return str(plain)

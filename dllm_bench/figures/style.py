@@ -170,7 +170,7 @@ LOOKS: Mapping[str, Look] = {
 
 
 def look(series: str) -> Look:
-    """The look of a series; raises DllmBenchError for a name that has none."""
+    """Return the look of a series; raises DllmBenchError for a name that has none."""
     if series not in LOOKS:
         raise DllmBenchError(
             f"Series {series!r} has no look; add it to LOOKS in dllm_bench/figures/style.py."

@@ -1,9 +1,9 @@
 """The trade-off plot: score against speed of one model's runs on one benchmark, with the front.
 
 A decoder has its colour and marker of `style`; variants (`lopa_dream`) have those of their family.
-Runs of one decoder are joined, since they are a sweep. Points that no other beats are joined by the
-front and named in bold; a name goes where it covers no point and no other name, or into the legend.
-The oracle, which knows the final tokens, is a bound and not on the front.
+Runs of one decoder form a sweep and are joined by a line. Points that no other beats are joined by
+the front and named in bold. A name is placed where it covers no point and no other name, or else in
+the legend. The oracle, which knows the final tokens, is a bound and not on the front.
 
 A point is a row of a frame with the columns decoder, speed, score, low, high (the ends of the
 score's interval, all in percent), and front, which `with_front` adds.
@@ -44,7 +44,7 @@ LEADER = 15  # points from which a line leads from the name to its point
 
 
 def image(points: DataFrame, title: str, speed: str, form: str) -> bytes:
-    """The plot as a file ("png" or "svg"); `speed` names the x axis."""
+    """Return the plot as a file ("png" or "svg"); `speed` names the x axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -67,7 +67,7 @@ def image(points: DataFrame, title: str, speed: str, form: str) -> bytes:
 
 
 def draw(ax: Axes, points: DataFrame) -> None:
-    """Points by decoder, their intervals and the front, without names."""
+    """Draw the points by decoder, their intervals and the front, without names."""
     best = points[points.front].sort_values("speed")
     steps: dict[str, Any] = {"color": FRONT, "zorder": 1, "label": FRONT_LABEL}
     ax.plot(best.speed, best.score, lw=3, alpha=0.55, **steps)
@@ -85,14 +85,15 @@ def draw(ax: Axes, points: DataFrame) -> None:
 
 
 def with_front(points: DataFrame) -> DataFrame:
-    """The points, and in `front` whether no other beats them in both score and speed."""
+    """Return the points, and in `front` whether no other beats them in both score and speed."""
     real = points[points.decoder != BOUND]
     best = real.index[pareto_front(list(zip(real.speed, real.score, strict=True)))]
     return points.assign(front=points.index.isin(best))
 
 
 def looks(decoders: Iterable[str]) -> dict[str, style.Look]:
-    """Decoder -> its look: its own, else its family's, with a marker that the family lacks."""
+    """Return {decoder: its look}: its own or that of its family, with a marker unused in the
+    family."""
     found, used = dict[str, style.Look](), set[tuple[str, str]]()
     unknown = 0
     for name in dict.fromkeys(decoders):
@@ -106,8 +107,8 @@ def looks(decoders: Iterable[str]) -> dict[str, style.Look]:
 
 
 def place_names(ax: Axes, points: DataFrame) -> set[str]:
-    """Write each decoder's name where it covers nothing, those of the front first; returns the
-    decoders that no point is named after. A sweep's dominated points are named once.
+    """Write each decoder's name where it covers nothing, names on the front first. A sweep's
+    dominated points are named once. Return the decoders without a name at any point.
 
     The layout must be final: names are measured as they are drawn.
     """
@@ -126,7 +127,7 @@ def place_names(ax: Axes, points: DataFrame) -> set[str]:
 
 
 def _marks(ax: Axes, points: DataFrame) -> Iterator[Bbox]:
-    """What the markers cover, in pixels."""
+    """Yield what the markers cover, in pixels."""
     from matplotlib.transforms import Bbox
 
     size = 4 * ax.figure.dpi / 72
@@ -135,7 +136,7 @@ def _marks(ax: Axes, points: DataFrame) -> Iterator[Bbox]:
 
 
 def _write(ax: Axes, point: Any, taken: Sequence[Bbox], colour: str) -> Bbox | None:
-    """The first free place for the point's name, written there; None if all are taken."""
+    """Return the first free place for the point's name, written there; None if all are taken."""
     weight = "bold" if point.front else "normal"
     given: dict[str, Any] = {"color": colour, "fontsize": 6.5, "fontweight": weight, "zorder": 4}
     given |= {"xycoords": "data", "textcoords": "offset points"}
@@ -160,7 +161,7 @@ def _write(ax: Axes, point: Any, taken: Sequence[Bbox], colour: str) -> Bbox | N
 
 
 def _box_of(name: Any) -> Bbox:
-    """What a text covers, without its line, in pixels."""
+    """Return what a text covers, without its line, in pixels."""
     from matplotlib.text import Text
 
     name.update_positions(name.figure.canvas.get_renderer())

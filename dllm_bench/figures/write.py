@@ -26,7 +26,7 @@ DIGITS = 6
 
 
 def file_of(built: BuiltFigure, folder: Path, form: str) -> Path:
-    """The file with one format of a figure."""
+    """Return the file with one format of a figure."""
     return folder / built.built.profile.name / f"{built.figure.name}.{form}"
 
 
@@ -40,8 +40,9 @@ def write(built: BuiltFigure, folder: Path) -> list[Path]:
 
 
 def why_kept(built: BuiltFigure, folder: Path) -> str:
-    """Why the files of an earlier drawing are to be kept: they have measured points of a run that
-    now gives none, although it is sealed, or has failed when made again. Empty if nothing is lost.
+    """Return the reason to keep the files of an earlier drawing: they have measured points of a run
+    that is sealed but now gives none, or that failed when made again. Empty if nothing would be
+    lost.
     """
     path = file_of(built, folder, "csv")
     states = (CellState.SEALED, CellState.FAILED)
@@ -60,17 +61,17 @@ def why_kept(built: BuiltFigure, folder: Path) -> str:
 
 
 def measured_rows(path: Path) -> list[dict[str, str]]:
-    """The lines of a figure's csv with a measured number; none without the file."""
+    """Return the lines of a figure's csv with a measured number; none without the file."""
     return [row for row in csv_rows(path) if row.get("kind") == MEASURED and row.get("y")]
 
 
 def _line_of(point: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the points of one series of a run have in common."""
+    """Return the common key of the points of one series of a run."""
     return tuple(point.get(name, "") for name in ("panel", "series", "quantity", "run"))
 
 
 def as_csv(built: BuiltFigure) -> str:
-    """The csv: one line per point."""
+    """Return the csv: one line per point."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(BLANK), lineterminator="\n")
     writer.writeheader()
@@ -80,7 +81,8 @@ def as_csv(built: BuiltFigure) -> str:
 
 
 def stated_points(figure: PaperFigure) -> Iterator[Point]:
-    """The stated numbers as lines of the csv: a place on one axis, or low and high of a range."""
+    """Yield the stated numbers as lines of the csv: a place on one axis, or low and high of a
+    range."""
     for number in figure.stated:
         single = {number.axis: number.low} if number.axis else {}
         yield {
@@ -101,7 +103,8 @@ def _plain(value: object) -> object:
 
 
 def headline(built: BuiltFigure) -> str:
-    """One line: how many points are measured, reported, without number, and the runs' states."""
+    """Return one line: how many points are measured, reported, without number, and the runs'
+    states."""
     measured, reported = (len(built.drawn(measured=ours)) for ours in (True, False))
     without = len(built.without_number)
     points = f"{measured} points measured, {reported} reported, {without} without number"
@@ -109,7 +112,8 @@ def headline(built: BuiltFigure) -> str:
 
 
 def lines(built: BuiltFigure) -> Iterator[str]:
-    """What was drawn, what could not be and why, and the commands that run what is missing."""
+    """Yield lines about what was drawn, what could not be drawn and why, and the commands for
+    missing runs."""
     table = built.built
     yield built.figure.table.title
     yield headline(built)
