@@ -1,1 +1,1 @@
-"""Requests and how their answers are graded."""
+"""Benchmarks: requests, and the grading of their answers."""

@@ -1,14 +1,13 @@
-"""Call a function that reads a model's text in a helper process, within bounds.
+"""Call a function that parses a model's text in a helper process, within bounds.
 
 A text may be of any form: it can make a parser recurse, a regular expression or sympy run for
-hours, a conversion raise. `call_bounded` is the one way by which texts are read (extraction,
-postprocessing, comparison with the right answer). What exceeds a bound, raises, or ends the helper
-is an `UnreadableAnswerError`, which `unreadable` turns into the score of a wrong answer.
+hours, a conversion raise. All texts are parsed (extraction, postprocessing, comparison with the
+right answer) through `call_bounded`. A call that exceeds a bound, raises, or ends the helper
+becomes an `UnreadableAnswerError`, which `unreadable` turns into the score of a wrong answer.
 
-A helper reads one text after the other and is started again only after a failure. Its seconds are
-CPU seconds, counted by the system (SIGPROF), so they hold in any thread of the caller, inside of C
-code, and whatever else the machine does. A helper runs no code of a model; that is what the
-sandbox is for.
+A helper reads one text after the other and is started again only after a failure. Its limit is in
+CPU seconds, counted by the system (SIGPROF), so it applies in any thread of the caller, inside of C
+code, and on a busy machine. A helper never runs a model's code; the sandbox does.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class UnreadableAnswerError(Exception):
 
 
 def unreadable(error: UnreadableAnswerError, metrics: Iterable[str]) -> SampleScore:
-    """The score of a text that cannot be read: wrong, with the reason in its verdict."""
+    """Return the score of a text that cannot be read: wrong, with the reason in its verdict."""
     zeros = dict.fromkeys(metrics, 0.0)
     return SampleScore(0.0, f"unreadable ({error.reason})", zeros, error.detail)
 
@@ -127,7 +126,7 @@ class _Reader:
             )
 
     def answer(self, request: str) -> list[Any]:
-        """The answer to a request, or what the end of the process says about its text."""
+        """Return the answer to a request, or what the end of the process says about its text."""
         with suppress(BrokenPipeError):
             self.requests.write(request.encode() + b"\n")
             self.requests.flush()

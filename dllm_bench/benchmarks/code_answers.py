@@ -1,7 +1,7 @@
 """Turn a model's answer into a Python program.
 
-Text work with the standard library; no program is run here. Each way in which a published score
-reads an answer has functions of its own: LoPA (`lopa_program`, `lopa_sanitize`), DiffuCoder
+It processes text with the standard library; no program is run here. Each published way of reading
+an answer has its own functions: LoPA (`lopa_program`, `lopa_sanitize`), DiffuCoder
 (`diffucoder_program`), OpenCompass (`opencompass_code`) and LiveCodeBench (`livecodebench_code`).
 EvalPlus's sanitising is called in `benchmarks/evalplus.py`.
 """
@@ -20,10 +20,10 @@ MAX_LINES = 100
 
 
 def extract_code(answer: str) -> str:
-    """The code of an answer: its first fenced block, or what precedes the first fence.
+    """Return the code of an answer: its first fenced block, or what precedes the first fence.
 
-    The latter counts if it is code itself (an answer that continues the body of a function and is
-    closed by a fence) or if there is no block.
+    The text before the first fence is used if it is code (an answer that continues the body of a
+    function and is closed by a fence) or if there is no block.
     """
     block = FENCE.search(answer)
     before = answer.split("```")[0]
@@ -33,7 +33,8 @@ def extract_code(answer: str) -> str:
 
 
 def assemble_program(prompt: str, answer: str) -> str:
-    """The prompt followed by the answer's code, which continues its body or is a program itself."""
+    """Return the prompt followed by the answer's code, which continues its body or is a program
+    itself."""
     code = extract_code(answer)
     if not code.strip():
         return prompt
@@ -42,7 +43,8 @@ def assemble_program(prompt: str, answer: str) -> str:
 
 
 def with_first_indent(answer: str, entry_point: str) -> str:
-    """The answer, indented by four spaces if it continues a body whose first indent was lost.
+    """Return the answer, indented by four spaces if it continues a body whose first indent was
+    lost.
 
     It does if it begins at the margin, does not define `entry_point`, and is the body of a function
     once its first line is indented.
@@ -53,14 +55,15 @@ def with_first_indent(answer: str, entry_point: str) -> str:
 
 
 def trimmed(code: str) -> str:
-    """The code up to its last line that is indented; the first line alone if there is none."""
+    """Return the code up to its last line that is indented; the first line alone if there is
+    none."""
     lines = code.split("\n")
     inside = [i for i, line in enumerate(lines) if line[:1] in (" ", "\t")]
     return "\n".join(lines[: max(inside, default=0) + 1])
 
 
 def parses(source: str) -> bool:
-    """Whether the text is a Python module."""
+    """Return whether the text is a Python module."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,7 +74,7 @@ def parses(source: str) -> bool:
 
 
 def trim_unparsable_end(program: str, keep: int = 1) -> str:
-    """The longest start of a program that parses; the program itself if none does.
+    """Return the longest start of a program that parses; the program itself if none does.
 
     The first `keep` lines (those of the prompt) always stay; MAX_LINES more are tried.
     """
@@ -134,7 +137,8 @@ def lopa_sanitize(program: str, entry_point: str) -> str:
 
 
 def longest_parsing_span(lines: Sequence[str]) -> str:
-    """The consecutive lines that parse and have the most non-blank ones; the first of equals."""
+    """Return the consecutive lines that parse and have the most non-blank ones; the first of
+    equals."""
     filled = [0, *itertools.accumulate(bool(line.strip()) for line in lines)]
     spans = itertools.combinations(range(len(lines) + 1), 2)
     for begin, end in sorted(spans, key=lambda s: (filled[s[0]] - filled[s[1]], s)):
@@ -144,14 +148,14 @@ def longest_parsing_span(lines: Sequence[str]) -> str:
 
 
 def parse_quietly(source: str) -> ast.Module:
-    """The syntax tree; warnings about the program are not shown."""
+    """Return the syntax tree; warnings about the program are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
 def defined_names(node: ast.stmt) -> list[str]:
-    """The names that a top-level statement defines; none for a function without `return`."""
+    """Return the names that a top-level statement defines; none for a function without `return`."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         returns = any(isinstance(part, ast.Return) for part in ast.walk(node))
         return [node.name] if returns else []
@@ -162,7 +166,8 @@ def defined_names(node: ast.stmt) -> list[str]:
 
 
 def reachable_names(entry_point: str, named: Mapping[str, ast.stmt]) -> set[str]:
-    """The names that the entry point uses, directly or not; all names if it is not defined."""
+    """Return the names that the entry point uses, directly or not; all names if it is not
+    defined."""
     if entry_point not in named:
         return set(named)
     reached, waiting = set(), [entry_point]
@@ -175,6 +180,6 @@ def reachable_names(entry_point: str, named: Mapping[str, ast.stmt]) -> set[str]
 
 
 def first_line(node: ast.stmt) -> int:
-    """The line at which a statement begins, its decorators included."""
+    """Return the line at which a statement begins, its decorators included."""
     decorators = getattr(node, "decorator_list", [])
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])

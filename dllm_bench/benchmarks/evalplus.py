@@ -235,7 +235,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         return PLAIN if self.template == CHAT and not self.chat else self.template
 
     def requests(self, encode: Encode) -> Sequence[Request]:
-        """One request per problem, in the fixed order."""
+        """Return one request per problem, in the fixed order."""
         return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
 
     def _prompt(self, problem: Item) -> str | Turns:
@@ -254,7 +254,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         return [{"role": "user", "content": text}]
 
     def dataset_hash(self) -> str:
-        """sha256 over problems, prompt form and stop strings."""
+        """Return sha256 over problems, prompt form and stop strings."""
         return self._hash
 
     @cached_property
@@ -273,7 +273,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         return {p["id"]: score for p, score in zip(problems, scores, strict=True)}
 
     def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
-        """The reference solution, and the program made of the text; nothing is run."""
+        """Return the reference solution, and the program made of the text; nothing is run."""
         return {
             problem["id"]: GradedAnswer(
                 problem["canonical_solution"], self._program_or_none(problem, texts[problem["id"]])
@@ -282,19 +282,20 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         }
 
     def program(self, problem: Item, text: str) -> str:
-        """The program that `postprocess` makes of an answer; UnreadableAnswerError if it fails."""
+        """Return the program that `postprocess` makes of an answer; UnreadableAnswerError if it
+        fails."""
         answer, make = cut_at_stop(text, self.stops), POSTPROCESS[self.postprocess]
         return str(call_bounded(make, answer, _prompt_text(problem), problem["entry_point"]))
 
     def _program_or_none(self, problem: Item, text: str) -> str:
-        """The program, empty for an answer that cannot be read."""
+        """Return the program, empty for an answer that cannot be read."""
         try:
             return self.program(problem, text)
         except UnreadableAnswerError:
             return ""
 
     def samples(self, texts: Mapping[str, str]) -> Iterator[str]:
-        """Lines of a samples file for `evalplus.evaluate`, which requires all problems."""
+        """Yield lines of a samples file for `evalplus.evaluate`, which requires all problems."""
         for problem in answered_items(texts, self.items, self.name):
             program = self._program_or_none(problem, texts[problem["id"]])
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
@@ -343,7 +344,7 @@ def _sample_score(outcome: ProgramOutcome, primary: str) -> SampleScore:
 
 @cache
 def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
-    """All problems of a split."""
+    """Return all problems of a split."""
     source = PROBLEM_SETS[dataset]
     require_known(f"split of {dataset!r}:", split, source.splits)
     if not source.file:
@@ -382,13 +383,14 @@ def _cached_only(url: str, file: str) -> None:
 
 
 def asked_for(prompt: str) -> str:
-    """A problem of MBPP+ in words: the text of its docstring, then the assertion it ends with."""
+    """Return a problem of MBPP+ in words: the text of its docstring, then the assertion it ends
+    with."""
     words, _, assertion = prompt.strip().strip('"').strip().partition("\nassert ")
     return f"{words} {ASSERTION}assert {assertion}" if assertion else words
 
 
 def _prompt_text(problem: Item) -> str:
-    """The prompt that is sent: without outer white space, ending in a newline."""
+    """Return the prompt that is sent: without outer white space, ending in a newline."""
     return str(problem["prompt"]).strip() + "\n"
 
 

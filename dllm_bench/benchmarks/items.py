@@ -1,4 +1,4 @@
-"""Settings of a benchmark, and its items: read, ordered, hashed, made into requests.
+"""Settings of a benchmark, and its items: reading, ordering, hashing, making requests.
 
 The order of a benchmark is a seeded shuffle of its whole split. Any `limit` therefore takes a mix
 of easy and hard items, and a larger limit adds items to those of a smaller one. This module imports
@@ -82,18 +82,19 @@ def local_data_only(only: bool = True) -> Iterator[None]:
 
 
 def downloads_allowed() -> bool:
-    """Whether items may be downloaded, see `local_data_only`."""
+    """Return whether items may be downloaded, see `local_data_only`."""
     return _MAY_DOWNLOAD.get()
 
 
 def choose_items(items: Sequence[Item], limit: int | None, repeats: int = 1) -> list[Item]:
-    """The first `limit` items (None: all) of a fixed shuffle, each `repeats` times."""
+    """Return the first `limit` items (None: all) of a fixed shuffle, each `repeats` times."""
     order = random.Random(f"order of {len(items)} items").sample(range(len(items)), len(items))
     return repeat_items([items[i] for i in order[:limit]], repeats)
 
 
 def repeat_items(items: Sequence[Item], repeats: int) -> list[Item]:
-    """Every item `repeats` times; the id of a repetition is `ID#0`, `ID#1`, … if there are several.
+    """Return every item `repeats` times; the id of a repetition is `ID#0`, `ID#1`, … if there are
+    several.
 
     `item_id_of` is the inverse for ids.
     """
@@ -103,19 +104,19 @@ def repeat_items(items: Sequence[Item], repeats: int) -> list[Item]:
 
 
 def item_id_of(request_id: str) -> str:
-    """The id of a request's item, without the number of the repetition."""
+    """Return the id of a request's item, without the number of the repetition."""
     item, mark, count = request_id.rpartition(REPETITION_MARK)
     return item if mark and count.isdigit() else request_id
 
 
 def repetition_of(request_id: str) -> int:
-    """The number of a request's repetition; 0 for an id without one."""
+    """Return the number of a request's repetition; 0 for an id without one."""
     _, mark, count = request_id.rpartition(REPETITION_MARK)
     return int(count) if mark and count.isdigit() else 0
 
 
 def in_passes(requests: Iterable[Request], limit: int | None, repeats: int) -> list[Request]:
-    """The requests of the first `limit` items (None: all): all items once, then all again.
+    """Return the requests of the first `limit` items (None: all): all items once, then all again.
 
     requests: as `repeat_items` orders them, whose order is part of what a run's hash is made of.
     """
@@ -124,13 +125,13 @@ def in_passes(requests: Iterable[Request], limit: int | None, repeats: int) -> l
 
 
 def content_hash(content: object) -> str:
-    """sha256 over canonical JSON."""
+    """Return sha256 over canonical JSON."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cut_at_stop(text: str, stops: Iterable[str]) -> str:
-    """The text before the first occurrence of any stop string."""
+    """Return the text before the first occurrence of any stop string."""
     places = [i for i in (text.find(stop) for stop in stops if stop) if i >= 0]
     return text[: min(places)] if places else text
 
@@ -138,7 +139,8 @@ def cut_at_stop(text: str, stops: Iterable[str]) -> str:
 def active_stops(
     stop: Sequence[str], hard_stop: Sequence[str], escape_until: bool
 ) -> tuple[str, ...]:
-    """The strings that end a text: all of them, or only the hard ones with `escape_until`."""
+    """Return the strings that end a text: all of them, or only the hard ones with
+    `escape_until`."""
     return tuple(hard_stop) if escape_until else (*stop, *hard_stop)
 
 
@@ -150,7 +152,7 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> None:
 
 
 def data_file(data_dir: str, path: str, benchmark: str) -> Path:
-    """The file `path` of a data directory; DllmBenchError if it does not exist."""
+    """Return the file `path` of a data directory; DllmBenchError if it does not exist."""
     file = expanded(data_dir) / path
     if not file.is_file():
         raise DllmBenchError(
@@ -171,7 +173,7 @@ def require_cache_or_server(benchmark: str, host: str, cached: Path, file: str) 
 
 
 def is_reachable(host: str, timeout_s: float = 0.7) -> bool:
-    """Whether port 443 of a host accepts a connection.
+    """Return whether port 443 of a host accepts a connection.
 
     A thread tries it, because looking up the name may hang for longer than the timeout.
     """
@@ -193,13 +195,14 @@ def is_reachable(host: str, timeout_s: float = 0.7) -> bool:
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line; DllmBenchError names the line that holds none."""
+    """Return the JSON objects of a file, one a line; DllmBenchError names the line that holds
+    none."""
     with file.open("rb") as lines:
         return [_json_object(file, i, line) for i, line in enumerate(lines, 1) if line.strip()]
 
 
 def _json_object(file: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The JSON object of a line; the first may begin with a byte order mark."""
+    """Return the JSON object of a line; the first may begin with a byte order mark."""
     try:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except (ValueError, RecursionError) as error:
@@ -278,7 +281,7 @@ class LazyRequests(Sequence[Request]):
 
 
 def answered_items(texts: Mapping[str, str], items: Sequence[Item], benchmark: str) -> list[Item]:
-    """The items that `texts` (id -> text) answers, in the benchmark's order."""
+    """Return the items that `texts` (id -> text) answers, in the benchmark's order."""
     unknown = sorted(set(texts) - {item["id"] for item in items})
     if unknown:
         raise DllmBenchError(

@@ -52,11 +52,11 @@ class LikelihoodBenchmark(LmEvalBenchmark):
             )
 
     def requests(self, encode: Encode) -> Sequence[Request]:
-        """One request per item, with an option per choice."""
+        """Return one request per item, with an option per choice."""
         return OptionRequests(self, encode)
 
     def pairs(self, item: Item) -> list[tuple[str, str]]:
-        """(context, continuation) of each choice, as lm-eval builds them."""
+        """Return (context, continuation) of each choice, as lm-eval builds them."""
         task = self._lm_eval_task
         context = task.fewshot_context(dict(item), self.shots)
         made = task.construct_requests(dict(item), context, metadata=(self.task, 0, 1))
@@ -83,7 +83,7 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         return {f"{name},none": float(value) for name, value in found.items()}
 
     def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
-        """The right choice, the likeliest, and what was said of all."""
+        """Return the right choice, the most likely one, and the likelihoods of all."""
         items = answered_items(texts, self.items, self.name)
         return {item["id"]: self._answer(item, texts[item["id"]]) for item in items}
 
@@ -101,7 +101,7 @@ class LikelihoodBenchmark(LmEvalBenchmark):
 
 
 def right_choice(task: Any, item: Item) -> int:
-    """Index of the right choice; of an item of lm-eval's task."""
+    """Return the index of the right choice; of an item of lm-eval's task."""
     doc: dict[str, Any] = dict(item)
     gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
     return gold if isinstance(gold, int) else list(task.doc_to_choice(doc)).index(gold)

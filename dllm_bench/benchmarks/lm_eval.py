@@ -138,7 +138,7 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         return self.template if self.chat else PLAIN
 
     def requests(self, encode: Encode) -> Sequence[Request]:
-        """One request per item; lm-eval builds the prompts."""
+        """Return one request per item; lm-eval builds the prompts."""
         return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
 
     def _prompt(self, item: Item) -> str | Turns:
@@ -155,7 +155,7 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         return prompt
 
     def dataset_hash(self) -> str:
-        """sha256 over items, few-shot examples, prompt form and stop strings."""
+        """Return sha256 over items, few-shot examples, prompt form and stop strings."""
         return self._hash
 
     @cached_property
@@ -186,7 +186,7 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         return {one.item["id"]: score for one, score in zip(readings, graded, strict=True)}
 
     def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
-        """The task's target, what each filter finds in the text, and its metrics."""
+        """Return the task's target, what each filter finds in the text, and its metrics."""
         chosen = self.primary.rpartition(",")[2]
         return {
             reading.item["id"]: GradedAnswer(
@@ -199,7 +199,8 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         }
 
     def _readings(self, texts: Mapping[str, str]) -> list[Reading]:
-        """The texts after the task's filters and, unless programs have to run, its metrics."""
+        """Return the texts after the task's filters and, unless programs have to run, its
+        metrics."""
         items = answered_items(texts, self.items, self.name)
         return [self._reading(item, cut_at_stop(texts[item["id"]], self.stops)) for item in items]
 
@@ -211,7 +212,8 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         return Reading(item, text, *found)
 
     def _grade(self, reading: Reading) -> SampleScore:
-        """All metrics of one answer as "<metric>,<filter>"; how a program ended is the verdict."""
+        """Return all metrics of one answer as "<metric>,<filter>"; how a program ended is the
+        verdict."""
         if reading.error is not None:
             kept = (name for name in metric_names(self.task) if not _tells_ending(name))
             return unreadable(reading.error, kept)
@@ -245,7 +247,8 @@ _TO_READ: dict[str, ConfigurableTask] = {}
 def read_answer(
     text: str, task: str, item: Item, graded: bool
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """(what each filter of a task finds in the text, metrics); {} for metrics unless `graded`."""
+    """Return (what each filter of a task finds in the text, metrics); {} for metrics unless
+    `graded`."""
     from lm_eval.api.instance import Instance
 
     loaded = task_over(task, item)
@@ -257,7 +260,8 @@ def read_answer(
 
 
 def read_target(_: str, task: str, item: Item) -> str:
-    """The right answer of an item; called by a helper, so that this process imports no lm-eval."""
+    """Return the right answer of an item; called by a helper, so that this process imports no
+    lm-eval."""
     return str(task_over(task, item).doc_to_target(dict(item))).strip()
 
 
@@ -305,7 +309,7 @@ def _sample_score(reading: Reading, metrics: Mapping[str, float], primary: str) 
 
 
 def task_names() -> list[str]:
-    """Names of the task files, sorted."""
+    """Return names of the task files, sorted."""
     return sorted(path.stem for path in TASKS.glob("*.yaml"))
 
 
@@ -320,7 +324,8 @@ TaskFileLoader.add_constructor(
 
 @cache
 def task_file(task: str) -> Mapping[str, Any]:
-    """The parsed yaml of a task; a function it names becomes that name, ours without the package.
+    """Return the parsed yaml of a task; a function it names becomes that name, ours without the
+    package.
 
     The name of a prompt function enters the dataset hash, which a move of the package must not
     change.
@@ -330,7 +335,7 @@ def task_file(task: str) -> Mapping[str, Any]:
 
 
 def metric_names(task: str) -> list[str]:
-    """Names "<metric>,<filter>" of a task's metrics."""
+    """Return names "<metric>,<filter>" of a task's metrics."""
     file = task_file(task)
     return [f"{m['metric']},{f['name']}" for m in file["metric_list"] for f in file["filter_list"]]
 

@@ -10,7 +10,8 @@ from lm_eval._cli import HarnessCLI
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
-    """The parsed arguments; `func` runs what they ask for. Exits on --help and on mistakes."""
+    """Return the parsed arguments; `func` runs what they ask for. Exits on --help and on
+    mistakes."""
     argv = sys.argv
     sys.argv = ["dllm-bench lm-eval", *arguments]
     try:

@@ -1,7 +1,7 @@
 """Our decoders as a model of lm-eval, and lm-eval's own command line with that model.
 
 `as_lm` wraps a function from a prompt to a text. `execute` runs lm-eval with the model under
-the name "dllm_bench". Likelihoods are those of decoder=likelihood; other decoders give none.
+the name "dllm_bench". Only decoder=likelihood gives likelihoods.
 Importing this module imports lm-eval.
 """
 
@@ -54,13 +54,13 @@ class NamedGenerate(Protocol):
         """Fit to name a folder."""
 
     def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:
-        """The text for a prompt."""
+        """Return the text for a prompt."""
 
     def likelihood(self, context: str | Turns, continuation: str) -> Likelihood:
-        """The log-likelihood of a continuation; DllmBenchError if its decoder gives none."""
+        """Return the log-likelihood of a continuation; DllmBenchError if its decoder gives none."""
 
     def metrics(self) -> Metrics:
-        """The metrics of all texts so far, by name."""
+        """Return the metrics of all texts so far, by name."""
 
 
 BuildGenerate = Callable[[Mapping[str, Any]], NamedGenerate]
@@ -92,7 +92,7 @@ class DllmBenchLM(LM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> DllmBenchLM:
-        """The model for the settings of lm-eval's command line.
+        """Return the model for the settings of lm-eval's command line.
 
         lm-eval calls the folder of results by the entry "pretrained", so it is set to a name that
         differs between decoders and settings of one model.
@@ -123,7 +123,7 @@ class DllmBenchLM(LM):
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether greedy decoding gives it) of each continuation.
+        """Return (log-likelihood, whether greedy decoding gives it) of each continuation.
 
         DllmBenchError, before anything is decoded, for a decoder that generates texts.
         """
@@ -133,7 +133,7 @@ class DllmBenchLM(LM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log-likelihood of each text, whole, after the token that begins a text."""
+        """Return the log-likelihood of each text, whole, after the token that begins a text."""
         shown = tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood_rolling requests")
         asked = ((request.args[0],) for request in shown)
         kind = "loglikelihood_rolling"
@@ -154,7 +154,7 @@ class DllmBenchLM(LM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A text that stands for the turns; the model's own template renders them later.
+        """Return the turns as a text; the model's own template renders them later.
 
         Where a task begins the answer itself (gen_prefix), that is a last turn of the assistant,
         which rendering continues whatever `add_generation_prompt` says.
@@ -164,11 +164,12 @@ class DllmBenchLM(LM):
         return text
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """A name for lm-eval's cache; the model always uses its own template."""
+        """Return a name for lm-eval's cache; the model always uses its own template."""
         return self._name
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval adds to the "config" of its results: TPF, TPS, forwards and all metrics."""
+        """Return what lm-eval adds to the "config" of its results: TPF, TPS, forwards and all
+        metrics."""
         metrics = self._metrics().items()
         return {MODEL: {name: value for name, value in metrics if value is not None}}
 
@@ -179,7 +180,8 @@ class DllmBenchLM(LM):
 
 
 def generation_settings(given: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """(new tokens, stop strings) of a task's `generation_kwargs`, under any of lm-eval's names.
+    """Return (new tokens, stop strings) of a task's `generation_kwargs`, under any of lm-eval's
+    names.
 
     DllmBenchError for a setting that would change the text and is not followed here.
     """
@@ -208,7 +210,7 @@ def _no_likelihood(requests: Sequence[object]) -> DllmBenchError:
 
 
 def as_lm(generate: Generate, name: str = MODEL) -> LM:
-    """An lm-eval model around `generate`."""
+    """Return an lm-eval model around `generate`."""
     return DllmBenchLM(generate, name)
 
 

@@ -2,8 +2,8 @@
 
 A context and its continuation are encoded as LLaDA and lm-eval do: together, so that the
 continuation's tokens are those after the context's, with the context's last spaces counted as the
-continuation's. What a decoder says is stored as the sample's text, a line of JSON, so that grading
-needs no model.
+continuation's. A decoder's likelihoods are stored as the sample's text, a line of JSON, so that
+grading needs no model.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dllm_bench.core.request import Likelihood, Option, Request
 
 
 def option_of(context: str | Turns, continuation: str, encode: Encode) -> Option:
-    """The tokens of a continuation and of what stands before it; both in one encoding.
+    """Return the tokens of a continuation and of its context, encoded together.
 
-    DllmBenchError if a chat template writes the begun answer in another way than a started one.
+    DllmBenchError if a chat template renders the begun answer differently from a new one.
     """
     if isinstance(context, str):
         bare = context.rstrip()
@@ -38,7 +38,8 @@ def option_of(context: str | Turns, continuation: str, encode: Encode) -> Option
 
 
 def request_of(name: str, options: Sequence[Option], prompt: str = "") -> Request:
-    """The request that asks for the likelihoods of options, as long as its longest option."""
+    """Return the request that asks for the likelihoods of options, as long as its longest
+    option."""
     longest = max(options, key=lambda option: len(option.prompt_ids) + len(option.ids))
     most = max(len(option.ids) for option in options)
     ids = longest.prompt_ids or longest.ids
@@ -46,7 +47,7 @@ def request_of(name: str, options: Sequence[Option], prompt: str = "") -> Reques
 
 
 def text_of(likelihoods: Sequence[Likelihood]) -> str:
-    """What is stored of likelihoods."""
+    """Return the stored text of likelihoods."""
     return json.dumps({"likelihoods": [list(likelihood) for likelihood in likelihoods]})
 
 

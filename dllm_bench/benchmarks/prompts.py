@@ -82,7 +82,7 @@ class PromptsBenchmark(Benchmark):
         return repeat_items(rows[: CAPS[self.dataset]][: self.limit], self.repeats)
 
     def requests(self, encode: Encode) -> Sequence[Request]:
-        """One request per prompt."""
+        """Return one request per prompt."""
         return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, ())
 
     def _prompt(self, item: Item) -> str | Turns:
@@ -90,7 +90,7 @@ class PromptsBenchmark(Benchmark):
         return [{"role": "user", "content": text}] if self.chat else text
 
     def dataset_hash(self) -> str:
-        """sha256 over the prompts and their form."""
+        """Return sha256 over the prompts and their form."""
         return content_hash({"items": self.items, "form": self.chat})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:

@@ -5,12 +5,12 @@ To add a task, write a function that draws one `GeneratedProblem` from a random 
 add its task file (`tasks/NAME.yaml`) and its configuration (`conf/benchmark/NAME.yaml`).
 
 The split of a problem is decided by a hash of its content (the question, without its wording), so
-the train and test splits never share a problem, whatever the seed. Within a split no prompt occurs
+the train and test splits never share a problem, for any seed. Within a split no prompt occurs
 twice.
 
 The test items are read from `items/NAME.jsonl.xz`, written once by `scripts/embedded/items.py`:
-drawing them takes seconds in every process. The hash of the file is what a run's identity holds.
-The split `unseen` holds the test problems drawn after them, for claims that are confirmed anew.
+drawing them would take seconds in every process. A run's identity contains the hash of the file.
+The split `unseen` contains the test problems drawn after these, for confirming claims on new items.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class GeneratedTask:
         return [{"id": f"{self.name}/{split}/{i}", **p.fields} for i, p in enumerate(problems)]
 
     def frozen_file(self, split: str = TEST) -> Path:
-        """The file of the test or unseen items: a JSON object a line, compressed by xz."""
+        """Return the file of the test or unseen items: a JSON object a line, compressed by xz."""
         name = self.name.replace("/", "-")
         return FROZEN / f"{name}{'' if split == TEST else '-' + split}.jsonl.xz"
 
@@ -116,13 +116,13 @@ class GeneratedTask:
 
 
 def split_of(content: str) -> str:
-    """The split that a problem with this content belongs to."""
+    """Return the split that a problem with this content belongs to."""
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "big") % TEST_ONE_IN == 0 else "train"
 
 
 def from_draw(draw: Draw) -> Stream:
-    """The stream that draws problems and keeps those of the split."""
+    """Yield the stream that draws problems and keeps those of the split."""
 
     def stream(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
         while True:
@@ -134,13 +134,13 @@ def from_draw(draw: Draw) -> Stream:
 
 
 def mixture(*draws: Draw) -> Draw:
-    """A draw that picks one of several draws each time, all with the same chance."""
+    """Return a draw that picks one of several draws each time, all with the same chance."""
     return lambda rng: rng.choice(draws)(rng)
 
 
 def text_problem(
     content: str, prompt: str, answer: str, grading: Mapping[str, Any]
 ) -> GeneratedProblem:
-    """A problem whose item holds `prompt`, `answer` and the fields only a grader reads."""
+    """Return a problem whose item holds `prompt`, `answer` and the fields only a grader reads."""
     fields = {"prompt": prompt, "answer": answer, **grading}
     return GeneratedProblem(content, prompt, f" {answer}", fields)

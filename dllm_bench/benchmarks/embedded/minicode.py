@@ -61,8 +61,8 @@ class MinicodeProgram:
 def problems_of(
     programs: Iterator[MinicodeProgram], rng: random.Random
 ) -> Iterator[GeneratedProblem]:
-    """A problem of each program, with the fields of EvalPlus's HumanEval+ except `task_id`; those
-    whose results hardly differ are left out.
+    """Yield a problem of each program, with the fields of EvalPlus's HumanEval+ except `task_id`;
+    those whose results hardly differ are left out.
     """
     for program in programs:
         entry_point = rng.choice(ENTRY_POINTS)
@@ -97,7 +97,8 @@ def draw_programs(split: str, rng: random.Random) -> Iterator[MinicodeProgram]:
 
 
 def prompt_of(program: MinicodeProgram, entry_point: str) -> str:
-    """The def line and the docstring; ends after the docstring's newline, as in HumanEval."""
+    """Return the def line and the docstring; ends after the docstring's newline, as in
+    HumanEval."""
     head = f"def {entry_point}({', '.join(program.params)}):\n"
     return head + f'    """{program.doc}\n    """\n'
 
@@ -111,7 +112,7 @@ def _operand(rng: random.Random, op: str, params: tuple[str, ...]) -> str:
 
 
 def expression(rng: random.Random, op: str, left: str, right: str) -> str:
-    """One operation; operands of a sum or a product may change places."""
+    """Return one operation; operands of a sum or a product may change places."""
     if op in ("+", "*") and rng.random() < SWAP_RATE:
         left, right = right, left
     return f"{op}({left}, {right})" if op in ("max", "min") else f"{left} {op} {right}"
@@ -229,7 +230,7 @@ def _results(source: str, entry_point: str, inputs: list[list[Any]]) -> list[Any
 
 
 def _check_function(inputs: list[list[Any]], results: list[Any]) -> str:
-    """Source of the function `check` that HumanEval items hold."""
+    """Return source of the function `check` that HumanEval items hold."""
     lines = [
         f"    assert candidate({', '.join(map(repr, args))}) == {result!r}\n"
         for args, result in zip(inputs, results, strict=False)

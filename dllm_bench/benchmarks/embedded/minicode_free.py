@@ -1,4 +1,4 @@
-"""minicode_free: chains of minicode whose numbers are worked out, written in many right ways.
+"""minicode_free: chains of minicode whose numbers must be computed, with many right solutions.
 
 A docstring names three steps on the arguments. Most operands are a sum, a difference or a product
 of two numbers. The body works it out in a string of its own (`14 - 1 = 13.`), names it (`y = 14 -
@@ -88,7 +88,7 @@ def _steps(rng: random.Random, params: tuple[str, ...]) -> list[tuple[str, Opera
 
 
 def _operand(rng: random.Random, op: str, params: tuple[str, ...]) -> Operand:
-    """An argument, or two numbers that give at least 2 and at most the largest operand."""
+    """Return an argument, or two numbers that give at least 2 and at most the largest operand."""
     if len(params) > 1 and op != "%" and rng.random() < ARGUMENT_RATE:
         name = rng.choice(params[1:])
         return Operand(name, name)
@@ -101,7 +101,7 @@ def _operand(rng: random.Random, op: str, params: tuple[str, ...]) -> Operand:
 
 
 def _doc(rng: random.Random, params: tuple[str, ...], steps: list[tuple[str, Operand]]) -> str:
-    """The docstring: sentences, or one sentence."""
+    """Return the docstring: sentences, or one sentence."""
     form = rng.randrange(2)
     words = [CHAIN_WORDS[op][form].format(operand.asked) for op, operand in steps]
     if form == 0:
@@ -110,7 +110,7 @@ def _doc(rng: random.Random, params: tuple[str, ...], steps: list[tuple[str, Ope
 
 
 def body(rng: random.Random, steps: list[tuple[str, Operand]]) -> str:
-    """One of the right programs for these steps, without its first line."""
+    """Return one of the right programs for these steps, without its first line."""
     name, other = rng.sample(TEMPORARIES, 2)
     current, lines = PARAMS[0], []
     stored = rng.random() < RETURN_RATE

@@ -71,7 +71,7 @@ class ArithmeticStep:
 
 
 def apply_op(op: str, left: int, right: int) -> int:
-    """The value of `left op right` for the operations `+`, `-` and `*`."""
+    """Return the value of `left op right` for the operations `+`, `-` and `*`."""
     return {"+": left + right, "-": left - right, "*": left * right}[op]
 
 
@@ -84,7 +84,7 @@ TASK = with_step_weights((1,) * MAX_STEPS)
 
 
 def draw(rng: random.Random, weights: Sequence[float]) -> GeneratedProblem:
-    """One problem; its number of steps is drawn with `weights`."""
+    """Return one problem; its number of steps is drawn with `weights`."""
     steps = draw_steps(rng, rng.choices(range(1, MAX_STEPS + 1), weights)[0])
     question, answer = phrase(rng, steps)
     fields = {"question": question, "answer": answer}
@@ -92,12 +92,12 @@ def draw(rng: random.Random, weights: Sequence[float]) -> GeneratedProblem:
 
 
 def content_of(steps: Sequence[ArithmeticStep]) -> str:
-    """The arithmetic without its wording: start, then verb and operand of each step."""
+    """Return the arithmetic without its wording: start, then verb and operand of each step."""
     return "|".join([str(steps[0].before), *(f"{s.verb}:{s.operand}" for s in steps)])
 
 
 def draw_steps(rng: random.Random, n_steps: int) -> tuple[ArithmeticStep, ...]:
-    """A chain of steps with distinct verbs whose values stay within 0..MAX_VALUE."""
+    """Return a chain of steps with distinct verbs whose values stay within 0..MAX_VALUE."""
     value = rng.randint(2, 60)
     steps: list[ArithmeticStep] = []
     unused = {op: list(verbs) for op, verbs in VERBS.items()}
@@ -125,7 +125,7 @@ def phrase(rng: random.Random, steps: tuple[ArithmeticStep, ...]) -> tuple[str, 
 
 
 def ask(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str) -> str:
-    """The question in a drawn wording."""
+    """Return the question in a drawn wording."""
     words = {"name": name, "who": NAMES[name], "items": items}
     sentences = [rng.choice(OPENINGS).format(n=steps[0].before, **words)]
     sentences += [_step_sentence(rng, step, words) for step in steps]
@@ -147,5 +147,5 @@ def _equation(rng: random.Random, step: ArithmeticStep) -> str:
 
 
 def prompt_of(question: str) -> str:
-    """The plain prompt, the same as the task file builds it."""
+    """Return the plain prompt, the same as the task file builds it."""
     return f"Question: {question}\nAnswer:"

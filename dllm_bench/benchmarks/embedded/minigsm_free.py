@@ -52,7 +52,7 @@ WORDS: Mapping[str, Mapping[str, int]] = {
 
 
 def draw(rng: random.Random) -> GeneratedProblem:
-    """One problem."""
+    """Return one problem."""
     steps = draw_steps(rng, rng.randint(*STEPS))
     name, items = rng.choice(list(NAMES)), rng.choice(ITEMS)
     question, answer = ask(rng, steps, name, items), _answer(rng, steps, name, items)
@@ -73,7 +73,7 @@ def _answer(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, item
 def _filled(
     rng: random.Random, forms: Mapping[str, int], words: Mapping[str, str], step: ArithmeticStep
 ) -> str:
-    """A form drawn for a step, with drawn words."""
+    """Return a form drawn for a step, with drawn words."""
     small = {word: _drawn(rng, choices).format(**words) for word, choices in WORDS.items()}
     equation = f"{step.before} {step.op} {step.operand} = {step.after}"
     return _drawn(rng, forms).format(**words, **small, **vars(step), equation=equation)

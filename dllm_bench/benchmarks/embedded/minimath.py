@@ -40,7 +40,7 @@ class ExpressionNode:
 
 
 def draw(rng: random.Random) -> GeneratedProblem:
-    """One problem of either split."""
+    """Return one problem of either split."""
     tree = draw_tree(rng, rng.randint(MIN_OPS, MAX_OPS))
     question = rng.choice(QUESTIONS).format(expression(tree))
     closing = rng.choice(CLOSINGS).format(f"\\boxed{{ {tree.value}}}")
@@ -53,7 +53,7 @@ TASK = GeneratedTask("minimath", from_draw(draw))
 
 
 def draw_tree(rng: random.Random, n_ops: int) -> ExpressionNode:
-    """An expression of `n_ops` operations whose values all stay within 0..MAX_VALUE."""
+    """Return an expression of `n_ops` operations whose values all stay within 0..MAX_VALUE."""
     while True:
         tree = _grow(rng, n_ops, "")
         if isinstance(tree, ExpressionNode):
@@ -61,7 +61,7 @@ def draw_tree(rng: random.Random, n_ops: int) -> ExpressionNode:
 
 
 def _grow(rng: random.Random, n_ops: int, parent: str) -> ExpressionNode | int | None:
-    """An expression; a number if `n_ops` is 0; None if a value is out of range."""
+    """Return an expression; a number if `n_ops` is 0; None if a value is out of range."""
     if n_ops == 0:
         return rng.randint(2, 9) if parent == "*" else rng.randint(1, 60)
     op, left_ops = rng.choices("+-*", (4, 4, 2))[0], rng.randrange(n_ops)
@@ -73,12 +73,12 @@ def _grow(rng: random.Random, n_ops: int, parent: str) -> ExpressionNode | int |
 
 
 def value_of(tree: ExpressionNode | int) -> int:
-    """The value of an expression."""
+    """Return the value of an expression."""
     return tree if isinstance(tree, int) else tree.value
 
 
 def expression(tree: ExpressionNode | int, inner: bool = False) -> str:
-    """The expression as text, with brackets around every inner operation."""
+    """Return the expression as text, with brackets around every inner operation."""
     if isinstance(tree, int):
         return str(tree)
     text = f"{expression(tree.left, True)} {tree.op} {expression(tree.right, True)}"
@@ -86,7 +86,7 @@ def expression(tree: ExpressionNode | int, inner: bool = False) -> str:
 
 
 def worked(rng: random.Random, tree: ExpressionNode | int) -> list[str]:
-    """The equations of an expression, each after those whose results it uses."""
+    """Return the equations of an expression, each after those whose results it uses."""
     if isinstance(tree, int):
         return []
     parts = [worked(rng, tree.left), worked(rng, tree.right)]

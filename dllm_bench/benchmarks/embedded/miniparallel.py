@@ -1,15 +1,16 @@
 """miniparallel: lists and squares whose tokens depend on each other, after ParallelBench.
 
-ParallelBench (Kang et al., 2025, arXiv 2510.04767) asks which tasks lose when tokens are decoded in
-parallel. Of its 17 task families the 12 that can be generated and graded without a judge are here:
-ten changes of a waiting line, Latin squares and Sudokus of size 4. Its text writing (summaries,
-paraphrases, sentences from given words) needs a judge and is left out. Items are drawn from the
-published description, in wording and names of this project: no item of ParallelBench is included.
+ParallelBench (Kang et al., 2025, arXiv 2510.04767) measures which tasks lose accuracy when tokens
+are decoded in parallel. Of its 17 task families the 12 that can be generated and graded without a
+judge are here: ten changes of a waiting line, Latin squares and Sudokus of size 4. Its text writing
+(summaries, paraphrases, sentences from given words) needs a judge and is left out. Items are drawn
+from the published description, in wording and names of this project: no item of ParallelBench is
+included.
 
-Every family states a rule and has a list of all right answers, any of which counts. Where there is
-one, each token follows from the prompt alone. Where there are many, the gold answer is drawn
-uniformly, and a token is settled only by the tokens beside it: positions decoded in the same
-forward can each be likely and together be wrong.
+Every family states a rule and has a list of all right answers, any of which counts. If there is
+only one, each token follows from the prompt. If there are many, the gold answer is drawn uniformly,
+and a token depends on the other tokens: positions decoded in the same forward can each be likely
+but wrong together.
 """
 
 from __future__ import annotations
@@ -95,25 +96,25 @@ def _removed(case: ParallelCase, place: int) -> Words:
 
 
 def _at_place(change: Callable[[ParallelCase, int], Words]) -> Callable[..., list[Words]]:
-    """The change at the case's place."""
+    """Return the change at the case's place."""
     return lambda case: [change(case, case.place)]
 
 
 def _anywhere(
     change: Callable[[ParallelCase, int], Words], more: int = 0
 ) -> Callable[..., list[Words]]:
-    """The change at each place of the line, and at `more` places after it."""
+    """Return the change at each place of the line, and at `more` places after it."""
     return lambda case: [change(case, i) for i in range(len(case.words) + more)]
 
 
 def _orders(case: ParallelCase) -> list[Words]:
-    """All orders of the line but its own."""
+    """Return all orders of the line but its own."""
     return list(permutations(case.words))[1:]
 
 
 @cache
 def _squares() -> list[tuple[int, ...]]:
-    """All Latin squares of 0 to 3, row by row."""
+    """Return all Latin squares of 0 to 3, row by row."""
     squares: list[tuple[int, ...]] = [()]
     for _ in range(SIDE):
         squares = [
@@ -127,7 +128,7 @@ def _squares() -> list[tuple[int, ...]]:
 
 @cache
 def _sudokus() -> list[Words]:
-    """The Latin squares of 1 to 4 whose boxes of two by two hold each number once."""
+    """Return the Latin squares of 1 to 4 whose boxes of two by two hold each number once."""
     corners = [row * SIDE + column for row in (0, 2) for column in (0, 2)]
     boxes = [[i, i + 1, i + SIDE, i + SIDE + 1] for i in corners]
     return [
@@ -142,7 +143,7 @@ def _latin_squares(case: ParallelCase) -> list[Words]:
 
 
 def _solutions(case: ParallelCase) -> list[Words]:
-    """The Sudokus that hold what is given."""
+    """Return the Sudokus that hold what is given."""
     squares = _sudokus()
     for i, given in enumerate(case.words):
         squares = [square for square in squares if given in (EMPTY, square[i])]
@@ -167,7 +168,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def draw_from(family: str) -> Draw:
-    """A draw of problems of one family."""
+    """Return a draw of problems of one family."""
 
     def draw(rng: random.Random) -> GeneratedProblem:
         case = FAMILIES[family].draw_case(rng)
@@ -181,7 +182,8 @@ def draw_from(family: str) -> Draw:
 
 
 def is_right(item: Mapping[str, Any], text: str) -> bool:
-    """Whether a text is one of the right answers of an item, its full stop left out or not."""
+    """Return whether a text is one of the right answers of an item, its full stop left out or
+    not."""
     case = ParallelCase(tuple(item["words"].split()), item["place"], item["name"])
     return tuple(text.strip().removesuffix(".").split()) in FAMILIES[item["family"]].answers(case)
 

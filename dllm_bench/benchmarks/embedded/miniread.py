@@ -3,10 +3,10 @@
 A passage says where three or four people live and what they have. The form "span" asks for words of
 the passage, or for something it does not say (the answer is then ``unanswerable``), as SQuAD 2.0
 does. The form "count" asks who has more, or for a sum, a difference or a number of people, as DROP
-does. An answer first repeats what it takes from the passage, the person before the place or thing,
-and ends in ``#### X``. Answers without that step, and questions that give the place or thing and
-ask for the person, are too hard for models of the embedded size. The content that decides the split
-is the people and the question.
+does. An answer first repeats the facts from the passage, the person before the place or thing, and
+ends in ``#### X``. Answers without that step, and questions that give the place or thing and ask
+for the person, are too hard for models of the embedded size. The content that decides the split is
+the people and the question.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ Question = tuple[str, str, str]
 
 
 def draw_span(rng: random.Random) -> GeneratedProblem:
-    """One problem of the form "span"."""
+    """Return one problem of the form "span"."""
     return _draw(rng, _span, SILENT_RATE)
 
 
 def draw_count(rng: random.Random) -> GeneratedProblem:
-    """One problem of the form "count"; the passage says of everyone what they have."""
+    """Return one problem of the form "count"; the passage says of everyone what they have."""
     return _draw(rng, _count, 0.0)
 
 
@@ -92,7 +92,7 @@ def _draw(
 
 
 def _people(rng: random.Random, silent_rate: float) -> list[Person]:
-    """Three or four people with two kinds of items among them; each has a place or items."""
+    """Return three or four people with two kinds of items among them; each has a place or items."""
     kinds = rng.sample(ITEMS, 2)
     people = []
     for who in rng.sample(list(NAMES), rng.randint(3, 4)):
@@ -115,7 +115,8 @@ def _sentences(rng: random.Random, person: Person) -> list[str]:
 
 
 def _span(rng: random.Random, people: list[Person]) -> Question:
-    """A question for a person's place or things, sometimes for what the passage does not say."""
+    """Return a question for a person's place or things, sometimes for what the passage does not
+    say."""
     about = rng.choice(list(SPAN_QUESTIONS))
     known = {p.who: str(getattr(p, about)) for p in people if getattr(p, about)}
     missing = rng.random() < MISSING_RATE
@@ -126,7 +127,7 @@ def _span(rng: random.Random, people: list[Person]) -> Question:
 
 
 def _count(rng: random.Random, people: list[Person]) -> Question:
-    """A question about the people who have one kind of items."""
+    """Return a question about the people who have one kind of items."""
     items = rng.choice([p.items for p in people])
     owners = [p for p in people if p.items == items]
     if len({p.count for p in owners}) < 2 or rng.random() < 0.2:
@@ -149,5 +150,5 @@ def _count(rng: random.Random, people: list[Person]) -> Question:
 
 
 def _counts(*people: Person) -> str:
-    """Names and numbers, as an answer repeats them from the passage."""
+    """Return names and numbers, as an answer repeats them from the passage."""
     return ". ".join(f"{person.who} {person.count}" for person in people)

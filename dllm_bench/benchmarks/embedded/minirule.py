@@ -68,17 +68,17 @@ class ListChange:
 
 
 def draw_free(rng: random.Random) -> GeneratedProblem:
-    """One problem of the form "free"."""
+    """Return one problem of the form "free"."""
     return _draw(rng, _free)
 
 
 def draw_choice(rng: random.Random) -> GeneratedProblem:
-    """One problem of the form "choice"."""
+    """Return one problem of the form "choice"."""
     return _draw(rng, _choice)
 
 
 def draw_range(rng: random.Random) -> GeneratedProblem:
-    """One problem of the form "range": a new operation, every range as likely as another."""
+    """Return one problem of the form "range": a new operation, every range as likely as another."""
     low, high = rng.choice(RANGES)
     while True:
         case = _operation(rng, MORE_CONSTANTS)
@@ -109,7 +109,7 @@ def _free(rng: random.Random, case: RuleCase) -> Asked:
 
 
 def _choice(rng: random.Random, case: RuleCase) -> Asked:
-    """The question with four options; the work ends in the right one."""
+    """Return the question with four options; the work ends in the right one."""
     end = rng.choice((0, -1))
     right, which = case.result[end], {0: " Which is first?", -1: " Which is last?"}[end]
     wrong = rng.sample(sorted({*case.distractors, *case.result} - {right}), len(LETTERS) - 1)
@@ -120,7 +120,7 @@ def _choice(rng: random.Random, case: RuleCase) -> Asked:
 
 
 def _range(rng: random.Random, case: RuleCase) -> Asked:
-    """The question with the four ranges; the work ends in the letter of the right one."""
+    """Return the question with the four ranges; the work ends in the letter of the right one."""
     del rng  # nothing is drawn
     offered = ", ".join(
         f"{letter} {low} to {high}" for letter, (low, high) in zip(LETTERS, RANGES, strict=True)
@@ -132,7 +132,8 @@ def _range(rng: random.Random, case: RuleCase) -> Asked:
 
 
 def _operation(rng: random.Random, constants: tuple[int, int] = CONSTANTS) -> RuleCase:
-    """A new operation of two steps with a, b and a constant: ``a @ b means ( a * 2 ) + b``."""
+    """Return a new operation of two steps with a, b and a constant: ``a @ b means ( a * 2 ) +
+    b``."""
     while True:
         (first, second), constant = rng.sample("ab", 2), rng.randint(*constants)
         inner_op, outer_op = rng.choice("+-*"), rng.choice("+-*")
@@ -157,7 +158,7 @@ def _operation(rng: random.Random, constants: tuple[int, int] = CONSTANTS) -> Ru
 
 
 def _words(rng: random.Random) -> RuleCase:
-    """Each of four colours stands for an item."""
+    """Return a rule in which each of four colours stands for an item."""
     meaning = dict(zip(rng.sample(COLORS, 4), rng.sample(ITEMS, 4), strict=True))
     case = [rng.choice(list(meaning)) for _ in range(rng.randint(*LIST_SIZE))]
     rule = ", ".join(f"{color} becomes {item}" for color, item in meaning.items()) + "."
@@ -167,7 +168,7 @@ def _words(rng: random.Random) -> RuleCase:
 
 
 def _changes(rng: random.Random) -> RuleCase:
-    """Two different changes of a list of colours, one after the other."""
+    """Return two different changes of a list of colours, one after the other."""
     case = rng.sample(COLORS, rng.randint(*LIST_SIZE))
     first = rng.choice(_possible_changes(rng, case))
     between = first.apply(case)
@@ -183,7 +184,7 @@ def _changes(rng: random.Random) -> RuleCase:
 
 
 def _possible_changes(rng: random.Random, words: Words) -> list[ListChange]:
-    """All changes; those that name a word to change name one that is in the list."""
+    """Return all changes; those that name a word to change name one that is in the list."""
     named, other = rng.choice(words), rng.choice([c for c in COLORS if c not in words])
     return [
         ListChange("Reverse the list.", lambda w: w[::-1]),

@@ -58,7 +58,7 @@ ENDS = (
 
 
 def draw(rng: random.Random) -> GeneratedProblem:
-    """One problem."""
+    """Return one problem."""
     steps = draw_steps(rng, rng.randint(*STEPS))
     name, items = rng.choice(list(NAMES)), rng.choice(ITEMS)
     question = ask(rng, steps, name, items)

@@ -35,19 +35,20 @@ Change = Callable[[random.Random, str, list[str]], tuple[str, str]]
 
 @cache
 def pool(split: str) -> list[str]:
-    """The sentences of a split."""
+    """Return the sentences of a split."""
     lines = lzma.decompress(POOL.read_bytes()).decode().splitlines()
     return [line for line in lines if split_of(line) == split]
 
 
 @cache
 def vocabulary(split: str) -> list[str]:
-    """The words of a split that a change may put into a sentence, in the order of the alphabet."""
+    """Return the words of a split that a change may put into a sentence, in the order of the
+    alphabet."""
     return sorted({word for line in pool(split) for word in INNER_WORD.findall(line)})
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words that a change may name: each occurs once, also as a part of other words."""
+    """Return the words that a change may name: each occurs once, also as a part of other words."""
     return [word for word in INNER_WORD.findall(sentence) if sentence.lower().count(word) == 1]
 
 
@@ -74,7 +75,8 @@ def _insert(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, 
 
 
 def _spell(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
-    """Two neighbouring letters inside of a word, first and last left out, change places."""
+    """Return a spelling problem: two neighbouring letters inside of a word, except first and last,
+    are swapped."""
     known = set(vocabulary(split_of(sentence)))
     wrong = [
         (word, swapped)

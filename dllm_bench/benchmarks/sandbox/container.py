@@ -64,7 +64,7 @@ class Container:
         return {name: os.environ[name] for name in kept if name in os.environ}
 
     def command(self, flags: Sequence[str]) -> list[str]:
-        """The command line that starts the program; `flags` are those of the interpreter."""
+        """Return the command line that starts the program; `flags` are those of the interpreter."""
         return [*TOOLS[self.tool](self), "python3", *flags, "-c", START]
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ class Container:
 
 
 def child_source(name: str) -> str:
-    """Source text of one of our own programs in `child/`.
+    """Return source text of one of our own programs in `child/`.
 
     A container gets text, because compiled code may not fit its Python.
     """
@@ -119,7 +119,8 @@ TOOLS: Mapping[str, Callable[[Container], list[str]]] = {
 
 
 def requested_container(limits: Limits) -> Container | None:
-    """A container for one program, or None where DLLM_BENCH_SANDBOX asks for a plain process."""
+    """Return a container for one program, or None where DLLM_BENCH_SANDBOX asks for a plain
+    process."""
     choice = os.environ.get(ISOLATION_VARIABLE, PROCESS)
     if choice == PROCESS:
         return None
@@ -129,7 +130,7 @@ def requested_container(limits: Limits) -> Container | None:
 
 @cache
 def container_tool(choice: str) -> str:
-    """The tool named by `choice`, or for "container" the first one on the PATH."""
+    """Return the tool named by `choice`, or for "container" the first one on the PATH."""
     if choice not in (*TOOLS, CONTAINER):
         raise DllmBenchError(
             f"{ISOLATION_VARIABLE}={choice} is not a kind of sandbox; choose {PROCESS}, "

@@ -186,7 +186,7 @@ class _Child:
         self.cpu_s = 0.0
 
     def ended(self, wait: int = os.WNOHANG) -> bool:
-        """Whether the process has ended; reaps it if so."""
+        """Return whether the process has ended; reaps it if so."""
         if self.status is None:
             pid, status, usage = os.wait4(self.process.pid, wait)
             if pid:
@@ -221,7 +221,7 @@ class Examiner:
 
 @cache
 def child_program(name: str) -> CodeType:
-    """Compiled code of one of our own programs in `child/`."""
+    """Return compiled code of one of our own programs in `child/`."""
     return compile(child_source(name), f"<{name}>", "exec", dont_inherit=True)
 
 
@@ -241,7 +241,8 @@ def _follow(child: _Child, channel: int, nonce: str, limits: Limits) -> ProgramO
 
 
 def _drain(child: _Child, deadline: float, limits: Limits) -> tuple[str, bytes]:
-    """(why it must be stopped or "", end of the output); reads little more than the limit."""
+    """Return (why it must be stopped or "", end of the output); reads little more than the
+    limit."""
     assert child.process.stdout is not None
     cap, kept = limits.output_kb << 10, limits.kept_kb << 10
     total, tail = 0, b""
@@ -271,7 +272,8 @@ def _wait_exit(child: _Child, deadline: float) -> str:
 
 
 def _reports(channel: int, nonce: str) -> tuple[list[tuple[str, ...]], str]:
-    """(words of the lines on the report channel that begin with the nonce, the other lines)."""
+    """Return (words of the lines on the report channel that begin with the nonce, the other
+    lines)."""
     os.set_blocking(channel, False)
     data = b""
     while True:
@@ -293,7 +295,7 @@ def _reports(channel: int, nonce: str) -> tuple[list[tuple[str, ...]], str]:
 def _verdict(
     stopped: str, status: int, reports: Sequence[tuple[str, ...]], contained: bool
 ) -> tuple[ProgramVerdict, str]:
-    """(verdict, detail) of a program that was stopped, or as the supervisor reports it.
+    """Return (verdict, detail) of a program that was stopped, or as the supervisor reports it.
 
     A supervisor that ends without a report is a fault of this machine, unless it had begun to read
     what comes from the program and its end is one that hostile values bring about. contained:
@@ -316,7 +318,8 @@ def _verdict(
 
 @cache
 def isolation() -> tuple[str, ...]:
-    """Names of the isolation steps that take effect here, found by running an empty program."""
+    """Return names of the isolation steps that take effect here, found by running an empty
+    program."""
     outcome = execute("")
     if outcome.verdict != "ended":
         raise DllmBenchError(

@@ -37,7 +37,7 @@ class Limits:
     """Whether the program may import installed packages."""
 
     def rlimits(self) -> dict[str, int]:
-        """Names and values for setrlimit(2)."""
+        """Return names and values for setrlimit(2)."""
         return {
             "RLIMIT_CORE": 0,
             "RLIMIT_CPU": self.cpu_s,

@@ -45,7 +45,7 @@ def humaneval_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[st
 
 
 def extracted_program(text: str, doc: Doc) -> str:
-    """The program of `humaneval_extracted`."""
+    """Return the program of `humaneval_extracted`."""
     whole = code_answers.assemble_program(doc["prompt"], text)
     return code_answers.trim_unparsable_end(whole, keep=doc["prompt"].count("\n"))
 
@@ -118,20 +118,21 @@ def map_answers(
 
 
 def grade_humaneval(doc: Doc, results: list[str]) -> dict[str, float]:
-    """Right if the item's own `check` returns."""
+    """Return the right if the item's own `check` returns."""
     tests = f"\n{doc['test']}\ncheck({doc['entry_point']})\n"
     reference = doc["prompt"] + doc["canonical_solution"]
     return verdict_metrics(verdict_of(results[0], Tests(tests, reference, (doc["entry_point"],))))
 
 
 def grade_mbpp(doc: Doc, results: list[str]) -> dict[str, float]:
-    """Right if all assertions hold; the item's set-up code may use what the answer defines."""
+    """Return the right if all assertions hold; the item's set-up code may use what the answer
+    defines."""
     tests = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
     return verdict_metrics(verdict_of(results[0], Tests(tests, doc["code"])))
 
 
 def verdict_metrics(verdict: str) -> dict[str, float]:
-    """The metrics of a code task for a verdict of the sandbox; NaN without one."""
+    """Return the metrics of a code task for a verdict of the sandbox; NaN without one."""
     return {
         "pass@1": math.nan if verdict == JUDGE_ERROR else float(verdict == "passed"),
         "timeout": float(verdict == "timeout"),
@@ -224,7 +225,7 @@ class Tests:
 
 @lru_cache(maxsize=4096)
 def calibrate(tests: Tests) -> tuple[int, bool]:
-    """(CPU seconds for a program, whether the tests can run in a process of their own).
+    """Return (CPU seconds for a program, whether the tests can run in a process of their own).
 
     They can if the reference passes them that way: arguments and results are values, and no
     argument is changed. Else their pieces run in the program's. The reference's CPU time counts
@@ -239,5 +240,5 @@ def calibrate(tests: Tests) -> tuple[int, bool]:
 
 @lru_cache(maxsize=4096)
 def verdict_of(program: str, tests: Tests) -> str:
-    """The sandbox's verdict, cached because filters often give the same program."""
+    """Return the sandbox's verdict, cached because filters often give the same program."""
     return tests.run(program, *calibrate(tests)).verdict

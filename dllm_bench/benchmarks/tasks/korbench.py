@@ -85,7 +85,7 @@ OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 def prompt(doc: Doc) -> str:
-    """The zero-shot prompt of an item's category."""
+    """Return the zero-shot prompt of an item's category."""
     category = doc["category"]
     opening, *instructions = INTRODUCTIONS[category]
     title = RULE_TITLES.get(category, category.capitalize())
@@ -97,12 +97,12 @@ def prompt(doc: Doc) -> str:
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:
-    """Right if the item's matcher accepts the answer."""
+    """Return the right if the item's matcher accepts the answer."""
     return {"accuracy": float(matcher(doc)(results[0], doc["answer"]))}
 
 
 def matcher(doc: Doc) -> Matcher:
-    """The matcher for an item's category, rule and index."""
+    """Return the matcher for an item's category, rule and index."""
     rule, index = doc["rule_id"], int(doc["index"])
     if doc["category"] == "operation":
         return _operation(rule, index, doc["answer"])
@@ -115,7 +115,7 @@ def matcher(doc: Doc) -> Matcher:
 
 
 def _operation(rule: str, index: int, answer: str) -> Matcher:
-    """The matcher of an operation item."""
+    """Return the matcher of an operation item."""
     if index in INEQUALITY_ITEMS:
         return same_inequalities
     if rule == "18":
@@ -128,37 +128,38 @@ def _operation(rule: str, index: int, answer: str) -> Matcher:
 
 
 def bracketed(text: str) -> str | None:
-    """The first text in [[ ]], else in \\boxed, else in [ ]; None if there is none."""
+    """Return the first text in [[ ]], else in \\boxed, else in [ ]; None if there is none."""
     matches = (re.search(pattern, text, re.DOTALL) for pattern in BRACKETS)
     return next((match[1].strip() for match in matches if match), None)
 
 
 def inner(text: str) -> str | None:
-    """The first text in [[ ]]; None if there is none."""
+    """Return the first text in [[ ]]; None if there is none."""
     match = re.search(r"\[\[(.*?)\]\]", text, re.DOTALL)
     return match[1] if match else None
 
 
 def tight(text: str, dropped: str = '"\n []') -> str | None:
-    """The bracketed text without the characters `dropped`."""
+    """Return the bracketed text without the characters `dropped`."""
     content = bracketed(text)
     return None if content is None else content.translate(str.maketrans("", "", dropped))
 
 
 def same_tight(text: str, gold: str) -> bool:
-    """Equal apart from quotes, spaces and brackets."""
+    """Return whether they are equal apart from quotes, spaces and brackets."""
     answer = tight(text)
     return answer is not None and answer == tight(gold)
 
 
 def same_logic(text: str, gold: str) -> bool:
-    """Equal apart from quotes, spaces and full stops."""
+    """Return whether they are equal apart from quotes, spaces and full stops."""
     answer = tight(text, '"\n .')
     return answer is not None and answer == tight(gold, '"\n .')
 
 
 def any_order(text: str, gold: str) -> bool:
-    """The same parts between semicolons; only the inner ones may change places, as published.
+    """Return whether the parts between semicolons are the same; only the inner ones may be
+    reordered, as published.
 
     The first and the last part include the outer brackets.
     """
@@ -168,26 +169,26 @@ def any_order(text: str, gold: str) -> bool:
 
 
 def same_inequalities(text: str, gold: str) -> bool:
-    """The same signs and bounds; the expression that they bound is not compared."""
+    """Return the same signs and bounds; the expression that they bound is not compared."""
     pattern = r"([≥≤])\s*(-?\d+\.?\d*)"
     answer, expected = (sorted(re.findall(pattern, tight(one) or "")) for one in (text, gold))
     return answer == expected
 
 
 def same_characters(text: str, gold: str) -> bool:
-    """The same letters and digits in any order (sets)."""
+    """Return the same letters and digits in any order (sets)."""
     answer, expected = (sorted(re.sub(r"\W+", "", tight(one) or "")) for one in (text, gold))
     return answer == expected
 
 
 def same_numbers(text: str, gold: str) -> bool:
-    """The same whole numbers in the same order (matrices)."""
+    """Return the same whole numbers in the same order (matrices)."""
     answer, expected = (re.findall(r"\d+", tight(one) or "") for one in (text, gold))
     return [*map(int, answer)] == [*map(int, expected)]
 
 
 def same_mathematics(text: str, gold: str) -> bool:
-    """The same number of alternatives, and each of the gold answer is among those given."""
+    """Return the same number of alternatives, and each of the gold answer is among those given."""
     answer, expected = (_expressions(one) for one in (text, gold))
     if len(answer) != len(expected) or not answer:
         return False
@@ -203,7 +204,7 @@ def _expressions(text: str) -> list[str]:
 
 
 def alternatives(text: str, gold: str) -> bool:
-    """The same alternatives in any order."""
+    """Return the same alternatives in any order."""
     answer, expected = (
         sorted((tight(one) or "").replace("\\text{or}", "or").split("or")) for one in (text, gold)
     )
@@ -268,7 +269,8 @@ def same_but_layout(text: str | None, gold: str | None) -> bool:
 
 
 def same_word_characters(text: str | None, gold: str | None) -> bool:
-    """The other rules: the same letters and digits in order; other characters do not count."""
+    """Return the other rules: the same letters and digits in order; other characters do not
+    count."""
     answer, expected = (re.sub(r"\W+", "", one or "") for one in (text, gold))
     return text is not None and answer == expected
 
@@ -286,12 +288,12 @@ PUZZLES: Mapping[str, Callable[[str | None, str | None], bool]] = {
 
 
 def signs(text: str | None) -> str:
-    """The text with * and - for the signs of times and minus."""
+    """Return the text with * and - for the signs of times and minus."""
     return (text or "").replace("×", "*").replace("−", "-")
 
 
 def arithmetic(text: str) -> float | None:
-    """The value of an expression of + - * / and numbers; None for anything else."""
+    """Return the value of an expression of + - * / and numbers; None for anything else."""
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):

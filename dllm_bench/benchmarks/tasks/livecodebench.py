@@ -68,7 +68,7 @@ def last_fenced(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:
-    """Right if all tests pass."""
+    """Return the right if all tests pass."""
     return verdict_metrics(_verdict(results[0], doc["function"], doc["tests"]))
 
 
@@ -85,7 +85,7 @@ def _verdict(code: str, function: str, tests: str) -> str:
 
 
 def _stdin_verdict(program: str, given: str, wanted: str) -> str:
-    """The verdict of one run on standard input, which may end with `exit()`."""
+    """Return the verdict of one run on standard input, which may end with `exit()`."""
     outcome = sandbox.execute(program, LIMITS, given)
     ended = outcome.verdict == "ended" or outcome.detail.startswith("SystemExit")
     if not ended:
@@ -94,7 +94,7 @@ def _stdin_verdict(program: str, given: str, wanted: str) -> str:
 
 
 def same_output(printed: str, wanted: str) -> bool:
-    """Whether the lines are equal apart from outer white space and the form of numbers."""
+    """Return whether the lines are equal apart from outer white space and the form of numbers."""
     ours, theirs = (text.strip().split("\n") for text in (printed, wanted))
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
@@ -113,7 +113,7 @@ def _decimals(line: str) -> list[Decimal]:
 
 
 def _method_verdict(program: str, function: str, cases: list[tuple[str, str]]) -> str:
-    """The verdict of all calls of a method; an argument is a line of JSON."""
+    """Return the verdict of all calls of a method; an argument is a line of JSON."""
     stages = [
         ([json.loads(line) for line in given.split("\n")], json.loads(wanted))
         for given, wanted in cases

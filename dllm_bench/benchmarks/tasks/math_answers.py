@@ -40,7 +40,8 @@ VERIFY_S = 5
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last \\boxed or \\fbox; None if there is none, or if it is not closed."""
+    """Return the content of the last \\boxed or \\fbox; None if there is none, or if it is not
+    closed."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if start < 0:
         return None
@@ -56,7 +57,8 @@ def boxed(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str:
-    """The answer that Minerva's closing sentence names; the sentence may be cut off at its end."""
+    """Return the answer that Minerva's closing sentence names; the sentence may be cut off at its
+    end."""
     sentence = FINAL.search(text + "I hope it is correct.")
     return sentence[1].strip() if sentence else "[invalidanswer]"
 
@@ -67,7 +69,8 @@ def normalised(answer: str) -> str:
 
 
 def plain(answer: str) -> str:
-    """The rest of appendix D: without units, layout, dollar signs and commas between thousands.
+    """Return the rest of appendix D: without units, layout, dollar signs and commas between
+    thousands.
 
     Unit words inside LaTeX commands stay.
     """
@@ -123,19 +126,19 @@ def loose(answer: str) -> str:
 
 
 def _unnamed(text: str) -> str:
-    """The text without a name of up to two characters before its only equals sign."""
+    """Return the text without a name of up to two characters before its only equals sign."""
     left, equals, right = text.partition("=")
     return right if equals and "=" not in right and len(left) <= 2 else text
 
 
 def _fractions(text: str) -> str:
-    """The text without spaces, with braces around the parts of fractions."""
+    """Return the text without spaces, with braces around the parts of fractions."""
     text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text.replace(" ", ""))
     return re.sub(r"\\frac([^{])\{", r"\\frac{\1}{", text)
 
 
 def _slashed(text: str) -> str:
-    """Two whole numbers with a slash between them as a fraction, other texts as they are."""
+    """Return two whole numbers with a slash between them as a fraction, other texts as they are."""
     return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
 
 
@@ -146,7 +149,7 @@ def same(one: str, other: str) -> bool:
 
 
 def verified(gold: str, text: str) -> bool:
-    """Whether math-verify finds the same answer in both texts.
+    """Return whether math-verify finds the same answer in both texts.
 
     Its time limit uses signals, which work in the main thread only, so another thread leaves the
     call to a process.
@@ -160,5 +163,6 @@ def verified(gold: str, text: str) -> bool:
 
 
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether two final answers, already normalised, are the same string or the same value."""
+    """Return whether two final answers, already normalised, are the same string or the same
+    value."""
     return gold == answer or (bool(answer) and verified(f"${gold}$", f"${answer}$"))

@@ -49,7 +49,8 @@ def read_squad(file: Path) -> list[Row]:
 
 
 def convert_squad(row: Row) -> Row:
-    """One question; `plausible` are the likely but wrong spans of a question without an answer."""
+    """Return one question; `plausible` are the likely but wrong spans of a question without an
+    answer."""
     spans = row["answers"]  # a list of spans in the original file, columns on the hub
     texts = spans["text"] if isinstance(spans, dict) else [span["text"] for span in spans]
     plausible = [span["text"] for span in row.get("plausible_answers") or []]
@@ -70,7 +71,7 @@ def read_drop(file: Path) -> list[Row]:
 
 
 def _simple_evals_drop(row: Row) -> Row:
-    """One question of simple-evals, which joins the spans of an answer beyond separation."""
+    """Return one question of simple-evals, which joins the spans of an answer beyond separation."""
     passage, _, question = row["context"].removeprefix("Passage: ").partition("\nQuestion: ")
     answers = [[text] for text in row["ref_text"].split("|")]
     return {
@@ -81,7 +82,7 @@ def _simple_evals_drop(row: Row) -> Row:
 
 
 def convert_drop(row: Row) -> Row:
-    """One question with every accepted answer, each a list of spans, without repetitions."""
+    """Return one question with every accepted answer, each a list of spans, without repetitions."""
     validated = row.get("validated_answers") or []
     if isinstance(validated, dict):  # columns on the hub
         columns = zip(*validated.values(), strict=True)
@@ -92,7 +93,7 @@ def convert_drop(row: Row) -> Row:
 
 
 def _drop_spans(answer: Row) -> list[str]:
-    """An answer as spans: its number, its spans, or its date, whichever it has."""
+    """Return an answer as spans: its number, its spans, or its date, whichever it has."""
     date = answer["date"]
     if answer["number"] != "":
         return [str(answer["number"])]
@@ -117,7 +118,7 @@ def read_mmlu_with_examples(file: Path) -> list[Row]:
 
 
 def mmlu_question(row: Row) -> str:
-    """A question with its four choices, up to the answer."""
+    """Return a question with its four choices, up to the answer."""
     choices = (f"{letter}. {text}" for letter, text in zip("ABCD", row["choices"], strict=True))
     return "\n".join([row["question"].strip(), *choices, "Answer:"])
 
@@ -137,7 +138,7 @@ def read_countdown(file: Path) -> list[Row]:
 
 
 def behind_examples(rows: list[Row], form: str) -> list[Row]:
-    """The rows after the first eight, which each has as its `examples`."""
+    """Return the rows after the first eight, which each has as its `examples`."""
     examples = "\n\n".join(form.format(**row) for row in rows[:PLANNING_SHOTS])
     kept = [{key: row[key] for key in ("input", "output")} for row in rows[PLANNING_SHOTS:]]
     return [{**row, "examples": examples} for row in kept]
@@ -154,7 +155,7 @@ def convert_arc(row: Row) -> Row:
 
 
 def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
-    """Rows of equal keys as columns."""
+    """Return rows of equal keys as columns."""
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
@@ -171,7 +172,8 @@ def convert_hellaswag(row: Row) -> Row:
 
 
 def plain_caption(text: str) -> str:
-    """A text of HellaSwag without WikiHow's bracketed titles and double spaces, as in lm-eval."""
+    """Return a text of HellaSwag without WikiHow's bracketed titles and double spaces, as in
+    lm-eval."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 
@@ -206,7 +208,8 @@ def read_winogrande(file: Path) -> list[Row]:
 
 
 def read_korbench(file: Path) -> list[Row]:
-    """All five categories, whose folders are next to that of `file`: question, rule, answer."""
+    """Return all five categories, whose folders are next to that of `file`: question, rule,
+    answer."""
     folders = [file.parents[1] / category for category in KORBENCH_CATEGORIES]
     return [row for folder in folders for row in _read_korbench_category(folder)]
 
@@ -237,7 +240,7 @@ def read_livecodebench(file: Path) -> list[Row]:
 
 
 def convert_livecodebench(row: Row) -> Row:
-    """One problem, with its hidden tests if the file has them."""
+    """Return one problem, with its hidden tests if the file has them."""
     tests = json.loads(row["public_test_cases"])
     hidden = _hidden_tests(row.get("private_test_cases") or "[]")
     return {

@@ -245,7 +245,7 @@ PUBLISHED: Mapping[str, PublishedSet] = {
 
 
 def splits(source: str) -> tuple[str, ...]:
-    """The splits of an item set."""
+    """Return the splits of an item set."""
     generated = source in GENERATED
     return GENERATED[source].splits if generated else tuple(PUBLISHED[source].files)
 
@@ -263,13 +263,14 @@ def check(source: str, split: str, data_dir: str | None) -> None:
 
 
 def hub_cache() -> Path:
-    """The folder in which the hub's client keeps what it downloaded."""
+    """Return the folder in which the hub's client keeps what it downloaded."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
 def _original_file(source: str, split: str, data_dir: str) -> tuple[Path, str]:
-    """(file of a split, name of the split in ids); a partial file adds its name to the split's."""
+    """Return (file of a split, name of the split in ids); a partial file adds its name to the
+    split's."""
     published = PUBLISHED[source]
     names, root = published.files[split], expanded(data_dir)
     name = next((name for name in names if (root / name).is_file()), names[0])
@@ -289,7 +290,7 @@ def _hub_split(source: str, split: str) -> HubSplit:
 
 @cache
 def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
-    """All items of a split in the original order, each with its `id`."""
+    """Return all items of a split in the original order, each with its `id`."""
     require_known(f"split of {source!r}:", split, splits(source))
     if source in GENERATED:
         return GENERATED[source].items(split)
@@ -312,7 +313,8 @@ def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
 
 
 def _hub_rows(source: str, split: str) -> list[Row]:
-    """The rows of a split on the hub, from its cache alone where downloads are not allowed."""
+    """Return the rows of a split on the hub, from its cache alone where downloads are not
+    allowed."""
     loaded = _load_from_hub(source, split, downloads_allowed())
     if isinstance(loaded, str):
         raise DllmBenchError(loaded)
@@ -321,7 +323,7 @@ def _hub_rows(source: str, split: str) -> list[Row]:
 
 @cache
 def _load_from_hub(source: str, split: str, download: bool) -> list[Row] | str:
-    """The rows, or why there are none.
+    """Return the rows, or why there are none.
 
     The reason is cached too: it takes half a minute to find out that the hub cannot be reached.
     """
@@ -344,7 +346,7 @@ def _load_from_hub(source: str, split: str, download: bool) -> list[Row] | str:
 
 
 def shots(source: str, split: str | None, count: int, data_dir: str | None) -> list[Row]:
-    """The first `count` few-shot examples; DllmBenchError if there are fewer."""
+    """Return the first `count` few-shot examples; DllmBenchError if there are fewer."""
     if count == 0:
         return []
     examples = rows(source, split, data_dir)[:count] if split else []
@@ -373,7 +375,7 @@ def _dataset(
     shots_count: int | None = None,
     items: Sequence[Item] | None = None,
 ) -> dict[str, Dataset]:
-    """The chosen items as lm-eval's split "test", few-shot examples as "shots".
+    """Return the chosen items as lm-eval's split "test", few-shot examples as "shots".
 
     shots_count: None takes as many as there are, up to eight. A task without examples gets an item
     in their place, because lm-eval requires the split to exist. items: the items, so that no file
@@ -395,7 +397,7 @@ def _dataset(
 
 
 def _ignoring_unknown(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called without the keyword arguments it does not have."""
+    """Return the function, called without the keyword arguments it does not have."""
     known = signature(function).parameters
     return lambda **given: function(**{name: given[name] for name in known if name in given})
 

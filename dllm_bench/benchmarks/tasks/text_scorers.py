@@ -72,7 +72,7 @@ def _boxed(gold: str, text: str) -> Metrics:
 
 
 def closing_answer(text: str) -> str:
-    """The answer in the first sentence that announces one, else in the first sentence.
+    """Return the answer in the first sentence that announces one, else in the first sentence.
 
     Of a sentence with formulas the last formula counts, else what follows "answer is".
     """
@@ -99,7 +99,7 @@ def gsm8k_value(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
 
 
 def written_number(text: str) -> str:
-    """The shortest form of the answer's number; NOTHING if there is none."""
+    """Return the shortest form of the answer's number; NOTHING if there is none."""
     _, marked, after = text.partition("####")
     numbers = NUMBER.findall(after) if marked else NUMBER.findall(text)[-1:]
     if not numbers:
@@ -114,13 +114,13 @@ def mmlu_leading(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
 
 
 def leading_letter(text: str) -> str:
-    """The option's letter that the text begins with; NOTHING without one."""
+    """Return the option's letter that the text begins with; NOTHING without one."""
     letter = LEADING.match(text)
     return letter[1] if letter else NOTHING
 
 
 def without_marks(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """The answers without what markdown puts around a letter (`ANSWER: **A**`)."""
+    """Return the answers without what markdown puts around a letter (`ANSWER: **A**`)."""
     return [[MARKS.sub("", text) for text in texts] for texts in resps]
 
 
@@ -159,7 +159,7 @@ def countdown_dream(doc: Doc, results: list[str]) -> Metrics:
 
 
 def holds(expression: str, result: str) -> bool:
-    """Whether an expression of whole numbers and + - * / has the value that is written."""
+    """Return whether an expression of whole numbers and + - * / has the value that is written."""
     if not re.match(r"\d+[+\-*/]\d+", expression) or len(expression) > LONGEST:
         return False
     try:
@@ -169,7 +169,7 @@ def holds(expression: str, result: str) -> bool:
 
 
 def arithmetic(node: ast.AST) -> float:
-    """The value of an expression; ValueError for anything but whole numbers and + - * /."""
+    """Return the value of an expression; ValueError for anything but whole numbers and + - * /."""
     match node:
         case ast.Constant(value=int() as value):
             return value
@@ -179,7 +179,7 @@ def arithmetic(node: ast.AST) -> float:
 
 
 def miniparallel(doc: Doc, results: list[str]) -> Metrics:
-    """Whether the text is one of the right answers."""
+    """Return whether the text is one of the right answers."""
     return {"valid": float(is_right(doc, results[0]))}
 
 
@@ -235,7 +235,7 @@ def drop_lenient(doc: Doc, results: list[str]) -> Metrics:
 
 
 def _contained(one: str, other: str) -> bool:
-    """Whether one text is part of the other; an empty text only of an empty text."""
+    """Return whether one text is part of the other; an empty text only of an empty text."""
     if not one or not other:
         return one == other
     return one in other or other in one

@@ -1,9 +1,9 @@
 """The judged side of a sandboxed child: run a model's program and send what its calls return.
 
-This process holds the program and its inputs, never an expected value or a verdict: whatever the
-program does to it, it can only change what is sent. Everything that goes out is a frame (length,
-then a value in the form of `codec`): the isolation steps taken, how the program ended, and one
-result per call. `supervise` says what the other side makes of them.
+This process contains the program and its inputs, but never an expected value or a verdict, so a
+malicious program can only change what is sent. Everything that goes out is a frame (length, then a
+value in the form of `codec`): the isolation steps taken, how the program ended, and one result per
+call. `supervise` is the receiver.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def receive(channel: int) -> bytes:
 
 
 def failure(error: BaseException) -> tuple[str, str]:
-    """(failure of `limits.ProgramVerdict`, what happened) of a program that raised `error`."""
+    """Return (failure of `limits.ProgramVerdict`, what happened) of a program that raised
+    `error`."""
     if isinstance(error, MemoryError):
         return "memory", ""
     denied = isinstance(error, OSError) and error.errno in DENIED
@@ -63,14 +64,14 @@ def execute(source: bytes, space: dict[str, Any]) -> BaseException | None:
 
 
 def find(space: dict[str, Any], name: str) -> Callable[..., Any]:
-    """The function of this name, or the method of a new object for `Class.method`."""
+    """Return the function of this name, or the method of a new object for `Class.method`."""
     owner, _, method = name.rpartition(".")
     function: Callable[..., Any] = getattr(space[owner](), method) if owner else space[method]
     return function
 
 
 def attempt(function: Callable[..., Any], *inputs: Any) -> tuple[str, Any]:
-    """("value", result) of one call, or the failure and the detail of its error."""
+    """Return ("value", result) of one call, or the failure and the detail of its error."""
     try:
         return "value", function(*inputs)
     except BaseException as error:

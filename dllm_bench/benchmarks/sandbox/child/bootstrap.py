@@ -156,7 +156,7 @@ def no_new_privileges() -> None:
 
 
 def readable(packages: bool) -> list[str]:
-    """The paths a program may read: files of the system and of Python."""
+    """Return the paths a program may read: files of the system and of Python."""
     own = [os.path.dirname(os.path.realpath(os.__file__)), os.path.realpath(sys.executable)]
     if packages:
         own += [sys.prefix, sys.base_prefix]
@@ -239,7 +239,7 @@ def attempt(held: list[str], step: Callable[..., None], *args: object) -> None:
 
 
 def enclose(job: dict[str, Any]) -> list[str]:
-    """The steps that both processes share; returns the names of those taken."""
+    """Return the steps that both processes share; returns the names of those taken."""
     held: list[str] = []
     attempt(held, other_uid)
     attempt(held, namespaces)
@@ -355,7 +355,7 @@ def limit_reading() -> None:
 
 
 def open_schedule(pid: int) -> int:
-    """The file that says how long a process waited for a processor, or -1."""
+    """Return the file that says how long a process waited for a processor, or -1."""
     try:
         return os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
     except OSError:

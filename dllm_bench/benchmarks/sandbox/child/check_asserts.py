@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def remote(answer: JudgedProcess, name: str) -> Callable[..., Any]:
-    """A function that is called in the judged process."""
+    """Return a function that is called in the judged process."""
 
     def call(*inputs: Any) -> Any:
         return answer.call(name, inputs, answer.cpu_s)

@@ -40,7 +40,7 @@ TASK_S = 60.0
 
 
 def is_floats(value: Any) -> bool:
-    """Whether a value is a float or a non-empty sequence of floats."""
+    """Return whether a value is a float or a non-empty sequence of floats."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(isinstance(v, float) for v in value)
     return isinstance(value, float)
@@ -56,7 +56,7 @@ def close(got: Any, want: Any, atol: float) -> bool:
 
 
 def equal(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """The usual rule: equality, else closeness within a tolerance if there is one."""
+    """Return the usual rule: equality, else closeness within a tolerance if there is one."""
     same: bool = got == want
     tolerance = atol or (FLOAT_ATOL if is_floats(want) else 0)
     if same or not tolerance:
@@ -70,7 +70,7 @@ def same_value(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
 
 
 def as_lists(value: Any) -> Any:
-    """The value with lists in place of tuples, as JSON has them."""
+    """Return the value with lists in place of tuples, as JSON has them."""
     return [as_lists(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -99,7 +99,8 @@ def equal_or_zero(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bo
 
 
 def root(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """The result is a zero of the polynomial with coefficients inputs[0] (constant first)."""
+    """Return whether the result is a zero of the polynomial with coefficients inputs[0] (constant
+    first)."""
     return abs(sum(c * math.pow(got, i) for i, c in enumerate(inputs[0]))) <= atol
 
 
@@ -128,17 +129,17 @@ RULES: dict[str, Rule] = {
 
 
 def sent(value: Any) -> Any:
-    """The value as it would come from a judged process."""
+    """Return the value as it would come from a judged process."""
     return plain(decode(encode(value)))
 
 
 def plain(value: Any) -> Any:
-    """The members of an array, any other value itself."""
+    """Return the members of an array, any other value itself."""
     return value.members if isinstance(value, Array) else value
 
 
 def load(source: str, entry_point: str) -> Callable[..., Any]:
-    """The function that the reference solution defines."""
+    """Return the function that the reference solution defines."""
     space: dict[str, Any] = {"__name__": "__solution__"}
     error = execute(source.encode(), space)
     if error is not None:
@@ -170,7 +171,7 @@ def expected(payload: dict[str, Any]) -> dict[str, list[Case]]:
 def judge(
     answer: JudgedProcess, cases: Sequence[Case], limits_s: Sequence[float], payload: dict[str, Any]
 ) -> tuple[str, str]:
-    """(verdict, detail) of the results for the cases of a stage, in order."""
+    """Return (verdict, detail) of the results for the cases of a stage, in order."""
     rule, done = RULES[payload["rule"]], 0
     try:
         results = answer.calls(payload["entry_point"], [case[0] for case in cases], limits_s)

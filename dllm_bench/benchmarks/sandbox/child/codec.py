@@ -60,7 +60,7 @@ class Array:
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of a value; UnreadableValueError if it is too deep or endless."""
+    """Return the bytes of a value; UnreadableValueError if it is too deep or endless."""
     parts: list[bytes] = []
     _write(value, parts, 0)
     return b"".join(parts)
@@ -131,7 +131,8 @@ def _write_other(value: Any, parts: list[bytes], depth: int) -> None:
 
 
 def decode(data: bytes) -> Any:
-    """One whole value, of bytes that may be hostile; UnreadableValueError for anything else."""
+    """Return one whole value, of bytes that may be hostile; UnreadableValueError for anything
+    else."""
     try:
         value, end = _read(data, 0, 0, [MAX_MEMBERS])
     except (struct.error, ValueError, TypeError, ArithmeticError, MemoryError) as error:
@@ -142,7 +143,7 @@ def decode(data: bytes) -> Any:
 
 
 def _read(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Any, int]:
-    """(value, index after it) of the value at index `at`; `left` counts members down."""
+    """Return (value, index after it) of the value at index `at`; `left` counts members down."""
     if depth > MAX_DEPTH:
         raise UnreadableValueError("nested too deeply")
     tag, count = HEAD.unpack_from(data, at)
@@ -180,7 +181,7 @@ def _read_content(tag: bytes, content: bytes) -> Any:
 
 
 def _made(tag: bytes, members: list[Any]) -> Any:
-    """The container of a tag with these members."""
+    """Return the container of a tag with these members."""
     if tag in CONTAINERS:
         return CONTAINERS[tag](_hashable(members) if tag in b"Sz" else members)
     if tag == b"I":
@@ -197,7 +198,7 @@ def _made(tag: bytes, members: list[Any]) -> Any:
 
 
 def _ratio(numerator: Any, denominator: Any) -> Any:
-    """The exact fraction of two integers.
+    """Return the exact fraction of two integers.
 
     Nothing else: the text `1e999999999` is short, and the number it stands for fills the memory.
     """
@@ -210,8 +211,8 @@ def _ratio(numerator: Any, denominator: Any) -> Any:
 
 
 def _hashable(members: list[Any]) -> list[Any]:
-    """The members of a set or the keys of a dict, whose hashes must differ: making it out of n that
-    do not takes n * n comparisons.
+    """Return the members of a set or the keys of a dict, whose hashes must differ: making it out of
+    n that do not takes n * n comparisons.
     """
     if len(members) > MAX_EQUAL_HASHES:
         seen: dict[int, int] = {}

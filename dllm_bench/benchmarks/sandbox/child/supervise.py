@@ -79,11 +79,13 @@ class JudgedProcess:
         self._used_s = 0.0
 
     def held(self) -> tuple[str, ...]:
-        """Names of the isolation steps that the process took, sent before the program runs."""
+        """Return names of the isolation steps that the process took, sent before the program
+        runs."""
         return tuple(map(str, decode(self._wait(self._frame, self.cpu_s))))
 
     def load(self, limit_s: float) -> tuple[str, str]:
-        """("ended", "") once the program itself has run, by its own account, or its failure."""
+        """Return ("ended", "") once the program itself has run, by its own account, or its
+        failure."""
         self.begin()
         kind, detail, names = self._parts(limit_s, 3)
         if kind != "ended":
@@ -94,13 +96,13 @@ class JudgedProcess:
         return "ended", ""
 
     def call(self, name: str, inputs: Sequence[Any], limit_s: float) -> Any:
-        """The result of one call; AnswerError if it raises an exception."""
+        """Return the result of one call; AnswerError if it raises an exception."""
         return next(self.calls(name, [inputs], [limit_s]))
 
     def calls(
         self, name: str, inputs: Sequence[Sequence[Any]], limits_s: Sequence[float]
     ) -> Iterator[Any]:
-        """The results of calls of one function, each as soon as it is there."""
+        """Yield the results of calls of one function, each as soon as it is there."""
         request: Any = (name, inputs)
         if self.stopped:
             raise self.stopped
@@ -148,7 +150,7 @@ class JudgedProcess:
         raise self._stop("failed", "a result before its call")
 
     def _parts(self, limit_s: float, count: int) -> tuple[Any, ...]:
-        """The members of the next frame, a tuple of `count`."""
+        """Return the members of the next frame, a tuple of `count`."""
         try:
             parts = decode(self._wait(self._frame, limit_s))
         except (UnreadableValueError, MemoryError) as error:
@@ -158,12 +160,12 @@ class JudgedProcess:
         return parts
 
     def _stop(self, failure: str, detail: str) -> AnswerEnded:
-        """The exception that ends all reading, kept in `stopped`."""
+        """Return the exception that ends all reading, kept in `stopped`."""
         self.stopped = AnswerEnded(failure, detail)
         return self.stopped
 
     def _frame(self) -> bytes | None:
-        """The content of the next frame, or None if it is not there yet."""
+        """Return the content of the next frame, or None if it is not there yet."""
         if len(self._received) >= LENGTH:
             end = LENGTH + int.from_bytes(self._received[:LENGTH], "big")
             if end > MAX_FRAME:
@@ -198,7 +200,7 @@ class JudgedProcess:
                 return done
 
     def _clock(self) -> tuple[float, float]:
-        """(CPU seconds of the process, seconds in which it did not wait for a processor)."""
+        """Return (CPU seconds of the process, seconds in which it did not wait for a processor)."""
         passed_s = time.monotonic()
         try:
             cpu_s = time.clock_gettime(~self.pid << 3 | 2)  # the id of clock_getcpuclockid(3)
@@ -209,7 +211,7 @@ class JudgedProcess:
         return cpu_s, passed_s
 
     def _ended(self) -> AnswerEnded:
-        """How a process ended that sends no more."""
+        """Return how a process ended that sends no more."""
         status = self.stop(GRACE_S)
         spent = self._used_s >= self.cpu_s
         if status == -SIGXCPU or (status == -SIGKILL and spent):
@@ -222,7 +224,7 @@ class JudgedProcess:
 
 
 def failure_of(kind: object, detail: object) -> tuple[str, str]:
-    """(failure, detail) of what a judged process says of a failure, whatever it says."""
+    """Return (failure, detail) of what a judged process says of a failure, whatever it says."""
     known = kind if type(kind) is str and kind in FAILURES else "failed"
     return known, detail[:DETAIL] if type(detail) is str else ""
 
