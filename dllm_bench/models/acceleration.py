@@ -64,7 +64,7 @@ class CompiledDenoiser(TransformerDenoiser):
         return hidden.view(*tokens_KF.shape, -1)
 
     def _stored(self, layer: Any, kv: PositionCache) -> list[KeysValues]:
-        """What a layer reads of the cache: its visible spans."""
+        """Return the K/V that a layer reads from the cache: its visible spans."""
         if not kv.length:
             return []
         return [(layer.keys[:, :, a:b], layer.values[:, :, a:b]) for a, b in kv.spans]
@@ -97,7 +97,8 @@ def run_layers(
     rotations: dict[str, Rotation],
     stored: list[list[KeysValues]],
 ) -> tuple[Tensor, list[KeysValues]]:
-    """All layers in order: the last hidden states, and each layer's fresh keys and values."""
+    """Return all layers in order: the last hidden states, and each layer's fresh keys and
+    values."""
     cache = _CacheView(stored)
     for layer, kind in zip(layers, kinds, strict=True):
         hidden = layer(
@@ -138,7 +139,7 @@ def quantize(module: Any, kind: str, device: torch.device) -> None:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies fp8 matrices."""
+    """Return whether the device multiplies fp8 matrices."""
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= FP8_CAPABILITY

@@ -134,7 +134,7 @@ EXPERTS = re.compile(r"(?P<stem>.+\.mlp\.experts)\.(?P<kind>gate_up_proj|down_pr
 
 
 def expert_parts(name: str, shapes: Shapes) -> list[PublishedTensor] | None:
-    """The published tensors of a stacked expert parameter, None for other parameters.
+    """Return the published tensors of a stacked expert parameter, None for other parameters.
 
     Checkpoints store experts one by one; transformers stacks them as [gate; up] and down.
     """
@@ -493,6 +493,7 @@ PLAIN_CLASSES = {f"{one.family}ForCausalLM" for one in ADAPTERS.values() if one.
 
 
 def recognised_adapter(published: PublishedConfig) -> str | None:
-    """Name of the adapter whose layout a config.json has; None if it is not supported."""
+    """Return the name of the adapter whose layout a config.json has; None if it is not
+    supported."""
     names = (name for name, layout in ADAPTERS.items() if layout.recognises(published))
     return next(names, None)

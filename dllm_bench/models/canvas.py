@@ -42,7 +42,8 @@ class CanvasDenoiser(TransformerDenoiser):
 
     @torch.inference_mode()
     def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
-        """The mean embedding (K, R, H) of the distribution of each row, in the weights' dtype."""
+        """Return the mean embedding (K, R, H) of the distribution of each row, in the weights'
+        dtype."""
         table = self._module.model.embed_tokens
         share_KRV = logits_KRV.softmax(-1, dtype=torch.float32).to(table.weight.dtype)
         mean_KRH: Tensor = share_KRV @ table.weight * table.embed_scale.to(table.weight.dtype)
@@ -65,7 +66,8 @@ class CanvasDenoiser(TransformerDenoiser):
     def _mask(
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
     ) -> Tensor | None:
-        """The mask of the layers of one kind; on a canvas it hides old positions of the text."""
+        """Return the mask of the layers of one kind; on a canvas it hides old positions of the
+        text."""
         window, text = self._window(kind), plan.feed[0]
         if not self._denoises:
             return super()._mask(kind, plan, branches, kv)

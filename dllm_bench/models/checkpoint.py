@@ -33,7 +33,8 @@ BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names large files by their
 
 
 def weight_files(folder: Path, stem: str = "model") -> list[Path]:
-    """The safetensors files of a folder: `<stem>.safetensors`, or the files its index lists."""
+    """Return the safetensors files of a folder: `<stem>.safetensors`, or the files its index
+    lists."""
     index = folder / f"{stem}.safetensors.index.json"
     if index.exists():
         files = [folder / name for name in _files_in_index(index)]
@@ -72,12 +73,12 @@ def _files_in_index(index: Path) -> list[str]:
 
 
 def is_shard_name(file: object) -> bool:
-    """Whether an index entry is the plain name of a safetensors file, without a folder."""
+    """Return whether an index entry is the plain name of a safetensors file, without a folder."""
     return isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
 
 
 def first_names(names: Iterable[str]) -> str:
-    """The first names of a list for a message, and how many more there are."""
+    """Return the first names of a list for a message, and how many more there are."""
     listed = sorted(names)
     more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     return ", ".join(listed[:SHOWN]) + more
@@ -104,7 +105,7 @@ class Weights:
         self.names = self._file_of.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the header."""
+        """Return the shape of a tensor, from the header."""
         return tuple(self._file_of[name].get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
@@ -112,7 +113,7 @@ class Weights:
         return str(self._file_of[name].get_slice(name).get_dtype())
 
     def read(self, name: str) -> Tensor:
-        """The tensor, on the CPU."""
+        """Return the tensor, on the CPU."""
         file = self._path_of[name]
         if self._mapped is None or self._mapped[0] != file or self._left <= 0:
             self._mapped, self._left = (file, _open(file)), MAPPED_BYTES
@@ -121,14 +122,15 @@ class Weights:
         return tensor
 
     def count(self, part: str) -> int:
-        """How many numbered parts the names have: one more than the highest N of `part.N.`."""
+        """Return how many numbered parts the names have: one more than the highest N of
+        `part.N.`."""
         numbered = re.compile(rf"\b{re.escape(part)}\.(\d{{1,9}})\.")
         found = (numbered.search(name) for name in self.names)
         return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
 def _open(file: Path) -> Any:
-    """A safetensors file; DllmBenchError where it is damaged."""
+    """Return a safetensors file; DllmBenchError where it is damaged."""
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
@@ -138,7 +140,7 @@ def _open(file: Path) -> Any:
 
 
 def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter and buffer that a module stores, by its own names."""
+    """Return the shape of every parameter and buffer that a module stores, by its own names."""
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
@@ -229,7 +231,7 @@ class _Reader:
     copied: bool
 
     def tensor(self, part: PublishedTensor) -> Tensor:
-        """One published tensor, or the rows of it that are wanted."""
+        """Return one published tensor, or the rows of it that are wanted."""
         stored = self.weights.read(part.name)
         tensor = self.merge(part.name, stored.to(self.device))
         if part.rows is not None:
@@ -240,7 +242,7 @@ class _Reader:
         return require_finite(part.name, tensor)
 
     def parameter(self, parts: list[PublishedTensor], shape: tuple[int, ...]) -> Tensor:
-        """A parameter of the module."""
+        """Return a parameter of the module."""
         if not parts[0].place:
             return self.tensor(parts[0])
         whole = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -250,7 +252,7 @@ class _Reader:
 
 
 def require_finite(name: str, tensor: Tensor) -> Tensor:
-    """The tensor; DllmBenchError if one of its numbers is NaN or infinite."""
+    """Return the tensor; DllmBenchError if one of its numbers is NaN or infinite."""
     # the extremes, since a flag for every number takes half as much memory as a bfloat16 tensor
     if tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -273,18 +275,19 @@ def _compute_buffers(module: Any, device: torch.device) -> None:
 
 
 def files_hash(files: Iterable[Path]) -> str:
-    """sha256 over the names and contents of files."""
+    """Return sha256 over the names and contents of files."""
     lines = [f"{file.name} {_sha256(file)}" for file in sorted(files, key=lambda file: file.name)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _sha256(file: Path) -> str:
-    """sha256 of a file; in the hub's cache, large files are links to a file named by its hash."""
+    """Return sha256 of a file; in the hub's cache, large files are links to a file named by its
+    hash."""
     blob = file.resolve().name
     return blob if BLOB.fullmatch(blob) else digest(file)
 
 
 def digest(file: Path) -> str:
-    """sha256 of a file's bytes."""
+    """Return sha256 of a file's bytes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""`DrafterConfig`: what a drafter's config.json says, in each format drafters are published in.
+"""`DrafterConfig`: the content of a drafter's config.json, read from each published format.
 
 z-lab and SpecForge (`DFlashDraftModel`, `DFlash2DraftModel`) nest their keys in `dflash_config`;
 their drafters predict only at the masked slots and use the target's embedding and head. DeepSpec
@@ -26,7 +26,7 @@ DRAFT_IDS = "draft_token_ids"  # key of a config: the draft vocabulary
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """What a drafter's config.json says beyond the sizes of its layers."""
+    """Settings of a drafter's config.json other than the sizes of its layers."""
 
     slots: int
     """Slots of a block, the anchor's included; of a chain, the steps it was trained for."""
@@ -51,8 +51,8 @@ class DrafterConfig:
     chain: bool = False
     """Whether it is an EAGLE-3 chain instead of a block."""
     windows: tuple[int, ...] = ()
-    """Positions that a slot of each layer sees back, its own included; 0 for all. Empty: 0 in every
-    layer."""
+    """Positions that a slot of each layer sees back, including its own; 0 for all. Empty: 0 in
+    every layer."""
     causal: tuple[bool, ...] = ()
     """Whether a slot of each layer sees no later one. Empty: it sees all, in every layer."""
     input_scale: float = 1.0
@@ -72,7 +72,7 @@ class DrafterConfig:
 
 
 def read_z_lab(published: PublishedConfig) -> DrafterConfig:
-    """A z-lab or SpecForge config; newer ones nest the block length too.
+    """Return a z-lab or SpecForge config; newer ones nest the block length too.
 
     Layers with a sliding window are causal and others are not, unless `is_causal` says it for all.
     """
@@ -102,7 +102,7 @@ def read_z_lab(published: PublishedConfig) -> DrafterConfig:
 
 
 def read_dflash2(published: PublishedConfig) -> DrafterConfig:
-    """A z-lab config of DFlash 2."""
+    """Return a z-lab config of DFlash 2."""
     both = {**published, **value(published, "dflash_config")}
     return replace(
         read_z_lab(published),
@@ -125,7 +125,7 @@ def draft_ids(published: PublishedConfig) -> tuple[int, ...]:
 
 
 def read_deep_spec(published: PublishedConfig) -> DrafterConfig:
-    """A DeepSpec config of DSpark, or of DFlash if it names no heads."""
+    """Return a DeepSpec config of DSpark, or of DFlash if it names no heads."""
     head = published.get("markov_head_type", "vanilla")
     if head not in HEAD_NAMES:
         raise DllmBenchError(
@@ -167,7 +167,7 @@ READERS: Mapping[str, Callable[[PublishedConfig], DrafterConfig]] = {
 
 
 def architecture(published: PublishedConfig) -> str:
-    """The architecture a config names; DllmBenchError if it is not in `READERS`."""
+    """Return the architecture a config names; DllmBenchError if it is not in `READERS`."""
     name = (published.get("architectures") or ["nothing"])[0]
     if name not in READERS:
         raise DllmBenchError(

@@ -56,7 +56,8 @@ class MarkovHead(nn.Module):
     def forward(
         self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """The bias (V,) of a slot with hidden state h after `token`, and the head's next state."""
+        """Return the bias (V,) of a slot with hidden state h after `token`, and the head's next
+        state."""
         return self.markov_w2(self.markov_w1(token)), None
 
 
@@ -71,7 +72,7 @@ class GatedHead(MarkovHead):
         self.gate_proj = nn.Linear(hidden + rank, rank)
 
     def gate(self, token: Tensor, hidden_H: Tensor) -> Tensor:
-        """The scale of each of the `rank` numbers, in (0, 1)."""
+        """Return the scale of each of the `rank` numbers, in (0, 1)."""
         return self.gate_proj(torch.cat([hidden_H, self.markov_w1(token)], dim=-1)).sigmoid()
 
     def forward(
@@ -117,7 +118,8 @@ class PathSelector(nn.Module):
         self.hidden_projection = nn.Linear(hidden, rank, bias=False)
 
     def forward(self, token: Tensor, hidden: Tensor, ids_K: Tensor | None = None) -> Tensor:
-        """The bias (..., K) of the candidates after `token` (...), or (..., V) of all tokens."""
+        """Return the bias (..., K) of the candidates after `token` (...), or (..., V) of all
+        tokens."""
         codes_VR = self.successor_codebook
         codes_KR = codes_VR if ids_K is None else codes_VR.index_select(0, ids_K)
         before = nn.functional.embedding(token, self.predecessor_codebook)
@@ -176,7 +178,8 @@ class ContextAttention(Qwen3Attention):
             setattr(self, name, nn.Linear(width, size, bias=config.attention_bias))
 
     def mask(self, slots: int, keys: int, like: Tensor) -> Tensor | None:
-        """What the last `slots` of `keys` positions see, additive (1, 1, S, X); None: all."""
+        """Return what the last `slots` of `keys` positions see, additive (1, 1, S, X); None:
+        all."""
         if not (self.window or self.causal):
             return None
         key_X = torch.arange(keys, device=like.device)
@@ -207,7 +210,7 @@ class SlotConvolution(nn.Module):
         return self._mix(sublayer(self._mix(rows, before)), after)
 
     def _mix(self, rows: Tensor, kernel: Tensor) -> Tensor:
-        """Rows (..., S, H) convolved with the weights (..., S, T, H)."""
+        """Return rows (..., S, H) convolved with the weights (..., S, T, H)."""
         earlier = nn.functional.pad(rows, (0, 0, self.taps - 1, 0)).unfold(-2, self.taps, 1)
         return (kernel * earlier.mT).sum(-2)
 
@@ -245,7 +248,7 @@ class BlockLayer(nn.Module):
         return self.apply_to(slots_1SH, lambda query: own.attended(query, mask, rotation, kv))
 
     def apply_to(self, slots: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
-        """The slots (..., S, H) after attention and MLP; `attention` computes the former."""
+        """Return the slots (..., S, H) after attention and MLP; `attention` computes the former."""
         query, mlp = self.input_layernorm(slots), self.mlp
         if not self.convolves:
             slots = slots + attention(query)
@@ -276,7 +279,8 @@ class ChainLayer(nn.Module):
 
 
 def begin_draft(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
-    """A plan that feeds from the end of the cache to `stop` and keeps positions before `stored`."""
+    """Return a plan that feeds from the end of the cache to `stop` and keeps positions before
+    `stored`."""
     feed = (kv.length, stop)
     plan = ForwardPlan(
         ForwardKind.DRAFT, feed=feed, rows=(stored, stored + 1), store=(kv.length, stored)
@@ -347,7 +351,7 @@ class DraftNetwork(nn.Module):
         return [PlainLayer(layer, index, joined) for index, layer in enumerate(self.layers)]
 
     def new_cache(self, length: int) -> PositionCache:
-        """An empty cache for a canvas of `length` positions."""
+        """Return an empty cache for a canvas of `length` positions."""
         return PositionCache(len(self.layers), length, shifted=False)
 
     def embed(self, ids: Tensor, target: Target) -> Tensor:
@@ -445,7 +449,8 @@ class BlockDraftNetwork(DraftNetwork):
         return cast(tuple[Tensor, HeadState], self.markov_head(self.places(token), hidden_H, state))
 
     def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
-        """What the path selector adds to the logits (K,) of a slot's candidates after a token."""
+        """Return what the path selector adds to the logits (K,) of a slot's candidates after a
+        token."""
         return cast(Tensor, self.candidate_selector(token, hidden_H, ids_K))
 
     def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
@@ -495,7 +500,7 @@ class ChainDraftNetwork(DraftNetwork):
 
 
 def build_network(settings: dict[str, Any], drafter_config: DrafterConfig) -> DraftNetwork:
-    """The network with its parameters on the meta device.
+    """Return the network with its parameters on the meta device.
 
     `settings` are the arguments of transformers' Qwen3Config.
     """

@@ -144,7 +144,7 @@ class TrainedBlockDrafter(TrainedDrafter):
 
     @property
     def silent(self) -> int:
-        """How many of the first slots predict nothing."""
+        """Number of first slots that predict nothing."""
         return self.drafter_config.silent
 
     @property
@@ -163,7 +163,7 @@ class TrainedBlockDrafter(TrainedDrafter):
         return self.drafter_config.confidence
 
     def on(self, target: Target) -> BlockDraftNetwork:
-        """The network on the target's device; DllmBenchError where the two do not fit."""
+        """Return the network on the target's device; DllmBenchError where the two do not fit."""
         return self._network_for(target)  # type: ignore[return-value]
 
 
@@ -180,7 +180,7 @@ class TrainedChainDrafter(TrainedDrafter):
         return self.drafter_config.slots
 
     def on(self, target: Target) -> ChainDraftNetwork:
-        """The network on the target's device; DllmBenchError where the two do not fit."""
+        """Return the network on the target's device; DllmBenchError where the two do not fit."""
         return self._network_for(target)  # type: ignore[return-value]
 
 
@@ -190,7 +190,7 @@ class SmallModelDrafter(StoredDrafter):
     """An autoregressive model that drafts; implements `core.speculative.ModelDrafter`."""
 
     def on(self, target: Target) -> TransformerDenoiser:
-        """The model on the target's device; DllmBenchError where the two do not fit."""
+        """Return the model on the target's device; DllmBenchError where the two do not fit."""
         model = _model(self, target.device, target.dtype)
         if (model.vocab_size, model.attention_form) != (target.vocab_size, "causal"):
             raise DllmBenchError(
@@ -201,7 +201,7 @@ class SmallModelDrafter(StoredDrafter):
         return model
 
 
-# `sha256` in the keys of these caches tells a changed file from the one read before.
+# `sha256` in the keys of these caches distinguishes a changed file from the one read before.
 
 
 @lru_cache(maxsize=32)
@@ -216,7 +216,7 @@ def _drafter_config(source: str, revision: str | None, sha256: str) -> DrafterCo
 
 @lru_cache(maxsize=2)
 def _network(drafter: TrainedDrafter, device: torch.device, dtype: torch.dtype) -> DraftNetwork:
-    """The drafter's network with its weights, on a device."""
+    """Return the drafter's network with its weights, on a device."""
     network = empty_network(drafter.published)
     folder = checkpoint_folder(drafter.source, drafter.revision)
     weights = checkpoint.Weights(checkpoint.weight_files(folder))
@@ -241,7 +241,7 @@ def _model(
 
 
 def empty_network(published: PublishedConfig) -> DraftNetwork:
-    """The network a drafter's config.json describes, its parameters on the meta device."""
+    """Return the network a drafter's config.json describes, its parameters on the meta device."""
     from dllm_bench.models.drafter_networks import build_network  # imports transformers
 
     layout, drafter_config = ADAPTERS["qwen3"], read_drafter_config(published)
@@ -257,7 +257,8 @@ def empty_network(published: PublishedConfig) -> DraftNetwork:
 
 
 def new_network(published: PublishedConfig, target: TransformerDenoiser, seed: int) -> DraftNetwork:
-    """An untrained network for a target: transformers' initial weights, the target's tables."""
+    """Return an untrained network for a target: transformers' initial weights, the target's
+    tables."""
     network = empty_network(published)
     module: Any = target.module
     tables = {"embed_tokens": module.model.embed_tokens, "lm_head": module.lm_head}

@@ -99,7 +99,7 @@ class LearnedFilter:
         return sum(weight.numel() + bias.numel() for weight, bias in layers)
 
     def __call__(self, confidence_KNB: Tensor) -> Tensor:
-        """Logits, float32, in the shape of the confidences (K, N, positions of a block)."""
+        """Return logits, float32, in the shape of the confidences (K, N, positions of a block)."""
         layers, metadata = self._read(confidence_KNB.device)
         return apply(layers, metadata.activation, confidence_KNB.float())
 
@@ -123,7 +123,7 @@ def apply(layers: Layers, activation: str, values: Tensor) -> Tensor:
 
 
 def filter_file(source: str) -> Path:
-    """The safetensors file of a source; DllmBenchError says how to get a missing one."""
+    """Return the safetensors file of a source; DllmBenchError says how to get a missing one."""
     path = place_of(source)
     file = path / WEIGHTS if path.is_dir() else path
     if file.is_file():
@@ -180,7 +180,7 @@ def convert_filter(file: Path, folder: Path, metadata: FilterMetadata) -> Learne
 
 @lru_cache(maxsize=32)
 def _read(file: Path, sha256: str, device: torch.device) -> tuple[Layers, FilterMetadata]:
-    """The layers on a device; `sha256` tells a changed file from the one read before."""
+    """Return the layers on a device; `sha256` tells a changed file from the one read before."""
     try:
         with safe_open(file, framework="pt") as handle:
             header = (handle.metadata() or {}).get(HEADER, "{}")

@@ -26,7 +26,7 @@ TEMPLATE = "chat_template"  # key of tokenizer_config.json, and stem of a file
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; DllmBenchError where it is missing or is no JSON object."""
+    """Return the JSON object in a file; DllmBenchError where it is missing or is no JSON object."""
     if not path.exists():
         raise DllmBenchError(
             f"{path.parent} holds no {path.name}; point the model's path at a checkpoint folder."
@@ -42,13 +42,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def is_lora(folder: Path) -> bool:
-    """Whether a folder holds a LoRA adapter and no model."""
+    """Return whether a folder holds a LoRA adapter and no model."""
     return (folder / LORA_CONFIG).is_file() and not (folder / CONFIG).is_file()
 
 
 def adapted_model(folder: Path) -> str | None:
-    """The checkpoint that a LoRA adapter was trained on, as its config names it (a folder or a hub
-    id); None if it names none.
+    """Return the checkpoint that a LoRA adapter was trained on, as its config names it (a folder or
+    a hub id); None if it names none.
     """
     base: str | None = read_json(folder / LORA_CONFIG).get("base_model_name_or_path")
     return base or None
@@ -67,7 +67,7 @@ def published_config(folder: Path) -> dict[str, Any]:
 
 
 def no_adapter(what: str, published: Mapping[str, Any]) -> str:
-    """The sentence about a config.json of an architecture that no adapter reads.
+    """Return the sentence about a config.json of an architecture that no adapter reads.
 
     what: names the checkpoint.
     """
@@ -81,14 +81,14 @@ def no_adapter(what: str, published: Mapping[str, Any]) -> str:
 
 
 def has_template(folder: Path) -> bool:
-    """Whether the tokenizer can write chat turns."""
+    """Return whether the tokenizer can write chat turns."""
     file = folder / TOKENIZER_CONFIG
     settings = read_json(file) if file.is_file() else {}
     return TEMPLATE in settings or (folder / f"{TEMPLATE}.jinja").is_file()
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """All settings of a model but its name and path, as the checkpoint itself says them."""
+    """Return all settings of a model but its name and path, as the checkpoint itself says them."""
     adapter = recognised_adapter(published_config(folder))
     layout = ADAPTERS[adapter] if adapter else None
     absent = {field.name: None for field in fields(ModelSpec) if field.default is None}
@@ -103,13 +103,13 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 
 def pickled_weights(folder: Path) -> str:
-    """The names of the pickled files in the folder, which nothing here opens."""
+    """Return the names of the pickled files in the folder, which nothing here opens."""
     names = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     return ", ".join(names[:SHOWN])
 
 
 def lacking(folder: Path, model: ModelSpec) -> Iterator[str]:
-    """What a run of `model` (settings of its yaml) does not find in the folder.
+    """Yield what a run of `model` (settings of its yaml) does not find in the folder.
 
     DllmBenchError if the folder holds no config.json, or one that no adapter reads.
     """
@@ -130,7 +130,7 @@ def lacking(folder: Path, model: ModelSpec) -> Iterator[str]:
 
 
 def _names_mask(folder: Path, published: Mapping[str, Any], adapter: str, model: ModelSpec) -> bool:
-    """Whether config or tokenizer name a mask token, or the model needs none."""
+    """Return whether config or tokenizer name a mask token, or the model needs none."""
     layout = ADAPTERS[adapter]
     if (model.attention_form or layout.attention) in MASKLESS:
         return True

@@ -57,7 +57,7 @@ class GgufFile:
     """Name -> place."""
 
     def get(self, key: str) -> Any:
-        """A value of the metadata; DllmBenchError where there is none."""
+        """Return a value of the metadata; DllmBenchError where there is none."""
         if key not in self.metadata:
             raise DllmBenchError(
                 f"{self.path} has no {key!r} in its metadata; convert the model to GGUF again."
@@ -65,8 +65,8 @@ class GgufFile:
         return self.metadata[key]
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """A number of the metadata above zero, or the default where there is none; DllmBenchError
-        for anything else.
+        """Return a number of the metadata above zero, or the default where there is none;
+        DllmBenchError for anything else.
         """
         found = self.get(key) if default is None else self.metadata.get(key, default)
         if isinstance(found, bool) or not isinstance(found, (int, float)) or not found > 0:
@@ -77,7 +77,7 @@ class GgufFile:
         return found
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts of the metadata; DllmBenchError for anything else."""
+        """Return a list of texts of the metadata; DllmBenchError for anything else."""
         found = self.get(key)
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
             raise DllmBenchError(
@@ -87,7 +87,7 @@ class GgufFile:
         return found
 
     def read(self, name: str) -> NDArray[np.floating[Any]]:
-        """The values of a tensor: float16 and float32 as they are, all others as float32."""
+        """Return the values of a tensor: float16 and float32 as they are, all others as float32."""
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -134,7 +134,7 @@ class _Header:
         self.elements = 0
 
     def read(self) -> GgufFile:
-        """All of the header."""
+        """Return all of the header."""
         if self._bytes(4) != b"GGUF":
             raise self._wrong("does not begin with the letters GGUF")
         version = self._scalar("I")
@@ -153,7 +153,7 @@ class _Header:
         return GgufFile(self.path, metadata, self._placed(listed, start))
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, number of its format, and offset from the first tensor's byte."""
+        """Return name, shape, number of its format, and offset from the first tensor's byte."""
         name = self._text(MAX_NAME_BYTES)
         dimensions = self._count("I", MAX_DIMENSIONS, f"dimensions of {name!r}")
         shape = tuple(self._scalar("Q") for _ in range(dimensions))[::-1]
@@ -162,7 +162,7 @@ class _Header:
     def _placed(
         self, listed: list[tuple[str, tuple[int, ...], int, int]], start: int
     ) -> dict[str, GgufTensor]:
-        """The tensors by name, each inside of the file."""
+        """Return the tensors by name, each inside of the file."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         tensors = {}

@@ -1,8 +1,8 @@
 """Turn a GGUF file into a checkpoint folder: config.json, safetensors, tokenizer, chat template.
 
 The layouts are those of Llama, Qwen2 and Qwen3. llama.cpp stores the rows of Llama's q and k with
-the two halves of each head interleaved; that is undone. What the file does not say is not guessed:
-an unknown pre-tokenizer, a scaled rotary embedding or an unknown tensor raise an error.
+the two halves of each head interleaved; this is undone. Missing information is not guessed: an
+unknown pre-tokenizer, a scaled rotary embedding or an unknown tensor raise an error.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def import_gguf(file: Path, folder: Path, report: Report = print) -> None:
 
 
 def config_of(gguf: GgufFile) -> dict[str, Any]:
-    """config.json of the model, with transformers' names."""
+    """Return config.json of the model, with transformers' names."""
     kind = gguf.get("general.architecture")
     if kind not in ARCHITECTURES:
         raise DllmBenchError(
@@ -143,7 +143,7 @@ def config_of(gguf: GgufFile) -> dict[str, Any]:
 
 
 def _head_sizes(gguf: GgufFile, kind: str) -> tuple[int, int, int]:
-    """Heads of q, heads of k and v, and the size of each."""
+    """Return the number of heads of q, of k and v, and their size."""
     heads = int(gguf.number(f"{kind}.attention.head_count"))
     kv_heads = int(gguf.number(f"{kind}.attention.head_count_kv", heads))
     share = max(1, int(gguf.number(f"{kind}.embedding_length")) // heads)
@@ -151,14 +151,15 @@ def _head_sizes(gguf: GgufFile, kind: str) -> tuple[int, int, int]:
 
 
 def _special_ids(gguf: GgufFile) -> dict[str, int]:
-    """Role -> id, of the roles that the file names."""
+    """Return {role: id} for the roles that the file names."""
     count = len(gguf.texts(TOKENS))
     found = {role: gguf.metadata.get(f"tokenizer.ggml.{ROLES[role]}_token_id") for role in ROLES}
     return {role: i for role, i in found.items() if isinstance(i, int) and 0 <= i < count}
 
 
 def _require_plain(gguf: GgufFile, kind: str) -> None:
-    """Raise DllmBenchError for what the layouts do not have: experts, scaled or partial rotary."""
+    """Raise DllmBenchError for features that the layouts lack: experts, scaled or partial
+    rotary."""
     scaling = gguf.metadata.get(f"{kind}.rope.scaling.type", "none")
     rotary = gguf.metadata.get(f"{kind}.rope.dimension_count")
     key = _head_sizes(gguf, kind)[2]
@@ -177,7 +178,7 @@ def _require_plain(gguf: GgufFile, kind: str) -> None:
 
 
 def _as_written(number: float) -> float:
-    """A float32 of the file as the decimal number that it was made from: 1e-05."""
+    """Return a float32 of the file as the decimal number that it was made from: 1e-05."""
     return float(str(np.float32(number)))
 
 
@@ -188,7 +189,8 @@ def _embedding(gguf: GgufFile) -> tuple[int, ...]:
 
 
 def published_names(gguf: GgufFile) -> dict[str, str]:
-    """Name in the file -> name in the checkpoint; DllmBenchError for tensors of neither list."""
+    """Return {name in the file: name in the checkpoint}; DllmBenchError for tensors in neither
+    list."""
     names = {name: _published(name) for name in gguf.tensors}
     unknown = [name for name, published in names.items() if published is None]
     if unknown:
@@ -236,7 +238,7 @@ def _shards(gguf: GgufFile, names: dict[str, str]) -> Iterator[dict[str, Tensor]
 
 
 def _weight(gguf: GgufFile, name: str) -> Tensor:
-    """A tensor with the rows of q and k in transformers' order."""
+    """Return a tensor with the rows of q and k in transformers' order."""
     values = torch.from_numpy(gguf.read(name))
     kind = gguf.metadata["general.architecture"]
     match = NUMBERED.fullmatch(name)
@@ -276,7 +278,8 @@ def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
 
 
 def byte_level_tokenizer(gguf: GgufFile) -> Any:
-    """The byte-level BPE tokenizer of the file, cut into words as `tokenizer.ggml.pre` says."""
+    """Return the byte-level BPE tokenizer of the file, cut into words as `tokenizer.ggml.pre`
+    says."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
     pre = gguf.get("tokenizer.ggml.pre")
@@ -325,7 +328,7 @@ def _pre_tokenizer(rule: str) -> Any:
 
 
 def _tokenizer_of_transformers(gguf: GgufFile) -> Any:
-    """The SentencePiece tokenizer as transformers reads it."""
+    """Return the SentencePiece tokenizer as transformers reads it."""
     from transformers import PreTrainedTokenizerFast
 
     try:
@@ -344,8 +347,8 @@ def _tokenizer_of_transformers(gguf: GgufFile) -> Any:
 
 
 def logits_difference(file: Path, folder: Path) -> float:
-    """The largest difference of a logit between the written folder and transformers' reading, as a
-    share of the largest logit.
+    """Return the largest difference of a logit between the written folder and transformers'
+    reading, as a share of the largest logit.
 
     Both run in float32 on the CPU, on tokens spread over the vocabulary.
     """

@@ -3,13 +3,13 @@
 Starting the kernels of a forward of few rows takes the host a third to a half of the time that the
 device needs for it (modelled by scripts/perf/model.py, Python not counted). So forwards of up to
 `ROWS` rows are recorded once and replayed by one launch. Branches are padded to powers of two and
-windows to `WINDOWS`, K/V of all requests take turns in one store, and tokens, positions and masks
-are written into tensors that stay where they are; a run has a handful of shapes. Where its longest
-canvas and its branches are told before (`expect_canvas`), its first forward records all of them,
-which is one of a request that warms up. Rows beyond the window are hidden from the others. Longer
-forwards, those to which padding would add much, and prefills run as they do without graphs, and so
-do those of `why_not_replayed`, with a warning. On a CPU the same function runs on the same shapes,
-and nothing is recorded.
+windows to `WINDOWS`, K/V of one request at a time occupy one store, and tokens, positions and masks
+are written into tensors at fixed addresses; a run has a handful of shapes. If its longest canvas
+and its branches are announced (`expect_canvas`), its first forward, which is part of the warm-up,
+records all of them. Rows beyond the window are hidden from the others. Longer forwards, forwards to
+which padding would add much, and prefills run without graphs, and so do those of
+`why_not_replayed`, with a warning. On a CPU the same function runs on the same shapes, and nothing
+is recorded.
 
 Shapes: K branches, F fed positions, both padded; N layers, G heads of keys and values, C positions
 of the store, E head size, H hidden size.
@@ -42,23 +42,24 @@ BOUND, PADDING = 256, 1.25
 """From `BOUND` rows on, products take longer than the weights take to be read, so that each row
 costs time. Padding may then multiply the rows by `PADDING` at most."""
 WINDOWS = (32, 64, 96, 128, 256, 512)
-"""What windows are padded to: one to four blocks of 32, then powers of two."""
+"""Padded window sizes: one to four blocks of 32, then powers of two."""
 CANVAS = 256  # a store's positions are a multiple
 WARM = 2  # calls before a graph is recorded, in which libraries choose kernels and take memory
 
 
 def padded(branches: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << (branches - 1).bit_length()
 
 
 def padded_window(fed: int) -> int:
-    """The next of `WINDOWS`; beyond these the next power of two, which is not recorded."""
+    """Return the next of `WINDOWS`; beyond these the next power of two, which is not recorded."""
     return next((window for window in WINDOWS if window >= fed), padded(fed))
 
 
 def why_not_replayed(plan: ForwardPlan, spans: tuple[Span, ...]) -> str | None:
-    """Why a forward that sees these cached spans has no fixed shape; None: it has."""
+    """Return the reason why a forward that sees these cached spans has no fixed shape; None if it
+    has one."""
     if plan.sets is not None:
         return "the cache feeds single positions"
     if plan.recompute is not None:
@@ -72,7 +73,7 @@ def why_not_replayed(plan: ForwardPlan, spans: tuple[Span, ...]) -> str | None:
 
 @dataclass(frozen=True)
 class FixedShape:
-    """What a graph is recorded for."""
+    """The shape for which a graph is recorded."""
 
     branches: int
     """K."""
@@ -90,7 +91,7 @@ class FixedShape:
 
 
 class SharedStore:
-    """K/V of all layers, which one request at a time uses; cached ones, and those of a forward."""
+    """K/V of all layers, cached and fresh; one request uses it at a time."""
 
     def __init__(self, layers: int, heads: tuple[int, int], length: int, like: Tensor) -> None:
         groups, width = heads
@@ -106,13 +107,15 @@ class SharedStore:
         return self._views[index]
 
     def fresh(self, branches: int, window: int) -> Tensor:
-        """Where a forward writes its K/V, (N, 2, K, G, F, E): one place for all shapes."""
+        """Return the tensor to which a forward writes its K/V, (N, 2, K, G, F, E), shared by all
+        shapes."""
         layers, _, _, groups, _, width = self.stored_N21GCE.shape
         shape = (layers, 2, branches, groups, window, width)
         return self._fresh_X[: prod(shape)].view(shape)
 
     def lend(self, kv: PositionCache) -> None:
-        """Make this the place of a request's K/V; those of the one before move out, if it lives."""
+        """Let a request's K/V use this store; those of the previous request move out, if it still
+        exists."""
         if kv.positions[0].uses(self._views[0][0]):
             return
         before = self._owner() if self._owner else None
@@ -124,7 +127,7 @@ class SharedStore:
 
 
 class FixedForward:
-    """A forward of one shape: what it reads, where it stays, and its recorded graph."""
+    """A forward of one shape: its input tensors at fixed addresses, and its recorded graph."""
 
     def __init__(self, shape: FixedShape, store: SharedStore, like: Tensor) -> None:
         branches, window = shape.branches, shape.window
@@ -145,11 +148,11 @@ class FixedForward:
     # what layers use as a cache
 
     def slots(self, layer: int, rows: int) -> Slots:
-        """Where the fresh K/V of a layer are written."""
+        """Return the slots for the fresh K/V of a layer."""
         return self._slots[layer]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Slots:
-        """The fresh K/V in their slots."""
+        """Return the fresh K/V in their slots."""
         slots = self._slots[layer]
         if keys is not slots[0]:
             slots[0].copy_(keys)
@@ -157,13 +160,13 @@ class FixedForward:
         return slots
 
     def aside(self, keys: Tensor, values: Tensor, layer: int) -> Slots:
-        """All positions of the store."""
+        """Return all positions of the store."""
         return self._store.layer(layer)
 
     # a forward
 
     def write(self, tokens_KF: Tensor, plan: ForwardPlan, spans: tuple[Span, ...]) -> None:
-        """Write what the forward of a plan reads; what is there already is left."""
+        """Write the inputs of a plan's forward; unchanged ones are not written again."""
         branches, fed = tokens_KF.shape
         self.ids_KF[:branches, :fed] = tokens_KF
         if self._changed("positions", (plan.feed, plan.added)):
@@ -179,7 +182,7 @@ class FixedForward:
             self._write_own(seen, fed, plan.visible_K)
 
     def _changed(self, name: str, value: object) -> bool:
-        """Whether what is to be written differs from what was written last; notes it."""
+        """Return whether an input differs from the one written last, and remember it."""
         same = self._written.get(name) == value
         self._written[name] = value
         return not same
@@ -192,7 +195,7 @@ class FixedForward:
             self.mask.cached_C[start : stop if alone is None else min(stop, alone)] = 0
 
     def _write_own(self, seen: MaskShape, fed: int, visible_K: Tensor | None) -> None:
-        """Each branch's own window, without the padding."""
+        """Write each branch's own window, without the padding."""
         own_K1FF = self.mask.own_K1FF
         own_K1FF.fill_(HIDDEN)
         part_K1FF = own_K1FF[:, :, :, :fed]
@@ -205,7 +208,7 @@ class FixedForward:
             part_K1FF[: len(hidden_KF)].masked_fill_(hidden_KF[:, None, None], HIDDEN)
 
     def run(self, model: FixedShapeDenoiser) -> tuple[Tensor, Tensor | None]:
-        """Hidden states (K, F, H) and features; the next call overwrites both."""
+        """Return hidden states (K, F, H) and features; the next call overwrites both."""
         if self._graph is not None:
             self._graph.replay()
         elif self.ids_KF.is_cuda and model.records:
@@ -216,7 +219,7 @@ class FixedForward:
         return self._outputs
 
     def record(self, model: FixedShapeDenoiser) -> None:
-        """Record the graph, and replay it: recording computes nothing."""
+        """Record the graph, then replay it, because recording computes nothing."""
         side = torch.cuda.Stream(self.ids_KF.device)
         side.wait_stream(torch.cuda.current_stream(self.ids_KF.device))
         with torch.cuda.stream(side):
@@ -241,7 +244,7 @@ class FixedForward:
         return self._graph is not None
 
     def fresh(self, branches: int, fed: int) -> Tensor:
-        """The K/V that the last run computed, (N, 2, K, G, F, E) without padding."""
+        """Return the K/V that the last run computed, (N, 2, K, G, F, E) without padding."""
         return self._fresh_N2KGFE[:, :, :branches, :, :fed]
 
 
@@ -273,7 +276,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
 
     @property
     def shapes_met(self) -> int:
-        """Shapes of forwards until here, those that a longer store replaced included."""
+        """Shapes of all forwards so far, including those replaced by a longer store."""
         return len(self._met)
 
     def expect_canvas(self, length: int, branches: int = 1) -> None:
@@ -289,12 +292,12 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self._longest = max(self._longest, length + -length % CANVAS)
 
     def new_cache(self, length: int) -> PositionCache:
-        """An empty cache for a canvas of `length` positions."""
+        """Return an empty cache for a canvas of `length` positions."""
         self._make_room(length)
         return super().new_cache(length)
 
     def stop_recording(self, error: Exception) -> None:
-        """Go on without graphs, with a warning."""
+        """Continue without graphs, with a warning."""
         self.records = False
         self._warn(f"a CUDA graph cannot be recorded ({error})")
 
@@ -335,7 +338,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
     def _shape(
         self, branches: int, fed: int, plan: ForwardPlan, kv: PositionCache
     ) -> FixedShape | None:
-        """The shape that a forward is padded to; None: it runs as it is."""
+        """Return the shape that a forward is padded to; None: it runs as it is."""
         shape = FixedShape(padded(branches), padded_window(fed), 0, plan.feature_layers)
         too_long = shape.rows > ROWS or shape.rows > max(BOUND, PADDING * branches * fed)
         once = plan.kind is ForwardKind.PREFILL  # of a request, and of many lengths
@@ -344,7 +347,8 @@ class FixedShapeDenoiser(TransformerDenoiser):
         return replace(shape, cached=self._shared_store().length) if kv.spans else shape
 
     def _shared_store(self) -> SharedStore:
-        """The store, long enough for every canvas so far; a longer one has graphs of its own."""
+        """Return the store, long enough for every canvas so far; a longer store needs new
+        graphs."""
         if self._store is None or self._store.length < self._longest:
             self._forwards = {s: one for s, one in self._forwards.items() if not s.cached}
             self._prepared.clear()
@@ -353,7 +357,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
         return self._store
 
     def run_shapes(self, feature_layers: tuple[int, ...]) -> list[FixedShape]:
-        """Every shape that a forward may have, by what `expect_canvas` learned."""
+        """Return every shape that a forward may have, given the values of `expect_canvas`."""
         store = self._shared_store()
         every_K = [1 << n for n in range(padded(self._most_branches).bit_length())]
         windows = [window for window in WINDOWS if window <= padded_window(store.length)]
@@ -385,7 +389,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
         return forward
 
     def run_fixed(self, forward: FixedForward) -> tuple[Tensor, Tensor | None]:
-        """The layers over what was written into `forward`."""
+        """Return the layers over what was written into `forward`."""
         hidden_KFH = self._embed_fed(forward.ids_KF, None)
         masks = dict.fromkeys(self._kinds, forward.mask)
         rotations = self._rotations(hidden_KFH, forward.position_1F)

@@ -25,13 +25,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels compute i
 
 
 def has_kernels(values: Tensor) -> bool:
-    """Whether Triton's kernels can take these values: by their device and dtype, and by Triton."""
+    """Return whether Triton's kernels can take these values: by their device and dtype, and by
+    Triton."""
     return values.is_cuda and values.dtype in DTYPES and kernels_work(values.dtype)
 
 
 @cache
 def kernels_work(dtype: torch.dtype, device: str = "cuda") -> bool:
-    """Whether the kernels run on values of `dtype` and agree with torch; tried once."""
+    """Return whether the kernels run on values of `dtype` and agree with torch; tried once."""
     try:
         compare_kernels(device, dtype)
     except Exception as error:
@@ -111,7 +112,8 @@ def normed_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotated(heads_PNAE: Tensor, rotation: Rotation) -> Tensor:
-    """The heads turned by their positions' angles: of each pair, one is in either half of E."""
+    """Return the heads turned by their positions' angles: of each pair, one is in either half of
+    E."""
     cos_1N1E, sin_1N1E = (part.unsqueeze(2) for part in rotation)
     half = heads_PNAE.shape[-1] // 2
     sin_1N1H = sin_1N1E[..., :half]

@@ -3,7 +3,7 @@
 `PlainLayer` computes what the decoder layers of Llama, Qwen2 and Qwen3 compute, up to rounding:
 RMSNorm, attention with rotary embedding, RMSNorm, SwiGLU, both added to their input. It reads the
 weights of transformers' module. On a CUDA device the projections that share an input are one
-matrix, joined once; the module's weights are then views of it, so that no copy stays behind and the
+matrix, joined once; the module's weights are then views of it, so that there is no copy and the
 module still computes the same. `ModuleLayer` calls transformers' module and is the fallback: other
 layers, eager attention, quantised, adapted, compiled or sharded weights, and borrowed modules.
 
@@ -52,18 +52,18 @@ class DecoderLayer(ABC):
     def __call__(
         self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:
-        """Hidden states (P, F, H) after the layer; those before may be overwritten."""
+        """Return hidden states (P, F, H) after the layer; those before may be overwritten."""
 
     @abstractmethod
     def normed(self, hidden_PFH: Tensor) -> Tensor:
-        """What attention reads."""
+        """Return the normed hidden states that attention reads."""
 
     @abstractmethod
     def values(self, normed_1RH: Tensor) -> Tensor:
-        """V (1, R, C) of normed rows."""
+        """Return V (1, R, C) of normed rows."""
 
     def queries(self, normed_1RH: Tensor, rotation: Rotation) -> Tensor:
-        """Rotated queries (A, R, E) of normed rows, for what attention itself does not give."""
+        """Return the rotated queries (A, R, E) of normed rows, for use outside of attention."""
         attention = self.module.self_attn
         heads_1RAE = attention.q_proj(normed_1RH).unflatten(-1, (-1, attention.head_dim))
         if hasattr(attention, "q_norm"):
@@ -74,11 +74,11 @@ class DecoderLayer(ABC):
     def attended(
         self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:
-        """What attention adds to the hidden states, (P, F, H)."""
+        """Return the term that attention adds to the hidden states, (P, F, H)."""
 
     @abstractmethod
     def changed(self, hidden_PFH: Tensor) -> Tensor:
-        """What norm and MLP add to the hidden states, (P, F, H)."""
+        """Return the term that norm and MLP add to the hidden states, (P, F, H)."""
 
 
 class ModuleLayer(DecoderLayer):
@@ -138,7 +138,7 @@ class Projections:
         ]
 
     def __call__(self, values: Tensor) -> tuple[Tensor, ...]:
-        """The output of each matrix."""
+        """Return the output of each matrix."""
         return tuple(linear(values, weight, bias) for weight, bias in self._matrices)
 
 
@@ -212,7 +212,7 @@ class PlainLayer(DecoderLayer):
         return rms_norm(hidden_PFH, hidden_PFH.shape[-1:], self._norms[which].weight, self._eps)
 
     def _inner(self, hidden_PFH: Tensor) -> Tensor:
-        """The hidden layer of the MLP, (P, F, I)."""
+        """Return the hidden layer of the MLP, (P, F, I)."""
         return swiglu(self._gate_up(self._norm(hidden_PFH, 1)))
 
     def _attention(
@@ -268,7 +268,8 @@ class PlainLayer(DecoderLayer):
 
 
 def _head_norms(attention: Any, counts: Sequence[int], joined: bool) -> list[Tensor]:
-    """Weights of the norms of query and key heads, (E,) each, or one of (A + G, E); or nothing."""
+    """Return weights of the norms of query and key heads, (E,) each, or one of (A + G, E); or
+    nothing."""
     if not hasattr(attention, "q_norm"):
         return []
     weights = [attention.q_norm.weight.data, attention.k_norm.weight.data]
@@ -278,7 +279,7 @@ def _head_norms(attention: Any, counts: Sequence[int], joined: bool) -> list[Ten
 
 
 def own_layers(module: Any, joined: bool | None = None) -> list[DecoderLayer]:
-    """The layers of a `*ForCausalLM`: `PlainLayer` where these compute the same.
+    """Return the layers of a `*ForCausalLM`: `PlainLayer` where these compute the same.
 
     joined: whether weights with the same input become one matrix; None: on a CUDA device, where
     launches count. On a CPU the joined MLP is slower, and weights stay mapped files.
@@ -290,12 +291,13 @@ def own_layers(module: Any, joined: bool | None = None) -> list[DecoderLayer]:
 
 
 def module_layers(module: Any) -> list[DecoderLayer]:
-    """The layers of a `*ForCausalLM` as transformers computes them."""
+    """Return the layers of a `*ForCausalLM` as transformers computes them."""
     return [ModuleLayer(layer) for layer in module.model.layers]
 
 
 def computes_plain_layers(module: Any) -> bool:
-    """Whether `PlainLayer` computes the module's layers: by its class, config and weights."""
+    """Return whether `PlainLayer` computes the module's layers: by its class, config and
+    weights."""
     config = module.config
     if type(module).__name__ not in PLAIN_MODULES or config._attn_implementation != "sdpa":
         return False
@@ -306,7 +308,8 @@ def computes_plain_layers(module: Any) -> bool:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether the linear layers are torch's own and have biases only where `PlainLayer` has."""
+    """Return whether the linear layers are torch's own and have biases only where `PlainLayer`
+    has."""
     parts = dict(layer.named_modules())
     linears = [parts[name] for name in parts if name.endswith("_proj")]
     plain = all(

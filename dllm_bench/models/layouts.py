@@ -57,19 +57,19 @@ class CheckpointLayout(ABC):
     """Regular expression of published tensors that are not read."""
 
     def recognises(self, published: PublishedConfig) -> bool:
-        """Whether a config.json is of this layout."""
+        """Return whether a config.json is of this layout."""
         return str(published.get("model_type")).lower() == self.model_type.lower()
 
     def text_config(self, published: PublishedConfig) -> PublishedConfig:
-        """The part of the config that describes the language model."""
+        """Return the part of the config that describes the language model."""
         return published
 
     @abstractmethod
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
-        """Arguments of transformers' config class."""
+        """Return the arguments of transformers' config class."""
 
     def build(self, published: PublishedConfig, backend: str) -> Any:
-        """A `*ForCausalLM` module of the published size, its weights not yet loaded.
+        """Return a `*ForCausalLM` module of the published size, its weights not yet loaded.
 
         `backend` is the attention kernel, as transformers names it.
         """
@@ -80,7 +80,7 @@ class CheckpointLayout(ABC):
         return kind(kind.config_class(**self.settings(text), attn_implementation=backend))
 
     def family_of(self, published: PublishedConfig) -> str:
-        """The class of transformers for this config, without "ForCausalLM"."""
+        """Return the class of transformers for this config, without "ForCausalLM"."""
         return self.family
 
     def to_published(self, name: str) -> str:
@@ -88,11 +88,12 @@ class CheckpointLayout(ABC):
         return name
 
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
-        """The published tensors that make up a parameter."""
+        """Return the published tensors that make up a parameter."""
         return [PublishedTensor(self.to_published(name))]
 
     def check(self, published: PublishedConfig) -> None:
-        """Raise DllmBenchError for a config this layout would load wrongly, naming every key."""
+        """Raise DllmBenchError, naming every key, for a config that this layout would load
+        wrongly."""
         text = self.text_config(published)
         wrong = [
             f"{key}={text[key]!r}"
@@ -152,7 +153,7 @@ class StandardLayout(CheckpointLayout):
 
 
 def value(published: PublishedConfig, key: str, file: str = "config.json") -> Any:
-    """A config value that must not be missing; `file` is named in the error."""
+    """Return a config value that must not be missing; `file` is named in the error."""
     if published.get(key) is None:
         raise DllmBenchError(
             f"The checkpoint's {file} has no {key!r}; complete it from the published config."

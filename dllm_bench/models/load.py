@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What was loaded, for the record of a run."""
+    """Description of a loaded model, for the record of a run."""
 
     name: str
     """Name in the model's yaml."""
@@ -83,8 +83,8 @@ class LoadedModel:
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The settings of a run's `model` group that describe it."""
     content: Callable[[], dict[str, str]] | None = field(default=None, repr=False)
-    """Of a model that was made elsewhere: takes the hashes that tell a run's inputs apart. They are
-    taken anew for each run, since the object may have been trained in between."""
+    """For a model that was made elsewhere: computes the hashes that identify a run's inputs. They
+    are computed again for each run, because the object may have been trained in between."""
 
     @property
     def special(self) -> SpecialTokens:
@@ -92,9 +92,9 @@ class LoadedModel:
         return self.text.special
 
     def attention_warning(self, attention: str, block: int) -> str | None:
-        """A warning if a decoder uses other attention than the weights were trained with.
+        """Return a warning if a decoder uses other attention than the weights were trained with.
 
-        None where it is the same, and for autoregressive models, whose decoders have to fit.
+        None if it is the same, and for autoregressive models, whose decoders must fit anyway.
         """
         trained = self.attention_form
         same_block = self.block in (None, block) or attention == "full"
@@ -109,11 +109,11 @@ class LoadedModel:
         )
 
     def encode(self, text: str | Turns) -> list[int]:
-        """Prompt ids of plain text or chat turns."""
+        """Return the prompt ids of plain text or chat turns."""
         return self.text.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
+        """Return the text of ids, special tokens left out."""
         return self.text.decode(ids)
 
 
@@ -161,7 +161,7 @@ class OpenedCheckpoint:
         return PlainModule(self.layout.family_of(text), self.layout.settings(text), build)
 
     def empty_module(self) -> Any:
-        """The module on the meta device; DllmBenchError where config.json describes none."""
+        """Return the module on the meta device; DllmBenchError where config.json describes none."""
         self._check_counts()
         try:
             with torch.device("meta"):
@@ -193,11 +193,11 @@ class OpenedCheckpoint:
                 )
 
     def headers(self) -> checkpoint.Weights:
-        """The checkpoint's tensors, unchecked."""
+        """Return the checkpoint's tensors, unchecked."""
         return checkpoint.Weights(checkpoint.weight_files(self.folder), self.layout.ignored)
 
     def weights(self, module: Any) -> checkpoint.Weights:
-        """The checkpoint's tensors, checked against the module's names and shapes."""
+        """Return the checkpoint's tensors, checked against the module's names and shapes."""
         weights = self.headers()
         head = self.layout.to_published("lm_head.weight")
         tied = {head} if module.config.tie_word_embeddings else set()
@@ -205,16 +205,16 @@ class OpenedCheckpoint:
         return weights
 
     def expected_shapes(self, module: Any) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor the checkpoint must hold."""
+        """Return the name and shape of every tensor the checkpoint must hold."""
         return checkpoint.published_shapes(self.layout, checkpoint.shapes_of(module))
 
     def codec(self, tokenizer: Any, special: SpecialTokens) -> TextCodec:
-        """The tokenizer, used as the spec says."""
+        """Return the tokenizer, used as the spec says."""
         spec = self.spec
         return TextCodec(spec.name, tokenizer, special, spec.chat, spec.bos, spec.thinking)
 
     def special(self, tokenizer: Any, vocab_size: int) -> SpecialTokens:
-        """Ids of the special tokens, checked against each other and the vocabulary."""
+        """Return ids of the special tokens, checked against each other and the vocabulary."""
         file = self.folder / "generation_config.json"
         generation = read_json(file) if file.is_file() else {}
         ids = {**self.layout.text_config(self.published), **self.published}
@@ -233,8 +233,8 @@ def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
 
 
 def choose_adapter(spec: ModelSpec, published: PublishedConfig) -> str:
-    """The adapter that config.json calls for; DllmBenchError if there is none, or `spec` names
-    another.
+    """Return the adapter that config.json calls for; DllmBenchError if there is none, or `spec`
+    names another.
     """
     name = recognised_adapter(published)
     if name is None:
@@ -273,7 +273,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 
 
 def load_text_codec(spec: ModelSpec) -> TextCodec:
-    """The text codec of `load_model`, without building the module."""
+    """Return the text codec of `load_model`, without building the module."""
     opened = open_checkpoint(spec)
     tokenizer = read_tokenizer(opened.folder)
     settings = opened.layout.settings(opened.layout.text_config(opened.published))
@@ -302,7 +302,7 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
 
 
 def denoiser_class(mode: str, form: str = "full") -> type[TransformerDenoiser]:
-    """The class that runs a model of a form of attention in a mode of `hardware.compile`."""
+    """Return the class that runs a model of a form of attention in a mode of `hardware.compile`."""
     from dllm_bench.models.acceleration import CompiledDenoiser
     from dllm_bench.models.canvas import CanvasDenoiser
     from dllm_bench.models.graphs import FixedShapeDenoiser
@@ -329,7 +329,7 @@ def _lora_adapter(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> lora
 
 
 def device_of(spec: ModelSpec) -> torch.device:
-    """The device of the spec; DllmBenchError if it is CUDA and this machine has none."""
+    """Return the device of the spec; DllmBenchError if it is CUDA and this machine has none."""
     if spec.device != AUTO:
         device = torch.device(spec.device)
     else:
@@ -343,7 +343,7 @@ def device_of(spec: ModelSpec) -> torch.device:
 
 
 def dtype_of(spec: ModelSpec) -> torch.dtype:
-    """The dtype of the spec; "auto" depends on the device."""
+    """Return the dtype of the spec; "auto" depends on the device."""
     if spec.dtype != AUTO:
         dtype: torch.dtype = getattr(torch, spec.dtype)
         return dtype
@@ -352,7 +352,7 @@ def dtype_of(spec: ModelSpec) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a checkpoint is and what memory it would take, for `dllm-bench doctor MODEL`."""
+    """Description of a checkpoint and its memory use, for `dllm-bench doctor MODEL`."""
 
     opened: OpenedCheckpoint
     """Its config, adapter and folder."""
@@ -382,7 +382,7 @@ class Inspection:
         return self.parameters * self.dtype.itemsize
 
     def cache_bytes(self, positions: int) -> int:
-        """Memory of the keys and values of `positions` positions, in bytes."""
+        """Return the memory of the keys and values of `positions` positions, in bytes."""
         return positions * self.cached_per_position * self.dtype.itemsize
 
     def named_ids(self) -> dict[str, str]:
@@ -394,7 +394,8 @@ class Inspection:
 
 
 def inspect_checkpoint(spec: ModelSpec) -> Inspection:
-    """Read config, tokenizer and tensor headers; raises what `load_model` would raise for them."""
+    """Read config, tokenizer and tensor headers; raise the errors that `load_model` would raise for
+    them."""
     opened = open_checkpoint(spec)
     module = opened.empty_module()
     weights = opened.weights(module)

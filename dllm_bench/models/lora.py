@@ -55,7 +55,8 @@ class LoraAdapter:
     """Ends of the names of all weights that have a pair, if the adapter lists them."""
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
-        """The adapted weight in float32, on its device; `weight` itself if it has no pair."""
+        """Return the adapted weight in float32, on its device; `weight` itself if it has no
+        pair."""
         if name not in self.pairs:
             return weight
         down_RI, up_OR = (side.to(weight.device, torch.float32) for side in self.pairs[name])
@@ -66,7 +67,7 @@ NO_LORA = LoraAdapter(0.0, {})
 
 
 def adapter_files(folder: Path) -> list[Path]:
-    """Files that decide what a LoRA adapter does."""
+    """Return the files that define a LoRA adapter."""
     return [folder / CONFIG, *weight_files(folder, STEM)]
 
 
@@ -102,7 +103,7 @@ def _allowed(key: str) -> tuple[Any, ...]:
 
 
 def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B by published weight name; DllmBenchError for tensors that form no pair."""
+    """Return A and B by published weight name; DllmBenchError for tensors that form no pair."""
     weights = Weights(weight_files(folder, STEM))
     sides: dict[str, dict[str, Tensor]] = {}
     unpaired = set()
@@ -124,7 +125,8 @@ def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _targets(config: dict[str, Any]) -> tuple[str, ...]:
-    """Ends of the target weights' names; none if the adapter gives a pattern or skips layers."""
+    """Return the suffixes of the target weights' names; none if the adapter gives a pattern or
+    skips layers."""
     listed = config.get("target_modules")
     if not isinstance(listed, list) or any(config.get(key) for key in PARTIAL):
         return ()

@@ -106,7 +106,7 @@ def frequencies(config: SimpleNamespace) -> Tensor:
 
 
 def _layer(family: str, config: SimpleNamespace) -> Module:
-    """The parameters of a decoder layer."""
+    """Return the parameters of a decoder layer."""
     width, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     biased = family == "Qwen2"

@@ -65,7 +65,8 @@ Manifest = dict[str, Any]
 
 
 def checkpoint_folder(source: str, revision: str | None = None) -> Path:
-    """The folder of a source on this machine; DllmBenchError says how to get a missing one."""
+    """Return the folder of a source on this machine; DllmBenchError says how to get a missing
+    one."""
     folder = place_of(source)
     if folder.is_dir():
         if source.startswith(IMPORTED) and revision is not None:
@@ -102,7 +103,7 @@ def _check_imported(folder: Path, sha256: str) -> None:
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a source is a repository of the hub."""
+    """Return whether a source is a repository of the hub."""
     on_disk = source.startswith((ASSETS, IMPORTED)) or place_of(source).is_dir()
     return not on_disk and HUB_ID.fullmatch(source) is not None
 
@@ -145,12 +146,12 @@ def _first_line(error: Exception) -> str:
 
 
 def snapshot_commit(folder: Path) -> str | None:
-    """The commit of a snapshot folder in the hub's cache; None for other folders."""
+    """Return the commit of a snapshot folder in the hub's cache; None for other folders."""
     return folder.name if COMMIT_SHA.fullmatch(folder.name) else None
 
 
 def content_hash(spec: ModelSpec) -> str:
-    """sha256 of what decides the model's output: config, weights, LoRA adapter.
+    """Return sha256 of what decides the model's output: config, weights, LoRA adapter.
 
     A hub id pinned to a commit is hashed by id and commit, and a model imported from a file of a
     given sha256 by its name and that, so they need no files.
@@ -182,7 +183,8 @@ def _source_hash(source: str, revision: str | None, is_lora: bool) -> str:
 
 
 def _version(file: Path) -> tuple[str, int, int]:
-    """What differs after a file is changed: the path a link leads to, size, modification time."""
+    """Return what differs after a file is changed: the path a link leads to, size, modification
+    time."""
     return str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns
 
 
@@ -215,7 +217,8 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
 
 
 def checkpoint_sources(specs: Iterable[ModelSpec]) -> Iterator[tuple[str, str | None, bool]]:
-    """(source, revision, whether it is a LoRA adapter) of everything to download, each once."""
+    """Yield (source, revision, whether it is a LoRA adapter) of everything to download, each
+    once."""
     every = [
         part
         for spec in specs
@@ -227,7 +230,7 @@ def checkpoint_sources(specs: Iterable[ModelSpec]) -> Iterator[tuple[str, str | 
 
 
 def manifest_entry(folder: Path, cache: Path) -> Manifest:
-    """What a snapshot holds: its commit, and size and hash of every file."""
+    """Return what a snapshot holds: its commit, and size and hash of every file."""
     from dllm_bench.models import checkpoint  # imports torch
 
     files = sorted(file for file in folder.rglob("*") if file.is_file())
@@ -244,14 +247,14 @@ def manifest_entry(folder: Path, cache: Path) -> Manifest:
 
 
 def hub_cache() -> Path:
-    """The folder in which the hub's client keeps what it downloaded."""
+    """Return the folder in which the hub's client keeps what it downloaded."""
     from huggingface_hub import constants  # slow to import
 
     return Path(constants.HF_HUB_CACHE).expanduser()
 
 
 def read_manifest(cache: Path) -> Manifest:
-    """The manifest of a cache; {} if it has none."""
+    """Return the manifest of a cache; {} if it has none."""
     file = cache / MANIFEST
     manifest = read_json(file) if file.is_file() else {}
     if not all(is_manifest_entry(entry) for entry in manifest.values()):
@@ -260,7 +263,7 @@ def read_manifest(cache: Path) -> Manifest:
 
 
 def is_manifest_entry(entry: object) -> bool:
-    """Whether an entry has the form of `manifest_entry`."""
+    """Return whether an entry has the form of `manifest_entry`."""
     files = entry.get("files") if isinstance(entry, dict) else None
     return isinstance(files, dict) and all(
         isinstance(recorded, dict) and {"size", "sha256"} <= recorded.keys()
@@ -269,13 +272,13 @@ def is_manifest_entry(entry: object) -> bool:
 
 
 def manifest_problems(cache: Path, entry: Manifest) -> list[str]:
-    """How the files of a source differ from its entry in the manifest of a cache."""
+    """Return how the files of a source differ from its entry in the manifest of a cache."""
     problems = (file_problem(cache / name, recorded) for name, recorded in entry["files"].items())
     return [problem for problem in problems if problem]
 
 
 def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
-    """(source, its problems) for every source in the manifest of a cache."""
+    """Yield (source, its problems) for every source in the manifest of a cache."""
     manifest = read_manifest(cache)
     if not manifest:
         raise DllmBenchError(
@@ -286,7 +289,7 @@ def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def file_problem(file: Path, recorded: Manifest) -> str | None:
-    """How a file differs from its recorded size and hash; None if it does not."""
+    """Return how a file differs from its recorded size and hash; None if it does not."""
     from dllm_bench.models import checkpoint  # imports torch
 
     if not file.is_file():

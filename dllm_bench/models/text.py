@@ -99,7 +99,8 @@ PANIC = "PanicException"  # pyo3 makes the class, which no module exports
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer, without running code of the checkpoint; None if it has none."""
+    """Return the folder's tokenizer, without running code of the checkpoint; None if it has
+    none."""
     _check_tokenizer_files(folder)
     if not any((folder / name).is_file() for name in FILES):
         return None
@@ -120,8 +121,9 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def read_token_texts(folder: Path) -> Callable[[Sequence[int]], str] | None:
-    """What decodes token ids as `read_tokenizer`'s does, special tokens included, read without
-    transformers, which take seconds to import; None where tokenizer.json does not hold all tokens.
+    """Return what decodes token ids as `read_tokenizer`'s does, special tokens included, read
+    without transformers, which take seconds to import; None where tokenizer.json does not hold all
+    tokens.
     """
     from tokenizers import Tokenizer
 
@@ -142,7 +144,7 @@ def read_token_texts(folder: Path) -> Callable[[Sequence[int]], str] | None:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a folder that decide how text becomes ids."""
+    """Return the files of a folder that decide how text becomes ids."""
     return [folder / name for name in (*FILES, *SETTINGS) if (folder / name).is_file()]
 
 
@@ -158,22 +160,23 @@ class SpecialTokenSources:
     """generation_config.json, {} without one."""
 
     def config_ids(self, role: str) -> list[int]:
-        """The ids config.json gives for a role; some checkpoints give several eos ids."""
+        """Return the ids config.json gives for a role; some checkpoints give several eos ids."""
         ids = self.published.get(f"{role}_token_id")
         return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
     def tokenizer_id(self, role: str) -> int | None:
-        """The id the tokenizer gives for a role."""
+        """Return the id the tokenizer gives for a role."""
         token: int | None = getattr(self.tokenizer, f"{role}_token_id", None)
         return token
 
     def id_of(self, *texts: str) -> int | None:
-        """The id of the first of these token texts that is in the vocabulary."""
+        """Return the id of the first of these token texts that is in the vocabulary."""
         vocab = self.tokenizer.get_vocab() if self.tokenizer is not None else {}
         return next((vocab[text] for text in texts if text in vocab), None)
 
     def agreed(self, role: str) -> int | None:
-        """The id of a role; DllmBenchError if config.json and the tokenizer name different ones."""
+        """Return the id of a role; DllmBenchError if config.json and the tokenizer name different
+        ones."""
         config_ids, own = self.config_ids(role), self.tokenizer_id(role)
         if config_ids and own is not None and own not in config_ids:
             raise DllmBenchError(
@@ -184,12 +187,13 @@ class SpecialTokenSources:
         return own if own is not None else next(iter(config_ids), None)
 
     def preferred(self, role: str) -> int | None:
-        """The tokenizer's id (Dream's config.json names another BOS), else that of config.json."""
+        """Return the tokenizer's id (Dream's config.json names another BOS), else that of
+        config.json."""
         own = self.tokenizer_id(role)
         return own if own is not None else next(iter(self.config_ids(role)), None)
 
     def ends(self) -> tuple[int, int | None]:
-        """(end of text, end of a turn); if eos ends a turn, another eos id ends the text."""
+        """Return (end of text, end of a turn); if eos ends a turn, another eos id ends the text."""
         eos, turn = self.agreed("eos"), self.id_of(*TURN_ENDS)
         if eos is None:
             raise DllmBenchError(
@@ -202,7 +206,8 @@ class SpecialTokenSources:
         return (others[0] if eos == turn and others else eos), turn
 
     def mask(self, text: str | None) -> int | None:
-        """The id of the mask; `text` (`mask_token` in the model's yaml) must be the text of it."""
+        """Return the id of the mask; `text` (`mask_token` in the model's yaml) must be the text of
+        it."""
         agreed = self.agreed("mask")
         wanted = self.id_of(text) if text is not None else None
         if text is not None and wanted is None and self.tokenizer is not None:
@@ -223,7 +228,7 @@ def special_tokens(
     mask_token: str | None = None,
     maskless: bool = False,
 ) -> SpecialTokens:
-    """Ids of the special tokens; DllmBenchError where the sources disagree on mask or eos.
+    """Return ids of the special tokens; DllmBenchError where the sources disagree on mask or eos.
 
     A model without a mask (`MASKLESS`) gets an id that no text uses, for positions without a token.
     """
@@ -250,7 +255,8 @@ def special_tokens(
 
 
 def _unused(tokenizer: Any, vocab_size: int, taken: set[int | None]) -> int:
-    """The last id that the tokenizer does not use; if it uses all, the last not in `taken`."""
+    """Return the last id that the tokenizer does not use; if it uses all, the last not in
+    `taken`."""
     used = set(tokenizer.get_vocab().values()) if tokenizer is not None else set()
     free = [i for i in range(vocab_size - 1, -1, -1) if i not in taken]
     return next((i for i in free if i not in used), free[0])
@@ -293,7 +299,8 @@ class TextCodec:
         return hashlib.sha256(self._tokenizer().chat_template.encode()).hexdigest()
 
     def encode(self, text: str | Turns) -> list[int]:
-        """Prompt ids of plain text, or of chat turns and the start of the assistant's turn.
+        """Return the prompt ids of plain text, or of chat turns and the start of the assistant's
+        turn.
 
         A last turn of the assistant is the beginning of its answer, which is continued.
         """
@@ -314,11 +321,11 @@ class TextCodec:
         return self._plain(prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
+        """Return the text of ids, special tokens left out."""
         return self._decode(ids, skip_special_tokens=True)
 
     def decode_visibly(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included."""
+        """Return the text of ids, special tokens included."""
         return self._decode(ids, skip_special_tokens=False)
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:

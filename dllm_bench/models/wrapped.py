@@ -102,7 +102,7 @@ class FunctionDenoiser(Denoiser):
         self.vocab_size: int = logits_11V.shape[-1]
 
     def new_cache(self, length: int) -> PositionCache:
-        """A cache that stays empty."""
+        """Return a cache that stays empty."""
         return PositionCache(0, length)
 
     def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
@@ -110,7 +110,7 @@ class FunctionDenoiser(Denoiser):
         raise _needs_cache("reuses the prefix of the request before")
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
-        """Logits (K, R, V): entry [k, i] predicts position rows[0] + i."""
+        """Return logits (K, R, V): entry [k, i] predicts position rows[0] + i."""
         self._check(plan)
         logits_KFV = self._visible_logits(tokens_KL[:, : plan.feed[1]], plan.visible_K)
         rows_R = torch.arange(*plan.rows, device=self.device) - int(self.shifted)
@@ -150,7 +150,7 @@ class FunctionDenoiser(Denoiser):
             )
 
     def _visible_logits(self, ids_KF: Tensor, visible_K: Tensor | None) -> Tensor:
-        """Logits (K, F, V); a branch that sees less of the canvas is a call of its own."""
+        """Return logits (K, F, V); a branch that sees less of the canvas is a call of its own."""
         if visible_K is None:
             return self._logits(ids_KF)
         rows = [
@@ -173,7 +173,7 @@ class FunctionDenoiser(Denoiser):
 
 
 def is_supported(module: Any) -> bool:
-    """Whether the layers of a transformers object can be run here."""
+    """Return whether the layers of a transformers object can be run here."""
     return bool(SUPPORTED & {kind.__name__ for kind in type(module).__mro__})
 
 
@@ -185,7 +185,7 @@ def _needs_cache(what: str) -> DllmBenchError:
 
 
 def _device_of(function: Function) -> torch.device:
-    """Where the function's parameters are, if it has any; else the CPU."""
+    """Return where the function's parameters are, if it has any; else the CPU."""
     parameters = function.parameters() if isinstance(function, torch.nn.Module) else iter(())
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
@@ -201,7 +201,8 @@ def wrap_module(
     bos: bool,
     weights_hash: str | None,
 ) -> LoadedModel:
-    """A loaded transformers object as a model; DllmBenchError for classes that are not supported.
+    """Return a loaded transformers object as a model; DllmBenchError for classes that are not
+    supported.
 
     For the settings see `ModelSpec`.
     """
@@ -251,7 +252,7 @@ def wrap_function(
     bos: bool,
     weights_hash: str | None,
 ) -> LoadedModel:
-    """A function from ids (B, L) to logits (B, L, V) as a model without a cache."""
+    """Return a function from ids (B, L) to logits (B, L, V) as a model without a cache."""
     if isinstance(function, torch.nn.Module):
         _refuse_hash(function, weights_hash)
     sources = SpecialTokenSources({}, tokenizer, {})
@@ -330,7 +331,8 @@ def _wrapped(
 
 
 def state_sha256(module: torch.nn.Module) -> str:
-    """sha256 over the tensors of a module's state: name, dtype, shape and bytes, in its order."""
+    """Return sha256 over the tensors of a module's state: name, dtype, shape and bytes, in its
+    order."""
     hashed = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -339,7 +341,8 @@ def state_sha256(module: torch.nn.Module) -> str:
 
 
 def function_sha256(function: Function, name: str, weights_hash: str | None) -> str:
-    """sha256 of a module's tensors, or of the text that the user gave for a function's weights."""
+    """Return sha256 of a module's tensors, or of the text that the user gave for a function's
+    weights."""
     if isinstance(function, torch.nn.Module):
         return state_sha256(function)
     if not weights_hash:
@@ -353,18 +356,19 @@ def function_sha256(function: Function, name: str, weights_hash: str | None) -> 
 
 
 def published(config: Any) -> dict[str, Any]:
-    """The settings of a config of transformers, those of its text model included."""
+    """Return the settings of a config of transformers, those of its text model included."""
     return {**config.get_text_config().to_dict(), **config.to_dict()}
 
 
 def settings_sha256(settings: Mapping[str, Any], special: SpecialTokens) -> str:
-    """sha256 of a module's config, without what says how it was stored, and of the special ids."""
+    """Return sha256 of a module's config, without what says how it was stored, and of the special
+    ids."""
     kept = {k: v for k, v in settings.items() if k not in UNREAD and not k.startswith("_")}
     return _sha256({"config": kept, "special": asdict(special)})
 
 
 def vocabulary_sha256(tokenizer: Any) -> str:
-    """sha256 of what decides how text becomes ids: the tokenizer and its chat template."""
+    """Return sha256 of what decides how text becomes ids: the tokenizer and its chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend else tokenizer.get_vocab()
     kept = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
