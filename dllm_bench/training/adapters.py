@@ -1,11 +1,11 @@
-"""Training of a LoRA adapter that turns a model into one of block diffusion:
-`dllm-bench train adapter MODEL`.
+"""Train a LoRA adapter that turns a model into a block diffusion model: `dllm-bench train adapter
+MODEL`.
 
-A text is fed twice: clean, in blocks that see themselves and the blocks before them, and the blocks
-of its answer once more with masks, which see themselves and the clean blocks before them (BD3-LM,
-arXiv 2503.09573). Blocks count from the first position of the prompt, as `decoder=block_diffusion`
-counts them. Texts and masks of a step depend only on (seed, step), so a training that is resumed
-from its state file gives the same weights as one that was never interrupted.
+A text is fed twice. The clean copy is split into blocks that see themselves and earlier blocks. The
+blocks of its answer are fed again with masks; they see themselves and the earlier clean blocks
+(BD3-LM, arXiv 2503.09573). Blocks count from the first position of the prompt, as
+`decoder=block_diffusion` counts them. Texts and masks of a step depend only on (seed, step), so
+resumed training gives the same weights as uninterrupted training.
 
 Shapes: B texts, L clean positions, N masked-copy positions, S = L + N rows, R scored rows, H hidden
 size, V vocabulary.
@@ -40,7 +40,8 @@ from dllm_bench.training.drafters import CLIP_NORM, Point, learning_rate_factor
 from dllm_bench.training.reports import Countdown, Report
 
 ALL_MASKED, CUT = 0.35, 0.35
-"""Shares of blocks that are masked wholly, and after a random position; the rest at random."""
+"""Shares of blocks that are fully masked, and masked after a random position; others are masked at
+random."""
 BETAS = (0.9, 0.98)
 HELD_OUT = 32  # texts
 MEASURE_EVERY = 50  # steps
@@ -66,7 +67,8 @@ class AdapterJob:
     """Peak learning rate."""
     seed: int = 0
     start: str = ""
-    """Folder of an adapter of the same rank whose weights are the first; empty: of no effect."""
+    """Folder of an adapter of the same rank with the initial weights; empty: start without
+    effect."""
 
     def __post_init__(self) -> None:
         if self.prompts <= HELD_OUT:
@@ -76,7 +78,7 @@ class AdapterJob:
             )
 
     def command(self, model: str) -> str:
-        """The command that trains this adapter."""
+        """Return the command that trains this adapter."""
         usual = AdapterJob()
         options = {
             ("benchmark" if name == "benchmarks" else name): value
@@ -87,7 +89,7 @@ class AdapterJob:
 
 
 def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingText]:
-    """The prompts of a job with their gold answers and an end token."""
+    """Return the prompts of a job with their gold answers and an end token."""
     encode = prompts.encoder(loaded.text.encode, chat)
     special = loaded.special
     end = special.eot if chat and special.eot is not None else special.eos
@@ -130,7 +132,7 @@ def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Param
 
 
 def _given(job: AdapterJob, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> lora.LoraAdapter:
-    """The adapter that a job names as its start; DllmBenchError where it has other matrices."""
+    """Return the adapter that a job names as its start; DllmBenchError if its matrices differ."""
     adapter = lora.read_lora(expanded(job.start))
     shapes = {name: [side.shape for side in pair] for name, pair in adapter.pairs.items()}
     wanted = {name: [side.shape for side in pair] for name, pair in pairs.items()}
@@ -151,9 +153,9 @@ class MaskedBatch:
 
     clean_BL: Tensor
     noised_BN: Tensor
-    """The answer's blocks with masks."""
+    """Tokens of the answer's blocks, with masks."""
     token_BN: Tensor
-    """What they hold without masks."""
+    """Tokens of these blocks without masks."""
     place_BN: Tensor
     """Position of each of them."""
     masked_BN: Tensor
@@ -163,7 +165,8 @@ class MaskedBatch:
 def masked_batch(
     texts: Sequence[TrainingText], block: int, mask: int, end: int, rng: torch.Generator
 ) -> MaskedBatch:
-    """Draw the masks of a batch: answers alone, up to the end of the block of their last token."""
+    """Draw the masks of a batch: only in answers, up to the end of the block of their last
+    token."""
     clean_BL = padded(texts, end)[0]
     first = [text.prompt // block * block for text in texts]
     last = [-(-len(text.ids) // block) * block for text in texts]
@@ -179,7 +182,7 @@ def masked_batch(
 
 
 def _drawn(rng: torch.Generator, count: int, length: int, block: int) -> Tensor:
-    """Masks (count, length) of whole blocks, see `ALL_MASKED` and `CUT`."""
+    """Return masks (count, length) of whole blocks, see `ALL_MASKED` and `CUT`."""
     shape = (count, length // block, 1)
     kind = torch.rand(shape, generator=rng)
     cut = torch.randint(block, shape, generator=rng)
@@ -191,7 +194,7 @@ def _drawn(rng: torch.Generator, count: int, length: int, block: int) -> Tensor:
 
 
 def seen(batch: MaskedBatch, block: int) -> Tensor:
-    """Which of S positions (clean, then masked copy) each of them sees, (B, S, S)."""
+    """Return which of S positions (clean, then masked copy) each of them sees, (B, S, S)."""
     texts, length = batch.clean_BL.shape
     clean_BL = (torch.arange(length) // block).expand(texts, -1)
     noised_BN = batch.place_BN // block
@@ -204,7 +207,7 @@ def seen(batch: MaskedBatch, block: int) -> Tensor:
 
 
 def scored_rows(batch: MaskedBatch, block: int, shifted: bool) -> tuple[Tensor, Tensor]:
-    """(text, row of S) that predict the masked positions.
+    """Return (text, row of S) that predict the masked positions.
 
     With shifted logits the first position of a block is predicted by the last clean row before it.
     """
@@ -217,7 +220,7 @@ def scored_rows(batch: MaskedBatch, block: int, shifted: bool) -> tuple[Tensor, 
 
 
 def logits_of(module: Any, batch: MaskedBatch, block: int, shifted: bool) -> tuple[Tensor, Tensor]:
-    """Logits (R, V) of the masked positions, and their tokens (R,)."""
+    """Return logits (R, V) of the masked positions, and their tokens (R,)."""
     model, device = module.model, module.lm_head.weight.device
     texts, length = batch.clean_BL.shape
     ids_BS = torch.cat([batch.clean_BL, batch.noised_BN], 1).to(device)
@@ -247,14 +250,14 @@ class AdapterTraining:
     held_out: list[TrainingText]
     step: int = 0
     seconds: float = 0.0
-    """Processor time on a CPU, else time passed."""
+    """Processor time on a CPU, otherwise elapsed time."""
     curve: list[Point] = field(default_factory=list)
 
     @classmethod
     def start(
         cls, job: AdapterJob, loaded: LoadedModel, texts: list[TrainingText]
     ) -> AdapterTraining:
-        """The training at its first step."""
+        """Return the training at its first step."""
         learned = attach_new(loaded, job)
         optimizer = torch.optim.AdamW(learned.values(), job.lr, BETAS, weight_decay=0.0)
         return cls(job, loaded, learned, optimizer, texts[HELD_OUT:], texts[:HELD_OUT])
@@ -266,16 +269,16 @@ class AdapterTraining:
         return self.loaded.denoiser
 
     def batch(self, texts: Sequence[TrainingText], rng: torch.Generator) -> MaskedBatch:
-        """A batch of these texts."""
+        """Return a batch of these texts."""
         special = self.loaded.special
         return masked_batch(texts, self.job.block, special.mask, special.eos, rng)
 
     def predict(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-        """Logits and tokens of the masked positions."""
+        """Return logits and tokens of the masked positions."""
         return logits_of(self.denoiser.module, batch, self.job.block, self.denoiser.shifted)
 
     def state(self) -> dict[str, Any]:
-        """Everything a resumed training needs."""
+        """Return everything a resumed training needs."""
         counted = {"step": self.step, "seconds": self.seconds, "curve": self.curve}
         weights = {name: parameter.data for name, parameter in self.learned.items()}
         parts = {"weights": weights, "optimizer": self.optimizer.state_dict()}
@@ -351,7 +354,7 @@ def train(
 
 
 def optimizer_step(training: AdapterTraining) -> Tensor:
-    """One step on randomly drawn texts; the loss."""
+    """Make one step on randomly drawn texts; return the loss."""
     job = training.job
     rng = torch.Generator().manual_seed(job.seed * 10_000_000 + training.step)
     drawn = torch.randint(len(training.texts), (job.rows,), generator=rng).tolist()
@@ -369,9 +372,11 @@ def optimizer_step(training: AdapterTraining) -> Tensor:
 
 @torch.no_grad()
 def measure_held_out(training: AdapterTraining) -> Point:
-    """Loss on the held-out texts, and the share of right tokens by place in a wholly masked block.
+    """Return loss on the held-out texts, and the share of right tokens by place in a wholly masked
+    block.
 
-    `right_1` is the first position of a block: what decoding one token a forward relies on.
+    `right_1` is the first position of a block, which matters most for decoding one token per
+    forward.
     """
     block = training.job.block
     rng = torch.Generator().manual_seed(MASKED_SEED)
@@ -399,7 +404,7 @@ def _chunks(texts: list[TrainingText], size: int) -> Iterator[list[TrainingText]
 
 
 def card(title: str, training: AdapterTraining) -> str:
-    """The adapter's model card; what decoders do with it is measured by runs."""
+    """Return the adapter's model card; what decoders do with it is measured by runs."""
     job, model = training.job, training.loaded.metadata.name
     count = sum(parameter.numel() for parameter in training.learned.values())
     on_cpu = training.denoiser.device.type == "cpu"

@@ -97,19 +97,19 @@ class FilterJob(CheckedFields):
         return f"{model}-block{self.block}{layers}" + ("" if self.labels == "masked" else "-all")
 
     def texts(self) -> list[str]:
-        """The prompts."""
+        """Return the prompts."""
         if self.flan is not None:
             return prompts.flan_prompts(self.flan, FLAN_PER_TASK, self.seed)
         return prompts.train_prompts(self.benchmarks, self.prompts, self.seed)
 
     def prompt_source(self) -> str:
-        """Where the prompts come from, for the card."""
+        """Return where the prompts come from, for the card."""
         if self.flan is not None:
             return f"FLAN, {FLAN_PER_TASK} prompts of every task"
         return f"train splits of {', '.join(self.benchmarks)}, in turn"
 
     def command(self, model: str) -> str:
-        """The command that trains this filter; settings at their defaults are left out."""
+        """Return the command that trains this filter; settings at their defaults are left out."""
         options: dict[str, Any] = {
             ("benchmark" if f.name == "benchmarks" else f.name): getattr(self, f.name)
             for f in fields(self)
@@ -179,7 +179,8 @@ def collect(job: FilterJob, model: ModelGroup, traces_folder: Path, report: Repo
 
 
 def trace_source(job: FilterJob, model: ModelGroup, texts: Sequence[str]) -> TraceSource:
-    """What the traces of a job depend on; at least ten prompts, so that every part has some."""
+    """Return what the traces of a job depend on; at least ten prompts, so that every part has
+    some."""
     if len(texts) < FEWEST_PROMPTS:
         raise DllmBenchError(
             f"A filter is trained, validated and tested on different prompts, {len(texts)} were "
@@ -204,7 +205,7 @@ def stored_or_collected(
     folder: Path,
     report: Report,
 ) -> Traces:
-    """Stored traces if they are complete; the model is only loaded if they are not."""
+    """Return stored traces if they are complete; the model is only loaded if they are not."""
     file = source.file(folder)
     if is_file(file) and (stored := traces.load(file)).done == len(texts):
         report(f"traces: {file}")
@@ -239,7 +240,7 @@ def network_of(block: int, layers: int, seed: int) -> nn.Sequential:
 
 
 def loss_of(logits_SW: Tensor, part: Traces, labels: Labels) -> Tensor:
-    """Mean binary cross-entropy (nats) over the positions that `labels` names."""
+    """Return the mean binary cross-entropy (nats) over the positions that `labels` names."""
     losses_SW = nn.functional.binary_cross_entropy_with_logits(
         logits_SW, part.right_SW.float(), reduction="none"
     )
@@ -276,7 +277,7 @@ def fit(found: Traces, job: FilterJob, report: Report = print) -> FittedFilter:
 
 
 def _curve_point(epoch: int, train_loss: float, validation: Mapping[str, float]) -> Rates:
-    """A rounded point of the curve; its losses are called train and validation."""
+    """Return a rounded point of the curve; its losses are called train and validation."""
     named = {"validation" if name == "loss" else name: value for name, value in validation.items()}
     point = {"train": train_loss, **named}
     return {"epoch": epoch, **{name: round(value, 5) for name, value in point.items()}}
@@ -284,13 +285,13 @@ def _curve_point(epoch: int, train_loss: float, validation: Mapping[str, float])
 
 @torch.no_grad()
 def measure(network: nn.Module, part: Traces, labels: Labels) -> Rates:
-    """Loss and decisions of the network on a part of the split."""
+    """Return loss and decisions of the network on a part of the split."""
     logits_SW = network(part.confidence_SW)
     return {"loss": loss_of(logits_SW, part, labels).item()} | decisions(logits_SW.sigmoid(), part)
 
 
 def decisions(probability_SW: Tensor, part: Traces) -> Rates:
-    """Rates at masked positions.
+    """Return rates at masked positions.
 
     false_positive: share of the wrong candidates above ALARM; accepted: share of the right ones
     above TAU; wrong_accepted: share of wrong ones among those above TAU.
@@ -305,7 +306,7 @@ def decisions(probability_SW: Tensor, part: Traces) -> Rates:
 
 
 def _share(flags_SW: Tensor, among_SW: Tensor) -> float:
-    """Share of `among` that are flagged; 0 where there are none."""
+    """Return the share of `among` that are flagged; 0 where there are none."""
     return (flags_SW & among_SW).sum().item() / max(1, int(among_SW.sum()))
 
 
@@ -319,7 +320,7 @@ def card(
     found: Traces,
     fitted: FittedFilter,
 ) -> str:
-    """The filter's model card; what decoding with it gives is measured by runs."""
+    """Return the filter's model card; what decoding with it gives is measured by runs."""
     facts = learned.metadata
     several = f"{job.layers} linear layers, {facts.activation} between them"
     layers = several if job.layers > 1 else "One linear layer"

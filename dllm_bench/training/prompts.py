@@ -73,7 +73,8 @@ def task_pairs(task: str, split: str, count: int, seed: int) -> list[Pair]:
 
 
 def _program_pairs(task: str, count: int, seed: int) -> list[Pair]:
-    """Programs of the train split without the inputs that grading needs; prompts may repeat."""
+    """Return programs of the train split without the inputs that grading needs; prompts may
+    repeat."""
     rng = random.Random(f"{task}/train/{seed}")
     programs = PROGRAMS[task]("train", rng)
     return [
@@ -90,7 +91,7 @@ def train_pairs(tasks: Sequence[str], count: int, seed: int) -> list[Pair]:
 
 
 def train_prompts(tasks: Sequence[str], count: int, seed: int) -> list[str]:
-    """The prompts of `train_pairs`."""
+    """Return the prompts of `train_pairs`."""
     return [prompt for prompt, _ in train_pairs(tasks, count, seed)]
 
 
@@ -157,7 +158,7 @@ def _flan_row(file: Path, number: int, line: str) -> tuple[str, str]:
 
 
 def hash_of(prompts: Sequence[str]) -> str:
-    """sha256 of the prompts in their order."""
+    """Return sha256 of the prompts in their order."""
     return hashlib.sha256("\0".join(prompts).encode()).hexdigest()
 
 
@@ -167,7 +168,8 @@ def hash_of_rows(folder: Path) -> str:
 
 
 def encoder(encode: Encode, chat: bool) -> Callable[[str], list[int]]:
-    """Prompt -> ids, as benchmarks do it: one user turn for chat models, else the plain text."""
+    """Return the prompt -> ids, as benchmarks do it: one user turn for chat models, else the plain
+    text."""
     if not chat:
         return encode
     return lambda text: encode([{"role": "user", "content": text}])

@@ -1,7 +1,8 @@
 """What a training reports: lines while it runs, and a model card when it is done.
 
-What a card says of one kind of model is written next to its training (`filters.py`, `drafters.py`,
-`scripts/embedded/card.py`). Cards hold what training measured; scores of decoding come from runs.
+The text for each kind of model is next to its training code (`filters.py`, `drafters.py`,
+`scripts/embedded/card.py`). Cards contain measurements of training; scores of decoding come from
+runs.
 """
 
 from __future__ import annotations
@@ -55,22 +56,22 @@ class Countdown:
 
 
 def card(title: str, about: str, sections: Mapping[str, str]) -> str:
-    """The whole card: title, introduction, then one section after the other."""
+    """Return the whole card: title, introduction, then one section after the other."""
     parts = [f"# {title}", about]
     parts += [f"## {name}\n\n{text}" for name, text in sections.items()]
     return "\n\n".join(parts) + "\n"
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table."""
+    """Return a markdown table."""
     cells = (titles, ("---",) * len(titles), *rows)
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def command(start: str, options: Mapping[str, Any]) -> str:
-    """A command line: `start`, then `--name value` for every option.
+    """Return a command line: `start`, then `--name value` for every option.
 
-    A tuple repeats its option once a value; True gives an option without a value.
+    A tuple repeats its option for each value; True gives an option without a value.
     """
     words = [start]
     for name, value in options.items():

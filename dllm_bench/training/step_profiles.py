@@ -48,7 +48,7 @@ class ProfileJob:
 
 
 def measure(model: Any, job: ProfileJob) -> list[list[float]]:
-    """Seconds of every timed step, one list per size."""
+    """Return seconds of every timed step, one list per size."""
     given = {"model": abilities(model)}
     require("a profile of verifying steps", frozenset({CAUSAL_MODEL}), given, "model")
     kv, canvas_1L = _context(model, job)
@@ -63,7 +63,7 @@ def measure(model: Any, job: ProfileJob) -> list[list[float]]:
 
 @torch.inference_mode()
 def _context(model: Denoiser, job: ProfileJob) -> tuple[KVCache, Tensor]:
-    """A cache that holds the context, and a canvas with room for the largest step."""
+    """Return a cache that holds the context, and a canvas with room for the largest step."""
     length = job.context + job.batches[-1]
     generator = torch.Generator().manual_seed(0)
     ids_1L = torch.randint(model.vocab_size, (1, length), generator=generator)
@@ -79,7 +79,7 @@ def _context(model: Denoiser, job: ProfileJob) -> tuple[KVCache, Tensor]:
 
 @torch.inference_mode()
 def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float:
-    """Seconds of one step; the cache is not changed."""
+    """Return seconds of one step; the cache is not changed."""
     start = kv.length
     feed, rows = (start, start + size), (start + 1, start + size + 1)
     plan = ForwardPlan(

@@ -26,7 +26,8 @@ Halves = tuple[list[ObservedDraft], list[ObservedDraft]]
 
 
 def fit(entries: Sequence[RunEntry]) -> dict[str, Any]:
-    """Temperatures by position, what they were fitted on, and calibration before and after."""
+    """Return temperatures by position, what they were fitted on, and calibration before and
+    after."""
     check_one_drafter(entries)
     halves = [observed_halves(entry) for entry in entries]
     first, second = ([one for half in side for one in half] for side in zip(*halves, strict=True))
@@ -61,7 +62,7 @@ def check_one_drafter(entries: Sequence[RunEntry]) -> None:
 
 
 def drafter_identity(spec: RunSpec) -> dict[str, Any]:
-    """The drafter of a run by its content; the path of its files is left out."""
+    """Return the drafter of a run by its content; the path of its files is left out."""
     if "draft" not in spec.decoder:
         raise DllmBenchError(
             f"Run {spec.short} has no speculative decoder; name runs of a drafter with a "
@@ -72,7 +73,7 @@ def drafter_identity(spec: RunSpec) -> dict[str, Any]:
 
 
 def observed_halves(entry: RunEntry) -> Halves:
-    """Confidences and outcomes of the first and of the second half of a run's samples."""
+    """Return confidences and outcomes of the first and of the second half of a run's samples."""
     record, decoder = read_record(entry.path), entry.spec.decoder
     if record is None:
         raise DllmBenchError(
@@ -113,7 +114,7 @@ def calibration_by_position(
 
 
 def lines(fitted: Mapping[str, Any]) -> Iterator[str]:
-    """The result as text, one line per position."""
+    """Yield the result as text, one line per position."""
     for temperature, row in zip(fitted["temperatures"], fitted["positions"], strict=False):
         yield (
             f"position {row['position']}  T {temperature:.3f}  ECE {row['ece']:.4f} -> "

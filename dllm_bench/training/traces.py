@@ -80,7 +80,7 @@ class TraceSource:
     decoding_version: int = DECODING_VERSION
 
     def file(self, folder: Path) -> Path:
-        """The file of these traces."""
+        """Return the file of these traces."""
         name = f"{slug(self.model)}-block{self.block}-{digest(asdict(self))[:10]}"
         return folder / f"{name}.safetensors"
 
@@ -126,7 +126,7 @@ class Traces:
         return Traces(confidence, right, masked, prompt, self.done)
 
     def of_prompts(self, prompts: Tensor) -> Traces:
-        """The rows of these prompts."""
+        """Return the rows of these prompts."""
         keep_S = torch.isin(self.prompt_S, prompts)
         return self.each(lambda tensor: tensor[keep_S])
 
@@ -141,7 +141,7 @@ class Traces:
 
 
 def oracle_decoder(source: TraceSource, rows: list[Row]) -> MaskedDecoder:
-    """The oracle over the model's own one-token-per-forward decoding, recording into `rows`.
+    """Return the oracle over the model's own one-token-per-forward decoding, recording into `rows`.
 
     Blocks are decoded in order, so stopping after the last one wanted changes nothing before it.
     """
@@ -158,7 +158,8 @@ def collect(
     folder: Path,
     report: Report = print,
 ) -> Traces:
-    """The traces of all prompts; prompts that an earlier call stored are not decoded again."""
+    """Return the traces of all prompts; prompts that an earlier call stored are not decoded
+    again."""
     file = source.file(folder)
     traces = load(file) if is_file(file) else Traces.empty(source.block)
     rows: list[Row] = []
@@ -186,7 +187,7 @@ def save(file: Path, traces: Traces, source: TraceSource) -> None:
 
 
 def load(file: Path) -> Traces:
-    """Stored traces; shape letters after the tensors' names are not read."""
+    """Return stored traces; shape letters after the tensors' names are not read."""
     with safe_open(file, framework="pt") as handle:
         names = list(handle.keys())
         tensors = {name.partition("_")[0]: handle.get_tensor(name) for name in names}
