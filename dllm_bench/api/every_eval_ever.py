@@ -75,7 +75,7 @@ class Identity:
 def to_eee(
     entries: Sequence[RunEntry], texts: TextSource, out: Path, publisher: Publisher
 ) -> Iterator[Path]:
-    """Yield the files of each run below `out`; the same record gives the same bytes.
+    """Write the files of each run below `out`; the same record gives the same bytes.
 
     DllmBenchError for a run without a score.
     """
@@ -100,7 +100,7 @@ def to_eee(
 
 
 def written(path: Path, text: str) -> Path:
-    """Return the path, after the text was written there."""
+    """Write the text and return the path."""
     write_atomic(path, text)
     return path
 

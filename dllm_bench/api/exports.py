@@ -69,7 +69,7 @@ def to_csv(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
 
 
 def to_dataset(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
-    """Yield a folder for `datasets.load_from_disk`."""
+    """Write a folder for `datasets.load_from_disk`."""
     from datasets import Dataset  # takes a second to import
 
     Dataset.from_pandas(frame(entries, texts), preserve_index=False).save_to_disk(out)
@@ -77,8 +77,7 @@ def to_dataset(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
 
 
 def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
-    """Yield a folder of results as lm-eval writes one: a model, a file of results and one of
-    samples.
+    """Write a results folder in lm-eval's layout: per model, a file of results and one of samples.
 
     All metrics of the run (TPF, TPS, forwards) are listed with the scores.
     """
@@ -157,7 +156,7 @@ def lm_eval_samples(record: RunRecord, rows: Iterator[Plain]) -> Iterator[Plain]
 
 
 def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
-    """Yield a file of d3LLM's AUP leaderboard: benchmark -> method -> [TPF, score in percent]
+    """Write a file of d3LLM's AUP leaderboard: benchmark -> method -> [TPF, score in percent]
     pairs.
 
     A method is a decoder with a model. The points of its curve are its runs over a sweep of a

@@ -62,7 +62,7 @@ class Forward:
     fed: Count  # positions fed per branch
     cached: Count  # positions read from the cache
     ms: Seconds = 0.0  # wall time of the whole step, in milliseconds
-    winner: Count = 0  # branch that continued, in the order of creation; the base is last
+    winner: Count = 0  # index of the branch that continued, by creation; the base is last
     forced: Count = 0  # positions committed by the stall rule
     masks: Count = 0  # masks of the open blocks before this call
     calls: Count = 1  # network calls: several for a drafter's chain, one per token for a head

@@ -86,7 +86,7 @@ def weights(size: int, sigma: float, device: torch.device) -> Tensor:
     return weight_XG / weight_XG.sum(0)
 
 
-FED, SCORED = 1, 2  # bits of NEXT: the row is fed; the position is a mask that a fed row predicts
+FED, SCORED = 1, 2  # bits of NEXT: feed this row; this mask is predicted by a fed row
 NEXT = MemoKey[Tensor]("d2.next")  # int64 (1, L), for the next forward
 CONFIDENCE = MemoKey[Tensor]("d2.confidence")  # of each mask's last row, float32 (1, L)
 
