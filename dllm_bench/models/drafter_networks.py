@@ -5,8 +5,10 @@ to every layer; the slots are the anchor and the masks after it. DSpark (§3) ad
 a confidence head. DFlash 2 (z-lab/dflash@07ebd93, dflash/model.py): convolutions over the slots
 around attention and MLP, and a path selector. EAGLE-3 as in DeepSpec: feature i joined with token
 i + 1, at rotary position i, predicts token i + 2. Rotary positions are absolute. Layers are made of
-transformers' Qwen3 parts. A network with a draft vocabulary computes logits of its N tokens;
-decoding gets logits over the target's vocabulary, -inf for the others.
+transformers' Qwen3 parts, which training runs; in decoding `layers.PlainLayer` computes them. Rows
+of context give every layer keys and values first, and the slots then attend to the cache. A network
+with a draft vocabulary computes logits of its N tokens; decoding gets logits over the target's
+vocabulary, -inf for the others.
 Not here: training losses, block masks, Gemma's layers.
 
 Shapes: F fed rows of context, S slots of a block, D slots that predict, H hidden size, V
