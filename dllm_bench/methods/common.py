@@ -599,7 +599,7 @@ class Eos(Stop):
 
     scope: Scope = "block"  # effect of a committed end token: no new blocks, or the text ends
     turn_end: bool = True  # whether the end of a chat turn counts as well
-    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # count its end tokens
+    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # count its end tokens too
 
     def __post_init__(self) -> None:
         super().__post_init__()
