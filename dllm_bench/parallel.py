@@ -229,7 +229,7 @@ def check(denoiser: TransformerDenoiser, parts: int) -> None:
 
 BRANCH, TENSOR = "branch", "tensor"
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-IDLE = timedelta(days=7)  # of the channel: processes wait for the next request however long it is
+IDLE = timedelta(days=7)  # time limit of the channel: processes may wait long for the next request
 OVER, PREPARE, GENERATE = range(3)
 
 

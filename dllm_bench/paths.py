@@ -32,7 +32,7 @@ GROUPS = ("model", "decoder", "benchmark", "hardware", "logger", "paths", "hydra
 MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_ALIASES = 2**18, 40, 20
 """Of a configuration file that is not the package's own. OmegaConf copies what an alias names, so
 the number of aliases bounds its memory."""
-SHOWN_CHARS = 100  # of a path in an error message
+SHOWN_CHARS = 100  # characters of a path in an error message
 
 
 def conf_dir() -> Path:

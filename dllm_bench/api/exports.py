@@ -165,7 +165,7 @@ def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
     different items.
     """
     curves: dict[str, dict[str, list[list[float]]]] = {}
-    items: dict[str, tuple[str, set[str]]] = {}  # of each benchmark's first run
+    items: dict[str, tuple[str, set[str]]] = {}  # items of each benchmark's first run
     for entry in entries:
         record = sealed_record(entry)
         spec, tpf, found = record.spec, record.summary.get("tpf/emitted"), set(record.values)

@@ -43,7 +43,7 @@ from dllm_bench.store.hardware import wait_for
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
-SHOWN_CHARACTERS = 60  # of a text in a completion's short form
+SHOWN_CHARACTERS = 60  # characters of a text in a completion's short form
 MASKED = "░"  # how a masked position is shown
 NEW_TOKENS = 128  # after a prompt, if no number is given
 

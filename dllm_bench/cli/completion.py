@@ -121,7 +121,7 @@ def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
     """
     name, equals, value = prefix.partition("=")
     if equals:
-        before, comma, _ = value.rpartition(",")  # of -m: several choices
+        before, comma, _ = value.rpartition(",")  # with -m: several choices
         group = name.lstrip("+").partition("@")[0]
         yield from (f"{name}={before}{comma}{choice}" for choice in options(group))
         return

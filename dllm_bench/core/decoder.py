@@ -68,7 +68,7 @@ class Condition(StrEnum):
     COSTLY_ROWS = "rows worth leaving out"  # even of a small vocabulary
     DRAWS = "random numbers by the request's seed"
     STOPS_ON_END = "an end at an end token"  # a committed one closes or finishes branches
-    ONE_REQUEST = "one request at a time"  # of a batch
+    ONE_REQUEST = "one request at a time"  # not a batch
     # conditions of a model:
     CAUSAL = "causal attention (an autoregressive target)"
     MASKS = (

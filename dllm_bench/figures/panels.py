@@ -29,7 +29,7 @@ DODGE, MOST_DODGE = 2.4, 7.0  # distance of bars that would hide each other, in 
 MANY_POINTS = 24  # markers on more points than this would hide the line
 STAR_SIZE = 7.5  # a star looks smaller than other markers of its size
 MARKERS = 8  # number of markers drawn instead
-DOT_COLOUR = "#e8452c"  # of points on a heat map
+DOT_COLOUR = "#e8452c"  # colour of points on a heat map
 FRONT_LINE: Mapping[str, Any] = {
     "color": style.FAINT,
     "linewidth": 7.0,

@@ -48,7 +48,7 @@ from dllm_bench.store.store import read_samples
 
 Settings = Mapping[str, Any]
 MIN_SHARE = 0.05  # share of samples: a mean over fewer says little
-CURVE_FILE, WEIGHTS_FILE = "curve.jsonl", "filter.safetensors"  # of a trained filter
+CURVE_FILE, WEIGHTS_FILE = "curve.jsonl", "filter.safetensors"  # files of a trained filter
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ INCHES, FRONT = (7.2, 4.4), "#b8860b"
 FRONT_LABEL, BOUND = "front: no run is better in both", "oracle"
 UNKNOWN = (style.Look("#5c5c5c", "o"), style.Look("#9a6b00", "s"), style.Look("#4a7a8c", "^"))
 """Looks of decoders whose family has none, in turn."""
-PLACES = [  # of a name from its point: points right and up, alignment
+PLACES = [  # offsets of a name from its point: points right and up, alignment
     (reach * x, reach * y, across, up)
     for reach in (6, 12, 20, 30, 42)
     for x, y, across, up in (

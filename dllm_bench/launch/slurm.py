@@ -253,7 +253,7 @@ class QueuedJob(NamedTuple):
 
     state: str  # in lower case
     cores: str = ""
-    reason: str = ""  # of a job that waits
+    reason: str = ""  # reason why a job waits
 
 
 def queued_jobs() -> dict[str, QueuedJob] | None:

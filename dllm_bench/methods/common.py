@@ -132,7 +132,7 @@ class NegEntropy(Ranked):
 
     gives: ClassVar[Conditions] = Ranked.gives | {Condition.ENTROPY}
     reads_entropy: ClassVar[bool] = True
-    eps: Amount = 0.0  # of p ln(p + eps), the published form (1e-10)
+    eps: Amount = 0.0  # eps of p ln(p + eps), the published form (1e-10)
 
     def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
         return read_logits(logits_KWV, self.precision, entropy, ids_KW, self.eps)

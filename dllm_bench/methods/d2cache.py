@@ -88,7 +88,7 @@ def weights(size: int, sigma: float, device: torch.device) -> Tensor:
 
 FED, SCORED = 1, 2  # bits of NEXT: feed this row; this mask is predicted by a fed row
 NEXT = MemoKey[Tensor]("d2.next")  # int64 (1, L), for the next forward
-CONFIDENCE = MemoKey[Tensor]("d2.confidence")  # of each mask's last row, float32 (1, L)
+CONFIDENCE = MemoKey[Tensor]("d2.confidence")  # from each mask's last row, float32 (1, L)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class MostChanged:
     """Chooses the rows a layer computes; implements `core.denoiser.RowChoice`."""
 
     prompt: int  # positions of the prompt
-    length: int  # of prompt and response, X
+    length: int  # X, length of prompt and response
     renews_prompt: bool
     renews_response: bool
     share: float

@@ -110,7 +110,7 @@ class Gumbel(Score):
 
     inner: Ranked = field(default_factory=Confidence)
     temperature: Amount = 0.0  # T
-    precision: Noise = "float32"  # of the noise; the inner score has its own
+    precision: Noise = "float32"  # precision of the noise; the inner score has its own
     reads_rows: ClassVar[Reads] = "masked"
     needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.LOGITS_ALONE)})
 

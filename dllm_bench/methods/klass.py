@@ -27,7 +27,7 @@ from dllm_bench.registry import register
 EPS = 1e-12  # inside the logarithms (KLASS, released code)
 START = MemoKey[int]("kl_history.start")  # canvas position of the first remembered row
 BEFORE = MemoKey[Tensor]("kl_history.before")  # probabilities of the last forward, (K, R, V)
-HISTORY = MemoKey[Tensor]("kl_history.divergence")  # of the last H forwards, (K, R, H)
+HISTORY = MemoKey[Tensor]("kl_history.divergence")  # for the last H forwards, (K, R, H)
 
 
 @register("score.kl_history")
@@ -45,7 +45,7 @@ class KLHistory(Score):
 
     inner: Score = field(default_factory=Confidence)
     length: Positive = 2  # H, forwards that are remembered
-    precision: Precision = "float32"  # of the distributions that are compared
+    precision: Precision = "float32"  # precision of the compared distributions
     reads_rows: ClassVar[Reads] = "fed"
     needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
 

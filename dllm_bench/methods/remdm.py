@@ -90,7 +90,7 @@ class ReMDMLoop(ReadsStanding):
     number: Positive = 1  # positions committed, and masked again, in a forward
     loops: Count = 32  # number of repetitions
     start: PositiveProportion = 0.875  # share of the block that is decoded before the loop
-    precision: Precision = "model"  # of the committed token's probability
+    precision: Precision = "model"  # precision of the committed token's probability
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:

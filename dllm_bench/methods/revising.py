@@ -101,7 +101,7 @@ class Budgeted(Revise):
 class ReadsStanding(Budgeted):
     """Judges each position by the probability of its current token."""
 
-    precision: Precision = "float32"  # of that probability
+    precision: Precision = "float32"  # precision of that probability
 
     def on_scores(self, round: Round) -> None:
         logits_KWV, ids_KW = self.judging_KWV(round), round.window.of(round.state.tokens_KL)

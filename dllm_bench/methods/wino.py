@@ -82,7 +82,7 @@ class Wino(ReadsStanding):
 
     tau: Probability = 0.9  # masked again below this probability; 0: never
     first: int = 30  # upper limit in a block's first forward
-    precision: Precision = "float64"  # of the second row's probability
+    precision: Precision = "float64"  # precision of the second row's probability
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {
         Need("cache", Condition.FULL_ATTENTION),
         Need("model", Condition.UNSHIFTED),

@@ -33,7 +33,7 @@ GRID = tuple(2 ** (step / 8) for step in range(-24, 25))
 class ObservedDraft:
     """A verified draft."""
 
-    logits: tuple[float, ...]  # of the confidence head, one per verified token
+    logits: tuple[float, ...]  # from the confidence head, one per verified token
     accepted: int  # tokens accepted
 
 

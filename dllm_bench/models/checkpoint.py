@@ -23,9 +23,9 @@ from dllm_bench.models.folder import pickled_weights, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedTensor, Shapes
 
 MAPPED_BYTES = 2**26  # that one mapping of a file may have in memory, or one tensor
-MAX_TENSORS = 500_000  # of a checkpoint; the largest known have some 150,000
+MAX_TENSORS = 500_000  # in a checkpoint; the largest known have some 150,000
 SHOWN = 6  # names listed per kind of problem
-SHOWN_CHARACTERS = 80  # of a wrong value
+SHOWN_CHARACTERS = 80  # characters shown of a wrong value
 MATCHES_NOTHING = r"$^"
 FLOATING = re.compile(r"B?F\d")  # BF16, F32, F8_E4M3
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # computed from the config, sometimes stored

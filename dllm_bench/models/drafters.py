@@ -267,7 +267,7 @@ def new_network(published: PublishedConfig, target: TransformerDenoiser, seed: i
     for name, like in network.state_dict().items():
         part, _, kind = name.rpartition(".")
         noise = torch.randn(like.shape, generator=generator) * INITIAL_STD
-        if kind == "base_kernel":  # of a convolution that changes nothing
+        if kind == "base_kernel":  # kernel of a convolution that changes nothing
             noise[:, 0] += 1
         constant = torch.zeros if kind == "bias" else torch.ones
         state[name] = noise if like.dim() > 1 else constant(like.shape)

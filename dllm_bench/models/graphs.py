@@ -267,7 +267,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self._store: SharedStore | None = None
         self._warned: set[str] = set()
         self._longest = CANVAS
-        self._most_branches = 0  # of a forward in this run; 0: unknown
+        self._most_branches = 0  # in a forward of this run; 0: unknown
         self._prepared: set[tuple[int, ...]] = set()  # feature layers of the runs' shapes recorded
         self._met: set[FixedShape] = set()
         self.records = True  # whether graphs are recorded on a CUDA device
@@ -341,7 +341,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
         """Return the shape that a forward is padded to; None: it runs as it is."""
         shape = FixedShape(padded(branches), padded_window(fed), 0, plan.feature_layers)
         too_long = shape.rows > ROWS or shape.rows > max(BOUND, PADDING * branches * fed)
-        once = plan.kind is ForwardKind.PREFILL  # of a request, and of many lengths
+        once = plan.kind is ForwardKind.PREFILL  # once per request, and of many lengths
         if once or too_long or why_not_replayed(plan, kv.spans) is not None:
             return None
         return replace(shape, cached=self._shared_store().length) if kv.spans else shape

@@ -66,7 +66,7 @@ class WandbLogger(SilentObserver):
         self.project, self.mode, self.entity = project, mode, entity
         self.group, self.job_type, self.tags = group, job_type, list(tags)
         self.samples = samples
-        self._folder = Path()  # of the run
+        self._folder = Path()  # the run's folder
         self._run: Any = None
         self._broken = False
 

@@ -40,7 +40,7 @@ class PromptGenerator:
     decoder: Decoder
     loaded: Loaded
     seen: Counter[str] = field(default_factory=Counter)  # prompt hash -> how often it came
-    stats: list[SampleStats] = field(default_factory=list)  # of the texts so far
+    stats: list[SampleStats] = field(default_factory=list)  # one per text so far
 
     @property
     def name(self) -> str:

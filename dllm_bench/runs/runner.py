@@ -298,7 +298,7 @@ class RunSession:
 
     def _check(self, requests: Sequence[Request]) -> None:
         """Refuse to resume if the stored samples answer other prompts than the benchmark gives."""
-        done = self.opened.samples  # of a run that is continued with fewer items, of more requests
+        done = self.opened.samples  # more than the requests, if continued with fewer items
         prompts = {r.id: prompt_hash(r) for r in requests if r.id in done}
         for key, prompt in prompts.items():
             if done[key].prompt_sha256 != prompt:

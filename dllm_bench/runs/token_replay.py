@@ -38,7 +38,7 @@ from dllm_bench.store.files import write_atomic
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, file_of_run, read_samples
 
-MAX_BYTES = 256 * 2**20  # of the arrays of one run
+MAX_BYTES = 256 * 2**20  # limit of the arrays of one run
 UNSEEN = -1  # rank_SP and found_SP of a position without scores in a forward
 
 
@@ -46,7 +46,7 @@ UNSEEN = -1  # rank_SP and found_SP of a position without scores in a forward
 class TokenReplay:
     """One sample: arrays of forwards S by new positions P, filled where a position is masked."""
 
-    id: str  # of the request
+    id: str  # id of the request
     chance_SP: Any
     """float32: probability of the final token in the distribution that decides; NaN if unknown."""
     rank_SP: Any  # int32: rank of the final token in that distribution, from 1; else `UNSEEN`

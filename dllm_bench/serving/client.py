@@ -41,8 +41,8 @@ LONGEST_WAIT_S = 300.0
 RETRIED_STATUS = (408, 425, 429)  # and 5xx
 SHOWN = 200  # characters of a server's message
 ERROR_BYTES = 2**16  # read of a server's message
-LIST_BYTES = 2**23  # of a server's list of models
-STABLE_FIELDS = ("id", "root", "owned_by", "max_model_len")  # of a server's entry for a model
+LIST_BYTES = 2**23  # limit of a server's list of models
+STABLE_FIELDS = ("id", "root", "owned_by", "max_model_len")  # in a server's entry for a model
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Client:
                 "Accept-Encoding": "identity",  # so that sizes are limited as they are received
                 **({"Authorization": f"Bearer {self.key}"} if self.key else {}),
             },
-            timeout=httpx2.Timeout(None, connect=CONNECT_S),  # of a try: see `_within`
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),  # limit of a whole try: see `_within`
             limits=httpx2.Limits(max_connections=seats, max_keepalive_connections=seats),
         )
         self.loop = asyncio.new_event_loop()

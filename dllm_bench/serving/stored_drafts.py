@@ -28,7 +28,7 @@ StoredText = tuple[Trace, Sequence[int], Sequence[int]]
 class StoredDraft:
     """A draft at one position of a text."""
 
-    logits: tuple[float, ...]  # of the confidence head; empty without one
+    logits: tuple[float, ...]  # from the confidence head; empty without one
     tokens: int  # length of the draft
     right: int  # first tokens of the draft that equal the text
     left: int  # tokens that the text still has

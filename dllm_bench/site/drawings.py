@@ -23,7 +23,7 @@ ATTRIBUTES = frozenset(
 LINES = {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # of the style sheet, left out
 VALUE = re.compile(r"(?:(?<!url)\(|url\(#[\w.-]+\)|(?!url)[\w\s#:;.,%+)-])*", re.IGNORECASE)
 IMAGE = re.compile(r"data:image/png;base64,[\w+/=\s]*", re.ASCII)
-LEVELS = 32  # of elements in each other
+LEVELS = 32  # nesting depth of elements
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
 

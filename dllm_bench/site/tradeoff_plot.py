@@ -21,13 +21,13 @@ from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord
 
 WIDTH, HEIGHT = 640, 420
-LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # of the area with points
+LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # edges of the area with points
 COLOURS = 7  # decoders with a colour of their own; `site.css` has these and one for all others
 ORACLE = "select.oracle"  # registered name of the piece that knows the text
 FEW = 15  # with no more runs than this, all have their interval
 LABEL = (8.5, 13.0)  # width of a bold character and height of a line, about
 DOT = 7.0  # around the middle of a point, where no label may stand
-OFFSETS = [  # of a label from its point, the best first: (x, y, text-anchor)
+OFFSETS = [  # from a point to its label, the best first: (x, y, text-anchor)
     (far * x, far * y, anchor)
     for far in (1, 2, 3)
     for x, y, anchor in (

@@ -26,9 +26,9 @@ from dllm_bench.store.spec import SHOWN
 
 MAX_RECORDS = 100_000
 MAX_RECORD_BYTES = 32 * 2**20
-MAX_BYTES = 256 * 2**20  # of all that the archive unpacks to
+MAX_BYTES = 256 * 2**20  # limit of the unpacked size
 MAX_NAME = 400  # characters
-MAX_MEMORY = 128 * 2**20  # of the decompressor
+MAX_MEMORY = 128 * 2**20  # limit of the decompressor's memory
 PART = r"[^/\x00-\x1f\x7f-\x9f]+"
 RECORD, SAMPLES, REPLAYS = "record.json", "samples.jsonl", "evolution.npz"
 FILES = "|".join(map(re.escape, (RECORD, SAMPLES, REPLAYS)))

@@ -20,7 +20,7 @@ from dllm_bench.core.secrets import strike_out_of
 CHECK = "check"
 DIGITS = 16  # hexadecimal, of the checksum
 LARGEST = 2**63  # no number is as large
-LEVELS = 32  # of lists and objects in each other
+LEVELS = 32  # nesting depth of lists and objects
 NUMBERS = {int, float}
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a pair, or of two escapes that are one
 Plain = dict[str, Any]

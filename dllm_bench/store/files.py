@@ -35,7 +35,7 @@ from dllm_bench.store.nolinks import (
 )
 
 SYNC_EVERY_S = 1.0  # an `Appender` calls fsync at most this often
-UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)  # of file systems without fsync
+UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)  # errors of file systems without fsync
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
 

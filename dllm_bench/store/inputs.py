@@ -46,9 +46,9 @@ from dllm_bench.store.piece_source import pieces_hash, targets
 
 PIECES = "pieces"  # input: hash of the source of pieces from outside
 SERVED = "served"  # name of decoder and hardware if a served engine decodes
-DEFAULT_DECODER = "vanilla"  # of conf/run.yaml
+DEFAULT_DECODER = "vanilla"  # as in conf/run.yaml
 GIBIBYTE = 2**30
-WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
+WEIGHTS_SHARE = 0.95  # share of a device's memory; the rest is for activations
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SMALL_DTYPE = "bfloat16"
 HARDWARE_SETTINGS_OF_MODELS = ("dtype", "attention", "device", "quantization", "compile")

@@ -28,7 +28,7 @@ DYING_S = 1.0  # a killed process keeps its locks until the last of its threads 
 GONE_S = 60.0  # a lock of another machine that was not touched for this long is taken over
 UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 EXCLUSIVE = ".owner"  # ends the name of the file that is made exclusively in place of flock
-CLOCK_FIELD = 19  # of /proc/PID/stat, after the name: when the process started
+CLOCK_FIELD = 19  # field of /proc/PID/stat, after the name: start time of the process
 
 
 class BusyError(DllmBenchError):

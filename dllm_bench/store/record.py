@@ -68,7 +68,7 @@ OTHER_HASH = (
 )
 BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
 
-Index = Annotated[int, Range(GIVEN, 2**31)]  # of a forward, or a sign in its place
+Index = Annotated[int, Range(GIVEN, 2**31)]  # index of a forward, or a negative mark
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class BaselineSample:
     """Result of the run's baseline decoder for the same request."""
 
     ids: list[Token]  # its new tokens, up to where its text ends
-    seconds: Seconds  # of its decoding
+    seconds: Seconds  # duration of its decoding
 
 
 @dataclass(frozen=True)
@@ -112,22 +112,22 @@ class ServedSample:
 class SampleRecord:
     """One finished request."""
 
-    id: str  # of the request
-    prompt_sha256: str  # of the prompt's ids
+    id: str  # id of the request
+    prompt_sha256: str  # hash of the prompt's ids
     ids: list[Token]  # (G,) new tokens, including those after the end of the text
     born: list[Index]  # (G,) the forward that committed each token; -1 if it is still masked
     cut: dict[str, Count]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
     text: str  # the answer, cut
     trace: dict[str, list]  # columns of the forwards
     counts: Mapping[str, float | None]  # token counts, see `sample_stats.count_sample`
-    seconds: Seconds | None  # of decoding; None in a batch
-    first_step_s: Seconds | None  # of the first forward, in seconds; None in a batch
+    seconds: Seconds | None  # duration of decoding; None in a batch
+    first_step_s: Seconds | None  # seconds of the first forward; None in a batch
     started_at: Moment
     session: SessionIndex  # index of the session that decoded it
     raw: str | None = None  # the text before it was cut at a stop string; None if it was not cut
-    baseline: BaselineSample | None = None  # of runs with a baseline
-    served: ServedSample | None = None  # of served runs, whose `ids` and `trace` are empty
-    span: BatchSpan | None = None  # of runs in batches, whose samples have no seconds of their own
+    baseline: BaselineSample | None = None  # only in runs with a baseline
+    served: ServedSample | None = None  # only in served runs, whose `ids` and `trace` are empty
+    span: BatchSpan | None = None  # only in batched runs, whose samples have no `seconds`
     prompt: str = ""  # text the prompt's ids were encoded from; empty if it is not stored
 
     def to_line(self, run: str = "") -> str:

@@ -30,7 +30,7 @@ from dllm_bench.store.indexed import FILE
 from dllm_bench.store.provenance import packages
 from dllm_bench.store.spec import Role, split
 
-KIND = "settings"  # of lines of the index
+KIND = "settings"  # kind of these lines of the index
 OMEGACONF = "omegaconf"  # records do not store its version
 SKIPPED = ("assets", "__pycache__")  # assets count only if settings name them; the other is derived
 VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")

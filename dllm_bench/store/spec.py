@@ -99,7 +99,7 @@ class RunSpec:
     decoder: Plain  # its pieces, with every default written out
     benchmark: BenchmarkGroup
     hardware: Hardware
-    seed: Seed = 0  # of the random numbers of every request
+    seed: Seed = 0  # for the random numbers of every request
     limit: Count | None = None  # number of items; None for all; not in the identity
     batch: Items = 1  # requests in one forward
     inputs: Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer

@@ -33,7 +33,7 @@ from dllm_bench.tables.spec import Query
 
 Plain = Mapping[str, Any]
 TPF_UNIT = "tokens/forward"
-TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # of a stored sample, measured
+TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # measured sizes in a stored sample
 DRAFTED = 8  # positions in the verification of one draft, roughly
 WEIGHT_BYTES = 2  # bfloat16
 CLOSER_GROUP = {"decoder": "benchmark", "hardware": "model"}

@@ -29,7 +29,7 @@ from dllm_bench.tables.frame import BuiltTable, Row, definition_text
 from dllm_bench.tables.plan import PlannedRun
 
 TEMPLATES = Path(__file__).parent / "templates"
-SCHEMA = 2  # of the json file; raised with every change of it
+SCHEMA = 2  # version of the json file; raised with every change
 DIGITS = 4  # after the decimal point; more would be noise
 FORMS = ("md", "html", "tex", "csv", "json")
 MARKDOWN = re.compile(r"[\\`*_\[\]|]")

@@ -32,7 +32,7 @@ from dllm_bench.tables.plan import (
 )
 from dllm_bench.tables.spec import FacetValue, Query
 
-DECIMALS = 1  # of measured numbers; more would be noise
+DECIMALS = 1  # shown of measured numbers; more would be noise
 OWN_DECIMALS = {  # for units with small numbers, or with whole numbers
     "tokens/forward": 2,
     "tokens/round": 2,
@@ -59,7 +59,7 @@ MARKS = {
     CellVerdict.NOT_COMPARABLE: "nc",
     CellVerdict.NONE: "",
 }
-CLASSES = {  # of CSS
+CLASSES = {  # CSS classes
     CellVerdict.EQUAL: "ok",
     CellVerdict.INSIDE_CI: "ok",
     CellVerdict.INSIDE_TOLERANCE: "near",

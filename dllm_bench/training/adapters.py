@@ -45,9 +45,9 @@ random."""
 BETAS = (0.9, 0.98)
 HELD_OUT = 32  # texts
 MEASURE_EVERY = 50  # steps
-SHOWN_POINTS = 10  # of the curve, at most
+SHOWN_POINTS = 10  # at most, of the curve
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MASKED_SEED = 1_000_003  # of the masks of the held-out texts
+MASKED_SEED = 1_000_003  # seed of the masks of held-out texts
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from dllm_bench.training.traces import Traces, TraceSource
 Labels = Literal["masked", "all"]
 Rates = dict[str, float]
 
-SHARES = (0.8, 0.1)  # of the prompts: training, validation; the rest is the test part
+SHARES = (0.8, 0.1)  # of prompts: training, validation; the rest is for testing
 FEWEST_PROMPTS = 10
 FLAN_PER_TASK = 40  # paper, section 4.1
 SOURCE = "decoder.select.first.head.source"  # where decoder=learn2pd names its filter

@@ -19,7 +19,7 @@ from dllm_bench.benchmarks.items import read_jsonl
 from dllm_bench.core.errors import DllmBenchError
 
 Row = dict[str, Any]
-PLANNING_SHOTS = 8  # of Dream's eval_planning.py
+PLANNING_SHOTS = 8  # as in Dream's eval_planning.py
 COUNTDOWN = {
     count: f"Given {count + 1} numbers, use +-*/ to operate over the first {words} number."
     for count, words in (
