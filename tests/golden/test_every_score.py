@@ -18,6 +18,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.rounds import WindowTracker
 from dllm_bench.methods.common import Blocks
+from dllm_bench.methods.wedlm import Tempered
 from tests.golden.test_forward import forward
 from tests.helpers import golden_dir, load_denoiser
 from tests.pieces import pieces
@@ -36,9 +37,10 @@ def first_forwards() -> list[tuple[list[int], dict]]:
 
 
 def greedy(score: Score) -> Score:
-    """The score without chance."""
+    """Return the score without chance."""
     names = {field.name for field in fields(score)}  # type: ignore[arg-type]
-    return replace(score, temperature=0.0) if "temperature" in names else score  # type: ignore[type-var]
+    draws = "temperature" in names and not isinstance(score, Tempered)
+    return replace(score, temperature=0.0) if draws else score  # type: ignore[type-var]
 
 
 @pytest.mark.skipif(not FILE.exists(), reason=f"no golden traces at {FILE}")

@@ -162,14 +162,15 @@ def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
 def test_the_command_on_a_shipped_card_asks_for_the_data_it_describes(name: str) -> None:
     """Its settings are read as `dllm-bench train filter` reads them today."""
     from dllm_bench.cli.main import parse
+    from dllm_bench.cli.train import given_fields
     from dllm_bench.training.filters import FilterJob
 
     card = (assets_dir() / "filters" / name / "CARD.md").read_text()
     asked = parse(re.findall(r"`dllm-bench (train filter [^`]+)`", card)[0].split())
+    job = FilterJob(**given_fields(asked, FilterJob))
     prompts, tasks, tokens = re.findall(
         r"(\d+) prompts \(train splits of ([^)]+), in turn\), (\d+) new", card
     )[0]
-    assert (asked.prompts, asked.gen_length) == (int(prompts), int(tokens))
-    found = re.split(", | and ", tasks)
-    assert list(asked.benchmark or FilterJob.benchmarks) == found
-    assert FilterJob(asked.block, layers=asked.layers).name(asked.model) == name
+    assert (job.prompts, job.gen_length) == (int(prompts), int(tokens))
+    assert list(job.benchmarks) == re.split(", | and ", tasks)
+    assert name in (job.name(asked.model), f"{job.name(asked.model)}-seed{job.seed}")
