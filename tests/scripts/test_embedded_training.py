@@ -17,7 +17,7 @@ import torch
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import load as loading
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.training import progress
+from dllm_bench.training import reports
 from dllm_bench.training.prompts import task_pairs
 from scripts.embedded import __main__ as command
 from scripts.embedded import adapt, data, export, network, objectives
@@ -368,8 +368,8 @@ def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
 
 def test_progress_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([100.0, 103.49])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=seconds.__next__))
-    countdown = progress.Countdown(2000)
+    monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=seconds.__next__))
+    countdown = reports.Countdown(2000)
     assert countdown.line({"step": 200, "loss": 1.25, "left_minigsm": 1.0}) == (
         "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 0:31"
     )
