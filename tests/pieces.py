@@ -125,10 +125,9 @@ class Table:
         kv.begin(plan, tokens_KL.shape[1])
         nothing_1X1, rule = torch.zeros(1, last, 1), plan.recompute
         if plan.probe is not None:
-            fed_1F1 = nothing_1X1[:, : plan.fed]
+            rows_R = None if rule is None else rule.rows(None)
+            fed_1F1 = nothing_1X1[:, : plan.fed if rows_R is None else len(rows_R)]
             kv.probes.append(plan.probe(fed_1F1, nothing_1X1, 1.0, None))
-        if rule is not None and rule.also_R is not None:
-            rule.attended(nothing_1X1[:, : len(rule.also_R)], nothing_1X1, 1.0, None)
         kv.hold(plan, tokens_KL[:, first:last, None])
         seen_KV = self.token[tokens_KL[:, :last]].mean(1)
         rows_X = torch.arange(*plan.rows)

@@ -6,7 +6,7 @@ hides how the model does that (shifted logits, attention masks, position ids).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -47,9 +47,25 @@ class AttentionProbe(Protocol):
         """Return a tensor with the same shape in all layers, such as the positions that a layer
         keeps (C,).
 
-        Arguments: the rotated queries of A heads at the F fed positions; the keys of G heads at the
-        X positions that are read or fed, in this order; scale and additive mask of their products.
-        Queries and keys are E wide.
+        Of the rotated queries of A heads at the F positions that the layer computes and the keys of
+        G heads at the X that are read or fed, in this order, each E wide; scale and additive mask
+        of their products.
+        """
+
+
+class LayerRows(Protocol):
+    """A layer and the rows that pass through it, before it computes some of them."""
+
+    index: int
+
+    def span(self, first: int, last: int) -> Tensor:
+        """Return rows [first, last), int64 (R,)."""
+
+    def compared(self, first: int, last: int, choose: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return rows (R,) of [first, last) by what `choose` makes of their V: indices (R,) into the span.
+
+        It gets what the cache held as V of these S rows, (S, C) over all heads, and their new V,
+        which are kept from now on.
         """
 
 
@@ -61,28 +77,8 @@ class RowChoice(Protocol):
     states.
     """
 
-    @property
-    def also_R(self) -> Tensor | None:
-        """Rows (R,) that every layer computes in addition to those of `spans`, int64 and ascending;
-        None: none."""
-
-    def spans(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return two disjoint spans of positions: rows that are always computed, and rows of which
-        `choose` selects some. V is computed and kept for all rows of both.
-        """
-
-    def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
-        """Return indices (R,) into the second span; the host knows R.
-
-        Arguments: V of that span as the cache held it, and the new V, each C wide over all heads.
-        """
-
-    def attended(
-        self, query_ARE: Tensor, key_GXE: Tensor, scaling: float, mask_11RX: Tensor | None, /
-    ) -> None:
-        """Receive the attention inputs of a layer's rows `also_R`, before the next layer calls
-        `spans`; arguments as for `AttentionProbe`.
-        """
+    def rows(self, layer: LayerRows, /) -> Tensor | None:
+        """Return the rows that the layer computes, int64 (R,), their number known to the host; None: all."""
 
 
 class RowWork(NamedTuple):
@@ -155,7 +151,7 @@ class ForwardPlan:
     scored_M: Tensor | None = None  # with masks left out: those that this forward predicts, as
     # indices into `rows`; no other mask is committed. None: every mask is predicted
     added_KFH: Tensor | None = None  # added to the embeddings of the fed positions; None: nothing
-    probe: AttentionProbe | None = None  # computes `KVCache.probed`; only with sets
+    probe: AttentionProbe | None = None  # makes `KVCache.probed`; only with sets or `recompute`
     recompute: RowChoice | None = None  # for one branch that feeds [0, X), stores it and has full
     # attention, and a model that `chooses_rows`; None: every layer computes all that is fed
 

@@ -14,19 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Positive, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan, LayerRows
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import stable_top
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.registry import register
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -38,26 +37,22 @@ class MostChanged:
     renews_prompt: bool
     renews_response: bool
     share: float
-    also_R: None = None
 
-    def spans(self, layer: int) -> tuple[Span, Span]:
-        """Return (the rows to renew; the response rows to choose from, if the response is not
-        renewed)."""
-        nothing = (self.length, self.length)
-        if layer == 0 or (self.renews_prompt and self.renews_response):
-            return (0, self.length), nothing
+    def rows(self, layer: LayerRows) -> Tensor | None:
+        """Return the rows to renew; of the response, if it is not renewed, those chosen."""
+        if layer.index == 0 or (self.renews_prompt and self.renews_response):
+            return None
         if self.renews_response:
-            return (self.prompt, self.length), nothing
-        always = (0, self.prompt if self.renews_prompt else 0)
-        return always, (self.prompt, self.length) if self.share else nothing
+            return layer.span(self.prompt, self.length)
+        if not self.share:
+            return layer.span(0, self.prompt if self.renews_prompt else 0)
+        chosen_R = layer.compared(self.prompt, self.length, self.choose)
+        return torch.cat([layer.span(0, self.prompt), chosen_R]) if self.renews_prompt else chosen_R
 
     def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
         """Return the rows of the response with the smallest cosine; of equal ones the first."""
         cosine_S = cosine_similarity(new_SC.float(), old_SC.float(), dim=-1)
         return stable_top(-cosine_S[None], int(len(cosine_S) * self.share))[0]
-
-    def attended(self, *attention: object) -> None:
-        """Ignore attention: it decides nothing here."""
 
 
 @register("cache.dllm_cache")

@@ -27,7 +27,7 @@ from torch.nn.functional import cosine_similarity
 from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Amount, Positive
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
-from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan, LayerRows
 from dllm_bench.core.state import MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices
@@ -38,16 +38,17 @@ from dllm_bench.registry import register
 TRACKED = MemoKey[Tensor]("elastic.tracked")  # tracked token of each layer, int64 (1, N)
 GIVEN = MemoKey[Tensor]("elastic.given")  # attention of rows to it, 0 if not computed (1, N, X)
 FLAGS = "elastic.flags"  # host: `FED` and `SCORED` of each position
-Span = tuple[int, int]
 
 
 @dataclass
 class DriftTest:
-    """Computes some rows, and all rows above a drifted layer; implements
-    `core.denoiser.RowChoice`."""
+    """Computes some rows, and all of them above a drift.
 
-    also_R: Tensor
-    """Rows that are always computed."""
+    Implements `core.denoiser.RowChoice` and, for the test of each layer, `AttentionProbe`.
+    """
+
+    always_R: Tensor
+    """Rows that are computed in any case."""
     decoded_X: Tensor
     """Positions that hold tokens, bool; the tracked ones are chosen among them."""
     gamma: float
@@ -55,41 +56,38 @@ class DriftTest:
     """Tracked tokens (N,) and the attention of rows to them (N, X); None: everything is
     computed."""
     tracked: list[Tensor] = field(default_factory=list)
-    """Newly tracked token of each layer so far, 0-d int64."""
-    given: list[Tensor] = field(default_factory=list)
-    """Attention to that token from the rows of each layer so far, float32 (X,)."""
+    """The token that each layer so far tracks from now on, 0-d int64."""
 
     def __post_init__(self) -> None:
         self._is_whole = self.before is None
         self._drifted: Tensor | None = None  # whether the last layer has drifted, 0-d bool
 
-    def spans(self, layer: int) -> tuple[Span, Span]:
-        """Return everything, if the last layer has drifted."""
+    def rows(self, layer: LayerRows) -> Tensor | None:
+        """Return all rows after a layer that drifted."""
         if self._drifted is not None:
             self._is_whole, self._drifted = bool(self._drifted), None
-        length = len(self.decoded_X)
-        return (0, length if self._is_whole else 0), (length, length)
+        return None if self._is_whole else self.always_R
 
-    def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
-        """Raise an error: this rule does not choose rows by V."""
-        raise AssertionError("no span to choose from")
-
-    def attended(
-        self, query_ARE: Tensor, key_GXE: Tensor, scaling: float, mask_11RX: Tensor | None
-    ) -> None:
-        """Test the layer, and track a token for the next forward."""
-        weights_RX = MeanAttention()(query_ARE, key_GXE, scaling, mask_11RX)
+    def __call__(
+        self, query_AFE: Tensor, key_GXE: Tensor, scaling: float, mask_11FX: Tensor | None
+    ) -> Tensor:
+        """Test the layer, and track a token for the next forward: what rows give it, (X,)."""
+        if self._is_whole:
+            query_AFE = query_AFE.index_select(1, self.always_R)
+            if mask_11FX is not None and mask_11FX.shape[2] > 1:
+                mask_11FX = mask_11FX.index_select(2, self.always_R)
+        weights_RX = MeanAttention()(query_AFE, key_GXE, scaling, mask_11FX)
         if self.before is not None and not self._is_whole:
             tracked_N, given_NX = self.before
             layer = len(self.tracked)
             new_R = weights_RX.index_select(1, tracked_N[layer : layer + 1])[:, 0]
-            old_R = given_NX[layer].index_select(0, self.also_R)
+            old_R = given_NX[layer].index_select(0, self.always_R)
             self._drifted = cosine_similarity(new_R * (old_R > 0), old_R, dim=0) < self.gamma
         most = weights_RX.sum(0).masked_fill(~self.decoded_X, -1).argmax()
         most_R = weights_RX.index_select(1, most.reshape(1))[:, 0]
         nothing_X = torch.zeros_like(weights_RX[0])
         self.tracked.append(most)
-        self.given.append(nothing_X.index_copy(0, self.also_R, most_R))
+        return nothing_X.index_copy(0, self.always_R, most_R)
 
 
 @register("cache.elastic")
@@ -124,16 +122,19 @@ class ElasticCache(Cache):
         if TRACKED in memo and kv.length >= window.visible:
             before = memo[TRACKED][0], memo[GIVEN][0]
         decoded_X = ~branches.masked_KL[0, : window.visible]
+        test = DriftTest(feed_R, decoded_X, self.gamma, before)
         return replace(
             plan,
             kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
             store=plan.feed,
-            recompute=DriftTest(feed_R, decoded_X, self.gamma, before),
+            recompute=test,
+            probe=test,
             scored_M=scored_M,
         )
 
     def on_commit(self, round: Round) -> None:
-        test = round.plan.recompute
+        test, given_NX = round.plan.recompute, round.kv.probed
         assert isinstance(test, DriftTest)
+        assert given_NX is not None
         round.state.memo[TRACKED] = torch.stack(test.tracked)[None]
-        round.state.memo[GIVEN] = torch.stack(test.given)[None]
+        round.state.memo[GIVEN] = given_NX[None]

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.kv import KeysValues, PositionCache
 from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.transformer import TransformerDenoiser
 
-KeysValues = tuple[Tensor, Tensor]
 CONFIGS: dict[str, tuple[str, dict[str, str]]] = {  # torchao's names: a class, and its arguments
     "w8a8": ("Int8DynamicActivationInt8WeightConfig", {}),
     "fp8": ("Float8DynamicActivationFloat8WeightConfig", {"granularity": "PerRow"}),
@@ -56,18 +55,12 @@ class CompiledDenoiser(TransformerDenoiser):
         hidden = self._embed_fed(tokens_KF.reshape(1, -1), plan.added_KFH)
         position_F = plan.positions(self.device)
         rotations = self._rotations(hidden, position_F.repeat(branches)[None])
-        stored = [self._stored(layer, kv) for layer in kv.positions]
+        stored = [[layer.read(*span) for span in kv.spans] for layer in kv.positions]
         hidden, fresh = self._run(model.layers, self._kinds, hidden, masks, rotations, stored)
-        for layer, (keys, values) in zip(kv.positions, fresh, strict=True):
-            if layer.keeps_fresh:
-                layer.fresh = (keys, values)
+        for layer, keys_values in zip(kv.positions, fresh, strict=True):
+            if layer.stores:
+                layer.fresh, layer.at = keys_values, None
         return hidden.view(*tokens_KF.shape, -1)
-
-    def _stored(self, layer: Any, kv: PositionCache) -> list[KeysValues]:
-        """Return the K/V that a layer reads from the cache: its visible spans."""
-        if not kv.length:
-            return []
-        return [(layer.keys[:, :, a:b], layer.values[:, :, a:b]) for a, b in kv.spans]
 
 
 class _CacheView:

@@ -393,4 +393,5 @@ class FixedShapeDenoiser(TransformerDenoiser):
         hidden_KFH = self._embed_fed(forward.ids_KF, None)
         masks = dict.fromkeys(self._kinds, forward.mask)
         rotations = self._rotations(hidden_KFH, forward.position_1F)
-        return self._run_layers(hidden_KFH, rotations, masks, forward, forward.shape.feature_layers)
+        features = forward.shape.feature_layers
+        return self._run_layers(self.layers, hidden_KFH, rotations, masks, forward, features)

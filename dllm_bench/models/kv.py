@@ -16,139 +16,143 @@ stored positions, E head size, H hidden size, L canvas positions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
+
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import Execution, ForwardPlan, PositionSets, RowWork
+from dllm_bench.core.denoiser import Execution, ForwardPlan, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 
 Span = tuple[int, int]
+KeysValues = tuple[Tensor, Tensor]
+Reads = tuple[Span, ...] | Tensor
+"""Positions of the cache: spans, or int64 (C,)."""
 LENGTHENS = 1.5  # by which buffers get longer at least, so that a rising need moves few of them
 
 
 class LayerCache:
-    """K/V of one layer: a buffer over all positions, and those the last forward computed."""
+    """K/V of one layer: buffers over all positions, and what the layer does in a forward.
+
+    `begin` says what it reads and where its fresh K/V go; its attention calls `update`.
+    """
 
     def __init__(self, length: int) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.is_initialized = False
         self.length = length  # positions of the canvas
-        self.spans: tuple[Span, ...] = ()  # cached positions the forward sees
-        self.keeps_fresh = False  # whether `store` will want the fresh K/V
-        self.appends = False  # whether fresh K/V are written after the cached ones
-        self.in_place = False  # whether they were
-        self.moved = False  # whether the last forward moved the buffers to longer ones
-        self.fresh: tuple[Tensor, Tensor] | None = None
-        self.read_C: Tensor | None = None  # in place of `spans`, for a plan with sets
+        self.stored: KeysValues | None = None  # buffers (1, G, L, E), for one branch
         self.outputs: list[Tensor] = []  # kept outputs of attention and MLP, see `chosen_rows`
+        self.begin((), None, False)
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the buffers: every position of the canvas, for one branch."""
-        self.keys, self.values = (buffer(s, self.length) for s in (key_states, value_states))
-        self.is_initialized = True
+    def begin(self, reads: Reads, at: int | Tensor | None, stores: bool) -> None:
+        """Prepare for a forward that reads the cached positions `reads`.
+
+        at: where fresh K/V are written into the buffers as they come: from a position on, and what
+        lies before it is read; or over those of the positions (R,). None: they follow a copy of
+        what is read, and are held for `store` if the plan stores any.
+        """
+        self.reads, self.at, self.stores = reads, at, stores
+        self.fresh: KeysValues | None = None
+        self.moved = False  # whether the buffers have moved to longer ones
 
     def uses(self, keys: Tensor) -> bool:
         """Whether its keys are in that buffer."""
-        return self.keys is keys
+        return self.stored is not None and self.stored[0] is keys
 
     def move(self, keys: Tensor, values: Tensor) -> None:
         """Use other buffers, with what the present ones hold as far as they reach."""
-        for new, old in ((keys, self.keys), (values, self.values)):
-            if old is not None:
+        if self.stored is not None:
+            for new, old in zip((keys, values), self.stored, strict=True):
                 length = min(new.shape[2], old.shape[2])
                 new[:, :, :length] = old[:, :, :length]
-        self.keys, self.values, self.is_initialized = keys, values, True
+        self.stored = keys, values
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor) -> KeysValues:
         """The keys and values to attend to: the visible cached ones, then the fresh ones."""
-        if self.appends:
-            return self._append(key_states, value_states)
-        if self.keeps_fresh:
-            self.fresh = (key_states, value_states)
-        if self.read_C is not None:
-            return self._gather(self.keys, key_states), self._gather(self.values, value_states)
-        if not self.spans:
-            return key_states, value_states
-        return self._join(self.keys, key_states), self._join(self.values, value_states)
+        if self.at is not None:
+            return self._write(self.at, keys, values)
+        if self.stores:
+            self.fresh = keys, values
+        if len(self.reads) == 0:
+            return keys, values
+        assert self.stored is not None
+        return self._join(self.stored[0], keys), self._join(self.stored[1], values)
 
-    def aside(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+    def aside(self, keys: Tensor, values: Tensor) -> KeysValues:
         """The cached K/V of the one visible span, without the fresh ones, which are not written."""
-        if self.keeps_fresh:
-            self.fresh = (key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        ((start, stop),) = self.spans
-        return self.keys[:, :, start:stop], self.values[:, :, start:stop]
+        if self.stores:
+            self.fresh = keys, values
+        (span,) = self.reads
+        return self.read(*span)
 
-    def _join(self, stored: Tensor | None, fresh: Tensor) -> Tensor:
-        assert stored is not None  # spans are non-empty only after a first `store`
-        cached = [stored[:, :, start:stop] for start, stop in self.spans]
+    def read(self, start: int, stop: int) -> KeysValues:
+        """Views of the cached K/V of a span."""
+        assert self.stored is not None
+        return self.stored[0][:, :, start:stop], self.stored[1][:, :, start:stop]
+
+    def _join(self, stored: Tensor, fresh: Tensor) -> Tensor:
+        """A copy of what is read of a buffer and of what is fresh."""
+        if isinstance(self.reads, Tensor):
+            cached = [stored.index_select(2, self.reads)]
+        else:
+            cached = [stored[:, :, start:stop] for start, stop in self.reads]
         return torch.cat([*cached, fresh], dim=2)
 
-    def _gather(self, stored: Tensor | None, fresh: Tensor) -> Tensor:
-        """The K/V that are read, then the fresh ones."""
-        if stored is None or self.read_C is None:  # nothing was stored yet
-            return fresh
-        return torch.cat([stored.index_select(2, self.read_C), fresh], dim=2)
-
-    def slots(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """The part of the buffers behind the cached K/V where `count` fresh ones are written,
-        branches one after another; None if these are not written there.
+    def slots(self, count: int) -> KeysValues | None:
+        """The part of the buffers where `count` fresh K/V are written, branches one after another;
+        None if it is not known.
         """
-        if not self.appends:
+        if self.stored is None or not isinstance(self.at, int):
             return None
-        start = self.spans[0][1]
-        self._lengthen(start + count)
-        assert self.keys is not None
-        assert self.values is not None
-        stop = start + count
-        self.fresh = self.keys[:, :, start:stop], self.values[:, :, start:stop]
+        stop = self.at + count
+        self._lengthen(self.stored, stop)
+        self.fresh = self.read(self.at, stop)
         return self.fresh
 
-    def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+    def _write(self, at: int | Tensor, keys: Tensor, values: Tensor) -> KeysValues:
         """Cached and fresh K/V as views of the buffers; fresh ones that are not in their slots are
         copied there.
         """
-        count = key_states.shape[2]
-        if self.fresh is None or self.fresh[0] is not key_states:
-            slots = self.slots(count)
-            assert slots is not None
-            slots[0].copy_(key_states)
-            slots[1].copy_(value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        self.in_place = True
-        stop = self.spans[0][1] + count
-        return self.keys[:, :, :stop], self.values[:, :, :stop]
+        if self.stored is None:
+            self.stored = buffer(keys, self.length), buffer(values, self.length)
+        if isinstance(at, Tensor):
+            for stored, fresh in zip(self.stored, (keys, values), strict=True):
+                stored.index_copy_(2, at, fresh)
+            ((_, stop),) = self.reads
+        else:
+            if self.fresh is None or self.fresh[0] is not keys:
+                slots = self.slots(keys.shape[2])
+                assert slots is not None
+                slots[0].copy_(keys)
+                slots[1].copy_(values)
+            stop = at + keys.shape[2]
+        return self.read(0, stop)
 
-    def _lengthen(self, length: int) -> None:
+    def _lengthen(self, stored: KeysValues, length: int) -> None:
         """Enlarge the buffers to at least `length` positions, if all branches need more than the
         canvas.
         """
-        assert self.keys is not None
-        assert self.values is not None
-        if length > self.keys.shape[2]:
-            length = max(length, int(LENGTHENS * self.keys.shape[2]))
-            self.keys, self.values = (buffer(s, length, s) for s in (self.keys, self.values))
+        keys, values = stored
+        if length > keys.shape[2]:
+            length = max(length, int(LENGTHENS * keys.shape[2]))
+            self.stored = buffer(keys, length, keys), buffer(values, length, values)
             self.moved = True
 
     def store(self, plan: ForwardPlan, branches: int, branch: Tensor) -> None:
         """Copy the branch's fresh K/V of `plan.store` into the buffers, unless they are there."""
-        if self.in_place and branches == 1:
+        if self.at is not None and branches == 1:
             return
         assert self.fresh is not None
-        if not self.is_initialized:
-            self.lazy_initialization(*self.fresh)
+        if self.stored is None:
+            self.stored = buffer(self.fresh[0], self.length), buffer(self.fresh[1], self.length)
         if plan.sets is not None:
-            self._scatter(plan.sets)
+            row_S = torch.searchsorted(plan.sets.feed_F, plan.sets.store_S)
+            for stored, fresh in zip(self.stored, self.fresh, strict=True):
+                stored.index_copy_(2, plan.sets.store_S, fresh.index_select(2, row_S))
             return
         (first, last), offset = plan.store, plan.feed[0]
-        for stored, fresh in zip((self.keys, self.values), self.fresh, strict=True):
-            assert stored is not None
+        for stored, fresh in zip(self.stored, self.fresh, strict=True):
             if len(fresh) == branches:  # branches are a batch, or there is only one
                 branches_KGFE = fresh
             else:
@@ -156,22 +160,11 @@ class LayerCache:
             kept_KGSE = branches_KGFE[:, :, first - offset : last - offset]
             stored[0, :, first:last] = pick(kept_KGSE, 0, branch)
 
-    def _scatter(self, sets: PositionSets) -> None:
-        """Copy the fresh K/V of `sets.store_S` into the buffers."""
-        assert self.fresh is not None
-        row_S = torch.searchsorted(sets.feed_F, sets.store_S)
-        for stored, fresh in zip((self.keys, self.values), self.fresh, strict=True):
-            assert stored is not None
-            stored.index_copy_(2, sets.store_S, fresh.index_select(2, row_S))
-
     def copy_prefix(self, other: LayerCache, length: int) -> None:
         """Copy K/V of positions [0, length) from another cache."""
-        assert other.keys is not None
-        assert other.values is not None
-        self.lazy_initialization(other.keys, other.values)
-        for to, source in ((self.keys, other.keys), (self.values, other.values)):
-            assert to is not None
-            to[:, :, :length] = source[:, :, :length]
+        assert other.stored is not None
+        keys, values = (buffer(s, self.length, s[:, :, :length]) for s in other.stored)
+        self.stored = keys, values
 
 
 class PositionCache:
@@ -191,7 +184,8 @@ class PositionCache:
         self._held: tuple[ForwardPlan, Tensor] | None = None
         self._boundary: dict[int, Tensor] = {}
         self.probes: list[Tensor] = []  # of each layer, by the last plan with `probe`
-        self.work: RowWork | None = None  # of the last forward, if each layer chose its rows
+        self.layer_work: list[tuple[int, int]] = []
+        """Rows computed and bytes read by each layer of the last forward, if it chose its rows."""
         self.graph = (False, False)  # whether the last forward was one, and whether it recorded it
         self.of_all_layers: tuple[Tensor, Tensor] | None = None
         """Stored (N, 2, 1, G, C, E) and last computed (N, 2, K, G, F, E) K/V, where those of all
@@ -207,39 +201,44 @@ class PositionCache:
         """What `plan.probe` gave in each layer of the last forward that had one, (N, ...)."""
         return torch.stack(self.probes) if self.probes else None
 
+    @property
+    def work(self) -> RowWork | None:
+        """What the last forward did, if each layer chose its rows."""
+        if not self.layer_work:
+            return None
+        rows, read = map(sum, zip(*self.layer_work, strict=True))
+        return RowWork(round(rows / len(self.layer_work), 4), read)
+
     def begin(self, plan: ForwardPlan, canvas: int) -> None:
-        """Prepare for the forward of `plan`: it sees cached positions outside of the fed span."""
+        """Prepare for the forward of `plan`: what each layer reads, and where its fresh K/V go."""
         self._held = self.features = self.of_all_layers = None
-        self.graph = (False, False)
-        for layer in self.positions:
-            layer.moved = False
+        self.graph, self.layer_work = (False, False), []
         if plan.probe is not None:
             self.probes = []
-        self.work = None
-        if plan.recompute is not None:
-            self.spans = ()
-            for layer in self.positions:
-                layer.in_place = True  # layers write as they are computed
-            return
-        if plan.sets is not None:
-            self.spans = ()
-            for index, layer in enumerate(self.positions):
-                layer.spans, layer.fresh, layer.in_place = (), None, False
-                layer.appends, layer.keeps_fresh = False, plan.stores
-                read_C = plan.sets.read_C
-                layer.read_C = read_C if read_C.dim() == 1 else read_C[index]
-            return
+        self.spans = self._visible(plan, canvas)
+        at: int | None = None
+        reads: Iterable[Reads] = repeat(self.spans)
+        if plan.recompute is not None:  # written over what is there, as layers are computed
+            at, reads = 0, repeat((plan.feed,))
+        elif plan.sets is not None:
+            read_C = plan.sets.read_C
+            reads = read_C if read_C.dim() > 1 else repeat(read_C)
+        elif self.spans == ((0, plan.feed[0]),) and self._length <= plan.feed[0]:
+            at = plan.feed[0]
+        for layer, read in zip(self.positions, reads, strict=False):
+            layer.begin(read, at, plan.stores)
+
+    def _visible(self, plan: ForwardPlan, canvas: int) -> tuple[Span, ...]:
+        """The cached spans around what is fed; none where positions or rows are chosen."""
+        if plan.sets is not None or plan.recompute is not None:
+            return ()
         start, stop = plan.feed
         if start > self._length:
             raise ValueError(
                 f"The plan feeds from position {start}, but only {self._length} are cached."
             )
         around = ((0, start), (stop, min(self._length, canvas)))
-        self.spans = tuple(span for span in around if span[0] < span[1])
-        appends = self.spans == ((0, start),) and self._length <= start
-        for layer in self.positions:
-            layer.spans, layer.fresh, layer.in_place = self.spans, None, False
-            layer.appends, layer.keeps_fresh, layer.read_C = appends, plan.stores, None
+        return tuple(span for span in around if span[0] < span[1])
 
     def update(
         self,
@@ -304,8 +303,7 @@ class PositionCache:
         else:
             rows_S = rows_S + self.kept.feed[0]  # they were written behind what was cached
             for layer in self.positions:
-                for stored in (layer.keys, layer.values):
-                    assert stored is not None
+                for stored in layer.stored or ():
                     stored[:, :, first:last] = stored.index_select(2, rows_S)
         self._length = last
 
@@ -317,11 +315,8 @@ class PositionCache:
     @property
     def bytes_per_position(self) -> int:
         """Bytes that all layers and parts keep of a position; 0 while nothing was stored."""
-        buffers = [
-            s for layer in self.positions for s in (layer.keys, layer.values, *layer.outputs)
-        ]
-        own = sum(s.shape[1] * s.shape[3] * s.itemsize for s in buffers if s is not None)
-        return own * self._parts
+        buffers = [s for layer in self.positions for s in (*(layer.stored or ()), *layer.outputs)]
+        return sum(s.shape[1] * s.shape[3] * s.itemsize for s in buffers) * self._parts
 
     def predicting(self, where_KL: Tensor) -> Tensor:
         """The rows that predict the positions `where`, bool (K, L)."""
@@ -360,8 +355,7 @@ class PositionCache:
     def _kept_parts(self, plan: ForwardPlan) -> list[Tensor]:
         """Views of the stored K/V of `plan.store`, and the kept boundary hidden states."""
         span = slice(*plan.store)
-        buffers = [stored for layer in self.positions for stored in (layer.keys, layer.values)]
-        views = [stored[:, :, span] for stored in buffers if stored is not None]
+        views = [s[:, :, span] for layer in self.positions for s in layer.stored or ()]
         return views + [self._boundary[position] for position in sorted(self._boundary)]
 
     def _keep_boundary(self, plan: ForwardPlan, hidden_FH: Tensor) -> None:

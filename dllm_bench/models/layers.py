@@ -62,14 +62,6 @@ class DecoderLayer(ABC):
     def values(self, normed_1RH: Tensor) -> Tensor:
         """Return V (1, R, C) of normed rows."""
 
-    def queries(self, normed_1RH: Tensor, rotation: Rotation) -> Tensor:
-        """Return the rotated queries (A, R, E) of normed rows, for use outside of attention."""
-        attention = self.module.self_attn
-        heads_1RAE = attention.q_proj(normed_1RH).unflatten(-1, (-1, attention.head_dim))
-        if hasattr(attention, "q_norm"):
-            heads_1RAE = attention.q_norm(heads_1RAE)
-        return rotated(heads_1RAE, rotation)[0].transpose(0, 1)
-
     @abstractmethod
     def attended(
         self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache

@@ -14,7 +14,7 @@ C = H x (number of feature layers).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -38,7 +38,7 @@ from dllm_bench.models.attention import (
     per_request_attention,
     register_batched_attention,
 )
-from dllm_bench.models.chosen_rows import run_chosen_rows
+from dllm_bench.models.chosen_rows import layers_under
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.layers import DecoderLayer, module_layers, own_layers
@@ -137,8 +137,6 @@ class TransformerDenoiser(Denoiser):
         fed_KF = self._begin(tokens_KL, plan, kv)
         if plan.probe is not None:  # only attention per request sees the queries
             (hidden_KFH,) = self._layers_of_batch([fed_KF], [plan], [kv])
-        elif plan.recompute is not None:
-            hidden_KFH = self._layers_of_rows(fed_KF, plan, kv)
         else:
             hidden_KFH = self._layers(fed_KF, plan, kv)
         return self._logits(self._wanted_rows(hidden_KFH, plan, kv))
@@ -236,26 +234,11 @@ class TransformerDenoiser(Denoiser):
         }
         hidden = self._embed_fed(tokens_KF.reshape(groups, -1), plan.added_KFH)
         rotations = self._span_rotations(hidden, plan, branches // groups)
-        hidden, features = self._run_layers(hidden, rotations, masks, kv, plan.feature_layers)
+        layers, taps = layers_under(plan, kv, self.layers), plan.feature_layers
+        hidden, features = self._run_layers(layers, hidden, rotations, masks, kv, taps)
         if features is not None:
             kv.features = features.view(*tokens_KF.shape, -1)
         return hidden.view(*tokens_KF.shape, -1)
-
-    def _layers_of_rows(self, tokens_1F: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """`_layers` where each layer chooses the rows it computes."""
-        hidden_1FH = self._embed_fed(tokens_1F, plan.added_KFH)
-        rotations = self._rotations(hidden_1FH, plan.positions(self.device)[None])
-        masks = {kind: self._mask(kind, plan, 1, kv) for kind in set(self._kinds)}
-        assert plan.recompute is not None
-        return run_chosen_rows(
-            plan.recompute,
-            kv,
-            hidden_1FH,
-            [
-                (layer, masks[kind], rotations[kind])
-                for layer, kind in zip(self.layers, self._kinds, strict=True)
-            ],
-        )
 
     def _layers_of_batch(
         self, fed: Sequence[Tensor], plans: Sequence[ForwardPlan], kvs: Sequence[PositionCache]
@@ -277,9 +260,10 @@ class TransformerDenoiser(Denoiser):
         ids_1N = torch.cat([fed_KF.flatten() for fed_KF in fed])[None]
         hidden_1NH = self._embed_fed(ids_1N, self._added_of_batch(fed, plans))
         rotations = self._rotations(hidden_1NH, torch.cat(repeated)[None])
+        layers, taps = layers_under(plans[0], kvs[0], self.layers), plans[0].feature_layers
         with per_request_attention(self._module.config):
             hidden, features = self._run_layers(
-                hidden_1NH, rotations, masks, BatchCache(requests), plans[0].feature_layers
+                layers, hidden_1NH, rotations, masks, BatchCache(requests), taps
             )
         rows = [request.rows for request in requests]
         if features is not None:
@@ -310,6 +294,7 @@ class TransformerDenoiser(Denoiser):
 
     def _run_layers(
         self,
+        layers: Sequence[Callable[..., Tensor]],
         hidden: Tensor,
         rotations: Mapping[str, Rotation],
         masks: Mapping[str, AnyMask],
@@ -322,7 +307,7 @@ class TransformerDenoiser(Denoiser):
         outputs = {}
         if EMBEDDING_TAP in feature_layers:
             outputs[EMBEDDING_TAP] = hidden.clone()
-        for index, (layer, kind) in enumerate(zip(self.layers, self._kinds, strict=True)):
+        for index, (layer, kind) in enumerate(zip(layers, self._kinds, strict=True)):
             hidden = layer(hidden, masks[kind], rotations[kind], cache)
             if index in feature_layers:
                 outputs[index] = hidden.clone()

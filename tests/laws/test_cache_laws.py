@@ -280,7 +280,7 @@ class Kept(Seen):
         logits_KRV = super().forward(tokens_KL, plan, kv)
         self.work.append(kv.work)
         self.after.append(
-            [tuple(s[0].clone() for s in (p.keys, p.values, *p.outputs)) for p in kv.positions]
+            [tuple(s[0].clone() for s in (*p.stored, *p.outputs)) for p in kv.positions]
         )
         return logits_KRV
 
@@ -428,10 +428,10 @@ def test_a_forward_behind_the_cache_reads_one_buffer_and_joins_nothing() -> None
         keys, values = cache.update(states, -states, 0)
         cache.hold(plan, hidden_KFD.view(branches, -1, 3))
         cache.keep(plan, torch.tensor(branches - 1))
-    stored = cache.positions[0].keys
+    stored = cache.positions[0].stored
     assert stored is not None
-    assert keys.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()
-    assert stored[:, :, :6].equal(torch.cat([known, fresh[:, :, 2:]], 2))
+    assert keys.untyped_storage().data_ptr() == stored[0].untyped_storage().data_ptr()
+    assert stored[0][:, :, :6].equal(torch.cat([known, fresh[:, :, 2:]], 2))
     assert values.shape == keys.shape == (1, 2, 8, 5) and cache.length == 6
 
 

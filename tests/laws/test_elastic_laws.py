@@ -119,7 +119,7 @@ class Compared(Watched):
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: Any) -> Tensor:
         logits_KRV = super().forward(tokens_KL, plan, kv)
-        tokens, rows = tokens_KL[0], plan.recompute.also_R.tolist()
+        tokens, rows = tokens_KL[0], plan.recompute.always_R.tolist()
         decoded = (tokens != self.special.mask).nonzero()[:, 0].tolist()
         hidden, count = self.restated.forward(tokens, rows, decoded)
         row = torch.arange(*plan.rows)[plan.scored_M] - int(self.model.shifted)
@@ -139,7 +139,7 @@ def test_every_forward_is_that_of_the_algorithm(model: Any, window: int, gamma: 
     elastic(window, gamma).generate(compared, REQUEST)
     assert len(compared.rows) > 3
     first, *others = compared.rows
-    fed = [len(plan.recompute.also_R) for plan in compared.plans[1:]]
+    fed = [len(plan.recompute.always_R) for plan in compared.plans[1:]]
     assert first == TOTAL and max(fed) < TOTAL
     if gamma == 0:  # nothing drifts
         assert others == fed
@@ -151,7 +151,7 @@ def test_layers_drift_at_different_depths(model: Any) -> None:
     """Otherwise the comparison above says nothing of the test."""
     compared = Compared(model, 0.999)
     elastic(99, 0.999).generate(compared, REQUEST)
-    fed = [len(plan.recompute.also_R) for plan in compared.plans[1:]]
+    fed = [len(plan.recompute.always_R) for plan in compared.plans[1:]]
     pairs = zip(compared.rows[1:], fed, strict=True)
     assert len({round((rows - n) / (TOTAL - n) * LAYERS) for rows, n in pairs}) > 1
 
@@ -170,7 +170,7 @@ def test_a_window_of_masks_moves_over_the_canvas(model: Any, window: int) -> Non
         if now:
             rows |= {p for p, forward in enumerate(born) if forward == now - 1}
             rows |= {*compared.tracked[now - 1]}
-        assert plan.recompute.also_R.tolist() == sorted(rows)
+        assert plan.recompute.always_R.tolist() == sorted(rows)
 
 
 @pytest.mark.parametrize("layout", ["llada", "dream"])

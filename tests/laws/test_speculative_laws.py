@@ -184,9 +184,7 @@ class ObservedTarget:
 
 def kept(kv: Any) -> list[Tensor]:
     """Keys and values of the positions a cache holds."""
-    return [
-        part[:, :, : kv.length] for layer in kv.positions for part in (layer.keys, layer.values)
-    ]
+    return [part[:, :, : kv.length] for layer in kv.positions for part in layer.stored]
 
 
 def fed_at_once(

@@ -37,7 +37,7 @@ def keep(caches: list[PositionCache], plans: list[ForwardPlan]) -> None:
 
 
 def stored(kv: PositionCache) -> list[Tensor]:
-    layers = [(layer.keys, layer.values) for layer in kv.positions]
+    layers = [layer.stored for layer in kv.positions]
     return [part[:, :, : kv.length] for pair in layers for part in pair if part is not None]
 
 

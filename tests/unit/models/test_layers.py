@@ -92,7 +92,7 @@ def outputs(model: TransformerDenoiser, plan: ForwardPlan, branches: int) -> lis
     assert kv.features is not None
     features = kv.features
     kv.keep(plan, LAST)
-    kept = [part for layer in kv.positions for part in (layer.keys, layer.values)]
+    kept = [part for layer in kv.positions for part in layer.stored]
     return [logits_KRV, features, *(part[:, :, : kv.length] for part in kept if part is not None)]
 
 

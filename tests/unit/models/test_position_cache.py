@@ -21,8 +21,8 @@ def test_buffers_of_a_rising_need_move_a_few_times_and_the_trace_counts_them() -
         fresh = torch.randn(1, 2, count, 4, generator=generator)
         cache.begin(plan, LENGTH)
         for layer in range(2):
-            before = cache.positions[layer].keys
-            known = None if before is None else before[:, :, :start].clone()
+            before = cache.positions[layer].stored
+            known = None if before is None else before[0][:, :, :start].clone()
             keys, values = cache.update(fresh, -fresh, layer)
             assert known is None or keys[:, :, :start].equal(known)
             assert keys[:, :, start:].equal(fresh) and values[:, :, start:].equal(-fresh)
@@ -30,5 +30,5 @@ def test_buffers_of_a_rising_need_move_a_few_times_and_the_trace_counts_them() -
         cache.hold(plan, torch.zeros(count, 1, 3))
         cache.keep(plan, torch.tensor(count - 1))
     assert moved == [False, True, True] + [False] * (LENGTH - 3)
-    kept = cache.positions[0].keys
-    assert kept is not None and kept.shape[2] < LENGTHENS * (LENGTH + BRANCHES)
+    kept = cache.positions[0].stored
+    assert kept is not None and kept[0].shape[2] < LENGTHENS * (LENGTH + BRANCHES)
