@@ -62,7 +62,7 @@ class LayerRows(Protocol):
         """Return rows [first, last), int64 (R,)."""
 
     def compared(self, first: int, last: int, choose: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return rows (R,) of [first, last) by what `choose` makes of their V: indices (R,) into the span.
+        """Return rows (R,) of [first, last) that `choose` names by their V, as indices into the span.
 
         It gets what the cache held as V of these S rows, (S, C) over all heads, and their new V,
         which are kept from now on.
@@ -78,7 +78,7 @@ class RowChoice(Protocol):
     """
 
     def rows(self, layer: LayerRows, /) -> Tensor | None:
-        """Return the rows that the layer computes, int64 (R,), their number known to the host; None: all."""
+        """Return the rows that the layer computes, int64 (R,), R known to the host; None: all."""
 
 
 class RowWork(NamedTuple):

@@ -68,7 +68,11 @@ def test_every_claim_has_exactly_the_cells_it_names() -> None:
         if one.untestable:
             continue
         found = [entry.keys for entry in one.cells().cells()]
-        wanted = [{**(one.at or {}), **side} for side in (*one.ours, *one.theirs)]
+        wanted = [
+            {**(each.at or {}), **side}
+            for each in one.by_training()
+            for side in (*each.ours, *each.theirs)
+        ]
         distinct = [keys for i, keys in enumerate(wanted) if keys not in wanted[:i]]
         assert len(found) == len(distinct) * len(one.definitions), one.name
         assert all(keys in wanted for keys in found)
