@@ -62,7 +62,7 @@ class LayerRows(Protocol):
         """Return rows [first, last), int64 (R,)."""
 
     def compared(self, first: int, last: int, choose: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return rows (R,) of [first, last) that `choose` names by their V, as indices into the span.
+        """Return rows (R,) of [first, last) that `choose` names by their V, as indices of the span.
 
         It gets what the cache held as V of these S rows, (S, C) over all heads, and their new V,
         which are kept from now on.
