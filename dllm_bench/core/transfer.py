@@ -21,9 +21,12 @@ def to_device(values: Any, device: torch.device) -> Tensor:
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
-constant = lru_cache(maxsize=256)(to_device)
-"""`to_device` of integers that can be hashed (a number, a tuple, a range): one tensor for all who
-ask, which nobody writes."""
+@lru_cache(maxsize=256)
+def constant(values: int | tuple[int, ...] | range, device: torch.device) -> Tensor:
+    """Return integers on a device, int64: one tensor for all callers, which nobody writes."""
+    if isinstance(values, range):
+        return torch.arange(values.start, values.stop, values.step, device=device)
+    return to_device(values, device)
 
 
 def to_host(values: Sequence[Tensor]) -> list[list[Any]]:

@@ -31,6 +31,7 @@ from dllm_bench.core.decoder import (
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import generator, read_logits
 from dllm_bench.methods.common import most_confident
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -197,11 +198,11 @@ class SelfVerified(Select):
         if TRIED not in memo:
             memo[TRIED] = memo[REWARD] = logits_KWV.new_zeros(len(span_KW), 2 * CASES).double()
         length_K = span_KW.sum(1)
-        unsure_K = -(neg_entropy(logits_KWV) * span_KW).sum(1) / length_K.clamp(min=1)
+        unsure_K = -(normalised_neg_entropy(logits_KWV) * span_KW).sum(1) / length_K.clamp(min=1)
         long_K = 2 * (length_K - 1) >= max(window.block - 1, 1)
         done_K = 2 * (window.of(round.state.born_KL) >= 0).sum(1) >= window.block
         memo[CASE] = 4 * long_K + 2 * done_K + (2 * unsure_K >= 1)
-        at_K2 = memo[CASE][:, None] + memo[CASE].new_tensor([0, CASES])
+        at_K2 = memo[CASE][:, None] + constant((0, CASES), span_KW.device)
         tried_K2, reward_K2 = memo[TRIED].gather(1, at_K2), memo[REWARD].gather(1, at_K2)
         turn_K1 = memo[TRIED].sum(1, keepdim=True) + 1
         bound_K2 = reward_K2 / tried_K2 + (self.bandit or 0) * (turn_K1.log() / tried_K2).sqrt()
@@ -224,7 +225,7 @@ class SelfVerified(Select):
     def _acceptance(self, logits_KWV: Tensor) -> Tensor:
         """The estimate for each row, (K, W)."""
         if self.estimate == "entropy":
-            return neg_entropy(logits_KWV).exp()
+            return normalised_neg_entropy(logits_KWV).exp()
         laws_KWV = logits_KWV.softmax(-1)
         if self.estimate == "margin":
             best_KW2 = laws_KWV.topk(2).values
@@ -318,7 +319,7 @@ def first_masks(masked_KW: Tensor, count: Tensor | int) -> Tensor:
     return masked_KW & (masked_KW.cumsum(1) <= count)
 
 
-def neg_entropy(logits_KWV: Tensor) -> Tensor:
+def normalised_neg_entropy(logits_KWV: Tensor) -> Tensor:
     """Sum of p ln p of each row, divided by ln V, (K, W): -1 of a uniform distribution."""
     read = read_logits(logits_KWV, "float32", entropy=True)
     assert read.neg_entropy_KW is not None

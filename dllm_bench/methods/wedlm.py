@@ -22,6 +22,7 @@ from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import Candidates
 from dllm_bench.methods.common import Confidence
 from dllm_bench.registry import register
@@ -59,7 +60,7 @@ class FeedOrder(Cache):
 
 def seen_in_feed_order(masked_F: Tensor) -> Tensor:
     """What each of F rows sees if masks are fed after all others, bool (F, F)."""
-    place_F = torch.arange(len(masked_F), device=masked_F.device) + len(masked_F) * masked_F
+    place_F = constant(range(len(masked_F)), masked_F.device) + len(masked_F) * masked_F
     return place_F <= place_F[:, None]
 
 
@@ -120,11 +121,11 @@ class NearEntropy(Select):
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # by `needs`
         open_KW = window.eligible_KW
-        place_W = torch.arange(open_KW.shape[1], device=open_KW.device)
+        place_W = constant(range(open_KW.shape[1]), open_KW.device)
         distance_KW = place_W - open_KW.int().argmax(1, keepdim=True)
         cost_KW = self.penalty * distance_KW - scores.neg_entropy_KW
         cost_KW = cost_KW.masked_fill(~open_KW, torch.inf)
-        least_KW = torch.zeros_like(open_KW).scatter_(1, cost_KW.argmin(1, keepdim=True), True)
+        least_KW = place_W == cost_KW.argmin(1, keepdim=True)
         low_KW = least_KW if self.tau is None else least_KW | (cost_KW < self.tau)
         return low_KW & open_KW
 
