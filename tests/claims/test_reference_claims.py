@@ -6,11 +6,13 @@ interval of paired shares, the bootstrap. Skips what a checkout does not have.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import Judgement, judge_stored
@@ -70,11 +72,62 @@ def records(side: Row) -> list[RunRecord]:
     return records_of(side.planned)
 
 
+def trainings(one: Judgement) -> list[tuple[list[RunRecord], list[RunRecord]]]:
+    """Records of both sides of each training, which the names of trained parts tell apart."""
+    if not one.claim.trainings:
+        return [(records(one.sides.ours), records(one.sides.theirs))]
+    seeds = len(one.claim.trainings["training"].split())
+    sides = []
+    for (first,) in (one.sides.ours.runs, one.sides.theirs.runs):
+        alike = [run for run in one.runs if plain(run.command) == plain(first.command)]
+        found = [run.record for run in sorted(alike, key=lambda run: seed_of(run.command))]
+        assert len(found) in (1, seeds), one.claim.name
+        sides.append([[record] for record in found] * (seeds if len(found) == 1 else 1))
+    return list(zip(*sides, strict=True))
+
+
+def plain(command: str) -> str:
+    """The command without the seed of a training."""
+    return re.sub(r"-seed\d+", "", command)
+
+
+def seed_of(command: str) -> int:
+    """The seed of a training; the first one is not named."""
+    return int((re.findall(r"-seed(\d+)", command) or [0])[0])
+
+
+def check_crossed(one: Judgement, values: list[float], variances: list[float]) -> None:
+    """The mean over trainings; their variance and that of the shared items add up."""
+    n = len(values)
+    middle = np.mean(values)
+    error = np.sqrt(np.var(values, ddof=1) / n + np.mean(variances))
+    ends = middle + scipy.stats.t.ppf([0.5, 0.025, 0.975], n - 1) * error
+    wanted = ends if one.claim.is_difference else np.exp(ends)
+    found = (one.evidence.value, one.evidence.low, one.evidence.high)
+    slack = 0 if one.claim.is_difference else 0.05 * (wanted[2] - wanted[1])
+    assert found[0] == pytest.approx(wanted[0]), one.claim.name
+    assert found[1:] == pytest.approx(tuple(wanted[1:]), abs=slack or 1e-4), one.claim.name
+
+
 def ratio_of(record: RunRecord, metric: str, weights: np.ndarray) -> np.ndarray:
     """The metric with each sample counted `weights` times; one value per row of weights."""
     places = range(len(record.columns["id"]))
     tops, bottoms = np.array([COUNTS[metric](record.columns, i) for i in places], float).T
     return weights @ tops / (weights @ bottoms)
+
+
+def drawn_ratios(
+    ours: list[RunRecord], theirs: list[RunRecord], metric: str, rng: np.random.Generator
+) -> np.ndarray:
+    """Our mean of benchmarks over the other, as measured and in 4,000 resamples of the items."""
+    sides: tuple[list, list] = ([], [])
+    for pair in zip(ours, theirs, strict=True):
+        n = len(pair[0].columns["id"])
+        assert pair[0].columns["id"] == pair[1].columns["id"]
+        weights = np.vstack([np.ones(n), rng.multinomial(n, [1 / n] * n, 4000)])
+        for side, record in zip(sides, pair, strict=True):
+            side.append(ratio_of(record, metric, weights))
+    return np.mean(sides[0], axis=0) / np.mean(sides[1], axis=0)
 
 
 @here
@@ -85,21 +138,33 @@ def test_every_ratio_and_its_interval_are_recomputed() -> None:
             continue
         seen += 1
         metric = one.claim.metric
-        pairs = zip(records(one.sides.ours), records(one.sides.theirs), strict=True)
-        sides: tuple[list, list] = ([], [])
-        for pair in pairs:
-            n = len(pair[0].columns["id"])
-            assert pair[0].columns["id"] == pair[1].columns["id"]
-            weights = np.vstack([np.ones(n), rng.multinomial(n, [1 / n] * n, 4000)])
-            for side, record in zip(sides, pair, strict=True):
-                side.append(ratio_of(record, metric, weights))
-        drawn = np.mean(sides[0], axis=0) / np.mean(sides[1], axis=0)
+        drawn_T = [drawn_ratios(*pair, metric, rng) for pair in trainings(one)]
+        if one.claim.trainings:
+            logs = np.log(drawn_T)
+            check_crossed(one, logs[:, 0].tolist(), logs[:, 1:].var(axis=1, ddof=1).tolist())
+            continue
+        (drawn,) = drawn_T
         exact, low, high = drawn[0], *np.quantile(drawn[1:], [0.025, 0.975])
         assert one.evidence.value == pytest.approx(exact), one.claim.name
         slack = 0.12 * (high - low)
         assert one.evidence.low == pytest.approx(low, abs=slack), one.claim.name
         assert one.evidence.high == pytest.approx(high, abs=slack), one.claim.name
     assert seen >= 15
+
+
+def paired(ours: list[RunRecord], theirs: list[RunRecord]) -> tuple[float, float, float]:
+    """Mean difference of scores, centre and standard error by Agresti and Min, in points."""
+    effects, centres, variances = [], [], []
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.columns["id"] == other.columns["id"]
+        both = list(zip(one.columns["value"], other.columns["value"], strict=True))
+        b, c, n = both.count((1.0, 0.0)), both.count((0.0, 1.0)), len(both)
+        p12, p21 = (b + 0.5) / (n + 2), (c + 0.5) / (n + 2)  # half an item in each cell
+        effects.append(100 * (b - c) / n)
+        centres.append(100 * (p12 - p21))
+        variances.append(100**2 * (p12 + p21 - (p12 - p21) ** 2) / (n + 2))
+    k = len(effects)
+    return sum(effects) / k, sum(centres) / k, float(np.sqrt(sum(variances)) / k)
 
 
 @here
@@ -109,20 +174,15 @@ def test_every_score_difference_and_its_interval_are_recomputed() -> None:
         if one.evidence is None or not one.claim.is_difference:
             continue
         seen += 1
-        effects, centres, variances = [], [], []
-        for ours, theirs in zip(records(one.sides.ours), records(one.sides.theirs), strict=True):
-            assert ours.columns["id"] == theirs.columns["id"]
-            both = list(zip(ours.columns["value"], theirs.columns["value"], strict=True))
-            b, c, n = both.count((1.0, 0.0)), both.count((0.0, 1.0)), len(both)
-            p12, p21 = (b + 0.5) / (n + 2), (c + 0.5) / (n + 2)  # half an item in each cell
-            effects.append(100 * (b - c) / n)
-            centres.append(100 * (p12 - p21))
-            variances.append(100**2 * (p12 + p21 - (p12 - p21) ** 2) / (n + 2))
-        k = len(effects)
-        width = 1.959964 * np.sqrt(sum(variances)) / k
-        assert one.evidence.value == pytest.approx(sum(effects) / k), one.claim.name
-        assert one.evidence.low == pytest.approx(sum(centres) / k - width, abs=1e-4)
-        assert one.evidence.high == pytest.approx(sum(centres) / k + width, abs=1e-4)
+        found = [paired(*pair) for pair in trainings(one)]
+        if one.claim.trainings:
+            check_crossed(one, [value for value, _, _ in found], [error**2 for *_, error in found])
+            continue
+        ((value, centre, error),) = found
+        width = 1.959964 * error
+        assert one.evidence.value == pytest.approx(value), one.claim.name
+        assert one.evidence.low == pytest.approx(centre - width, abs=1e-4)
+        assert one.evidence.high == pytest.approx(centre + width, abs=1e-4)
     assert seen >= 10
 
 
@@ -131,10 +191,11 @@ def test_chosen_settings_are_reported_on_items_that_did_not_choose_them() -> Non
     for one in judgements():
         if one.evidence is None or not one.claim.chooses:
             continue
-        used = {key for r in records(one.sides.ours) for key in r.columns["id"]}
-        whole = [run.record.columns["id"] for run in one.runs if run.record]
-        assert all(used < set(ids) for ids in whole)
-        assert len(used) == len(whole[0]) // 2
+        for half in records(one.sides.ours):
+            used, text = set(half.columns["id"]), half.spec.benchmark.name
+            stored = [r.record for r in one.runs if r.record]
+            whole = [r.columns["id"] for r in stored if r.spec.benchmark.name == text]
+            assert all(used < set(ids) and len(used) == len(ids) // 2 for ids in whole)
 
 
 @here
@@ -206,11 +267,14 @@ def admissible(one: Judgement) -> set[str]:
     """The verdicts that the rules of docs/claims.md allow for what the records say."""
     ours, theirs = records(one.sides.ours), records(one.sides.theirs)
     drafts = any(any(record.columns.get("rounds", [])) for record in ours)
-    if heads(ours) != heads(theirs) and not (drafts and one.claim.metric == "score"):
+    trained = trainings(one)
+    compared = heads(ours) != heads(theirs) and not (drafts and one.claim.metric == "score")
+    if compared and len({frozenset(heads(each)) for each, _ in trained}) < 6:
         return {"too few trainings"}
-    loss = 0.0 if drafts else loss_of(theirs)
-    if loss is None or loss > 2:
-        return {"baseline unchecked"} if loss is None else {"baseline impaired"}
+    for _, baseline in [] if drafts else trained:
+        loss = loss_of(baseline)
+        if loss is None or loss > 2:
+            return {"baseline unchecked"} if loss is None else {"baseline impaired"}
     low, high, allowed = one.evidence.low, one.evidence.high, {"not settled"}
     a, b = one.claim.printed or (None, None)
     if one.claim.metric == "score":
