@@ -7,6 +7,7 @@ decoded twice. Beside that, jobs that wait for others, and Hydra's multirun.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -74,6 +75,11 @@ def cluster() -> Iterator[None]:
 
 def slurm_command(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+
+def controller_log() -> str:
+    """What SLURM's controller did with each job; its folder goes with the cluster."""
+    return (Path(os.environ["SLURM_CONF"]).parent / "log" / "slurmctld").read_text()
 
 
 def hurry(over: threading.Event) -> None:
@@ -190,7 +196,7 @@ def test_a_table_survives_what_befalls_its_jobs(
     limit(sent["timed-out"], LONG_MIN)  # a busy machine needs more to start again
     failed = slurm.wait_for_jobs(store, ManyRunsProgress(0), sweep.asked, poll_s=0.5)
 
-    assert len(failed) == 1 and sent["dead"].log in failed[0]
+    assert len(failed) == 1 and sent["dead"].log in failed[0], controller_log()
     planned = planned_small(store, TINY, monkeypatch)
     built = build(small_table(), TINY, planned)
     cells = list(built.cells.itertuples())
