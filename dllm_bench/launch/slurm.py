@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import json
 import pickle
+import shlex
 import subprocess
 import sys
 import time
@@ -57,6 +58,10 @@ REFUSALS = {
 NEVER = ("PartitionConfig", "BadConstraints", "PartitionTimeLimit", "PartitionNodeLimit")
 """Reasons with which SLURM keeps a job that no node can ever start."""
 NAMED_IN_REFUSALS = "cpus_per_task gpus_per_node partition account timeout_min".split()
+PYTHON = shlex.join(["sh", "-c", 'trap "" USR1 USR2; exec "$0" "$@"', sys.executable])
+"""Command that starts a job's Python, with the signal of a preemption ignored until submitit
+handles it: unhandled it would end the job for good. SLURM itself queues a preempted job again.
+"""
 SHARED = frozenset(
     "timeout_min cpus_per_task gpus_per_node tasks_per_node mem_gb nodes name".split()
 )
@@ -68,7 +73,7 @@ class PackedJob:
     """A job as submitit stores it: bytes that are unpickled only when the job runs.
 
     submitit handles the signal of a preemption, by queueing the job again, only after it has
-    unpickled its callable; an earlier signal ends the job for good. Unpickling a run imports torch,
+    unpickled its callable; an earlier signal is ignored (`PYTHON`). Unpickling a run imports torch,
     which takes seconds; these bytes are read immediately.
     """
 
@@ -144,10 +149,10 @@ def submit(
         own = settings.get("additional_parameters") or {}
         settings["additional_parameters"] = {**own, "kill-on-invalid-dep": "yes"}
         settings["dependency"] = f"afterok:{':'.join(after)}"
-    timeouts = {"slurm_max_num_timeout": settings.pop("max_num_timeout", 0)}
+    start = {"slurm_max_num_timeout": settings.pop("max_num_timeout", 0), "slurm_python": PYTHON}
     named = {k if k in SHARED else f"slurm_{k}": v for k, v in settings.items() if v is not None}
     try:
-        executor = submitit.AutoExecutor(folder_of(store) / "%j", cluster, **timeouts)
+        executor = submitit.AutoExecutor(folder_of(store) / "%j", cluster, **start)
         executor.update_parameters(**named)
         with executor.batch():
             sent = [executor.submit(PackedJob.of(job)) for job in jobs.values()]

@@ -150,6 +150,18 @@ def test_a_stored_job_is_read_without_what_a_run_needs(tmp_path: Path) -> None:
     assert done.stdout == "False\n"
 
 
+def test_a_signal_while_a_job_starts_does_not_end_it(cluster: Cluster, tmp_path: Path) -> None:
+    """submitit handles it only once it is imported; until then it would kill the process."""
+    submit({"job": SlurmCommand(("list",))}, store=Store(tmp_path / "runs"), hardware=CPU)
+    sent = (cluster.folder / "job1.sh").read_text()
+    command = re.search(r"(?m)^srun.* (sh -c .*) -u -m submitit", sent)
+    assert command is not None
+    signals = (
+        "import os, signal; [os.kill(os.getpid(), s) for s in (signal.SIGUSR1, signal.SIGUSR2)]"
+    )
+    subprocess.run(f"{command[1]} -c '{signals}'", shell=True, check=True)
+
+
 def test_without_submitit_a_sentence_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

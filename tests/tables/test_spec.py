@@ -317,6 +317,7 @@ def test_tables_hold_no_embedded_special_case() -> None:
         "seeds_llada",
         "templates",
         "unseen_credit",
+        "unseen_drafters",
         "unseen_drafts",
         "unseen_filters",
         "unseen_lopa",
