@@ -41,7 +41,7 @@ from torch.profiler import record_function
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, WorkerGroup
-from dllm_bench.core.decoder import Condition, Decoder, DecoderSummary, Need
+from dllm_bench.core.decoder import Condition, Decoder, DecoderSummary, needing
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -80,7 +80,7 @@ class BranchWorkerGroup(WorkerGroup):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.commits = commits
         if not commits:  # every worker keeps K/V of its own branch
-            self.needs = {"hardware.commit=none": frozenset({Need("cache", Condition.FINAL_KV)})}
+            self.needs = {"hardware.commit=none": needing(cache=Condition.FINAL_KV)}
         self.traffic = TrafficLog()
         self._branches = 1
         self._before: dict[MemoKey[Tensor], Tensor] = {}  # memo before this worker's scores

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.decoder import Condition, Conditions, Need, Piece
+from dllm_bench.core.decoder import Condition, Needs, Piece
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import CUT, DecodeState, MemoKey
@@ -81,7 +81,7 @@ class FilterHead(Protocol):
 class Score(MaskedPiece, ABC):
     """Turns logits into candidate tokens and confidences."""
 
-    gives: ClassVar[Conditions] = frozenset({Condition.RAW_CONFIDENCE})
+    gives = frozenset({Condition.RAW_CONFIDENCE})
     reads_rows: ClassVar[Reads] = "window"  # "masked": scores of a row depend on its own logits and
     # position only; "fed": it also receives the rows of what was fed after the window
 
@@ -366,7 +366,7 @@ class WorkerGroup:
     sends them; logits are never sent.
     """
 
-    needs: Mapping[str, frozenset[Need]] = {}
+    needs: Mapping[str, Needs] = {}
     """What the group requires of a decoder, by the setting that requires it."""
 
     def divide(

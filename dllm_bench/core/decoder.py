@@ -11,10 +11,10 @@ module does not import torch, so decoders can be described, estimated and compar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 
 from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.errors import DllmBenchError
@@ -123,6 +123,27 @@ class Need(NamedTuple):
     condition: Condition | Number
 
 
+Needs = frozenset[Need]
+
+
+def needing(*needs: Need, **slots: Condition | Number | tuple[Condition | Number, ...]) -> Needs:
+    """Return needs as a set: those given, and the condition or conditions that each named slot has
+    to give, as in `needing(ONE_BRANCH, score=Condition.ROW_BY_ROW)`.
+    """
+    named = {slot: one if isinstance(one, tuple) else (one,) for slot, one in slots.items()}
+    return frozenset(
+        [*needs, *(Need(slot, each) for slot, conditions in named.items() for each in conditions)]
+    )
+
+
+Flagged = TypeVar("Flagged", bound=Hashable)
+
+
+def holding(flags: Mapping[Flagged, bool]) -> frozenset[Flagged]:
+    """Return the conditions, or needs, whose flag is true."""
+    return frozenset(one for one, flag in flags.items() if flag)
+
+
 @dataclass(frozen=True)
 class DecoderSummary:
     """Properties of a decoder, for estimating, checking or showing a run without decoding."""
@@ -153,7 +174,7 @@ MASK_TOKEN = Need("model", Condition.MASK_TOKEN)
 class Piece(CheckedFields):
     """Base of all pieces. The class variables may be properties of the instance."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset()  # conditions that others must give
+    needs: ClassVar[Needs] = frozenset()  # conditions that others must give
     gives: ClassVar[Conditions] = frozenset()  # what this piece gives
 
     def __str__(self) -> str:
@@ -202,7 +223,7 @@ class BatchedDecoder(Decoder, Protocol):
 class ComposedDecoder(CheckedFields, ABC):
     """Base of the decoders of all loops: slots with pieces, checked when the decoder is made."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset()  # needs of all pieces from a model
+    needs: ClassVar[Needs] = frozenset()  # needs of all pieces from a model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -249,7 +270,7 @@ class ComposedDecoder(CheckedFields, ABC):
                 require(f"{slot} {piece}", piece.needs, {**slots, **inner}, slot)
 
     def check_run_fits(
-        self, model: object, batch: int = 1, asked: Mapping[str, frozenset[Need]] | None = None
+        self, model: object, batch: int = 1, asked: Mapping[str, Needs] | None = None
     ) -> None:
         """Raise DllmBenchError if model, batch or a piece does not give what a run needs.
 
@@ -257,7 +278,7 @@ class ComposedDecoder(CheckedFields, ABC):
         batch: requests that share a forward.
         asked: further needs, by the request or the hardware setting that has them.
         """
-        alone = frozenset({Condition.ONE_REQUEST} if batch == 1 else ())
+        alone = holding({Condition.ONE_REQUEST: batch == 1})
         given = {"model": abilities(model), "batch": Given(str(batch), alone)}
         require(type(self).__name__, self.needs, given, "decoder")
         for slot, whole in self.slots().items():
@@ -282,7 +303,7 @@ def abilities(model: object) -> Given:
     """Return the conditions that a model gives, by its attributes; unknown attributes count as
     given."""
     form, shifted = getattr(model, "attention_form", None), getattr(model, "shifted", None)
-    is_given = {
+    is_given: dict[Condition | Number, bool] = {
         Condition.CAUSAL: form in ("causal", None),
         Condition.MASKS: form != "causal",
         Condition.MASK_TOKEN: form != "canvas",
@@ -292,12 +313,10 @@ def abilities(model: object) -> Given:
         Condition.CHOSEN_ROWS: getattr(model, "chooses_rows", True),
     }
     name = f"{getattr(model, 'name', '')} of {form} attention".lstrip()
-    return Given(name, frozenset(one for one, given in is_given.items() if given))
+    return Given(name, holding(is_given))
 
 
-def require(
-    asker: str, needs: frozenset[Need], given: Mapping[str, Piece | Given], other: str
-) -> None:
+def require(asker: str, needs: Needs, given: Mapping[str, Piece | Given], other: str) -> None:
     """Raise DllmBenchError for the first need that `given`, by slot, does not give.
 
     Needs of slots that are not in `given` are ignored. other: settings that can be changed instead

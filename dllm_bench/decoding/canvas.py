@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from dllm_bench.core.decoder import (
     MASK_TOKEN,
     ComposedDecoder,
     DecoderSummary,
-    Need,
+    needing,
 )
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
@@ -47,7 +46,7 @@ from dllm_bench.registry import register
 class CanvasDecoder(ComposedDecoder):
     """Uniform-state diffusion, composed of four pieces; equal seeds give equal texts."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({CANVAS_MODEL})
+    needs = needing(CANVAS_MODEL)
 
     accept: Accept
     renoise: Renoise
@@ -61,7 +60,7 @@ class CanvasDecoder(ComposedDecoder):
         """Return the request; DllmBenchError if this decoder cannot use the model or the
         request."""
         pinned = f"request {request.id!r} with pinned tokens"
-        asked = {pinned: frozenset({MASK_TOKEN})} if request.pinned else {}
+        asked = {pinned: needing(MASK_TOKEN)} if request.pinned else {}
         self.check_run_fits(model, asked=asked)
         check_prompt(request, model.special)
         return self.prepare_pieces(model, request)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Explore, Revise, Scores, Stop
-from dllm_bench.core.decoder import Condition, Conditions
+from dllm_bench.core.decoder import Condition
 from dllm_bench.core.state import DecodeState
 from dllm_bench.registry import register
 
@@ -22,7 +21,7 @@ class Greedy(Explore):
     No exploration: one branch, one forward, its own scores (every decoder but LoPA).
     """
 
-    gives: ClassVar[Conditions] = frozenset({Condition.ONE_BRANCH})
+    gives = frozenset({Condition.ONE_BRANCH})
 
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         return state
@@ -39,7 +38,7 @@ class NoRevision(Revise):
     No revision: what is committed stays (every decoder but those that edit or re-mask).
     """
 
-    gives: ClassVar[Conditions] = frozenset({Condition.NO_CHANGES})
+    gives = frozenset({Condition.NO_CHANGES})
 
 
 @register("stop.filled")

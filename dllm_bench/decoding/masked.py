@@ -45,9 +45,10 @@ from dllm_bench.core.decoder import (
     Condition,
     DecoderSummary,
     MostBranches,
-    Need,
+    Needs,
     Piece,
     RenewalRounds,
+    needing,
     parts_of,
 )
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
@@ -97,14 +98,14 @@ class MaskedDecoder(ComposedDecoder):
         return {**super().slots(), **switches}
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """A mask token, and attention to it, unless every decoded position is the last one that its
         forward sees."""
         single = {BlockLength(1), Condition.ABSOLUTE_BLOCKS} <= self.schedule.gives
         is_causal = single and Condition.FULL_ATTENTION not in self.cache.gives
         if is_causal or Condition.CAUSAL in self.cache.gives:
-            return frozenset({MASK_TOKEN})
-        return frozenset({MASK_TOKEN, Need("model", Condition.MASKS)})
+            return needing(MASK_TOKEN)
+        return needing(MASK_TOKEN, model=Condition.MASKS)
 
     def summary(self) -> DecoderSummary:
         full = Condition.FULL_ATTENTION in self.cache.gives
@@ -219,7 +220,7 @@ class MaskedDecoder(ComposedDecoder):
         rounds."""
         asked = dict(workers.needs)
         if request.pinned:
-            asked[f"request {request.id!r} with pinned tokens"] = frozenset({FIXED_CANVAS})
+            asked[f"request {request.id!r} with pinned tokens"] = needing(FIXED_CANVAS)
         self.check_run_fits(model, asked=asked)
         grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, grid.length)

@@ -23,9 +23,8 @@ from dllm_bench.core.decoder import (
     CAUSAL_MODEL,
     ComposedDecoder,
     Condition,
-    Conditions,
     DecoderSummary,
-    Need,
+    needing,
 )
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
@@ -103,7 +102,7 @@ class GreedyMatch(Verify):
     """
 
     reads_probabilities: ClassVar[bool] = False
-    gives: ClassVar[Conditions] = frozenset({Condition.DRAFT_TREES})
+    gives = frozenset({Condition.DRAFT_TREES})
 
     def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
         own_R, _ = sampler.sample(logits_RV)
@@ -191,7 +190,7 @@ class SpeculativeDecoder(ComposedDecoder):
     """Of the target and of drafters that have none of their own; 1 leaves no token out."""
     top_k: Positive | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
     """The same; None leaves no token out."""
-    needs: ClassVar[frozenset[Need]] = frozenset({CAUSAL_MODEL})
+    needs = needing(CAUSAL_MODEL)
 
     def prepare(self, model: Target, request: Request) -> Request:
         """The request with what the pieces have to know beforehand; loads the drafter's network.

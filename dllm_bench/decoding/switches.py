@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_bench.core.contracts import MaskedPiece, Reads, Round
-from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Needs, holding, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.batching import Answer, Step, run_forward
@@ -44,14 +43,14 @@ class Guidance(MaskedPiece):
         return str(self.scale)
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """The whole canvas in every forward."""
-        return frozenset({Need("cache", Condition.WHOLE_CANVAS)} if self.scale else ())
+        return needing(cache=Condition.WHOLE_CANVAS if self.scale else ())
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """A single prompt, if there is no guidance."""
-        return frozenset(() if self.scale else {Condition.UNGUIDED})
+        return holding({Condition.UNGUIDED: not self.scale})
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
@@ -97,15 +96,9 @@ class Smoothing(MaskedPiece):
     """Adds the expected embedding to the mask embedding at masked positions."""
 
     most: float  # the largest weight
-    reads_rows: ClassVar[Reads] = "fed"
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            FIXED_CANVAS,
-            Need("cache", Condition.FED_WINDOW),
-            # a prediction made with the prompt would also be fed without it
-            Need("guidance", Condition.UNGUIDED),
-        }
-    )
+    reads_rows = "fed"
+    # unguided, because a prediction made with the prompt would also be fed without it
+    needs = needing(FIXED_CANVAS, cache=Condition.FED_WINDOW, guidance=Condition.UNGUIDED)
 
     def __str__(self) -> str:
         return str(self.most)

@@ -8,14 +8,13 @@ same forward also commits positions before that end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 
 from dllm_bench.core.blocks import BlockGrid
 from dllm_bench.core.contracts import Round
 from dllm_bench.core.declared import Positive, PositiveProportion, Probability
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.methods.common import Blocks
 from dllm_bench.registry import register
@@ -35,16 +34,8 @@ class AdaBlock(Blocks):
     whole: bool = field(default=False, init=False)
     short: bool = field(default=True, init=False)
     sees_rest: bool = field(default=True, init=False)
-    gives: ClassVar[Conditions] = frozenset(
-        {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.FIXED_CANVAS}
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            Need("score", Condition.RAW_CONFIDENCE),
-            ONE_BRANCH,
-            Need("cache", Condition.FULL_ATTENTION),
-        }
-    )
+    gives = frozenset({Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.FIXED_CANVAS})
+    needs = needing(ONE_BRANCH, score=Condition.RAW_CONFIDENCE, cache=Condition.FULL_ATTENTION)
 
     def __post_init__(self) -> None:
         super().__post_init__()

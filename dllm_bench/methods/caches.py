@@ -6,12 +6,20 @@ It also counts the forwards of the open block on the host, for caches that renew
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import BlockLength, Condition, Conditions, Need, RenewalRounds
+from dllm_bench.core.decoder import (
+    BlockLength,
+    Condition,
+    Conditions,
+    Needs,
+    RenewalRounds,
+    holding,
+    needing,
+)
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -35,9 +43,15 @@ def spans_given(attention: Attention, final: bool = True) -> Conditions:
     final: whether it keeps nothing but finished blocks.
     """
     full = attention == "full"
-    given = {Condition.FED_WINDOW, Condition.OWN_SPANS}
-    given.add(Condition.FULL_ATTENTION if full else Condition.BLOCK_CAUSAL)
-    return frozenset(given | ({Condition.FINAL_KV} if final and not full else set()))
+    return holding(
+        {
+            Condition.FED_WINDOW: True,
+            Condition.OWN_SPANS: True,
+            Condition.FULL_ATTENTION: full,
+            Condition.BLOCK_CAUSAL: not full,
+            Condition.FINAL_KV: final and not full,
+        }
+    )
 
 
 Reuse = Literal["none", "exact", "approximate"]
@@ -96,10 +110,8 @@ class CausalCache(Cache):
     """
 
     reuse: Reuse = "none"
-    gives: ClassVar[Conditions] = frozenset({Condition.FINAL_KV, Condition.CAUSAL})
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need("schedule", BlockLength(1)), Need("model", Condition.SHIFTED)}
-    )
+    gives = frozenset({Condition.FINAL_KV, Condition.CAUSAL})
+    needs = needing(schedule=BlockLength(1), model=Condition.SHIFTED)
 
     def plan(self, round: Round) -> ForwardPlan:
         reuse_prefix(self.reuse, round)
@@ -136,7 +148,7 @@ class PrefixCache(Cache):
     every: Positive | None = None  # ticks of `clock` between renewals; None: at a block's start
     attention: Attention = "full"
     clock: Clock = "block"  # a tick is a forward of the block, or a round of the request
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.BLOCKS_IN_ORDER)})
+    needs = needing(schedule=Condition.BLOCKS_IN_ORDER)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -254,16 +266,16 @@ class BlockCache(Cache):
         return given if self.reuse == "none" else given - {Condition.OWN_SPANS}
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """Exact reuse must end with a whole block of both prompts. With approximate reuse, a text
         depends on the previous request.
         """
-        needs = {Need("schedule", Condition.BLOCKS_IN_ORDER)}
+        needs = needing(schedule=Condition.BLOCKS_IN_ORDER)
         if self.reuse == "exact":
-            needs.add(Need("schedule", Condition.ABSOLUTE_BLOCKS))
+            return needs | needing(schedule=Condition.ABSOLUTE_BLOCKS)
         if self.reuse == "approximate":
-            needs.add(Need("batch", Condition.ONE_REQUEST))
-        return frozenset(needs)
+            return needs | needing(batch=Condition.ONE_REQUEST)
+        return needs
 
     def plan(self, round: Round) -> ForwardPlan:
         reuse_prefix(self.reuse, round)

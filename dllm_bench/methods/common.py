@@ -28,7 +28,9 @@ from dllm_bench.core.decoder import (
     BlockLength,
     Condition,
     Conditions,
-    Need,
+    Needs,
+    holding,
+    needing,
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens
@@ -63,8 +65,8 @@ class Ranked(Score):
 
     precision: Precision = "float32"
     reads_entropy: ClassVar[bool] = False  # whether `rank` reads `Candidates.neg_entropy_KW`
-    gives: ClassVar[Conditions] = Score.gives | OF_LOGITS
-    reads_rows: ClassVar[Reads] = "masked"
+    gives = Score.gives | OF_LOGITS
+    reads_rows = "masked"
 
     @abstractmethod
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
@@ -103,7 +105,7 @@ class Confidence(Ranked):
     """
 
     last: EndTokens | None = None  # end tokens that are committed last
-    gives: ClassVar[Conditions] = Ranked.gives | {Condition.PROBABILITIES}
+    gives = Ranked.gives | {Condition.PROBABILITIES}
 
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         return candidates.probability_KW
@@ -130,8 +132,8 @@ class NegEntropy(Ranked):
     released D2F and LoPA code.
     """
 
-    gives: ClassVar[Conditions] = Ranked.gives | {Condition.ENTROPY}
-    reads_entropy: ClassVar[bool] = True
+    gives = Ranked.gives | {Condition.ENTROPY}
+    reads_entropy = True
     eps: Amount = 0.0  # eps of p ln(p + eps), the published form (1e-10)
 
     def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
@@ -156,7 +158,7 @@ class Margin(Ranked):
     Only the ranking changes; thresholds still compare the probability of the candidate.
     """
 
-    gives: ClassVar[Conditions] = Ranked.gives | {Condition.PROBABILITIES}
+    gives = Ranked.gives | {Condition.PROBABILITIES}
 
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         return margin(logits_KWV, self.precision)
@@ -165,13 +167,13 @@ class Margin(Ranked):
 Ties = Literal["lower", "canvas", "block"]
 """Which of equally ranked positions are taken: the lower ones, or those that `torch.topk` takes
 over the canvas (LLaDA, Dream) or the open block (PC-Sampler)."""
-COUNTS_STEPS = frozenset({ONE_OPEN_BLOCK, Need("schedule", Condition.EQUAL_BLOCKS)})
+COUNTS_STEPS = needing(ONE_OPEN_BLOCK, schedule=Condition.EQUAL_BLOCKS)
 ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block; its masks and the forward at entry
 
 
-def ties_needs(ties: Ties) -> frozenset[Need]:
+def ties_needs(ties: Ties) -> Needs:
     """Return the needs of `ties`: one branch, if the host must know the number of positions."""
-    return frozenset({ONE_BRANCH} if ties != "lower" else ())
+    return holding({ONE_BRANCH: ties != "lower"})
 
 
 def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
@@ -350,20 +352,25 @@ class TopK(Select):
         return "window" if self._reaches_beyond else "masked"
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """Step counts, and rows of the whole canvas if it commits beyond the block."""
-        canvas = {Need("cache", Condition.WHOLE_CANVAS), ONE_BRANCH}
-        canvas.add(Need("select", Condition.TO_LAST_BLOCK))
-        always = COUNTS_STEPS | ties_needs(self.ties)
-        return always | canvas if self._reaches_beyond else always
+        needs = COUNTS_STEPS | ties_needs(self.ties)
+        if not self._reaches_beyond:
+            return needs
+        beyond = Condition.TO_LAST_BLOCK
+        return needs | needing(ONE_BRANCH, cache=Condition.WHOLE_CANVAS, select=beyond)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """One token per forward, if there are as many steps as positions; and whether it commits
         beyond the block."""
-        beyond = {Condition.TO_LAST_BLOCK} if self._reaches_beyond else set()
-        one = {Condition.ONE_PER_FORWARD} if self.steps is None else set()
-        return frozenset({Condition.NEVER_STALLS, *beyond, *one})
+        return holding(
+            {
+                Condition.NEVER_STALLS: True,
+                Condition.TO_LAST_BLOCK: self._reaches_beyond,
+                Condition.ONE_PER_FORWARD: self.steps is None,
+            }
+        )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         if self.steps is None:
@@ -397,8 +404,7 @@ class Best(Select):
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """One token per forward, if the number is 1."""
-        one = {Condition.ONE_PER_FORWARD} if self._single else set()
-        return frozenset({Condition.NEVER_STALLS, *one})
+        return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: self._single})
 
     @property
     def _single(self) -> bool:
@@ -481,11 +487,10 @@ class Blocks(Schedule):
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """What other pieces can rely on."""
-        gives: set[Condition | BlockLength]
-        gives = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.HELD_BLOCKS}
-        gives |= {Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
-        gives |= {BlockLength(self.block) if self.block else Condition.WHOLE_GENERATION}
-        return frozenset(gives | ({Condition.ABSOLUTE_BLOCKS} if self.absolute else set()))
+        length = BlockLength(self.block) if self.block else Condition.WHOLE_GENERATION
+        always = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.HELD_BLOCKS}
+        always |= {Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
+        return holding({Condition.ABSOLUTE_BLOCKS: self.absolute}) | always | {length}
 
     def grid(self, prompt_len: int, new: int) -> BlockGrid:
         one_short = self.block and new < self.block <= LONGEST
@@ -550,9 +555,9 @@ class Pipeline(Schedule):
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """One open block at a time, if a block opens only when the last one is finished."""
-        single = {Condition.ONE_OPEN_BLOCK} if self.tau_add == 1 else set()
         always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
-        return frozenset({*always, BlockLength(self.block), *single})
+        single = holding({Condition.ONE_OPEN_BLOCK: self.tau_add == 1})
+        return single | always | {BlockLength(self.block)}
 
     def grid(self, prompt_len: int, new: int) -> BlockGrid:
         if self.floor and new >= self.block:
@@ -613,8 +618,7 @@ class Eos(Stop):
     def gives(self) -> Conditions:  # type: ignore[override]
         """Whether decoding ends at an end token, and whether only at the end of text."""
         at_token = self.scope == "token" and not self.turn_end
-        given = {Condition.END_OF_TEXT} if at_token else set()
-        return frozenset({Condition.STOPS_ON_END, *given})
+        return holding({Condition.STOPS_ON_END: True, Condition.END_OF_TEXT: at_token})
 
     def _ends(self, branches: DecodeState, start: int, stop: int | None = None) -> Tensor:
         """Return whether each position from `start` to `stop` holds an end token, bool (K, X).

@@ -10,7 +10,7 @@ which is exact; `full_distribution` (Eq. 13) credits every id and needs a dense 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.declared import Amount, Proportion
-from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need, parts_of
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, needing, parts_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.numerics import top1
@@ -46,7 +46,7 @@ class Credit(Score):
     scope: Scope = "block"  # where `adaptive` counts masks: the block or the whole generation
     full_distribution: bool = False  # credit every id instead of the top-1 token
     keep_raw: bool = False  # also score the raw logits, for a lookahead that reads them
-    needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
+    needs = needing(FIXED_CANVAS)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Reads, Round, Score, Scores
 from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount
-from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -38,7 +37,7 @@ class Density(Score):
 
     inner: Ranked = field(default_factory=Confidence)
     sigma: PositiveAmount = 10.0  # standard deviation of the Gaussian, in positions
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.PROBABILITIES)})
+    needs = needing(inner=Condition.PROBABILITIES)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -136,15 +135,12 @@ class D2Cache(Cache):
     sigma: PositiveAmount = 10.0  # standard deviation of the density's Gaussian, in positions
     inflate: Count = 0  # largest gap, in positions, that is also fed
     released: bool = False  # confidences, blocks and rows as in the released code
-    gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            ONE_BRANCH,
-            ONE_OPEN_BLOCK,
-            Need("schedule", Condition.EQUAL_BLOCKS),
-            Need("score", Condition.RAW_CONFIDENCE),
-            Need("score", Condition.ROW_BY_ROW),
-        }
+    gives = frozenset({Condition.FULL_ATTENTION})
+    needs = needing(
+        ONE_BRANCH,
+        ONE_OPEN_BLOCK,
+        schedule=Condition.EQUAL_BLOCKS,
+        score=(Condition.RAW_CONFIDENCE, Condition.ROW_BY_ROW),
     )
 
     def on_start(self, round: Round) -> None:

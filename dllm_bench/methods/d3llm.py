@@ -11,7 +11,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Revise, Round, Scores, Select
 from dllm_bench.core.declared import Count, Positive
-from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, needing
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -35,7 +35,7 @@ class EntropyThreshold(Select):
 
     tau: float  # nats; below 0: one token per forward
     best: bool = False  # also commit the most confident position of all open blocks
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("score", Condition.ENTROPY)})
+    needs = needing(score=Condition.ENTROPY)
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # guaranteed by `needs`
@@ -85,9 +85,7 @@ class DelayedCache(Cache):
     delay: Count = 1  # rounds that a finished block waits before it is stored
     every: Positive | None = None  # rounds between renewals; None: only while a block waits
     attention: Attention = "full"
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need("schedule", Condition.BLOCKS_IN_ORDER), Need("schedule", Condition.EQUAL_BLOCKS)}
-    )
+    needs = needing(schedule=(Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS))
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -143,13 +141,7 @@ class EndFill(Revise):
     and schedule `multi_block` (opens_rest on); without the latter, fewer positions compete.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            FIXED_CANVAS,
-            Need("schedule", Condition.BLOCKS_IN_ORDER),
-            Need("stop", Condition.END_OF_TEXT),
-        }
-    )
+    needs = needing(FIXED_CANVAS, schedule=Condition.BLOCKS_IN_ORDER, stop=Condition.END_OF_TEXT)
 
     def on_commit(self, round: Round) -> None:
         state = round.state

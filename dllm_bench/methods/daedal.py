@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import HOLD, Reads, Round, Score, Scores
+from dllm_bench.core.contracts import HOLD, Round, Score, Scores
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, needing
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import forbid
@@ -33,8 +32,8 @@ class MaskLast(Score):
     """
 
     inner: Confidence = field(default_factory=Confidence)
-    gives: ClassVar[Conditions] = Score.gives | {Condition.ROW_BY_ROW}
-    reads_rows: ClassVar[Reads] = "masked"
+    gives = Score.gives | {Condition.ROW_BY_ROW}
+    reads_rows = "masked"
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         first = self.inner(logits_KWV, state, window)
@@ -85,14 +84,11 @@ class Daedal(Blocks):
     whole: bool = field(default=False, init=False)
     short: bool = field(default=True, init=False)
     sees_rest: bool = field(default=True, init=False)
-    reads_rows: ClassVar[Reads] = "window"
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            Need("score", Condition.RAW_CONFIDENCE),
-            ONE_BRANCH,
-            Need("cache", Condition.WHOLE_CANVAS),
-            Need("cache", Condition.FULL_ATTENTION),
-        }
+    reads_rows = "window"
+    needs = needing(
+        ONE_BRANCH,
+        score=Condition.RAW_CONFIDENCE,
+        cache=(Condition.WHOLE_CANVAS, Condition.FULL_ATTENTION),
     )
 
     @property

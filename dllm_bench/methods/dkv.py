@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Round, Scores, Select
 from dllm_bench.core.declared import Count, Positive
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -45,13 +45,13 @@ class Drawn(Select):
     """
 
     steps: Positive | None = None  # S, forwards per block; None: as many as the block has masks
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {ONE_BRANCH}
+    needs = COUNTS_STEPS | {ONE_BRANCH}
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """One token per forward, if there are as many steps as positions."""
-        one = {Condition.ONE_PER_FORWARD} if self.steps is None else set()
-        return frozenset({Condition.KNOWN_ORDER, Condition.DRAWS, *one})
+        one = holding({Condition.ONE_PER_FORWARD: self.steps is None})
+        return one | {Condition.KNOWN_ORDER, Condition.DRAWS}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         due_1W = torch.zeros(1, window.width, dtype=torch.bool)
@@ -104,8 +104,8 @@ class DKVCache(Cache):
     early: bool = False  # whether a masked row is kept as soon as it predicts no mask
     released_end: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether a row that
     # predicts nothing (the last one, with shifted logits) is only kept with its left neighbour
-    gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
+    gives = frozenset({Condition.FULL_ATTENTION})
+    needs = needing(ONE_BRANCH)
 
     def on_start(self, round: Round) -> None:
         round.ask(BORN, round.state.born_KL[-1])
@@ -176,10 +176,8 @@ class DKVGreedyCache(Cache):
 
     every: Positive = 2  # forwards of a block between those that feed everything
     window: Count = 4  # masks fed around each position that is committed next
-    gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {ONE_BRANCH, Need("select", Condition.KNOWN_ORDER), Need("score", Condition.ROW_BY_ROW)}
-    )
+    gives = frozenset({Condition.FULL_ATTENTION})
+    needs = needing(ONE_BRANCH, select=Condition.KNOWN_ORDER, score=Condition.ROW_BY_ROW)
 
     def on_start(self, round: Round) -> None:
         round.ask(BORN, round.state.born_KL[-1])

@@ -12,7 +12,6 @@ renewed. The first layer computes everything.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 
 from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Positive, Proportion
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, needing
 from dllm_bench.core.denoiser import ForwardPlan, LayerRows
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import stable_top
@@ -63,8 +62,8 @@ class DLLMCache(Cache):
     prompt_every: Positive = 100  # forwards between those that compute the prompt
     every: Positive = 7  # forwards between those that compute the response
     share: Proportion = 0.25  # response rows computed by a layer in the other forwards
-    gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("model", Condition.CHOSEN_ROWS)})
+    gives = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
+    needs = needing(ONE_BRANCH, model=Condition.CHOSEN_ROWS)
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv

@@ -6,7 +6,6 @@ Released code: czg1225/DMax@82bc29e, dInfer/python/dinfer/decoding/generate_unif
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.nn.functional import pad
 from dllm_bench.core.blocks import HELD, LEFT, Window
 from dllm_bench.core.contracts import HOLD, Round, Scores, Select
 from dllm_bench.core.declared import Positive, Probability
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.decoding.switches import with_added
 from dllm_bench.methods.common import count_in_block
@@ -37,7 +36,7 @@ class Leftmost(Select):
     """
 
     tau: Probability  # probability
-    gives: ClassVar[Conditions] = frozenset({Condition.NEVER_STALLS})
+    gives = frozenset({Condition.NEVER_STALLS})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         masked_KNP = window.blocks(window.eligible_KW)
@@ -64,7 +63,7 @@ class SoftRevision(Budgeted):
     sure: Probability  # probability; 1: until nothing changes
     likeliest: Positive = 1  # number of tokens of a row in the mean
     released: bool = False  # whether a block may be closed with masks
-    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
+    needs = REVISES_BLOCK | {ONE_BRANCH}
 
     def on_plan(self, round: Round) -> None:
         """Add the mean embeddings in the block of the last forward."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Count, Positive, PositiveAmount
-from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, needing
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import true_indices
@@ -44,13 +44,8 @@ class DPadCache(Cache):
     sigma: PositiveAmount = 4.0  # z at the end of the window, for "gaussian"
     scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"
     number: Count = 0  # positions that stay, for "uniform"
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            ONE_BRANCH,
-            ONE_OPEN_BLOCK,
-            Need("inner", Condition.FULL_ATTENTION),
-            Need("inner", Condition.OWN_SPANS),
-        }
+    needs = needing(
+        ONE_BRANCH, ONE_OPEN_BLOCK, inner=(Condition.FULL_ATTENTION, Condition.OWN_SPANS)
     )
 
     @property

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.contracts import Score, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, PositiveAmount, PositiveProportion
-from dllm_bench.core.decoder import Condition, Conditions, Need
+from dllm_bench.core.decoder import Condition, Conditions, Needs, holding, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import (
@@ -38,8 +38,7 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 def drawn(inner: Score, temperature: float) -> Conditions:
     """Return the conditions given by a score that draws the candidates of `inner` above temperature
     0."""
-    given = inner.gives - {Condition.LOGITS_ALONE}
-    return given | {Condition.DRAWS} if temperature > 0 else given
+    return inner.gives - {Condition.LOGITS_ALONE} | holding({Condition.DRAWS: temperature > 0})
 
 
 @register("score.sampled")
@@ -64,15 +63,15 @@ class Sampled(Score):
     top_k: Positive | None = None  # None cuts nothing
     released_ties: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Whether equal tokens at the `top_p` cut follow the order of torch.sort."""
-    reads_rows: ClassVar[Reads] = "masked"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.LOGITS_ALONE)})
+    reads_rows = "masked"
+    needs = needing(inner=Condition.LOGITS_ALONE)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """Conditions of the inner score, and costly rows: sorting and noise cost more than
         gathering rows."""
-        costly = {Condition.COSTLY_ROWS} if self.temperature > 0 or self.top_p < 1 else set()
-        return drawn(self.inner, self.temperature) | costly
+        costly = self.temperature > 0 or self.top_p < 1
+        return drawn(self.inner, self.temperature) | holding({Condition.COSTLY_ROWS: costly})
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         logits_KWV = self._cut(logits_KWV)
@@ -111,8 +110,8 @@ class Gumbel(Score):
     inner: Ranked = field(default_factory=Confidence)
     temperature: Amount = 0.0  # T
     precision: Noise = "float32"  # precision of the noise; the inner score has its own
-    reads_rows: ClassVar[Reads] = "masked"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.LOGITS_ALONE)})
+    reads_rows = "masked"
+    needs = needing(inner=Condition.LOGITS_ALONE)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -160,7 +159,7 @@ class Epsilon(Select):
             )
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """Step counts, and the needs of `ties`."""
         return COUNTS_STEPS | ties_needs(self.ties)
 
@@ -168,9 +167,13 @@ class Epsilon(Select):
     def gives(self) -> Conditions:  # type: ignore[override]
         """Published steps for sampled tokens, since Dream evaluates its sampler above temperature
         0."""
-        one = {Condition.ONE_PER_FORWARD} if self.steps is None else set()
-        draws = {Condition.DRAWS} if self.alg_temp is not None else set()
-        return frozenset({Condition.FOR_DRAWN_TOKENS, *one, *draws})
+        return holding(
+            {
+                Condition.FOR_DRAWN_TOKENS: True,
+                Condition.ONE_PER_FORWARD: self.steps is None,
+                Condition.DRAWS: self.alg_temp is not None,
+            }
+        )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, _ = step_in_block(state, window)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import Need
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.methods.common import COUNTS_STEPS, step_in_block
@@ -39,7 +38,7 @@ class Dilated(Select):
     skip: Positive = 1  # the first stride is the block's length divided by base ** skip
     least: float | None = None  # a candidate below this probability waits; None: none does
     block: Positive | None = None  # length of the repeated pattern; None: the open block
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
+    needs = COUNTS_STEPS
 
     @property
     def idle(self) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.contracts import Score, Scores, Select
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import Condition, Conditions, Need
+from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.methods.common import Confidence, Ranked, confidence_order, first_of
@@ -29,11 +29,11 @@ class WithEntropy(Score):
     """
 
     inner: Ranked = field(default_factory=Confidence)
-    gives: ClassVar[Conditions] = Score.gives | {
+    gives = Score.gives | {
         Condition.ENTROPY,
         Condition.ROW_BY_ROW,
     }
-    reads_rows: ClassVar[Reads] = "masked"
+    reads_rows = "masked"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +74,7 @@ class EntropyBound(Select):
     gamma: float  # nats; below 0: one token per forward
     least: Positive = 1  # positions committed regardless of their entropy
     left_out: LeftOut = "largest"  # the entropy that the sum leaves out
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("score", Condition.ENTROPY)})
+    needs = needing(score=Condition.ENTROPY)
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # by `needs`

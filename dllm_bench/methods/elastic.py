@@ -18,7 +18,6 @@ what the next layer computes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from torch.nn.functional import cosine_similarity
 
 from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Amount, Positive
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, needing
 from dllm_bench.core.denoiser import ForwardPlan, LayerRows
 from dllm_bench.core.state import MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -97,10 +96,8 @@ class ElasticCache(Cache):
 
     window: Positive = 16  # number of masks
     gamma: Amount = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
-    gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {ONE_BRANCH, Need("score", Condition.ROW_BY_ROW), Need("model", Condition.CHOSEN_ROWS)}
-    )
+    gives = frozenset({Condition.FULL_ATTENTION})
+    needs = needing(ONE_BRANCH, score=Condition.ROW_BY_ROW, model=Condition.CHOSEN_ROWS)
 
     def on_start(self, round: Round) -> None:
         branches = round.state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
 from dllm_bench.core.declared import Positive, PositiveAmount
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import BlockLength, Condition, needing
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import MASKED, DecodeState
@@ -70,7 +69,7 @@ class Ration(Select):
 
     inner: Select
     steps: Positive  # S
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
+    needs = COUNTS_STEPS
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, total_K = step_in_block(state, window)
@@ -95,7 +94,7 @@ class FirstOfBlock(Select):
     """
 
     inner: Select
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
+    needs = COUNTS_STEPS
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, _ = step_in_block(state, window)
@@ -145,10 +144,8 @@ class SubBlocks(Schedule):
     block: Positive  # positions of a block
     small: Positive  # length of its parts; the first part has one less
     whole: bool = True  # round the canvas up to whole blocks
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
-        {Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS, Condition.FIXED_CANVAS}
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
+    gives = frozenset({Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS, Condition.FIXED_CANVAS})
+    needs = needing(explore=Condition.ONE_BRANCH)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,9 +189,7 @@ class HierarchicalCache(Cache):
     """
 
     inside: bool = False  # whether forwards may feed only the open sub-block
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need("schedule", Condition.SUB_BLOCKS), Need("model", Condition.SHIFTED)}
-    )
+    needs = needing(schedule=Condition.SUB_BLOCKS, model=Condition.SHIFTED)
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]

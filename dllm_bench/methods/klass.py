@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.contracts import Score, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, Probability
-from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Needs, needing
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, probabilities
 from dllm_bench.methods.common import (
@@ -46,8 +46,8 @@ class KLHistory(Score):
     inner: Score = field(default_factory=Confidence)
     length: Positive = 2  # H, forwards that are remembered
     precision: Precision = "float32"  # precision of the compared distributions
-    reads_rows: ClassVar[Reads] = "fed"
-    needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
+    reads_rows = "fed"
+    needs = needing(FIXED_CANVAS)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -105,10 +105,10 @@ class Stable(Select):
     warm_up: bool = False  # whether `fallback` decides a block's first H - 1 forwards
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """Divergences and, for the warm-up, a count of the block's forwards."""
-        divergences = {Need("score", Condition.DIVERGENCES)}
-        return COUNTS_STEPS | divergences if self.warm_up else frozenset(divergences)
+        needs = needing(score=Condition.DIVERGENCES)
+        return COUNTS_STEPS | needs if self.warm_up else needs
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         ready_KW = window.eligible_KW & self._ready(scores)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from dllm_bench.core.decoder import (
     ComposedDecoder,
     Condition,
     Decoder,
-    Need,
+    Needs,
+    needing,
 )
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
@@ -54,11 +55,10 @@ class Filter(Select):
     stall: StallOrder = "filter"  # ranking of positions if the filter accepts none
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """Blocks of the length the head was trained for, and the rows it reads."""
-        block = Need("schedule", BlockLength(self.head.block))
-        reads = {Need("cache", Condition.FED_WINDOW)} if self.reads_rows == "window" else set()
-        return frozenset({block, *reads})
+        reads = Condition.FED_WINDOW if self.reads_rows == "window" else ()
+        return needing(schedule=BlockLength(self.head.block), cache=reads)
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
@@ -111,13 +111,12 @@ class Oracle(Select):
     # changes nothing)
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """The block length of the reference, so that both decode the same blocks."""
         if not isinstance(self.reference, ComposedDecoder):
-            return frozenset({FIXED_CANVAS})
+            return needing(FIXED_CANVAS)
         block = self.reference.summary().block
-        equal = {Need("schedule", BlockLength(block))} if block else set()
-        return frozenset({FIXED_CANVAS, *equal})
+        return needing(FIXED_CANVAS, schedule=BlockLength(block) if block else ())
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         if request.reference is not None:
@@ -163,7 +162,7 @@ class EndOfTextPrediction(Stop):
     """
 
     ahead: bool = True  # whether positions after the open block count too
-    needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
+    needs = needing(FIXED_CANVAS)
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]

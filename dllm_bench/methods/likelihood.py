@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import MASK_TOKEN, DecoderSummary, abilities, require
+from dllm_bench.core.decoder import MASK_TOKEN, DecoderSummary, abilities, needing, require
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Likelihood, Option, Request
@@ -80,7 +80,7 @@ class LikelihoodDecoder:
                 f"Decoder likelihood scores options, and request {request.id!r} asks for a text; "
                 "choose another decoder, or a benchmark of likelihoods (docs/benchmarks.md)."
             )
-        require("likelihood", frozenset({MASK_TOKEN}), {"model": abilities(model)}, "decoder")
+        require("likelihood", needing(MASK_TOKEN), {"model": abilities(model)}, "decoder")
         return request
 
     def summary(self) -> DecoderSummary:

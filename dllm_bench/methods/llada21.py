@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
 from dllm_bench.core.declared import Amount, Count, Positive, Probability
-from dllm_bench.core.decoder import Conditions, Need
+from dllm_bench.core.decoder import Conditions
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import COUNTS_STEPS, OF_LOGITS, count_in_block, most_confident
 from dllm_bench.methods.revising import Budgeted, Revision, hold_while, post_rounds, stay
@@ -64,7 +63,7 @@ class Share(Select):
 
     steps: Positive  # S, forwards per block
     idle: bool = False  # whether a forward commits nothing if nothing is due, as released
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
+    needs = COUNTS_STEPS
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         begun_K = count_in_block(SHARE_BEGUN, window.eligible_KW.any(1), window, state)

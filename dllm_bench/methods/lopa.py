@@ -23,7 +23,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.declared import Count, Positive, PositiveProportion, Proportion
-from dllm_bench.core.decoder import Condition, Conditions, MostBranches, Need
+from dllm_bench.core.decoder import Condition, Conditions, MostBranches, Needs, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import constant
@@ -69,10 +69,9 @@ class Lookahead(Explore):
             )
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """A score that keeps the confidence before credit, if that is read."""
-        raw = Need("score", Condition.RAW_CONFIDENCE)
-        return frozenset({raw} if self.reads == "raw" else ())
+        return needing(score=Condition.RAW_CONFIDENCE if self.reads == "raw" else ())
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]

@@ -9,7 +9,6 @@ open.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import HELD, LAST, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import HOLD, Round, Scores
 from dllm_bench.core.declared import Count, Positive, Probability, Proportion
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import Pipeline
 from dllm_bench.methods.revising import Budgeted, Revision, committed_before
@@ -43,7 +42,7 @@ class BlockBuffer(Pipeline):
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """As a pipeline; one open block if the buffer has one."""
-        single = {Condition.ONE_OPEN_BLOCK} if self.size == 1 else set()
+        single = holding({Condition.ONE_OPEN_BLOCK: self.size == 1})
         always = {Condition.ABSOLUTE_BLOCKS, Condition.HELD_EACH}
         return super().gives | always | single
 
@@ -84,9 +83,7 @@ class EditBlocks(Budgeted):
     stable: Proportion = 0.0  # share of a block's tokens; 0: a block may open at once
     released: bool = False  # whether full blocks are finished once there is an end token, and one
     # that is edited away lets no block open until all open ones are finished
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {ONE_BRANCH, Need("schedule", Condition.HELD_EACH), Need("cache", Condition.FED_WINDOW)}
-    )
+    needs = needing(ONE_BRANCH, schedule=Condition.HELD_EACH, cache=Condition.FED_WINDOW)
 
     def on_start(self, round: Round) -> None:
         if self.stable and not round.begun:

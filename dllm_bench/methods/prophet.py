@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
 from dllm_bench.core.declared import Count, Positive
-from dllm_bench.core.decoder import Condition, Conditions, Need
+from dllm_bench.core.decoder import Condition, Conditions, Needs, needing
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
@@ -37,11 +36,10 @@ class AnswerGap(Score):
     width: Positive = 5  # positions of the answer
 
     @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """The answer in the window, and logits at its committed positions."""
-        whole = Need("schedule", Condition.WHOLE_GENERATION)
-        reads = set() if self.answer is None else {Need("cache", Condition.FED_WINDOW)}
-        return frozenset({whole, *reads})
+        reads = () if self.answer is None else Condition.FED_WINDOW
+        return needing(schedule=Condition.WHOLE_GENERATION, cache=reads)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
@@ -83,9 +81,7 @@ class EarlyExit(Select):
     late: float = 2.5
     idle: bool = False  # whether forwards may commit nothing, as published
     pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) known from the start
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need("schedule", Condition.WHOLE_GENERATION), Need("score", Condition.ANSWER_GAP)}
-    )
+    needs = needing(schedule=Condition.WHOLE_GENERATION, score=Condition.ANSWER_GAP)
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         if not self.pinned:

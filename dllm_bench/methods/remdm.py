@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
 from dllm_bench.core.declared import Count, Positive, PositiveProportion
-from dllm_bench.core.decoder import ONE_BRANCH, Need
+from dllm_bench.core.decoder import ONE_BRANCH
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.common import step_in_block
@@ -48,7 +47,7 @@ class ReMDM(Budgeted):
     number: Positive = 1  # positions masked again at a time
     steps: Positive | None = None  # S; None: as many as the block has positions
     start: PositiveProportion = 0.875  # share of the block that is committed before the phase
-    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
+    needs = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         step_K, _ = step_in_block(state, window)
@@ -91,7 +90,7 @@ class ReMDMLoop(ReadsStanding):
     loops: Count = 32  # number of repetitions
     start: PositiveProportion = 0.875  # share of the block that is decoded before the loop
     precision: Precision = "model"  # precision of the committed token's probability
-    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
+    needs = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         step_K, masks_K = step_in_block(state, window)

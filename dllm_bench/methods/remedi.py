@@ -10,14 +10,13 @@ outputs confidences, which its loop does not use.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Scores
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import ONE_BRANCH, Need
+from dllm_bench.core.decoder import ONE_BRANCH
 from dllm_bench.core.state import DecodeState
 from dllm_bench.methods.common import step_in_block
 from dllm_bench.methods.revising import (
@@ -38,7 +37,7 @@ class KeepBest(Budgeted):
     """Keeps a growing number of positions: in each step those with the largest logits."""
 
     steps: Positive | None = None  # forwards per block; None: as many as the block has positions
-    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
+    needs = REVISES_BLOCK | {ONE_BRANCH}
 
     def on_scores(self, round: Round) -> None:
         window, state = round.window, round.state

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LEFT, Window
-from dllm_bench.core.contracts import HOLD, Reads, Revise, Round, Scores
+from dllm_bench.core.contracts import HOLD, Revise, Round, Scores
 from dllm_bench.core.declared import Count
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
 from dllm_bench.methods.common import count_in_block
@@ -25,12 +25,8 @@ from dllm_bench.methods.common import count_in_block
 STANDING = MemoKey[Tensor]("revise.standing")  # value of the token at each position (K, W)
 POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K, 2): open block, its rounds without masks
 
-REVISES_BLOCK = frozenset(
-    {Need("schedule", Condition.HELD_BLOCKS), Need("cache", Condition.FED_WINDOW)}
-)
-REVISES_CANVAS = frozenset(
-    {Need("schedule", Condition.HELD_BLOCKS), Need("cache", Condition.WHOLE_CANVAS)}
-)
+REVISES_BLOCK = needing(schedule=Condition.HELD_BLOCKS, cache=Condition.FED_WINDOW)
+REVISES_CANVAS = needing(schedule=Condition.HELD_BLOCKS, cache=Condition.WHOLE_CANVAS)
 
 
 class Revision(NamedTuple):
@@ -48,8 +44,8 @@ class Budgeted(Revise):
     per_position: Count | None = None  # maximum changes of a position
     per_block: Count | None = None  # maximum changes in the open block
     per_request: Count | None = None  # maximum changes of a request
-    reads_rows: ClassVar[Reads] = "window"
-    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK
+    reads_rows = "window"
+    needs = REVISES_BLOCK
 
     @abstractmethod
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:

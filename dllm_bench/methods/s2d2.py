@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Reads, Round, Scores, Select
+from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, Probability
 from dllm_bench.core.decoder import (
     FIXED_CANVAS,
@@ -26,7 +26,8 @@ from dllm_bench.core.decoder import (
     ONE_OPEN_BLOCK,
     Condition,
     Conditions,
-    Need,
+    holding,
+    needing,
 )
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -109,21 +110,19 @@ class SelfVerified(Select):
     """Drafts with a probability above this are accepted anyway."""
     causal: Literal["none", "finished", "decoded"] = "none"
     """Which rows see nothing after them: those of finished blocks, or all before the first mask."""
-    reads_rows: ClassVar[Reads] = "window"
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            ONE_BRANCH,
-            ONE_OPEN_BLOCK,
-            FIXED_CANVAS,
-            Need("cache", Condition.BLOCK_CAUSAL),
-            Need("model", Condition.UNSHIFTED),
-        }
+    reads_rows = "window"
+    needs = needing(
+        ONE_BRANCH,
+        ONE_OPEN_BLOCK,
+        FIXED_CANVAS,
+        cache=Condition.BLOCK_CAUSAL,
+        model=Condition.UNSHIFTED,
     )
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """Random numbers above temperature 0."""
-        return frozenset({Condition.DRAWS} if self.temperature > 0 else ())
+        return holding({Condition.DRAWS: self.temperature > 0})
 
     def on_plan(self, round: Round) -> None:
         """Feed the block twice if it is verified."""
@@ -307,8 +306,8 @@ class InOrder(Select):
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """One token per forward, if the number is 1."""
-        one = {Condition.ONE_PER_FORWARD} if self.number == 1 else set()
-        return frozenset({Condition.NEVER_STALLS, *one})
+        one = self.number == 1
+        return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: one})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         return first_masks(window.eligible_KW, self.number)

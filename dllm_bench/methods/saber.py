@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident
 from dllm_bench.methods.revising import REVISES_CANVAS, Budgeted, Revision, largest, masking
@@ -33,8 +32,8 @@ class AcceptedMean(Select):
     """
 
     number: Positive = 2  # n
-    gives: ClassVar[Conditions] = frozenset({Condition.NEVER_STALLS})
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {ONE_BRANCH}
+    gives = frozenset({Condition.NEVER_STALLS})
+    needs = COUNTS_STEPS | {ONE_BRANCH}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         accepted_KL = state.memo.get(ACCEPTED)
@@ -79,8 +78,8 @@ class ConfidenceDrop(Budgeted):
     """
 
     number: Positive = 2  # n, the minimum that the selector commits
-    gives: ClassVar[Conditions] = frozenset({Condition.FROM_FIRST_BLOCK})
-    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {ONE_BRANCH}
+    gives = frozenset({Condition.FROM_FIRST_BLOCK})
+    needs = REVISES_CANVAS | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         born_KW, now_KW = window.of(state.born_KL), scores.probability_KW

@@ -14,7 +14,6 @@ full, and feeds a shorter canvas in the fast phase; here the attention mask hide
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.declared import Probability
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident, open_block
@@ -46,7 +45,7 @@ class SlowFast(Select):
     explores: int = 6  # forwards of a slow phase
     estimates: int = 2  # X, number of estimates that have to agree
     spread: float = 1.0  # they agree below this standard deviation, in positions
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("cache", Condition.WHOLE_CANVAS)}
+    needs = COUNTS_STEPS | needing(cache=Condition.WHOLE_CANVAS)
 
     def __post_init__(self) -> None:
         super().__post_init__()

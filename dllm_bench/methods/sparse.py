@@ -11,7 +11,6 @@ or, with `released_ties`, the first in the order of `torch.topk`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch.nn.functional import max_pool1d
 
 from dllm_bench.core.contracts import Cache, Round
 from dllm_bench.core.declared import Positive, Proportion
-from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, needing
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
@@ -62,8 +61,8 @@ class SparseCache(Cache):
     keep: Proportion = 0.5  # share of the positions outside of the block
     kernel: Positive = 3  # width of the maximum over neighbours, an odd number
     released_ties: bool = False  # equal ratings in the order of `torch.topk`, as released
-    gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, ONE_OPEN_BLOCK})
+    gives = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
+    needs = needing(ONE_BRANCH, ONE_OPEN_BLOCK)
 
     def __post_init__(self) -> None:
         super().__post_init__()

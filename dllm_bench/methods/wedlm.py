@@ -10,7 +10,6 @@ and a mask of attention stands for the order. Left out: cuts by top-k and top-p 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, PositiveAmount
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
@@ -33,16 +32,8 @@ from dllm_bench.registry import register
 class FeedOrder(Cache):
     """Caches the text before the window; attention is causal in feed order, so this is exact."""
 
-    gives: ClassVar[Conditions] = frozenset(
-        {Condition.FED_WINDOW, Condition.OWN_SPANS, Condition.FINAL_KV}
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            ONE_BRANCH,
-            Need("schedule", Condition.BLOCKS_IN_ORDER),
-            Need("model", Condition.UNSHIFTED),
-        }
-    )
+    gives = frozenset({Condition.FED_WINDOW, Condition.OWN_SPANS, Condition.FINAL_KV})
+    needs = needing(ONE_BRANCH, schedule=Condition.BLOCKS_IN_ORDER, model=Condition.UNSHIFTED)
 
     def plan(self, round: Round) -> ForwardPlan:
         window, kv, state = round.window, round.kv, round.state
@@ -77,10 +68,8 @@ class Sliding(Schedule):
     window: Positive  # W, positions
     overruns: bool = False  # whether it goes beyond the text's limit and its end tokens
     block: int = field(default=1, init=False)
-    gives: ClassVar[Conditions] = frozenset(
-        {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("select", Condition.NEVER_STALLS)})
+    gives = frozenset({Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS})
+    needs = needing(select=Condition.NEVER_STALLS)
 
     def grid(self, prompt_len: int, new: int) -> BlockGrid:
         beyond = self.window - 1 if self.overruns else 0
@@ -110,13 +99,12 @@ class NearEntropy(Select):
 
     tau: float | None  # nats; None: one position in every forward
     penalty: Amount = 0.02  # nats for each position of distance
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("score", Condition.ENTROPY)})
+    needs = needing(score=Condition.ENTROPY)
 
     @property
     def gives(self) -> Conditions:  # type: ignore[override]
         """A position in every forward; without `tau` one alone."""
-        one = {Condition.ONE_PER_FORWARD} if self.tau is None else set()
-        return frozenset({Condition.NEVER_STALLS, *one})
+        return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: self.tau is None})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # by `needs`

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.declared import Positive, PositiveProportion, Probability
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -83,10 +82,7 @@ class Wino(ReadsStanding):
     tau: Probability = 0.9  # masked again below this probability; 0: never
     first: int = 30  # upper limit in a block's first forward
     precision: Precision = "float64"  # precision of the second row's probability
-    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {
-        Need("cache", Condition.FULL_ATTENTION),
-        Need("model", Condition.UNSHIFTED),
-    }
+    needs = REVISES_CANVAS | needing(cache=Condition.FULL_ATTENTION, model=Condition.UNSHIFTED)
 
     def on_plan(self, round: Round) -> None:
         """Feed the window a second time, as masks."""
