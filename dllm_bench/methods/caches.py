@@ -5,7 +5,7 @@ It also counts the forwards of the open block on the host, for caches that renew
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dllm_bench.core.blocks import Window
@@ -20,7 +20,7 @@ from dllm_bench.core.decoder import (
     holding,
     needing,
 )
-from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -54,6 +54,32 @@ def spans_given(attention: Attention, final: bool = True) -> Conditions:
     )
 
 
+def scoring_window(
+    round: Round,
+    kind: ForwardKind,
+    feed: tuple[int, int],
+    store: tuple[int, int],
+    attention: Attention,
+) -> ForwardPlan:
+    """Return the plan of a forward that scores the window; its blocks are the schedule's."""
+    window = round.window
+    return ForwardPlan(
+        kind=kind,
+        feed=feed,
+        rows=(window.start, window.stop),
+        store=store,
+        attention=attention,
+        block=window.block,
+        origin=window.origin,
+        visible_K=window.visible_K,
+    )
+
+
+def kind_of(kv: KVCache) -> ForwardKind:
+    """Return the kind of the next forward of a cache that renews nothing."""
+    return ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL
+
+
 Reuse = Literal["none", "exact", "approximate"]
 """Whether the K/V of a prompt's prefix (few-shot examples) are taken from an earlier request:
 "exact" if they cannot depend on later tokens, "approximate" if they were computed with the rest of
@@ -83,17 +109,8 @@ class NoCache(Cache):
         return spans_given(self.attention) | always
 
     def plan(self, round: Round) -> ForwardPlan:
-        window = round.window
-        return ForwardPlan(
-            kind=ForwardKind.DENOISE,
-            feed=(0, window.visible),
-            rows=(window.start, window.stop),
-            store=(0, 0),
-            attention=self.attention,
-            block=window.block,
-            origin=window.origin,
-            visible_K=window.visible_K,
-        )
+        feed = (0, round.window.visible)
+        return scoring_window(round, ForwardKind.DENOISE, feed, (0, 0), self.attention)
 
 
 @register("cache.causal")
@@ -118,7 +135,7 @@ class CausalCache(Cache):
         window, kv = round.window, round.kv
         fed = (kv.length, window.start)
         return ForwardPlan(
-            kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,
+            kind=kind_of(kv),
             feed=fed,
             rows=(window.start, window.stop),
             store=fed,
@@ -158,21 +175,13 @@ class PrefixCache(Cache):
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv
-        renews = self._renews(branches, window, kv.kept)
-        return ForwardPlan(
-            kind=(ForwardKind.REFRESH if kv.length else ForwardKind.PREFILL)
-            if renews
-            else ForwardKind.DENOISE,
-            feed=(0, window.visible) if renews else self._fed(window),
-            rows=(window.start, window.stop),
-            store=(0, self._kept(window)) if renews else (0, 0),
-            attention=self.attention,
-            block=window.block,
-            origin=window.origin,
-            visible_K=window.visible_K,
-            forward=branches.forwards,
-            clock=self._round(branches, window, kv.kept),
-        )
+        kind, feed, store = ForwardKind.DENOISE, self._fed(window), (0, 0)
+        if self._renews(branches, window, kv.kept):
+            kind = ForwardKind.REFRESH if kv.length else ForwardKind.PREFILL
+            feed, store = (0, window.visible), (0, self._kept(window))
+        plan = scoring_window(round, kind, feed, store, self.attention)
+        clock = self._round(branches, window, kv.kept)
+        return replace(plan, forward=branches.forwards, clock=clock)
 
     def _renews(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> bool:
         """Return whether to renew: at a block's start and by the clock. `last` is the last
@@ -281,13 +290,6 @@ class BlockCache(Cache):
         reuse_prefix(self.reuse, round)
         window, kv = round.window, round.kv
         held = min(kv.length, window.start)
-        return ForwardPlan(
-            kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,
-            feed=(held, window.visible),
-            rows=(window.start, window.stop),
-            store=(held, window.retired if self.renews else window.stop),
-            attention=self.attention,
-            block=window.block,
-            origin=window.origin,
-            visible_K=window.visible_K,
-        )
+        feed = (held, window.visible)
+        store = (held, window.retired if self.renews else window.stop)
+        return scoring_window(round, kind_of(kv), feed, store, self.attention)

@@ -15,7 +15,7 @@ from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, needing
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.methods.caches import spans_given
+from dllm_bench.methods.caches import scoring_window, spans_given
 from dllm_bench.methods.common import Pipeline, most_confident
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
@@ -99,17 +99,10 @@ class DelayedCache(Cache):
         renews = held and ready == held and (waits or (self.every and turn % self.every == 0))
         feed = 0 if renews else held
         stored = (feed, ready if ready > held or renews else feed)
-        kinds = (ForwardKind.DENOISE, ForwardKind.REFRESH if held else ForwardKind.PREFILL)
-        return ForwardPlan(
-            kind=kinds[stored[1] > stored[0]],
-            feed=(feed, window.visible),
-            rows=(window.start, window.stop),
-            store=stored,
-            attention=self.attention,
-            block=window.block,
-            origin=window.origin,
-            visible_K=window.visible_K,
-        )
+        kind = ForwardKind.DENOISE
+        if stored[0] < stored[1]:
+            kind = ForwardKind.REFRESH if held else ForwardKind.PREFILL
+        return scoring_window(round, kind, (feed, window.visible), stored, self.attention)
 
     def _ready(self, branches: DecodeState, window: Window, held: int) -> tuple[int, bool]:
         """Return the end of the positions whose K/V can be stored now, and whether a finished block

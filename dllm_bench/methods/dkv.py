@@ -23,7 +23,6 @@ from dllm_bench.methods.caches import NoCache, step_of_block
 from dllm_bench.methods.common import COUNTS_STEPS
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
-BLOCK = MemoKey[int]("drawn.block")  # start of the block that was drawn for
 DUE = MemoKey[Tensor]("drawn.due")
 """Window positions that this forward commits, in order, int64 (1, X), on the host; may include
 committed ones."""
@@ -64,13 +63,12 @@ class Drawn(Select):
 
     def due(self, state: DecodeState, window: Window) -> Tensor:
         """Return the window positions that this forward commits, independent of its scores."""
-        step = step_of_block(state, window) + 1
-        if state.memo.get(BLOCK) != window.start:
-            state.memo[BLOCK] = window.start
+        step = step_of_block(state, window)
+        if step == 0:
             state.memo[ORDER] = self.order(state, window)[None]
         order_X = state.memo[ORDER][0]
         share, rest = divmod(len(order_X), self.steps or len(order_X))
-        return order_X[: step * share + min(step, rest)]
+        return order_X[: (step + 1) * share + min(step + 1, rest)]
 
     def order(self, state: DecodeState, window: Window) -> Tensor:
         """Return the window positions in the order of their commits, int64 (X,), on the host."""
@@ -125,14 +123,8 @@ class DKVCache(Cache):
         masks_L = feed_L, ~feed_L, feed_L > pending_L
         sets = PositionSets(*true_indices(masks_L, branches.born_KL.device))
         everything = ForwardKind.REFRESH if now else ForwardKind.PREFILL
-        return ForwardPlan(
-            kind=everything if feeds_all else ForwardKind.DENOISE,
-            feed=(0, span),
-            rows=(window.start, window.stop),
-            store=(0, span),
-            visible_K=window.visible_K,
-            sets=sets,
-        )
+        kind = everything if feeds_all else ForwardKind.DENOISE
+        return replace(NoCache().plan(round), kind=kind, store=(0, span), sets=sets)
 
     def _pending(self, born_KL: Tensor, kv: KVCache, forward: int) -> Tensor:
         """Return the rows whose K/V were not kept by forward `forward`, bool (K, L).

@@ -25,11 +25,10 @@ from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.numerics import generator
-from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.caches import NoCache, step_of_block
 from dllm_bench.registry import register
 
 Law = Literal["gaussian", "uniform"]
-BLOCK = MemoKey[int]("dpad.block")  # start of the block that was drawn for
 STAYS = MemoKey[Tensor]("dpad.stays")  # bool (1, L), on the host
 
 
@@ -57,8 +56,7 @@ class DPadCache(Cache):
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv
         held, plan = kv.length, self.inner.plan(round)
-        if branches.memo.get(BLOCK) != window.start:
-            branches.memo[BLOCK] = window.start
+        if step_of_block(branches, window) == 0:
             branches.memo[STAYS] = self.draw(branches, window)
         position_L = torch.arange(window.visible)
         stays_L = branches.memo[STAYS][0, : window.visible]

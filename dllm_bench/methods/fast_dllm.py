@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -15,13 +16,36 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.methods.caches import scoring_window
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident, step_in_block
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
+class MostProbable(Select):
+    """Commits the most probable positions of each block; a subclass says how many of them."""
+
+    @abstractmethod
+    def allowed(self, sorted_KNP: Tensor, rank_P: Tensor) -> Tensor:
+        """Return which of the positions to commit, bool (K, N, P).
+
+        sorted_KNP: probabilities of the block's masks, the largest first, then -inf; rank_P: their
+        places, from 1.
+        """
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        open_KW = window.eligible_KW
+        probability_KW = scores.probability_KW.masked_fill(~open_KW, -torch.inf)
+        probability_KNP = window.blocks(probability_KW, -torch.inf)
+        sorted_KNP, order_KNP = probability_KNP.sort(dim=2, descending=True, stable=True)
+        rank_P = torch.arange(1, window.block + 1, device=probability_KNP.device)
+        allowed_KNP = self.allowed(sorted_KNP, rank_P)
+        where_KNP = torch.zeros_like(allowed_KNP).scatter_(2, order_KNP, allowed_KNP)
+        return window.flat(where_KNP) & open_KW
+
+
 @register("select.factor")
 @dataclass(frozen=True)
-class Factor(Select):
+class Factor(MostProbable):
     """Commits the most probable positions of each block, as many as `factor` allows.
 
     Commit as many positions as their joint confidence allows (Fast-dLLM §3.2, factor decoding).
@@ -37,22 +61,15 @@ class Factor(Select):
     factor: PositiveAmount  # f; larger commits more
     released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # <=, and at least one
 
-    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        open_KW = window.eligible_KW
-        probability_KNP = window.blocks(
-            scores.probability_KW.masked_fill(~open_KW, -torch.inf), -torch.inf
-        )
-        sorted_KNP, order_KNP = probability_KNP.sort(dim=2, descending=True, stable=True)
-        rank_P = torch.arange(1, window.block + 1, device=probability_KNP.device)
+    def allowed(self, sorted_KNP: Tensor, rank_P: Tensor) -> Tensor:
         spread_KNP = (rank_P + 1) * (1 - sorted_KNP)
         allowed_KNP = spread_KNP <= self.factor if self.released else spread_KNP < self.factor
         count_KN1 = (allowed_KNP * rank_P).amax(2, keepdim=True)
         if self.released:
-            masks_KN1 = window.blocks(open_KW).sum(2, keepdim=True)
+            masks_KN1 = (sorted_KNP > -torch.inf).sum(2, keepdim=True)
             count_KN1 = count_KN1.clamp(min=1)
             count_KN1 += count_KN1 == masks_KN1 - 1
-        where_KNP = torch.zeros_like(allowed_KNP).scatter_(2, order_KNP, rank_P <= count_KN1)
-        return window.flat(where_KNP) & open_KW
+        return rank_P <= count_KN1
 
 
 @register("select.ration")
@@ -201,18 +218,11 @@ class HierarchicalCache(Cache):
             round.ask(BORN, round.state.born_KL[-1])
 
     def plan(self, round: Round) -> ForwardPlan:
-        window, kv = round.window, round.kv
         feed, store = self._spans(round)
-        stored = ForwardKind.REFRESH if feed[0] < kv.length else ForwardKind.DENOISE
-        return ForwardPlan(
-            kind=stored if kv.kept else ForwardKind.PREFILL,
-            feed=feed,
-            rows=(window.start, window.stop),
-            store=store,
-            attention="block_causal",
-            block=window.block,
-            origin=window.origin,
-        )
+        kind = ForwardKind.PREFILL
+        if round.kv.kept:
+            kind = ForwardKind.REFRESH if feed[0] < round.kv.length else ForwardKind.DENOISE
+        return scoring_window(round, kind, feed, store, "block_causal")
 
     def _spans(self, round: Round) -> tuple[Span, Span]:
         """Return the fed span and the stored span."""

@@ -20,9 +20,9 @@ from dllm_bench.core.declared import Amount, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import Candidates
+from dllm_bench.methods.caches import kind_of
 from dllm_bench.methods.common import Confidence
 from dllm_bench.registry import register
 
@@ -41,7 +41,7 @@ class FeedOrder(Cache):
         masked_F = state.masked_KL[0, held : window.stop]
         nothing_E = state.tokens_KL.new_empty(0)
         return ForwardPlan(
-            kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,
+            kind=kind_of(kv),
             feed=(held, window.stop),
             rows=(window.start, window.stop),
             store=(held, window.start),
