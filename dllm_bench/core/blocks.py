@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dllm_bench.core.transfer import constant
+from dllm_bench.core.transfer import constant, selected
 
 HELD, LEFT = 1, -1  # a block that stays open without masks; one that is left with masks
 LAST = 2  # a block that stays open, and after which none opens yet
@@ -127,14 +127,8 @@ class Window:
 
     def take(self, index: Tensor) -> Window:
         """Return the window of the branches `index` (int64), in that order."""
-        visible_K, must_KN = self.visible_K, self.must_KN
-        return replace(
-            self,
-            eligible_KW=self.eligible_KW.index_select(0, index),
-            must_KN=None if must_KN is None else must_KN.index_select(0, index),
-            visible_K=None if visible_K is None else visible_K.index_select(0, index),
-            masks=None,
-        )
+        names = ("eligible_KW", "must_KN", "visible_K")
+        return replace(self, masks=None, **selected(self, names, index))
 
     def pick(self, j: Tensor) -> Window:
         """Return the window of branch `j` alone."""
@@ -153,6 +147,12 @@ class Window:
     def of(self, canvas_KL: Tensor) -> Tensor:
         """Return the window's columns of a tensor over the canvas, (K, W)."""
         return canvas_KL[:, self.start : self.stop]
+
+    def put(self, canvas_KL: Tensor, values_KW: Tensor) -> Tensor:
+        """Return a copy of a tensor over the canvas, with `values` in the window's columns."""
+        canvas_KL = canvas_KL.clone()
+        canvas_KL[:, self.start : self.stop] = values_KW
+        return canvas_KL
 
     def blocks(self, values_KW: Tensor, fill: float = 0.0) -> Tensor:
         """Return (K, W) -> (K, N, P); positions beyond the end of a short last block hold

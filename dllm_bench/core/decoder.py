@@ -44,9 +44,9 @@ class Condition(StrEnum):
     BLOCK_CAUSAL = "block-causal attention"
     KNOWN_ORDER = "an order that is known before the forward"  # told by `on_plan`
     ONE_BRANCH = "one branch"
-    ANSWER_GAP = "the gap of the answer's logits"  # `Scores.answer_gap_K`
+    ANSWER_GAP = "the gap of the answer's logits"
     WHOLE_GENERATION = "the whole generation as one block"
-    DIVERGENCES = "divergences from earlier forwards"  # `Scores.divergence_KWH`
+    DIVERGENCES = "divergences from earlier forwards"
     END_OF_TEXT = "an end as soon as everything before the end of text is committed"
     SURVIVAL_ESTIMATES = "survival estimates"  # `Proposal.survival_N` of a drafter
     DRAFT_TREES = "acceptance along the paths of a tree"  # `Proposal.parents_D`

@@ -19,7 +19,7 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.trace import GIVEN
-from dllm_bench.core.transfer import constant
+from dllm_bench.core.transfer import constant, selected
 
 MASKED = -1  # value of `born` at a position that is still masked
 PROMPT = GIVEN  # value of `born` at a position that is not decoded: prompt, pinned or inserted
@@ -145,6 +145,11 @@ class DecodeState:
         """Bool, true at masked positions."""
         return self.born_KL == MASKED
 
+    def recall(self, key: MemoKey[Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the remembered value of each position, (K, L); zeros if there is none yet."""
+        known_KL = self.memo.get(key)
+        return torch.zeros_like(self.tokens_KL, dtype=dtype) if known_KL is None else known_KL
+
     def commit(self, where_KW: Tensor, ids_KW: Tensor, start: int = 0) -> None:
         """Write `ids` where `where` is true, and the current forward's index into `born_KL`.
 
@@ -238,17 +243,8 @@ class DecodeState:
 
     def take(self, index: Tensor) -> DecodeState:
         """Return the branches `index` (int64), in that order, memo included."""
-        changes_KL, remasked_K = self.changes_KL, self.remasked_K
-        reference_KL = self.reference_KL
-        return replace(
-            self,
-            tokens_KL=self.tokens_KL.index_select(0, index),
-            born_KL=self.born_KL.index_select(0, index),
-            memo=self.memo.take(index),
-            changes_KL=None if changes_KL is None else changes_KL.index_select(0, index),
-            remasked_K=None if remasked_K is None else remasked_K.index_select(0, index),
-            reference_KL=None if reference_KL is None else reference_KL.index_select(0, index),
-        )
+        names = ("tokens_KL", "born_KL", "changes_KL", "remasked_K", "reference_KL")
+        return replace(self, memo=self.memo.take(index), **selected(self, names, index))
 
     def fork(self, k: int) -> DecodeState:
         """Return a state of K = k copies of this single branch, memo included."""

@@ -1,8 +1,11 @@
-"""Copy between host and device: to the device without waiting, back in one wait for all tensors."""
+"""Copy between host and device: to the device without waiting, back in one wait for all tensors.
+
+Also rows of several tensors at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, compress, islice
 from typing import Any
@@ -27,6 +30,13 @@ def constant(values: int | tuple[int, ...] | range, device: torch.device) -> Ten
     if isinstance(values, range):
         return torch.arange(values.start, values.stop, values.step, device=device)
     return to_device(values, device)
+
+
+def selected(owner: object, names: Iterable[str], index: Tensor) -> dict[str, Any]:
+    """Return the rows `index` (int64) of the tensors in these fields, without those that are
+    None."""
+    known = {name: getattr(owner, name) for name in names}
+    return {name: v.index_select(0, index) for name, v in known.items() if v is not None}
 
 
 def to_host(values: Sequence[Tensor]) -> list[list[Any]]:

@@ -79,16 +79,24 @@ class Ranked(Score):
         return read_logits(logits_KWV, self.precision, entropy, ids_KW)
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        return self._scores(logits_KWV)
+        return self.of_logits(logits_KWV)
 
     def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
         """Return the scores of given candidates `ids`."""
-        return self._scores(logits_KWV, ids_KW)
+        return self.of_logits(logits_KWV, ids_KW)
 
-    def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
-        candidates = self.read(logits_KWV, self.reads_entropy, ids_KW)
-        confidence_KW = self.rank(logits_KWV, candidates)
-        return Scores(candidates.ids_KW, candidates.probability_KW, confidence_KW)
+    def of_logits(
+        self, logits_KWV: Tensor, ids_KW: Tensor | None = None, entropy: bool = False
+    ) -> Scores:
+        """Return scores from one pass over the logits, with the entropies if `entropy`."""
+        found = self.read(logits_KWV, entropy or self.reads_entropy, ids_KW)
+        confidence_KW = self.rank(logits_KWV, found)
+        return Scores(
+            found.ids_KW,
+            found.probability_KW,
+            confidence_KW,
+            neg_entropy_KW=found.neg_entropy_KW,
+        )
 
 
 @register("score.confidence")
@@ -142,10 +150,6 @@ class NegEntropy(Ranked):
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         assert candidates.neg_entropy_KW is not None  # set, since `reads_entropy` is true
         return candidates.neg_entropy_KW
-
-    def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
-        scores = super()._scores(logits_KWV, ids_KW)
-        return replace(scores, neg_entropy_KW=scores.confidence_KW)
 
 
 @register("score.margin")

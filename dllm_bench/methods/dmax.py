@@ -11,14 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_bench.core.blocks import HELD, LEFT, Window
+from dllm_bench.core.blocks import HELD, Window
 from dllm_bench.core.contracts import HOLD, Round, Scores, Select
 from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, Condition
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.decoding.switches import with_added
 from dllm_bench.methods.common import count_in_block
-from dllm_bench.methods.revising import REVISES_BLOCK, Budgeted, Revision, committed_before
+from dllm_bench.methods.revising import (
+    REVISES_BLOCK,
+    Budgeted,
+    Revision,
+    committed_before,
+    hold,
+    overwriting,
+)
 from dllm_bench.registry import register
 
 FORWARDS = MemoKey[Tensor]("soft.forwards")  # (K, 2): open block, its forwards
@@ -83,8 +90,8 @@ class SoftRevision(Budgeted):
         if not self.released:
             masked_KW = (born_KW == MASKED) | (write_KW & (scores.ids_KW == state.special.mask))
             stays_K = stays_K | masked_KW.any(1)
-        state.memo[HOLD] = torch.where(stays_K, HELD, LEFT)
-        return Revision(torch.zeros_like(write_KW), write_KW, scores.ids_KW)
+        hold(stays_K, state, left_K=~stays_K)
+        return overwriting(write_KW, scores)
 
     def on_commit(self, round: Round) -> None:
         super().on_commit(round)

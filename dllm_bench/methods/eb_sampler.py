@@ -44,13 +44,7 @@ class WithEntropy(Score):
             )
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        candidates = self.inner.read(logits_KWV, entropy=True)
-        return Scores(
-            candidates.ids_KW,
-            candidates.probability_KW,
-            self.inner.rank(logits_KWV, candidates),
-            neg_entropy_KW=candidates.neg_entropy_KW,
-        )
+        return self.inner.of_logits(logits_KWV, entropy=True)
 
 
 LeftOut = Literal["largest", "last"]

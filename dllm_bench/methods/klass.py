@@ -27,7 +27,8 @@ from dllm_bench.registry import register
 EPS = 1e-12  # inside the logarithms (KLASS, released code)
 START = MemoKey[int]("kl_history.start")  # canvas position of the first remembered row
 BEFORE = MemoKey[Tensor]("kl_history.before")  # probabilities of the last forward, (K, R, V)
-HISTORY = MemoKey[Tensor]("kl_history.divergence")  # for the last H forwards, (K, R, H)
+HISTORY = MemoKey[Tensor]("kl_history.divergence")
+"""KL in nats from the previous forward, for the last H forwards, newest last, (K, R, H)."""
 
 
 @register("score.kl_history")
@@ -63,8 +64,7 @@ class KLHistory(Score):
         history_KRH = torch.cat([history_KRH[..., 1:], moved_KR[..., None]], -1)
         state.memo[START], state.memo[BEFORE] = window.start, now_KRV
         state.memo[HISTORY] = history_KRH
-        scores = self.inner(logits_KRV[:, : window.width], state, window)
-        return replace(scores, divergence_KWH=history_KRH[:, : window.width])
+        return self.inner(logits_KRV[:, : window.width], state, window)
 
 
 def recalled(
@@ -111,25 +111,16 @@ class Stable(Select):
         return COUNTS_STEPS | needs if self.warm_up else needs
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        ready_KW = window.eligible_KW & self._ready(scores)
-        if self.warm_up:
-            assert scores.divergence_KWH is not None  # by `needs`
-            step_K, _ = step_in_block(state, window)
-            ready_KW = ready_KW & (step_K >= scores.divergence_KWH.shape[2] - 1)[:, None]
-        return ready_KW if self.commits == "all" else self._first(ready_KW, scores, window)
-
-    def _ready(self, scores: Scores) -> Tensor:
-        """Return the positions that are probable and stable, including committed ones, (K, W)."""
-        assert scores.divergence_KWH is not None
+        moved_KWH = state.memo[HISTORY][:, : window.width]
         chance_KW = scores.probability_KW
         sure_KW = chance_KW > self.tau if self.strict else chance_KW >= self.tau
-        return sure_KW & (scores.divergence_KWH < self.eps).all(-1)
-
-    def _first(self, ready_KW: Tensor, scores: Scores, window: Window) -> Tensor:
-        """Return the most probable or the most stable ready position."""
-        assert scores.divergence_KWH is not None
-        stable_KW = -scores.divergence_KWH[..., -1]
-        order_KW = scores.probability_KW if self.commits == "most_probable" else stable_KW
+        ready_KW = window.eligible_KW & sure_KW & (moved_KWH < self.eps).all(-1)
+        if self.warm_up:
+            step_K, _ = step_in_block(state, window)
+            ready_KW = ready_KW & (step_K >= moved_KWH.shape[2] - 1)[:, None]
+        if self.commits == "all":
+            return ready_KW
+        order_KW = chance_KW if self.commits == "most_probable" else -moved_KWH[..., -1]
         return most_confident(
             replace(scores, confidence_KW=order_KW), replace(window, eligible_KW=ready_KW)
         )

@@ -13,7 +13,7 @@ from dllm_bench.core.declared import Amount, Count, Positive, Probability
 from dllm_bench.core.decoder import Conditions
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import COUNTS_STEPS, OF_LOGITS, count_in_block, most_confident
-from dllm_bench.methods.revising import Budgeted, Revision, hold_while, post_rounds, stay
+from dllm_bench.methods.revising import Budgeted, Revision, hold, overwriting, post_rounds
 from dllm_bench.registry import register
 
 
@@ -44,9 +44,8 @@ class RepeatPenalty(Score):
         return self.inner(logits_KWV.scatter_add(2, before_KW1, penalty_KW1), state, window)
 
 
-SHARE_BEGUN = MemoKey[Tensor](
-    "share.begun"
-)  # (K, 2): open block, its forwards that began with masks
+SHARE_BEGUN = MemoKey[Tensor]("share.begun")
+"""The open block, and its forwards that began with masks, (K, 2)."""
 
 
 @register("select.share")
@@ -98,9 +97,8 @@ class Edit(Budgeted):
     tau: Probability  # edits are made above it; 1: never, without extra forwards
     rounds: Count = 16  # forwards with edits over a block without masks
     ignores_last: bool = False  # whether one more forward is made, without edits
-    steps: Positive | None = (
-        None  # forwards after which a block is closed, even with masks; None: no limit
-    )
+    steps: Positive | None = None  # forwards after which a block is closed, even with masks; None:
+    # no limit
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         rounds_K, full_K = post_rounds(window, state), ~window.eligible_KW.any(1)
@@ -114,9 +112,9 @@ class Edit(Budgeted):
         if self.tau < 1 or self.steps is not None:  # otherwise there is nothing to edit
             moves_K = moves_K | ~full_K
         holds_K = moves_K & (rounds_K < self.rounds + self.ignores_last)
-        if self.steps is None:
-            hold_while(holds_K, state)
-        else:
+        left_K = None
+        if self.steps is not None:
             begun_K = count_in_block(BEGUN, ~full_K, window, state)
-            stay(holds_K, torch.where(full_K, ~holds_K, begun_K >= self.steps), state)
-        return Revision(torch.zeros_like(write_KW), write_KW, scores.ids_KW)
+            left_K = torch.where(full_K, ~holds_K, begun_K >= self.steps)
+        hold(holds_K, state, left_K)
+        return overwriting(write_KW, scores)

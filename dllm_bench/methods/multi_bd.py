@@ -19,7 +19,7 @@ from dllm_bench.core.declared import Count, Positive, Probability, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import Pipeline
-from dllm_bench.methods.revising import Budgeted, Revision, committed_before
+from dllm_bench.methods.revising import Budgeted, Revision, committed_before, overwriting
 from dllm_bench.registry import register
 
 FORWARDS = MemoKey[Tensor]("edit_blocks.forwards")  # of the block of each position, (K, L)
@@ -126,13 +126,12 @@ class EditBlocks(Budgeted):
         calm_KN = late_KN | (share_KN >= self.stable) | (tokens_KN == 0)
         held_KN = torch.where(calm_KN, HELD, LAST)
         state.memo[HOLD] = held_KN * (done_KN.long().cumprod(1) == 0)
-        return Revision(torch.zeros_like(write_KW), window.flat(write_KNP), scores.ids_KW)
+        return overwriting(window.flat(write_KNP), scores)
 
 
 def counted(key: MemoKey[Tensor], where_KW: Tensor, window: Window, state: DecodeState) -> Tensor:
     """How many forwards `where` (bool) was true for, this one included, of each position (K, W)."""
-    known_KL = state.memo.get(key)
-    count_KL = torch.zeros_like(state.tokens_KL) if known_KL is None else known_KL.clone()
-    count_KW = window.of(count_KL).add_(where_KW)
-    state.memo[key] = count_KL
+    known_KL = state.recall(key, torch.long)
+    count_KW = window.of(known_KL) + where_KW
+    state.memo[key] = window.put(known_KL, count_KW)
     return count_KW

@@ -13,9 +13,11 @@ from dllm_bench.core.declared import Count, Positive
 from dllm_bench.core.decoder import Condition, Conditions, Needs, needing
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Request
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import OF_LOGITS, Confidence, TopK
 from dllm_bench.registry import register
+
+GAP = MemoKey[Tensor]("answer_gap.gap")  # mean difference of the two largest logits, (K,)
 
 
 @register("score.answer_gap")
@@ -53,8 +55,8 @@ class AnswerGap(Score):
             read_KW = torch.ones_like(logits_KRV[..., 0], dtype=torch.bool)
         two_KR2 = logits_KRV.topk(2, dim=-1).values.float()
         gap_KR = (two_KR2[..., 0] - two_KR2[..., 1]) * read_KW
-        gap_K = gap_KR.sum(1) / read_KW.sum(1)
-        return replace(self.inner(logits_KWV, state, window), answer_gap_K=gap_K)
+        state.memo[GAP] = gap_KR.sum(1) / read_KW.sum(1)
+        return self.inner(logits_KWV, state, window)
 
 
 MIDDLE, END = 0.33, 0.67  # shares of the forwards at which `mid` and `late` begin (released code)
@@ -89,8 +91,7 @@ class EarlyExit(Select):
         return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        assert scores.answer_gap_K is not None  # by `needs`
-        clear_K = scores.answer_gap_K >= self._enough(window, state)
+        clear_K = state.memo[GAP] >= self._enough(window, state)
         where_KW = self.inner(scores, self._open(window, state), state)
         return where_KW | (clear_K[:, None] & window.eligible_KW)
 

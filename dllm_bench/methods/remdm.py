@@ -20,10 +20,9 @@ from dllm_bench.methods.revising import (
     Budgeted,
     ReadsStanding,
     Revision,
-    hold_while,
+    hold,
     largest,
     masking,
-    stay,
 )
 from dllm_bench.registry import register
 
@@ -57,19 +56,15 @@ class ReMDM(Budgeted):
         committed_KW = window.of(state.born_KL) >= 0
         remask_KW = largest(-confidence_KW, committed_KW, due_K * self.number)
         over_K = step_K + 1 >= 2 * steps
-        stay(~over_K, over_K, state)
+        hold(~over_K, state, left_K=over_K)
         return masking(remask_KW, scores)
 
     def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         """Return the probability with which each token of the window was committed, (K, W)."""
-        known_KL = state.memo.get(CONFIDENCE)
-        if known_KL is None:
-            known_KL = torch.zeros_like(state.tokens_KL, dtype=scores.probability_KW.dtype)
+        known_KL = state.recall(CONFIDENCE, scores.probability_KW.dtype)
         fresh_KW = window.of(state.born_KL) == state.forwards
         now_KW = torch.where(fresh_KW, scores.probability_KW, window.of(known_KL))
-        known_KL = known_KL.clone()
-        known_KL[:, window.start : window.stop] = now_KW
-        state.memo[CONFIDENCE] = known_KL
+        state.memo[CONFIDENCE] = window.put(known_KL, now_KW)
         return now_KW
 
 
@@ -101,6 +96,6 @@ class ReMDMLoop(ReadsStanding):
         fresh_KW = window.of(state.born_KL) == state.forwards
         committed_KW = self.revisable(window, state)
         least_KW = largest(-state.memo[STANDING], committed_KW, remasks_K * self.number)
-        hold_while(round_K + 1 < 2 * self.loops, state)
+        hold(round_K + 1 < 2 * self.loops, state)
         remask_KW = least_KW | (fresh_KW & remasks_K[:, None])
         return masking(remask_KW, scores)

@@ -24,7 +24,7 @@ from dllm_bench.methods.revising import (
     STANDING,
     Budgeted,
     Revision,
-    hold_while,
+    hold,
     largest,
     masking,
 )
@@ -53,5 +53,5 @@ class KeepBest(Budgeted):
         keep_K = (step_K + 1) * (masks_K // steps) + more_K
         committed_KW = window.of(state.born_KL) >= 0
         remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep_K)
-        hold_while(step_K + 1 < steps, state)
+        hold(step_K + 1 < steps, state)
         return masking(remask_KW, scores)

@@ -120,21 +120,22 @@ def masking(remask_KW: Tensor, scores: Scores) -> Revision:
     return Revision(remask_KW, torch.zeros_like(remask_KW), scores.ids_KW)
 
 
+def overwriting(write_KW: Tensor, scores: Scores) -> Revision:
+    """Return the revision that writes the candidates at these positions (bool, (K, W))."""
+    return Revision(torch.zeros_like(write_KW), write_KW, scores.ids_KW)
+
+
 def post_rounds(window: Window, state: DecodeState) -> Tensor:
     """Return the number of rounds of the open block that began without masks, including this one,
     (K,)."""
     return count_in_block(POST_ROUNDS, ~window.eligible_KW.any(1), window, state)
 
 
-def hold_while(flags_K: Tensor, state: DecodeState) -> None:
-    """Keep the open block open after this round in branches whose flag (bool) is true."""
-    state.memo[HOLD] = flags_K * HELD
-
-
-def stay(held_K: Tensor, left_K: Tensor, state: DecodeState) -> None:
-    """Keep the open block open, or close it, after this round in branches whose flag (bool) is
-    true."""
-    state.memo[HOLD] = torch.where(left_K, LEFT, held_K * HELD)
+def hold(held_K: Tensor, state: DecodeState, left_K: Tensor | None = None) -> None:
+    """Keep the open block open after this round, or close it with its masks, in branches whose flag
+    (bool) is true."""
+    hold_K = held_K * HELD
+    state.memo[HOLD] = hold_K if left_K is None else torch.where(left_K, LEFT, hold_K)
 
 
 def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tensor:

@@ -36,9 +36,7 @@ class AcceptedMean(Select):
     needs = COUNTS_STEPS | {ONE_BRANCH}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        accepted_KL = state.memo.get(ACCEPTED)
-        if accepted_KL is None:
-            accepted_KL = torch.zeros_like(state.tokens_KL, dtype=scores.probability_KW.dtype)
+        accepted_KL = state.recall(ACCEPTED, scores.probability_KW.dtype)
         seen_KX = accepted_KL[:, : window.stop]
         count_K = (seen_KX > 0).sum(1)
         mean_K = torch.where(count_K > 0, seen_KX.sum(1) / count_K.clamp(min=1), 1.0)
@@ -46,10 +44,8 @@ class AcceptedMean(Select):
         least_K = torch.full_like(count_K, self.number)
         few_K1 = where_KW.sum(1, keepdim=True) < self.number
         where_KW = torch.where(few_K1, most_confident(scores, window, least_K), where_KW)
-        accepted_KL = accepted_KL.clone()
-        accepted_KW = accepted_KL[:, window.start : window.stop]
-        accepted_KW.copy_(torch.where(where_KW, scores.probability_KW, accepted_KW))
-        state.memo[ACCEPTED] = accepted_KL
+        accepted_KW = torch.where(where_KW, scores.probability_KW, window.of(accepted_KL))
+        state.memo[ACCEPTED] = window.put(accepted_KL, accepted_KW)
         return where_KW
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
@@ -97,9 +93,8 @@ class ConfidenceDrop(Budgeted):
 
         It is 0 before the first forward, and -inf at rows that were not open then.
         """
-        now_KL = torch.full_like(state.tokens_KL, -torch.inf, dtype=scores.probability_KW.dtype)
-        last_KL = state.memo.get(LAST)
-        last_KL = torch.zeros_like(now_KL) if last_KL is None else last_KL
+        last_KL = state.recall(LAST, scores.probability_KW.dtype)
+        now_KL = torch.full_like(last_KL, -torch.inf)
         now_KL[:, window.start : window.stop] = scores.probability_KW
         state.memo[LAST] = now_KL
         return last_KL

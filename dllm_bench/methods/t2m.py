@@ -27,7 +27,7 @@ from dllm_bench.methods.revising import (
     ReadsStanding,
     Revision,
     committed_before,
-    hold_while,
+    hold,
     largest,
     masking,
     post_rounds,
@@ -64,7 +64,7 @@ class Remask(ReadsStanding):
             moves_K = moves_K | ~full_K
         if not self.edits_end:
             moves_K &= ~(state.tokens_KL[:, state.prompt_len :] == state.special.eos).any(1)
-        hold_while(moves_K & (rounds_K < self.rounds), state)
+        hold(moves_K & (rounds_K < self.rounds), state)
         return masking(remask_KW, scores)
 
     def revisable(self, window: Window, state: DecodeState) -> Tensor:
@@ -72,9 +72,7 @@ class Remask(ReadsStanding):
             return super().revisable(window, state)
         assert state.changes_KL is not None
         committed_KW = committed_before(window, state)
-        forgotten_KL = state.memo.get(FORGOTTEN)
-        if forgotten_KL is None:
-            forgotten_KL = torch.zeros_like(state.changes_KL)
+        forgotten_KL = state.recall(FORGOTTEN, state.changes_KL.dtype)
         counts_K1 = committed_KW.any(1, keepdim=True)
         state.memo[FORGOTTEN] = torch.where(counts_K1, forgotten_KL, state.changes_KL)
         counted_KL = state.changes_KL - state.memo[FORGOTTEN]
@@ -103,13 +101,10 @@ class Remask(ReadsStanding):
 
         As released, a block's first forward, which has nothing to judge, is not remembered (0).
         """
-        standing_KW, last_KL = state.memo[STANDING], state.memo.get(LAST)
-        if last_KL is None:
-            last_KL = torch.zeros_like(state.tokens_KL, dtype=standing_KW.dtype)
-        born_KW, now_KL = window.of(state.born_KL), last_KL.clone()
+        standing_KW = state.memo[STANDING]
+        last_KL = state.recall(LAST, standing_KW.dtype)
         judges_K1 = committed_before(window, state).any(1, keepdim=True)
-        fresh_KW = born_KW == state.forwards
-        now_KW = torch.where(fresh_KW, scores.probability_KW.to(now_KL.dtype), standing_KW)
-        now_KL[:, window.start : window.stop] = now_KW * judges_K1
-        state.memo[LAST] = now_KL
+        fresh_KW = window.of(state.born_KL) == state.forwards
+        now_KW = torch.where(fresh_KW, scores.probability_KW.to(last_KL.dtype), standing_KW)
+        state.memo[LAST] = window.put(last_KL, now_KW * judges_K1)
         return last_KL

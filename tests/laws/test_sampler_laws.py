@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.denoiser import ForwardPlan
@@ -33,10 +34,10 @@ from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
 from dllm_bench.methods.dream import Sampled
 from dllm_bench.methods.dus import Dilated, pattern
 from dllm_bench.methods.eb_sampler import EntropyBound, WithEntropy
-from dllm_bench.methods.klass import KLHistory, Stable
+from dllm_bench.methods.klass import HISTORY, KLHistory, Stable
 from dllm_bench.methods.local_leap import LocalLeap
 from dllm_bench.methods.pc_sampler import Calibrated, TokenCounts
-from dllm_bench.methods.prophet import AnswerGap, EarlyExit
+from dllm_bench.methods.prophet import GAP, AnswerGap, EarlyExit
 from dllm_bench.methods.slow_fast import SlowFast
 from tests.helpers import Watched, tiny_denoiser
 from tests.laws.test_select_laws import on_scores
@@ -49,15 +50,16 @@ NEVER, ALWAYS = -1.0, 1e9  # nats: no entropy is below the first, none above the
 
 @dataclass(frozen=True)
 class Watching(Score):
-    """The scores of `inner`, kept in `seen`."""
+    """The scores of `inner`, and its divergences in `seen`."""
 
     inner: Score
-    seen: list[Scores] = field(compare=False)
+    seen: list[Tensor] = field(compare=False)
     reads_rows = "fed"
 
     def __call__(self, logits_KRV, state, window) -> Scores:
-        self.seen.append(self.inner(logits_KRV, state, window))
-        return self.seen[-1]
+        scores = self.inner(logits_KRV, state, window)
+        self.seen.append(state.memo[HISTORY][:, : window.width])
+        return scores
 
 
 @pytest.fixture(scope="module", params=["llada", "dream"])
@@ -189,7 +191,7 @@ def test_everything_ready_waits_for_its_history(model, warm_up) -> None:
 def test_one_of_the_ready_positions() -> None:
     sure_W, masked_W = torch.tensor([0.5, 0.9, 0.8, 0.7]), torch.tensor([True, False, True, True])
     scores, window, state = on_scores(sure_W, masked_W, block=4)
-    scores = replace(scores, divergence_KWH=torch.tensor([[[0.1], [0.0], [0.2], [0.1]]]))
+    state.memo[HISTORY] = torch.tensor([[[0.1], [0.0], [0.2], [0.1]]])
     chosen = {
         commits: Stable(TopK(), 0.6, 0.3, commits=commits)(scores, window, state)[0].tolist()
         for commits in ("all", "most_probable", "most_stable")
@@ -201,7 +203,7 @@ def test_one_of_the_ready_positions() -> None:
 
 def test_divergences_are_those_of_the_whole_canvas(model) -> None:
     """Also of positions that were behind the window when they were scored."""
-    seen: list[Scores] = []
+    seen: list[Tensor] = []
     watching = replace(
         BY_8, forbid_mask=False, score=Watching(KLHistory(Confidence(), 2, "float64"), seen)
     )
@@ -214,7 +216,7 @@ def test_divergences_are_those_of_the_whole_canvas(model) -> None:
         if before is not None:
             start = 17 + 8 * (step // 8)
             expected = (now_KLV * (now_KLV / before).log()).sum(-1)[:, start : start + 8]
-            found = seen[step].divergence_KWH[..., -1]
+            found = seen[step][..., -1]
             torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-4)
         before = now_KLV
 
@@ -281,14 +283,14 @@ def test_the_gap_is_that_of_the_answer(model) -> None:
     eligible_KW = torch.arange(32) % torch.tensor([[2], [3]]) == 0
     two = logits_KWV.topk(2).values
     gap_KW = two[..., 0] - two[..., 1]
-    window = SimpleNamespace(eligible_KW=eligible_KW)
+    window, state = SimpleNamespace(eligible_KW=eligible_KW), SimpleNamespace(memo={})
     for answer, expected in (
         (None, [gap_KW[k][eligible_KW[k]].mean() for k in range(2)]),
         (4, gap_KW[:, 4:9].mean(1)),
         (30, gap_KW[:, 30:].mean(1)),
     ):
-        found_K = AnswerGap(answer=answer)(logits_KWV, None, window).answer_gap_K  # type: ignore[arg-type]
-        torch.testing.assert_close(found_K, torch.stack(list(expected)))
+        AnswerGap(answer=answer)(logits_KWV, state, window)  # type: ignore[arg-type]
+        torch.testing.assert_close(state.memo[GAP], torch.stack(list(expected)))
 
 
 def test_a_slow_phase_alone_is_a_threshold_of_two(model) -> None:

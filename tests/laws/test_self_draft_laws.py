@@ -30,6 +30,8 @@ from dllm_bench.methods.common import Blocks, Confidence, Eos, Margin, NegEntrop
 from dllm_bench.methods.dinfer import VicinityCache
 from dllm_bench.methods.fast_dllm import FirstOfBlock
 from dllm_bench.methods.freedave import DRAFT, SelfDraft
+from dllm_bench.methods.klass import HISTORY
+from dllm_bench.methods.prophet import GAP
 from dllm_bench.metrics.acceptance import rounds
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.paths import options
@@ -264,12 +266,11 @@ def test_selectors_choose_in_each_branch_by_its_scores(name: str) -> None:
         torch.randint(0, 80, (3, 8), generator=generator),
         *values[:2],
         neg_entropy_KW=-values[2],
-        answer_gap_K=values[3, :, 0],
-        divergence_KWH=values.permute(1, 2, 0),
     )
     tokens_KW = torch.where(masked_KW, SPECIAL.mask, scores.ids_KW)
     state = DecodeState(tokens_KW, torch.where(masked_KW, -1, 0).int(), 0, SPECIAL, forwards=1)
     state.reference_KL = torch.randint(0, 80, (3, 8), generator=generator)
+    state.memo[GAP], state.memo[HISTORY] = values[3, :, 0], values.permute(1, 2, 0)
     window = Window(0, 8, 8, 0, 8, 0, masked_KW)
     together = chosen(select, scores, window, state.take(torch.arange(3)))
     for k in map(torch.tensor, range(3)):
