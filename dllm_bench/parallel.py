@@ -121,19 +121,15 @@ class BranchWorkerGroup(WorkerGroup):
         self.traffic.committed[-1] += packed.nbytes
 
     def collect_winner(
-        self,
-        winner: Tensor,
-        branches: DecodeState,
-        own: DecodeState,
-        scores: tuple[Scores, ...],
-    ) -> tuple[DecodeState, tuple[Scores, ...]]:
+        self, winner: Tensor, branches: DecodeState, own: DecodeState, scores: Scores
+    ) -> tuple[DecodeState, Scores]:
         if self._branches == 1:
             return own, scores
         memo = own.memo.tensors()
         learned = {key: v for key, v in memo.items() if self._before.get(key) is not v}
-        each = {id(value): value for one in scores for value in one.tensors().values()}
+        each = {id(value): value for value in scores.tensors().values()}
         rows = iter(self._of_winner(winner, [*each.values(), *learned.values()]))
-        scores = tuple(one.map(lambda _: next(rows)) for one in scores)
+        scores = scores.map(lambda _: next(rows))
         state = branches.pick(winner)
         for key, row in zip(learned, rows, strict=True):
             state.memo[key] = row

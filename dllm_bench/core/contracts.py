@@ -211,9 +211,6 @@ class Scores:
     confidence_KW: Tensor  # higher is committed earlier: probability, margin, -entropy ...
     raw_KW: Tensor | None = None  # confidence without the evidence of earlier steps, if kept
     neg_entropy_KW: Tensor | None = None  # sum of p ln p in nats, if the score computes it
-    answer_gap_K: Tensor | None = None  # mean difference of the two largest logits in the answer
-    divergence_KWH: Tensor | None = None  # KL in nats from the previous forward, for the last H
-    # forwards, newest last, if the score computes it
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are present, by the name of their field."""
@@ -385,16 +382,12 @@ class WorkerGroup:
         kv.keep(plan, winner)
 
     def collect_winner(
-        self,
-        winner: Tensor,
-        branches: DecodeState,
-        own: DecodeState,
-        scores: tuple[Scores, ...],
-    ) -> tuple[DecodeState, tuple[Scores, ...]]:
+        self, winner: Tensor, branches: DecodeState, own: DecodeState, scores: Scores
+    ) -> tuple[DecodeState, Scores]:
         """Return state and scores of the winner; `own` are this worker's branches after scoring."""
         if branches.branches == 1:
             return own, scores
-        return own.pick(winner), tuple(one.pick(winner) for one in scores)
+        return own.pick(winner), scores.pick(winner)
 
 
 ONE_WORKER = WorkerGroup()

@@ -36,7 +36,7 @@ from dllm_bench.decoding.batching import (
     run_batched,
     run_forward,
 )
-from dllm_bench.decoding.clock import clock_of
+from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.numerics import read_logits
 from dllm_bench.registry import register
 
@@ -119,7 +119,7 @@ class _CanvasText:
         host_1L = torch.zeros(1, self.prompt + canvases * model.canvas_length, dtype=torch.long)
         host_1L[0, : self.prompt] = torch.tensor(request.prompt_ids)
         self.tokens_1L = to_device(host_1L, model.device)
-        self.kv, self.clock = model.new_cache(host_1L.shape[1]), clock_of(model.device)
+        self.kv, self.clock = model.new_cache(host_1L.shape[1]), Clock(model.device)
         self.numbers = torch.Generator(model.device).manual_seed(request.seed)
         self.ids: list[int] = []  # the most probable tokens of all canvases
         self.born: list[int] = []  # the forward that wrote each of them

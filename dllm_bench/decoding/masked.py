@@ -317,8 +317,9 @@ class MaskedDecoder(ComposedDecoder):
             winner = self.explore.pick(workers.gather(self._rate(round)))
             round.ask(WINNER, winner)
         workers.keep(round.kv, round.plan, winner)
-        own, scores = round.state, (round.scores,)
-        round.state, (round.scores,) = workers.collect_winner(winner, branches, own, scores)
+        round.state, round.scores = workers.collect_winner(
+            winner, branches, round.state, round.scores
+        )
         round.window = window.pick(winner) if several else round.window
 
     def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor | None:
@@ -394,7 +395,7 @@ class MaskedDecoder(ComposedDecoder):
         """
         revise, limit = self.revise, REVISING if self._revises else COMMITTING
         positions = max(round.state.length, round.state.wanted) - round.state.prompt_len
-        if len(log.forwards) <= limit * positions:
+        if len(log.rows) <= limit * positions:
             return
         reason = "the model predicts the mask token at all masks; set decoder.forbid_mask=true."
         if self._revises:
@@ -404,6 +405,5 @@ class MaskedDecoder(ComposedDecoder):
                 "decoder.forbid_mask=true."
             )
         raise DllmBenchError(
-            f"Request {round.request.id!r} is not finished after {len(log.forwards)} forwards: "
-            f"{reason}"
+            f"Request {round.request.id!r} is not finished after {len(log.rows)} forwards: {reason}"
         )

@@ -6,16 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import INSERTED, Round, Schedule
-from dllm_bench.core.denoiser import Execution, ForwardPlan, KVCache, RowWork
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, cut_reasons
 from dllm_bench.core.state import CUT, MASKED, DecodeState
-from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
+from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, Trace
 from dllm_bench.core.transfer import constant, to_device
 
 
@@ -119,80 +120,69 @@ class RoundLog:
     kv: KVCache
     verifies: bool  # whether branches are drafts
     renewal_rounds: int | None  # `RenewalRounds`
-    ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
-    forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
-    used: list[tuple[int, RowWork | None, Execution]] = field(default_factory=list)
-    """Positions that the cache kept after each forward, the work of layers that chose rows, and how
-    the forward ran."""
-    drafts: list[int] = field(default_factory=list)  # draft tokens that the forward verified
-    winners: list[int] = field(default_factory=list)
-    forced: list[int] = field(default_factory=list)
-    insertions: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Forward -> (canvas position, count) of what was inserted after it."""
-    canvas_lengths: list[int] = field(default_factory=list)  # new positions, of a canvas that grows
+    ticks: list[float] = field(default_factory=list)  # times of the copies to the host
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Fields of `Forward` of each forward, as far as they are known."""
+    kept: list[int] = field(default_factory=list)  # positions in the cache after each forward
+    winner: int = 0  # the branch that continued from the last round
+    masks: int = 0  # of the open blocks
+    canvas: int = 0  # new positions, of a canvas that grows
     open_end: int = 0  # canvas position at which the open blocks end
-
-    @property
-    def winner(self) -> int:
-        """The branch that continued from the last round."""
-        return self.winners[-1] if self.winners else 0
 
     def learn(self, round: Round, moves: bool) -> None:
         """Record what the last round left for this wait; `moves`: whether positions may move."""
-        host, length = round.host, round.state.length
-        if self.forwards:
-            self.winners += host.get(WINNER, [0])
-            self.forced += host.get(FORCED, [0])
+        host, prompt = round.host, round.state.prompt_len
+        if moves:
+            self.canvas = round.state.length - prompt
+        if not self.rows:
+            return
+        self.winner, forced = host.get(WINNER, [0])[0], host.get(FORCED, [0])[0]
+        # draft j is branch j - 1, the base the last one
+        accepted = (self.winner + 1) % (self.rows[-1]["proposed"] + 1)
+        self.rows[-1] |= {"winner": self.winner, "forced": forced, "accepted": accepted}
         at, count = host.get(INSERTED, (0, 0))
         if count:
-            self.insertions[len(self.forwards) - 1] = (at, count)
-        if moves:
-            self.canvas_lengths.append(length - round.state.prompt_len)
+            self.rows[-1]["inserted"] = (at - prompt, count)
 
     def tick(self, masks: int, open_end: int) -> None:
         """Take the time. Called right after a copy to the host, when the device has caught up."""
-        self.ticks.append((time.perf_counter(), masks))
-        self.open_end = open_end
+        self.ticks.append(time.perf_counter())
+        self.masks, self.open_end = masks, open_end
 
     def begin(self, plan: ForwardPlan, branches: DecodeState, copies: int) -> None:
         """Record a forward before it is made: its plan, branches, and positions it reads."""
-        cached = plan.cached(min(self.kv.length, branches.length))
-        self.forwards.append((plan.kind, branches.branches * copies, plan.fed, cached))
-        self.drafts.append(branches.branches - 1 if self.verifies else 0)
+        row = {
+            "kind": plan.kind,
+            "branches": branches.branches * copies,
+            "fed": plan.fed,
+            "cached": plan.cached(min(self.kv.length, branches.length)),
+            "masks": self.masks,
+            "proposed": branches.branches - 1 if self.verifies else 0,
+            "canvas": self.canvas,
+        }
+        self.rows.append(row)
 
     def end(self, plan: ForwardPlan, branches: DecodeState) -> None:
         """Record what the forward left in the cache, and the work of layers that chose rows."""
-        kept = plan.kept(min(self.kv.length, branches.length))
-        self.used.append((kept, self.kv.work, self.kv.execution))
+        self.kept.append(plan.kept(min(self.kv.length, branches.length)))
+        self.rows[-1] |= self.kv.execution._asdict()
+        if self.kv.work is not None:
+            self.rows[-1] |= self.kv.work._asdict()
 
     def trace(self, span: slice, revised: Sequence[tuple[Tensor, Tensor]]) -> Trace:
         """One row per forward; a round lasts from its copy to the host to the next one.
 
         revised: `Round.revised`, of a decoder that revises after every forward.
         """
-        rows = zip(
-            self.forwards, pairwise(self.ticks), self.winners, self.forced, self.drafts, strict=True
-        )
-        forwards = [
-            Forward(
-                *(*forward, 1000 * (after - before), winner, forced, masks),
-                proposed=drafts,
-                accepted=(winner + 1) % (drafts + 1),  # draft j is branch j - 1, the base the last
-            )
-            for forward, ((before, masks), (after, _)), winner, forced, drafts in rows
-        ]
         each = self.kv.bytes_per_position
-        for index, (kept, work, execution) in enumerate(self.used):
-            done = work or RowWork(None, each * forwards[index].cached)
-            facts = {**done._asdict(), **execution._asdict()}
-            forwards[index] = replace(forwards[index], **facts, kept_bytes=each * kept)
-        for index, changes in enumerate(changes_of(revised, span)):
-            forwards[index] = replace(forwards[index], changes=changes)
-        for index, canvas in enumerate(self.canvas_lengths[: len(forwards)]):
-            at, count = self.insertions.get(index, (0, 0))
-            inserted = (at - span.start, count) if count else ()
-            forwards[index] = replace(forwards[index], canvas=canvas, inserted=inserted)
-        return Trace(forwards)
+        for row, kept, (before, after) in zip(
+            self.rows, self.kept, pairwise(self.ticks), strict=True
+        ):
+            row["ms"], row["kept_bytes"] = 1000 * (after - before), each * kept
+            row.setdefault("read_bytes", each * row["cached"])
+        for row, changes in zip(self.rows, changes_of(revised, span), strict=False):
+            row["changes"] = changes
+        return Trace([Forward(**row) for row in self.rows])
 
     def generation(self, round: Round) -> Generation:
         """All tokens of opened blocks, those after the first end token included."""

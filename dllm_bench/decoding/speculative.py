@@ -45,7 +45,7 @@ from dllm_bench.core.speculative import (
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import constant, to_device, to_host
-from dllm_bench.decoding.clock import CudaClock, HostClock, clock_of
+from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
@@ -346,7 +346,7 @@ class _ActiveRequest:
     committed: int  # positions decided, the prompt included
     kv: KVCache  # the target's
     draft_kv: KVCache | None  # the drafter's
-    clock: HostClock | CudaClock
+    clock: Clock
     features_1FC: Tensor | None = None  # what the drafter reads next
     ahead_DV: Tensor | None = None  # the same: logits of the last forward after what was committed
     forwards: list[Forward] = field(default_factory=list)
@@ -365,7 +365,7 @@ class _ActiveRequest:
         host_1L[0, :prompt] = torch.tensor(request.prompt_ids)
         canvas_1L = to_device(host_1L, model.device)
         kv, draft_kv = model.new_cache(room), draft.new_cache(model, room)
-        clock = clock_of(model.device)
+        clock = Clock(model.device)
         return cls(model, request, sampler, canvas_1L, host_1L, prompt, kv, draft_kv, clock)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.decoding.clock import CudaClock
+from dllm_bench.decoding.clock import Clock
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.hardware import missing_device, wait_for
 
@@ -46,7 +46,7 @@ def test_the_second_device_is_the_one_that_is_looked_for(called: list[tuple[str,
 
 def test_the_second_device_is_waited_for_and_timed(called: list[tuple[str, Any]]) -> None:
     wait_for("cuda:1")
-    clock = CudaClock(torch.device("cuda", 1))
+    clock = Clock(torch.device("cuda", 1))
     clock.mark()
     assert clock.spans_ms() == [2.0]
     stream = ("record", "stream of cuda:1")
