@@ -146,8 +146,8 @@ def test_the_window_stays_at_an_end_token_unless_it_overruns(model: Any, overrun
 
 def test_a_temperature_changes_confidences_and_no_candidate() -> None:
     logits_KWV: Tensor = torch.randn(1, 6, VOCAB, generator=torch.Generator().manual_seed(1))
-    plain, cold = (Tempered(temperature=t)._scores(logits_KWV) for t in (1.0, 0.5))
-    assert torch.equal(plain.confidence_KW, Confidence()._scores(logits_KWV).confidence_KW)
+    plain, cold = (Tempered(temperature=t).of_logits(logits_KWV) for t in (1.0, 0.5))
+    assert torch.equal(plain.confidence_KW, Confidence().of_logits(logits_KWV).confidence_KW)
     wanted_KW = (2 * logits_KWV).softmax(-1).amax(-1)
     torch.testing.assert_close(cold.confidence_KW, wanted_KW)
     assert torch.equal(cold.ids_KW, plain.ids_KW)
