@@ -46,6 +46,7 @@ from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.transfer import selected
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layers import module_layers
@@ -96,10 +97,7 @@ class BranchWorkerGroup(WorkerGroup):
         index = (self.rank + self.size * turns) % self._branches
         own = branches.take(index)
         self._before = own.memo.tensors()
-        if plan.visible_K is not None:
-            plan = replace(plan, visible_K=plan.visible_K.index_select(0, index))
-        if plan.added_KFH is not None:
-            plan = replace(plan, added_KFH=plan.added_KFH.index_select(0, index))
+        plan = replace(plan, **selected(plan, ("visible_K", "added_KFH"), index))
         return own, window.take(index), plan
 
     def gather(self, rating_K: Tensor) -> Tensor:

@@ -320,13 +320,6 @@ class Round:
         """Return requested values of all canvas positions, on the host (L,)."""
         return torch.tensor(self.host[key])[: self.state.length]
 
-    def reuse_prefix(self, grid: int) -> None:
-        """Reuse K/V of the prompt's prefix from the previous request, in spans of `grid` positions.
-
-        To be called before the first forward; see `Denoiser.reuse_prefix`.
-        """
-        self.model.reuse_prefix(self.kv, self.request.prompt_ids, grid, by=self.decoder)
-
     def revise(
         self, remask_KW: Tensor, write_KW: Tensor, ids_KW: Tensor, show_KW: Tensor | None = None
     ) -> None:

@@ -7,7 +7,7 @@ hides how the model does that (shifted logits, attention masks, position ids).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -162,11 +162,6 @@ class ForwardPlan:
             return self.sets.feed_F.shape[0]
         added = 0 if self.added is None else self.added.tokens_E.shape[0]
         return self.feed[1] - self.feed[0] + added
-
-    def limited_to(self, end_K: Tensor) -> ForwardPlan:
-        """Return the plan limited so that branch k sees no fed position at or beyond `end_K[k]`."""
-        known_K = self.visible_K
-        return replace(self, visible_K=end_K if known_K is None else torch.minimum(known_K, end_K))
 
     @property
     def stores(self) -> bool:

@@ -88,7 +88,7 @@ def _answers(model: Denoiser, active: Sequence[_Active]) -> list[tuple[_Active, 
     forward."""
     copies = [(one, one.step) for one in active if isinstance(one.step, HostValues)]
     if copies:
-        values = on_host([step for _, step in copies])
+        values = to_host([step.values_X for _, step in copies])
         return [(one, answer) for (one, _), answer in zip(copies, values, strict=True)]
     forwards = [(one, one.step) for one in active if isinstance(one.step, RunForward)]
     logits = forward(model, [step for _, step in forwards])
@@ -101,8 +101,3 @@ def forward(model: Denoiser, steps: Sequence[RunForward]) -> list[Tensor]:
         return [model.forward(steps[0].tokens_KL, steps[0].plan, steps[0].kv)]
     tokens, plans, caches = zip(*((one.tokens_KL, one.plan, one.kv) for one in steps), strict=True)
     return model.forward_batch(tokens, plans, caches)
-
-
-def on_host(steps: Sequence[HostValues]) -> list[list[int]]:
-    """Return the values of each tensor, in one copy for all."""
-    return to_host([step.values_X for step in steps])

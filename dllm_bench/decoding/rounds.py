@@ -43,18 +43,11 @@ class WindowTracker:
         """Every branch at the beginning of a round; `masks`: `masks_per_block` of the last window,
         flattened; `ends`: where blocks end that a piece has ended in that round."""
         self.grid = replace(self.grid, length=length, ends=(*self.grid.ends, *ends))
-        blocks, held = len(masks) // len(closed), len(stays) // len(closed)
-        opened = self.opened[winner]
+        opened, branches = self.opened[winner], len(closed)
+        parts = zip(in_parts(masks, branches), closed, in_parts(stays, branches), strict=True)
         return [
-            BlockProgress(
-                self.grid,
-                self.first,
-                masks[k * blocks : (k + 1) * blocks],
-                opened,
-                bool(flag),
-                stays[k * held : (k + 1) * held],
-            )
-            for k, flag in enumerate(closed)
+            BlockProgress(self.grid, self.first, left, opened, bool(flag), held)
+            for left, flag, held in parts
         ]
 
     def move(
@@ -94,6 +87,12 @@ class WindowTracker:
         """Blocks of the window that must progress, (K, N); None: all."""
         rows = [[self.schedule.must_progress(branch, n) for n in blocks] for branch in branches]
         return None if all(map(all, rows)) else to_device(rows, device)
+
+
+def in_parts(values: Sequence[int], parts: int) -> list[Sequence[int]]:
+    """The values cut into parts of equal length."""
+    size = len(values) // parts
+    return [values[k * size : (k + 1) * size] for k in range(parts)]
 
 
 def masks_per_block(masked_KL: Tensor, window: Window) -> Tensor:

@@ -7,7 +7,7 @@ same forward also commits positions before that end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -16,24 +16,19 @@ from dllm_bench.core.contracts import Round
 from dllm_bench.core.declared import Positive, PositiveProportion, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, needing
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.methods.common import Blocks
+from dllm_bench.methods.common import InTurn
 from dllm_bench.registry import register
 
 
 @register("schedule.adablock")
 @dataclass(frozen=True)
-class AdaBlock(Blocks):
+class AdaBlock(InTurn):
     """One open block at a time, whose length follows from its first scores."""
 
     block: Positive  # block length without a delimiter
     delimiters: tuple[int, ...] = (198,)  # token ids; 198 is the line feed of LLaDA and Dream
     tau: Probability = 0.3  # minimum probability for a delimiter to end a block
     share: PositiveProportion = 0.25  # part of the generation that is searched
-    sees_future: bool = field(default=True, init=False)
-    absolute: bool = field(default=False, init=False)
-    whole: bool = field(default=False, init=False)
-    short: bool = field(default=True, init=False)
-    sees_rest: bool = field(default=True, init=False)
     gives = frozenset({Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.FIXED_CANVAS})
     needs = needing(ONE_BRANCH, score=Condition.RAW_CONFIDENCE, cache=Condition.FULL_ATTENTION)
 

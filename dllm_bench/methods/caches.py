@@ -89,7 +89,8 @@ that request's prompt in view."""
 def reuse_prefix(reuse: Reuse, round: Round) -> None:
     """Take them before the first forward; for exact reuse, only whole blocks."""
     if reuse != "none" and not round.begun:
-        round.reuse_prefix(round.window.block if reuse == "exact" else 1)
+        grid = round.window.block if reuse == "exact" else 1
+        round.model.reuse_prefix(round.kv, round.request.prompt_ids, grid, by=round.decoder)
 
 
 @register("cache.none")

@@ -452,9 +452,23 @@ class Union(Select):
 LONGEST = 4096  # longest accepted block; a larger number is a mistake
 
 
+class InTurn(Schedule):
+    """One open block at a time: a block is decoded until it has no masks, then the next one."""
+
+    def opened(self, branch: BlockProgress) -> int:
+        """Return the number of open blocks. A closed branch finishes a block that it has begun and
+        opens no other.
+
+        A block that was masked again stays open.
+        """
+        n = branch.finished
+        opens = n < branch.grid.blocks and (branch.begun(n) or not branch.closed)
+        return max(n + opens, branch.opened)
+
+
 @register("schedule.blocks")
 @dataclass(frozen=True)
-class Blocks(Schedule):
+class Blocks(InTurn):
     """One open block at a time.
 
     Semi-autoregressive blocks: a block is decoded until it has no masks, then the next one opens.
@@ -507,16 +521,6 @@ class Blocks(Schedule):
     def on_plan(self, round: Round) -> None:
         if not self.sees_rest:
             round.plan = replace(round.plan, alone=round.state.wanted)
-
-    def opened(self, branch: BlockProgress) -> int:
-        """Return the number of open blocks. A closed branch finishes a block that it has begun and
-        opens no other.
-
-        A block that was masked again stays open.
-        """
-        n = branch.finished
-        opens = n < branch.grid.blocks and (branch.begun(n) or not branch.closed)
-        return max(n + opens, branch.opened)
 
 
 def check_divides(block: int, new: int, other: str) -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import HOLD, Round, Score, Scores
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, needing
+from dllm_bench.core.decoder import ONE_BRANCH, BlockLength, Condition, Conditions, needing
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import forbid
-from dllm_bench.methods.common import Blocks, Confidence
+from dllm_bench.methods.common import Confidence, InTurn
 from dllm_bench.registry import register
 
 
@@ -55,7 +55,7 @@ SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas len
 
 @register("schedule.daedal")
 @dataclass(frozen=True)
-class Daedal(Blocks):
+class Daedal(InTurn):
     """One open block at a time, on a canvas that grows.
 
     DAEDAL (arXiv 2508.00819): a canvas that begins short and grows where the model needs more
@@ -79,11 +79,6 @@ class Daedal(Blocks):
     eos_expand: float = 0.9  # confidence in the end below which a mask may be replaced
     low: float = 0.1  # probability below which a candidate may be replaced
     eos_window: Positive = 32  # candidates that the confidence in the end counts
-    sees_future: bool = field(default=True, init=False)
-    absolute: bool = field(default=False, init=False)
-    whole: bool = field(default=False, init=False)
-    short: bool = field(default=True, init=False)
-    sees_rest: bool = field(default=True, init=False)
     reads_rows = "window"
     needs = needing(
         ONE_BRANCH,
@@ -97,12 +92,12 @@ class Daedal(Blocks):
 
         Scores of all rows are needed to find the end of the text.
         """
+        blocks = frozenset({Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER})
         spans = {Condition.FROM_FIRST_BLOCK, Condition.TO_LAST_BLOCK}
-        lost = {Condition.HELD_BLOCKS, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
-        return super().gives - lost | spans
+        return blocks | spans | {BlockLength(self.block)}
 
     def grid(self, prompt_len: int, new: int) -> BlockGrid:
-        return super().grid(prompt_len, min(self.initial, new))
+        return BlockGrid(prompt_len, self.block, prompt_len, prompt_len + min(self.initial, new))
 
     def opened(self, branch: BlockProgress) -> int:
         """None while the length is sought."""

@@ -15,7 +15,7 @@ each option has its own masks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb, sqrt
 from statistics import fmean, stdev
@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dllm_bench.core.declared import CheckedFields, Positive
 from dllm_bench.core.decoder import MASK_TOKEN, DecoderSummary, abilities, needing, require
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
@@ -44,16 +45,16 @@ class MaskSet(NamedTuple):
 
 @register("decoder.likelihood")
 @dataclass(frozen=True)
-class LikelihoodDecoder:
+class LikelihoodDecoder(CheckedFields):
     """Scores the options of a request; it generates nothing."""
 
-    draws: int = 128
+    draws: Positive = 128
     """Number of masks drawn for an option, or for each of its blocks (`mc_num`)."""
-    together: int = 32
+    together: Positive = 32
     """Group size of draws with evenly spaced numbers of masks; divides `draws`."""
     guidance: float = 0.0
     """Scale of classifier-free guidance (`cfg`) against a masked prompt; 0 for none."""
-    block: int | None = None
+    block: Positive | None = None
     """Block length, for block-causal attention; None: full attention, and the option is one
     block."""
     absolute: bool = True
@@ -65,13 +66,12 @@ class LikelihoodDecoder:
     (LAMBADA)."""
 
     def __post_init__(self) -> None:
-        if self.draws < 1 or self.together < 1 or self.draws % min(self.draws, self.together):
+        super().__post_init__()
+        if self.draws % min(self.draws, self.together):
             raise DllmBenchError(
                 f"A likelihood of {self.draws} draws, {self.together} together, is no whole number "
                 "of batches; make decoder.draws a multiple of decoder.together."
             )
-        if self.block is not None and self.block < 1:
-            raise DllmBenchError(f"Blocks of {self.block} positions do not exist; use 1 or more.")
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         """Return the request; DllmBenchError if it has no options or the model has no masks."""
@@ -222,13 +222,11 @@ class _Scorer:
 
     def logits(self, canvases: Sequence[Tensor], rows: tuple[int, int]) -> list[Tensor]:
         """Return logits (T, V) of rows [first, stop) of each canvas, in one forward."""
-        length, block = len(canvases[0]), self.decoder.block
-        kind = ForwardKind.DENOISE
+        kind, length, count = ForwardKind.DENOISE, len(canvases[0]), len(canvases)
         plan = ForwardPlan(kind, (0, length), rows, (0, 0))
-        if block is not None:
+        if block := self.decoder.block:
             origin = 0 if self.decoder.absolute else self.prompt
-            plan = ForwardPlan(kind, (0, length), rows, (0, 0), "block_causal", block, origin)
-        count = len(canvases)
+            plan = replace(plan, attention="block_causal", block=block, origin=origin)
         caches = [self.model.new_cache(length) for _ in canvases]
         tokens = [tokens_L[None] for tokens_L in canvases]
         found = self.model.forward_batch(tokens, [plan] * count, caches)

@@ -75,21 +75,20 @@ class SlowFast(Select):
         """Hide the positions after the cycle."""
         visible_K = round.state.memo.get(VISIBLE)
         if visible_K is not None:
-            round.plan = round.plan.limited_to(visible_K)
+            known_K = round.plan.visible_K
+            limit_K = visible_K if known_K is None else torch.minimum(known_K, visible_K)
+            round.plan = replace(round.plan, visible_K=limit_K)
 
     def _enter_block(self, block_K: Tensor, state: DecodeState) -> None:
         """Begin the first cycle of a block that was not open before."""
-        memo, known_K = state.memo, state.memo.get(BLOCK)
-        fresh_K = (
-            torch.ones_like(block_K, dtype=torch.bool) if known_K is None else (known_K != block_K)
-        )
-        if known_K is None:
-            zeros_K = torch.zeros_like(block_K)
-            memo[STEP], memo[SETTLED] = zeros_K, fresh_K
+        memo, zeros_K = state.memo, torch.zeros_like(block_K)
+        if BLOCK not in memo:
+            memo[BLOCK], memo[STEP], memo[SETTLED] = zeros_K - 1, zeros_K, zeros_K > 0
             memo[SPAN] = zeros_K[:, None].expand(-1, 2)
             memo[GUESSES] = zeros_K[:, None].expand(-1, self.estimates)
+        fresh_K = memo[BLOCK] != block_K
         memo[BLOCK] = block_K
-        self._begin_cycle(fresh_K, torch.zeros_like(block_K), state)
+        self._begin_cycle(fresh_K, zeros_K, state)
 
     def _begin_cycle(self, fresh_K: Tensor, start_K: Tensor, state: DecodeState) -> None:
         """Begin a cycle at `start` where `fresh` is true."""
