@@ -38,10 +38,7 @@ from dllm_bench.registry import register
 @register("explore.greedy")
 @dataclass(frozen=True)
 class Greedy(Explore):
-    """One branch, K = 1.
-
-    No exploration: one branch, one forward, its own scores (every decoder but LoPA).
-    """
+    """One branch, one forward, its own scores: no exploration."""
 
     gives = frozenset({Condition.ONE_BRANCH})
 
@@ -55,10 +52,7 @@ class Greedy(Explore):
 @register("revise.none")
 @dataclass(frozen=True)
 class NoRevision(Revise):
-    """Changes nothing and reads nothing.
-
-    No revision: what is committed stays (every decoder but those that edit or re-mask).
-    """
+    """Changes nothing and reads nothing: what is committed stays."""
 
     gives = frozenset({Condition.NO_CHANGES})
 
@@ -66,10 +60,7 @@ class NoRevision(Revise):
 @register("stop.filled")
 @dataclass(frozen=True)
 class Filled(Stop):
-    """Never closes a branch, never finishes early.
-
-    Decode until nothing is masked (LLaDA and Dream samplers; every generation has full length).
-    """
+    """Decodes until nothing is masked: every generation has full length (LLaDA, Dream)."""
 
 
 @dataclass(frozen=True)

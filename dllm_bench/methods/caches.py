@@ -96,10 +96,7 @@ def reuse_prefix(reuse: Reuse, round: Round) -> None:
 @register("cache.none")
 @dataclass(frozen=True)
 class NoCache(Cache):
-    """Caches nothing.
-
-    No cache: every forward feeds all positions that the schedule lets the model see.
-    """
+    """Caches nothing: every forward feeds all positions that the schedule lets the model see."""
 
     attention: Attention = "full"  # bidirectional; or "block_causal" over the schedule's blocks
 
@@ -117,9 +114,9 @@ class NoCache(Cache):
 @register("cache.causal")
 @dataclass(frozen=True)
 class CausalCache(Cache):
-    """Causal attention. Any reuse is exact: a token's K/V never depend on later tokens.
+    """Caches every token once, under causal attention: autoregressive decoding.
 
-    Autoregressive decoding: every position sees those before it, and each token is fed once.
+    Any reuse is exact, because a token's K/V never depend on later tokens.
 
     A position is predicted by the one before it, so a forward feeds the tokens that are not cached
     yet (first the prompt, then the last token) and no mask. It serves models with shifted logits
@@ -151,9 +148,7 @@ Clock = Literal["block", "request"]
 @register("cache.prefix")
 @dataclass(frozen=True)
 class PrefixCache(Cache):
-    """Caches everything before the open block.
-
-    Approximate prefix cache (Fast-dLLM §3.1): keep the K/V of all positions before the open block.
+    """Caches everything before the open block: Fast-dLLM's approximate prefix cache (§3.1).
 
     The first forward of every block feeds the whole canvas, which renews these K/V and also
     decodes. The following forwards feed the open block and everything after it. `every` renews more
@@ -217,9 +212,7 @@ class PrefixCache(Cache):
 @register("cache.dual")
 @dataclass(frozen=True)
 class DualCache(PrefixCache):
-    """Caches prefix and suffix; see `PrefixCache` for `every` and `clock`.
-
-    Approximate dual cache (Fast-dLLM §3.1): keep the K/V of everything around the open block.
+    """Caches everything around the open block: Fast-dLLM's approximate dual cache (§3.1).
 
     It works like the prefix cache, but the masks after the block are cached as well, so a forward
     between renewals feeds only the open block.
@@ -240,10 +233,7 @@ class DualCache(PrefixCache):
 @register("cache.block")
 @dataclass(frozen=True)
 class BlockCache(Cache):
-    """Caches finished blocks.
-
-    Keep the K/V of finished blocks; feed finished blocks that are not cached yet, and the open
-    blocks.
+    """Caches finished blocks; feeds those that are not cached yet, and the open blocks.
 
     It is exact under block-causal attention (D2F): a finished block never sees later blocks, so its
     K/V are final once it is fed again with its final tokens, in the same forward as the next

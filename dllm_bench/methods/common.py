@@ -55,8 +55,6 @@ give them."""
 class Ranked(Score):
     """A score of the logits alone: candidate, its probability, and a value to rank by.
 
-    The common base of scores that read only the logits.
-
     Thresholds compare the probability of the candidate; ranking compares the values of `rank`.
     Everything is computed in `precision` (float32); published samplers use the dtype of the logits
     (Dream, LoPA: `model`) or float64 (Fast-dLLM for LLaDA). Sampling pieces choose the candidates
@@ -102,9 +100,7 @@ class Ranked(Score):
 @register("score.confidence")
 @dataclass(frozen=True)
 class Confidence(Ranked):
-    """Ranks by max_v p_v at every window position.
-
-    Confidence = probability of the candidate (LLaDA low-confidence remasking, Fast-dLLM).
+    """Ranks by the probability of the candidate (LLaDA low-confidence remasking, Fast-dLLM).
 
     Threshold and ranking use the same value. `last` names end tokens that remain candidates but are
     committed last: probabilities come from a distribution without these tokens, in which an end
@@ -132,9 +128,7 @@ class Confidence(Ranked):
 @register("score.neg_entropy")
 @dataclass(frozen=True)
 class NegEntropy(Ranked):
-    """Ranks by -H(p) at every window position, in nats.
-
-    Negative entropy as confidence: sum_v p_v ln p_v (Dream's `entropy`, LoPA's Dream scripts).
+    """Ranks by the negative entropy sum_v p_v ln p_v, in nats (Dream's `entropy`, LoPA's scripts).
 
     Only the ranking changes; thresholds still compare the probability of the candidate, as in the
     released D2F and LoPA code.
@@ -155,9 +149,7 @@ class NegEntropy(Ranked):
 @register("score.margin")
 @dataclass(frozen=True)
 class Margin(Ranked):
-    """Ranks by p_1 - p_2 at every window position.
-
-    Margin as confidence: p_1 - p_2 of the two most probable tokens (Dream's `topk_margin`).
+    """Ranks by p_1 - p_2 of the two most probable tokens (Dream's `topk_margin`).
 
     Only the ranking changes; thresholds still compare the probability of the candidate.
     """
@@ -283,10 +275,7 @@ def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
 @register("select.threshold")
 @dataclass(frozen=True)
 class Threshold(Select):
-    """Commits positions by the probability of their candidate.
-
-    Commit every position whose candidate reaches a probability threshold (Fast-dLLM §3; D2F with
-    `strict`).
+    """Commits all candidates that reach a probability (Fast-dLLM §3; D2F with `strict`).
 
     It commits {p >= tau}, or {p > tau} if strict. If a block must progress but no position passes,
     its most confident position is committed (the inherited stall rule). This equals Fast-dLLM's
@@ -322,9 +311,7 @@ BEYOND = MemoKey[Tensor]("topk.beyond")  # positions after the open block, bool 
 @register("select.topk")
 @dataclass(frozen=True)
 class TopK(Select):
-    """Commits an equal number of positions in each step.
-
-    Commit the most confident positions in a fixed number of steps per block (LLaDA Algorithm 5).
+    """Commits the most confident positions, in a fixed number of steps per block (LLaDA Alg. 5).
 
     A block with m masks at entry and S steps commits floor(m / S) positions per step, and one more
     in each of the first m mod S steps. Without `steps`, S is the block length: one token per
@@ -397,10 +384,7 @@ class TopK(Select):
 @register("select.best")
 @dataclass(frozen=True)
 class Best(Select):
-    """Commits the `number` most confident positions; all if fewer are masked.
-
-    Commit a fixed number of positions in every forward, the most confident ones.
-    """
+    """Commits the `number` most confident positions in every forward; all if fewer are masked."""
 
     number: Positive
     refills: bool = False  # as many as the last revision masked again, if any (ReMDM)
@@ -426,9 +410,7 @@ class Best(Select):
 @register("select.union")
 @dataclass(frozen=True)
 class Union(Select):
-    """Commits what `first` or `second` chooses.
-
-    Combine two selectors: a position that either chooses is committed (Learn2PD: filter or top-k).
+    """Commits what `first` or `second` chooses (Learn2PD: filter or top-k).
 
     The stall rule is that of the first one.
     """
@@ -469,9 +451,7 @@ class InTurn(Schedule):
 @register("schedule.blocks")
 @dataclass(frozen=True)
 class Blocks(InTurn):
-    """One open block at a time.
-
-    Semi-autoregressive blocks: a block is decoded until it has no masks, then the next one opens.
+    """Semi-autoregressive blocks: the next one opens when the open one has no masks.
 
     (LLaDA §2.4, Fast-dLLM.) With `block: null` the whole generation is one block (Dream's full
     schedule). The model sees the masks of future blocks unless `sees_future` is off, as for models
@@ -540,9 +520,9 @@ def check_divides(block: int, new: int, other: str) -> None:
 @register("schedule.pipeline")
 @dataclass(frozen=True)
 class Pipeline(Schedule):
-    """Several open blocks; its thresholds are shares of a block's positions.
+    """Pipelined blocks (D2F, arXiv 2508.09192, §4.3): several blocks are open at once.
 
-    Pipelined blocks (D2F, arXiv 2508.09192, §4.3): several blocks are open at once.
+    Its thresholds are shares of a block's positions.
 
     In each round a branch opens one more block if a share `tau_add` of the last open block is
     committed. A block must progress ("fully activated") once a share `tau_act` of the previous
@@ -596,8 +576,6 @@ Scope = Literal["block", "token", "write"]
 @dataclass(frozen=True)
 class Eos(Stop):
     """Closes or finishes a branch that has committed an end token.
-
-    Stop at a committed end token.
 
     Scope "block": once an end token is committed, no further block opens; open blocks are decoded
     to their end (D2F, LoPA). Scope "token": in addition, finish as soon as an end token and
@@ -665,9 +643,7 @@ class Eos(Stop):
 @register("stop.budget")
 @dataclass(frozen=True)
 class Budget(Stop):
-    """Finishes a request after a number of forwards.
-
-    Stop after a number of forwards, even if positions are still masked (quality at a fixed cost).
+    """Finishes a request after a number of forwards, even with masks (quality at a fixed cost).
 
     Remaining positions stay masked and are not emitted.
     """
@@ -683,10 +659,7 @@ class Budget(Stop):
 @register("stop.any_of")
 @dataclass(frozen=True)
 class AnyOf(Stop):
-    """Closes, finishes or cuts if any of `rules` does; of several lengths the shortest is used.
-
-    Combine several stop rules: a branch is closed or finished as soon as one rule says so.
-    """
+    """Closes, finishes or cuts if any of `rules` does; of several lengths the shortest is used."""
 
     rules: tuple[Stop, ...]
 

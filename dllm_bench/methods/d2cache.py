@@ -25,9 +25,7 @@ from dllm_bench.registry import register
 @register("score.density")
 @dataclass(frozen=True)
 class Density(Score):
-    """Scores of `inner`, weighted by the density of decoded positions.
-
-    d2Cache's certainty prior (arXiv 2509.23094): confidence times the share of decoded neighbours.
+    """d2Cache's certainty prior (arXiv 2509.23094): scores times the density of decoded neighbours.
 
     The density of position j is the mean of "is decoded" over its neighbours, weighted by a
     Gaussian of their distance. The neighbourhood extends by the generation length to both sides.
@@ -107,10 +105,7 @@ class MeanAttention:
 @register("cache.d2")
 @dataclass(frozen=True)
 class D2Cache(Cache):
-    """Feeds the most promising masks, the tokens just committed, and the positions the fed rows
-    attend to.
-
-    d2Cache (arXiv 2509.23094): each forward feeds the rows selected by the results of the last one.
+    """d2Cache (arXiv 2509.23094): feeds the rows that the results of the last forward select.
 
     A forward feeds a set of rows, overwrites their cached K/V and reads all others; the first
     forward feeds everything. The next forward feeds: (1) The `current` best masks, ranked by

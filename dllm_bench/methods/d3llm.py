@@ -23,9 +23,7 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 @register("select.entropy")
 @dataclass(frozen=True)
 class EntropyThreshold(Select):
-    """Commits positions by the entropy of their distribution.
-
-    Commit every position whose distribution has low entropy (dParallel, arXiv 2509.26488; d3LLM).
+    """Commits positions of low entropy (dParallel, arXiv 2509.26488; d3LLM).
 
     It commits {H <= tau}, in nats. If a block must progress but no position passes, its most
     confident position is committed (the inherited stall rule); with an entropy score that is the
@@ -46,9 +44,7 @@ class EntropyThreshold(Select):
 @register("schedule.multi_block")
 @dataclass(frozen=True)
 class MultiBlock(Pipeline):
-    """Several open blocks, of which the first unfinished one must progress.
-
-    d3LLM's multi-block decoding (arXiv 2601.07568): several open blocks, the whole canvas in view.
+    """d3LLM's multi-block decoding (arXiv 2601.07568): several open blocks, the whole canvas seen.
 
     As in the pipeline of D2F, one block per round opens once a share `tau_add` of the last open
     block is committed. Only the first unfinished block must progress. The released
@@ -71,9 +67,7 @@ class MultiBlock(Pipeline):
 @register("cache.delayed")
 @dataclass(frozen=True)
 class DelayedCache(Cache):
-    """Caches finished blocks after a delay.
-
-    d3LLM's approximate cache (arXiv 2601.07568): finished blocks are kept after a delay.
+    """d3LLM's approximate cache (arXiv 2601.07568): finished blocks are kept after a delay.
 
     A block's K/V are stored `delay` rounds after the first forward that found it finished; those of
     the prompt in round `delay`. Other forwards feed everything that is not stored. While a finished
@@ -123,9 +117,7 @@ class DelayedCache(Cache):
 @register("revise.end_fill")
 @dataclass(frozen=True)
 class EndFill(Revise):
-    """Writes end tokens at all positions after the first end token.
-
-    d3LLM's early stop (arXiv 2601.07568, hao-ai-lab/d3LLM): fill up with end tokens.
+    """d3LLM's early stop (arXiv 2601.07568, hao-ai-lab/d3LLM): fills up with end tokens.
 
     After a forward, all positions after the first end token become end tokens, even committed ones,
     unless nothing is masked any more. As in the released code, positions that were masked until

@@ -21,9 +21,7 @@ from dllm_bench.registry import register
 @register("score.mask_last")
 @dataclass(frozen=True)
 class MaskLast(Score):
-    """Replaces the mask token as a candidate in the scores of `inner`.
-
-    Decode a position whose candidate is the mask token last (DAEDAL, released fill rule).
+    """Decodes positions whose candidate is the mask token last (DAEDAL, released fill rule).
 
     For decoders that leave the mask token in the distribution. If it is the candidate, the second
     most probable token replaces it. That token gets probability 0, so that no threshold commits it;
@@ -56,10 +54,7 @@ SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas len
 @register("schedule.daedal")
 @dataclass(frozen=True)
 class Daedal(InTurn):
-    """One open block at a time, on a canvas that grows.
-
-    DAEDAL (arXiv 2508.00819): a canvas that begins short and grows where the model needs more
-    positions.
+    """One open block at a time, on a canvas that begins short and grows where the model needs it.
 
     First, forwards over prompt and masks find the length: `factor` masks at a time are appended
     until the model is confident enough (`eos_enough`) that the text ends within the canvas; then

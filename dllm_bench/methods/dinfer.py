@@ -20,9 +20,7 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 @register("select.hierarchy")
 @dataclass(frozen=True)
 class Hierarchy(Select):
-    """Commits positions above `tau`, and above `low` the most probable position of each run.
-
-    Divide and conquer over runs of adjacent masks (dInfer's hierarchical decoding).
+    """Divides and conquers runs of adjacent masks (dInfer's hierarchical decoding).
 
     In every run of adjacent masks of a block, the most probable position is committed if its
     probability is above `low`, so that each forward splits the runs. Every position above `tau` is
@@ -50,9 +48,7 @@ class Hierarchy(Select):
 @register("cache.vicinity")
 @dataclass(frozen=True)
 class VicinityCache(DualCache):
-    """Caches positions that are not near the open block; see `PrefixCache` for `every` and `clock`.
-
-    Vicinity cache (dInfer): like the dual cache, but positions near the open block are fed too.
+    """Dual cache that also feeds positions near the open block (dInfer's vicinity cache).
 
     A forward between renewals feeds the block, `before` positions before it and `after` positions
     after it, so that the K/V of these are computed with the block's newest tokens; these K/V are

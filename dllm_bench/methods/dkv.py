@@ -32,9 +32,7 @@ ORDER = MemoKey[Tensor]("drawn.order")  # window positions, int64 (1, X), on the
 @register("select.drawn")
 @dataclass(frozen=True)
 class Drawn(Select):
-    """Commits an equal number of positions in each step, in random order.
-
-    Commit in an order drawn before a block's first forward (LLaDA's `random` remasking).
+    """Commits in an order drawn before a block's first forward (LLaDA's `random` remasking).
 
     A block with m masks at entry and S steps commits floor(m / S) positions per step, and one more
     in each of the first m mod S steps, as `TopK` does. The next positions are known before a
@@ -83,9 +81,9 @@ BORN = "dkv.born"  # host: the forward that committed each position
 @register("cache.dkv")
 @dataclass(frozen=True)
 class DKVCache(Cache):
-    """Caches decoded tokens; the positions to feed are computed on the host.
+    """dKV-Cache (arXiv 2505.15781): keeps a decoded token's K/V, one forward after it was decoded.
 
-    dKV-Cache (arXiv 2505.15781): a decoded token's K/V are kept, one forward after it was decoded.
+    The positions to feed are computed on the host.
 
     A forward feeds the rows that predict masks and the tokens committed by the previous forward, so
     that each token is fed once as itself; all other K/V are read from the cache. The block's first
@@ -155,9 +153,9 @@ Array = np.ndarray[Any, Any]
 @register("cache.dkv_greedy")
 @dataclass(frozen=True)
 class DKVGreedyCache(Cache):
-    """Feeds the next positions and their neighbours; computed on the host.
+    """dKV-Cache "greedy" (arXiv 2505.15781): feeds only tokens just decoded and the next positions.
 
-    dKV-Cache "greedy" (arXiv 2505.15781): feed only the tokens just decoded and the next positions.
+    The positions to feed are computed on the host.
 
     It needs a selector whose order is known beforehand. A forward feeds the tokens committed by the
     previous forward, the positions that it commits itself, and the `window` masks nearest to each

@@ -44,9 +44,9 @@ def drawn(inner: Score, temperature: float) -> Conditions:
 @register("score.sampled")
 @dataclass(frozen=True)
 class Sampled(Score):
-    """Candidates drawn from tempered and cut logits, ranked by `inner`.
+    """Candidates drawn at a temperature and cut by top-p and top-k, as Dream publishes them.
 
-    Temperature, top-p and top-k as Dream publishes them (D2F, LoPA and DiffuCoder alike).
+    `inner` ranks them. D2F, LoPA and DiffuCoder draw alike.
 
     Logits are divided by T and cut to the smallest set of tokens whose probabilities sum to more
     than `top_p`, and to the `top_k` largest (ties at this cut are kept). Of equal tokens at the
@@ -96,9 +96,7 @@ Noise = Literal["float32", "float64"]
 @register("score.gumbel")
 @dataclass(frozen=True)
 class Gumbel(Score):
-    """Candidates drawn at a temperature, ranked by `inner`.
-
-    Temperature as LLaDA publishes it: the token is argmax_v exp(l_v) / (-ln U_v)^T.
+    """Candidates argmax_v exp(l_v) / (-ln U_v)^T, LLaDA's temperature, ranked by `inner`.
 
     It is computed in logarithms, l + T * Gumbel noise, which cannot overflow. The token is a draw
     from softmax(l / T); its probability and confidence refer to the distribution without
@@ -129,9 +127,7 @@ class Gumbel(Score):
 @register("select.epsilon")
 @dataclass(frozen=True)
 class Epsilon(Select):
-    """Commits the share of the masks that Dream's time schedule assigns to a step.
-
-    Dream's time schedule: t runs evenly from 1 to eps in S steps (`diffusion_generate`).
+    """Commits shares of the masks: Dream's time t runs evenly from 1 to eps in S steps.
 
     Step i commits the n = int(m (1 - t[i+1] / t[i])) most confident of the m remaining masks; the
     last step commits all of them. m counts the open block, which for Dream is the whole generation
@@ -220,10 +216,9 @@ USED = MemoKey[Tensor]("origin.used")  # number of used ones, (K,)
 @register("select.origin")
 @dataclass(frozen=True)
 class Origin(Epsilon):
-    """Commits masks at random; steps, eps and idle as in `Epsilon`.
+    """Commits every mask with the same probability, whatever its confidence (Dream's `origin`).
 
-    Dream's `origin`: every mask is committed with the same probability, regardless of its
-    confidence.
+    Steps, eps and idle are as in `Epsilon`.
 
     The probability is the share in Dream's time schedule, 1 - t[i+1] / t[i], and 1 in the last
     step; committed tokens are the candidates. Each mask gets one uniform number per step, in the

@@ -20,9 +20,7 @@ from dllm_bench.registry import register
 @register("score.with_entropy")
 @dataclass(frozen=True)
 class WithEntropy(Score):
-    """The scores of `inner`, with the entropy of every position.
-
-    Another score together with the entropy, both from one pass over the logits.
+    """The scores of `inner` with the entropy of every position, from one pass over the logits.
 
     For selectors that rank by one value and bound another, as d2Cache's form of the EB-Sampler
     does: rank by confidence, bound the entropy.
@@ -53,9 +51,7 @@ LeftOut = Literal["largest", "last"]
 @register("select.entropy_bound")
 @dataclass(frozen=True)
 class EntropyBound(Select):
-    """Commits the most confident positions, as many as the bound on their entropies allows.
-
-    EB-Sampler (arXiv 2505.24857): the longest prefix of positions whose joint error is bounded.
+    """EB-Sampler (arXiv 2505.24857): the longest prefix of positions whose joint error is bounded.
 
     Positions are ordered by confidence. The first n are committed, for the largest n with H(1) +
     ... + H(n) - max(H(1) ... H(n)) <= gamma, in nats: a bound on the difference between their joint

@@ -46,9 +46,7 @@ class MostProbable(Select):
 @register("select.factor")
 @dataclass(frozen=True)
 class Factor(MostProbable):
-    """Commits the most probable positions of each block, as many as `factor` allows.
-
-    Commit as many positions as their joint confidence allows (Fast-dLLM §3.2, factor decoding).
+    """Commits as many positions as their joint confidence allows (Fast-dLLM §3.2, factor decoding).
 
     In each block, with confidences sorted c(1) >= c(2) >= ..., the first n positions are committed,
     for the largest n with (n + 1) (1 - c(n)) < f. So f acts like a threshold that rises with the
@@ -75,9 +73,7 @@ class Factor(MostProbable):
 @register("select.ration")
 @dataclass(frozen=True)
 class Ration(Select):
-    """Limits `inner` to the most confident positions, as many as the budget allows.
-
-    Another selector within a budget: S steps per block share its masks evenly.
+    """Limits `inner` to a budget of the most confident: S steps per block share its masks evenly.
 
     After step i at most (i + 1) / S of the block's initial masks are committed. The unused budget
     of a step is carried over; after S steps only the inner selector limits. With a threshold inside
@@ -102,8 +98,6 @@ class Ration(Select):
 @dataclass(frozen=True)
 class FirstOfBlock(Select):
     """Commits the first mask of a block in its first forward; `inner` decides everything else.
-
-    Another selector, but the first forward of a block commits the block's first mask only.
 
     Fast-dLLM's caches for Dream do this: the hidden state that predicts a block's first position is
     before the block, so only the forward over the whole canvas can decode this position, and it
@@ -148,9 +142,7 @@ class SubBlockGrid(BlockGrid):
 @register("schedule.sub_blocks")
 @dataclass(frozen=True)
 class SubBlocks(Schedule):
-    """One part of one block is open at a time.
-
-    Sub-blocks (Fast-dLLM v2, arXiv 2509.26328): a block is decoded in parts, one after the other.
+    """Sub-blocks (Fast-dLLM v2, arXiv 2509.26328): a block is decoded part by part.
 
     Blocks lie at multiples of `block`. The first position of a block is a part of its own, which
     any forward fills, because a model with shifted logits predicts it from the previous, finished
@@ -191,9 +183,7 @@ BORN = "hierarchical.born"  # host: the forward that committed each position
 @register("cache.hierarchical")
 @dataclass(frozen=True)
 class HierarchicalCache(Cache):
-    """Caches finished blocks and, with `inside`, the open block's other sub-blocks.
-
-    Hierarchical cache of Fast-dLLM v2 (arXiv 2509.26328): finished blocks, and the open one.
+    """Hierarchical cache of Fast-dLLM v2 (arXiv 2509.26328): finished blocks, and the open one.
 
     A finished block is fed once more; under block-causal attention its K/V are then final, and its
     last row predicts the first token of the next block. While a block is decoded, forwards feed all

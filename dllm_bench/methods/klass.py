@@ -34,9 +34,7 @@ HISTORY = MemoKey[Tensor]("kl_history.divergence")
 @register("score.kl_history")
 @dataclass(frozen=True)
 class KLHistory(Score):
-    """Adds the last divergences of every position to the scores of `inner`.
-
-    Another score, and the change of each distribution over the last forwards (KLASS, 2511.05664).
+    """Scores by `inner`, and remembers how each distribution changed over the last forwards.
 
     KL(p, q) = sum p (ln(p + eps) - ln(q + eps)), where q is the distribution of the previous
     forward, or 0 if there was none, which makes the first divergence large. Positions after the
@@ -86,9 +84,7 @@ Commits = Literal["all", "most_probable", "most_stable"]
 @register("select.stable")
 @dataclass(frozen=True)
 class Stable(Select):
-    """Commits positions that are probable and stable.
-
-    KLASS (arXiv 2511.05664): commit what is sure and has stopped moving.
+    """KLASS (arXiv 2511.05664): commits what is probable and has stopped moving.
 
     A position is ready if its candidate reaches `tau` and its distribution moved by less than `eps`
     in each of the remembered forwards. If a block must progress but has no ready position,

@@ -37,9 +37,7 @@ StallOrder = Literal["filter", "confidence"]
 @register("select.filter")
 @dataclass(frozen=True)
 class Filter(Select):
-    """Commits the masked positions that the head accepts with a probability above `tau`.
-
-    Learn2PD's learned filter (arXiv 2509.25188, §3.2, Algorithm 2): a small network decides.
+    """Learn2PD's learned filter (arXiv 2509.25188, §3.2, Algorithm 2): a small network decides.
 
     It reads the confidences of a whole block, including committed positions, and predicts for every
     position the probability that its candidate is final; masked positions above `tau` are

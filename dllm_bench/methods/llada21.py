@@ -20,9 +20,7 @@ from dllm_bench.registry import register
 @register("score.repeat_penalty")
 @dataclass(frozen=True)
 class RepeatPenalty(Score):
-    """Scores the logits after the penalty.
-
-    A penalty for repeating the token to the left (SGLang's JointThreshold, `penalty_lambda`).
+    """Penalises repeating the token to the left (SGLang's JointThreshold, `penalty_lambda`).
 
     In every row of a block except the first, `penalty` is subtracted from the logit of the token at
     the previous position, including prompt tokens and the mask token. The first row has no penalty,
@@ -51,9 +49,7 @@ SHARE_BEGUN = MemoKey[Tensor]("share.begun")
 @register("select.share")
 @dataclass(frozen=True)
 class Share(Select):
-    """Commits block length / steps positions in each step.
-
-    Commit an even share of the block in every forward (diffusers' BlockRefinementScheduler).
+    """Commits an even share of the block in every forward (diffusers' BlockRefinementScheduler).
 
     The n-th forward that begins with masks commits the P // S most confident positions of a block
     of P positions, and one more if n is among the first P mod S, regardless of how many the block
@@ -80,9 +76,7 @@ BEGUN = MemoKey[Tensor]("edit.begun")  # (K, 2): open block, its forwards that b
 @register("revise.edit")
 @dataclass(frozen=True, kw_only=True)
 class Edit(Budgeted):
-    """Overwrites tokens with more probable ones.
-
-    Token-to-token editing (LLaDA2.1, arXiv 2602.08676): overwrite tokens the model now rejects.
+    """Token-to-token editing (LLaDA2.1, arXiv 2602.08676): overwrites tokens the model now rejects.
 
     In every forward, an earlier committed position of the open block gets the candidate of its own
     row if that is another token with a probability above `tau`. A block without masks stays open

@@ -23,9 +23,7 @@ GAP = MemoKey[Tensor]("answer_gap.gap")  # mean difference of the two largest lo
 @register("score.answer_gap")
 @dataclass(frozen=True)
 class AnswerGap(Score):
-    """Adds the gap of the answer's logits to the scores of `inner`.
-
-    Another score, and the lead of the answer's best logits (Prophet, arXiv 2508.19982).
+    """Scores by `inner`, and remembers the lead of the answer's best logits.
 
     The gap is the difference of the two largest logits, averaged over the answer's positions,
     masked or not. The released code reads five positions from the start of the answer, which it
@@ -65,9 +63,7 @@ MIDDLE, END = 0.33, 0.67  # shares of the forwards at which `mid` and `late` beg
 @register("select.early_exit")
 @dataclass(frozen=True)
 class EarlyExit(Select):
-    """Commits by `inner`, or everything once the answer is clear.
-
-    Prophet (arXiv 2508.19982): commit everything as soon as the answer is clear.
+    """Prophet (arXiv 2508.19982): commits by `inner`, or everything once the answer is clear.
 
     It takes LLaDA's steps, block by block. In the g-th of all S forwards, all remaining masks are
     committed if the answer's gap has reached a threshold that falls with g / S: `early` below 0.33,

@@ -32,9 +32,7 @@ CONFIDENCE = MemoKey[Tensor]("remdm.confidence")  # (K, L) probability at commit
 @register("revise.remdm")
 @dataclass(frozen=True, kw_only=True)
 class ReMDM(Budgeted):
-    """Masks the tokens with the smallest recorded confidence again, during a phase of forwards.
-
-    ReMDM on LLaDA (arXiv 2503.00307, guanghanwang/ReMDM-LLaDA): re-mask the least confident tokens.
+    """ReMDM on LLaDA (arXiv 2503.00307, guanghanwang/ReMDM-LLaDA): re-masks the least confident.
 
     A block takes 2 S forwards. The phase begins when 7/8 of the block are committed, at one token
     per forward, and lasts S forwards. Before each of them, the `number` positions of the block with
@@ -71,9 +69,7 @@ class ReMDM(Budgeted):
 @register("revise.remdm_loop")
 @dataclass(frozen=True, kw_only=True)
 class ReMDMLoop(ReadsStanding):
-    """Masks the currently least probable tokens again, in every second forward of a phase.
-
-    ReMDM's loop (arXiv 2503.00307, as in NEUIR/PC-Sampler): decode, re-mask and refill, decode.
+    """ReMDM's loop (arXiv 2503.00307, as in NEUIR/PC-Sampler): decode, re-mask and refill, decode.
 
     First, a share `start` of the block is decoded by the selector. Then, `loops` times, one forward
     masks the `number` positions with the currently least probable tokens again and commits nothing;

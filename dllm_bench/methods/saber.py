@@ -22,9 +22,7 @@ ACCEPTED = MemoKey[Tensor]("accepted_mean.probability")  # (K, L) at the last co
 @register("select.accepted_mean")
 @dataclass(frozen=True)
 class AcceptedMean(Select):
-    """Commits positions that are more probable than the average committed token was.
-
-    Saber's threshold (arXiv 2510.18165): above the mean confidence of what was committed so far.
+    """Saber's threshold (arXiv 2510.18165): the mean confidence of what was committed so far.
 
     A position is committed if its candidate is more probable than the mean commit probability of
     all positions, up to the open block's end, that were ever committed (1 before the first commit).
@@ -61,9 +59,7 @@ EIGHTH = 8  # one position is masked again for every 8 that are committed
 @register("revise.drop")
 @dataclass(frozen=True, kw_only=True)
 class ConfidenceDrop(Budgeted):
-    """Masks the positions whose confidence fell most again.
-
-    Saber's backtracking (arXiv 2510.18165, zhaoyMa/Saber): re-mask where confidence fell most.
+    """Saber's backtracking (arXiv 2510.18165, zhaoyMa/Saber): re-masks where confidence fell most.
 
     Let a be the number of positions that a forward committed, m = max(a, n) and r = min(max(n // 2,
     ceil(m / 8)), m - 1). Among the committed positions up to the open block's end, including those

@@ -31,9 +31,7 @@ from dllm_bench.registry import register
 @register("select.capped")
 @dataclass(frozen=True)
 class Capped(Select):
-    """Limits the choice of `inner` to the most confident positions.
-
-    Another selector, but at most a share of the masks in one forward (WINO, arXiv 2507.18578).
+    """Limits `inner` to a share of the masks, the most confident ones (WINO, arXiv 2507.18578).
 
     Among the positions that `inner` chooses, the max(min(int(share m), most), least) most confident
     ones are committed, where m is the number of masks in the open block.
@@ -67,9 +65,7 @@ ACCEPTED = MemoKey[Tensor]("wino.accepted")  # (K, 2): open block, commits of it
 @register("revise.wino")
 @dataclass(frozen=True, kw_only=True)
 class Wino(ReadsStanding):
-    """Masks tokens again that are improbable given the rest of the canvas.
-
-    WINO (arXiv 2507.18578, Feng-Hong/WINO-DLLM): verify committed tokens with leave-one-out rows.
+    """WINO (arXiv 2507.18578, Feng-Hong/WINO-DLLM): verifies tokens with leave-one-out rows.
 
     Every forward also feeds the open block a second time, as masks. The second row of a position
     sees the whole canvas except this position, so it predicts the position from all other tokens.
