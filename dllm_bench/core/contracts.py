@@ -18,13 +18,13 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import islice
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.decoder import Condition, Needs, Piece
+from dllm_bench.core.decoder import Condition, Conditions, Needs, Piece
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import CUT, DecodeState, MemoKey
@@ -46,7 +46,10 @@ class MaskedPiece(Piece):
     nothing.
     """
 
-    reads_rows: ClassVar[Reads] = "masked"  # see `Reads`; in any moment
+    @property
+    def reads_rows(self) -> Reads:
+        """The rows whose logits it reads, in any moment; see `Reads`."""
+        return "masked"
 
     def on_start(self, round: Round) -> None:
         """Before the wait, K branches: ask for values that the host needs (`Round.ask`)."""
@@ -81,9 +84,15 @@ class FilterHead(Protocol):
 class Score(MaskedPiece, ABC):
     """Turns logits into candidate tokens and confidences."""
 
-    gives = frozenset({Condition.RAW_CONFIDENCE})
-    reads_rows: ClassVar[Reads] = "window"  # "masked": scores of a row depend on its own logits and
-    # position only; "fed": it also receives the rows of what was fed after the window
+    @property
+    def gives(self) -> Conditions:
+        return frozenset({Condition.RAW_CONFIDENCE})
+
+    @property
+    def reads_rows(self) -> Reads:
+        """Return "masked" if the scores of a row depend on its own logits and position only, "fed"
+        to receive the rows of what was fed after the window, too."""
+        return "window"
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:

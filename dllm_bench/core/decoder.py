@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.errors import DllmBenchError
@@ -172,10 +172,18 @@ MASK_TOKEN = Need("model", Condition.MASK_TOKEN)
 
 
 class Piece(CheckedFields):
-    """Base of all pieces. The class variables may be properties of the instance."""
+    """Base of all pieces. Where `needs` and `gives` are the same for all pieces of a class, it
+    declares them as class variables."""
 
-    needs: ClassVar[Needs] = frozenset()  # conditions that others must give
-    gives: ClassVar[Conditions] = frozenset()  # what this piece gives
+    @property
+    def needs(self) -> Needs:
+        """Conditions that others must give."""
+        return frozenset()
+
+    @property
+    def gives(self) -> Conditions:
+        """Conditions that this piece gives."""
+        return frozenset()
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -223,7 +231,10 @@ class BatchedDecoder(Decoder, Protocol):
 class ComposedDecoder(CheckedFields, ABC):
     """Base of the decoders of all loops: slots with pieces, checked when the decoder is made."""
 
-    needs: ClassVar[Needs] = frozenset()  # needs of all pieces from a model
+    @property
+    def needs(self) -> Needs:
+        """Needs of all pieces from a model."""
+        return frozenset()
 
     def __post_init__(self) -> None:
         super().__post_init__()

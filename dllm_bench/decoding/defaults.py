@@ -73,17 +73,17 @@ class Guidance(MaskedPiece):
         return str(self.scale)
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """The whole canvas in every forward."""
         return needing(cache=Condition.WHOLE_CANVAS if self.scale else ())
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """A single prompt, if there is no guidance."""
         return holding({Condition.UNGUIDED: not self.scale})
 
     @property
-    def reads_rows(self) -> Reads:  # type: ignore[override]
+    def reads_rows(self) -> Reads:
         """All rows of the window, if there is guidance."""
         return "window" if self.scale else "masked"
 

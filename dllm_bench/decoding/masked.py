@@ -106,7 +106,7 @@ class MaskedDecoder(ComposedDecoder):
         return {"guidance": Guidance(self.guidance), **smoothing}
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """A mask token, and attention to it, unless every decoded position is the last one that its
         forward sees."""
         single = {BlockLength(1), Condition.ABSOLUTE_BLOCKS} <= self.schedule.gives

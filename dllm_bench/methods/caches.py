@@ -101,7 +101,7 @@ class NoCache(Cache):
     attention: Attention = "full"  # bidirectional; or "block_causal" over the schedule's blocks
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """What other pieces can rely on."""
         always = {Condition.WHOLE_CANVAS, Condition.NO_CACHE, Condition.FINAL_KV}
         return spans_given(self.attention) | always
@@ -164,7 +164,7 @@ class PrefixCache(Cache):
     needs = needing(schedule=Condition.BLOCKS_IN_ORDER)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions by its form of attention; `every`, if it counts rounds of the request."""
         every = self.every if self.clock == "request" else None
         return spans_given(self.attention) | ({RenewalRounds(every)} if every else set())
@@ -219,7 +219,7 @@ class DualCache(PrefixCache):
     """
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """As for the prefix cache, but K/V of masks are not final."""
         return super().gives - {Condition.FINAL_KV}
 
@@ -260,13 +260,13 @@ class BlockCache(Cache):
             )
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions by its form of attention; with reuse, K/V may come from another request."""
         given = spans_given(self.attention, self.renews)
         return given if self.reuse == "none" else given - {Condition.OWN_SPANS}
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """Exact reuse must end with a whole block of both prompts. With approximate reuse, a text
         depends on the previous request.
         """

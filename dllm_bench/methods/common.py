@@ -63,7 +63,7 @@ class Ranked(Score):
 
     precision: Precision = "float32"
     reads_entropy: ClassVar[bool] = False  # whether `rank` reads `Candidates.neg_entropy_KW`
-    gives = Score.gives | OF_LOGITS
+    gives = OF_LOGITS | {Condition.RAW_CONFIDENCE}
     reads_rows = "masked"
 
     @abstractmethod
@@ -338,12 +338,12 @@ class TopK(Select):
         return self.released and self.steps is not None
 
     @property
-    def reads_rows(self) -> Reads:  # type: ignore[override]
+    def reads_rows(self) -> Reads:
         """The whole window, if it commits candidates after the open block."""
         return "window" if self._reaches_beyond else "masked"
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """Step counts, and rows of the whole canvas if it commits beyond the block."""
         needs = COUNTS_STEPS | ties_needs(self.ties)
         if not self._reaches_beyond:
@@ -352,7 +352,7 @@ class TopK(Select):
         return needs | needing(ONE_BRANCH, cache=Condition.WHOLE_CANVAS, select=beyond)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """One token per forward, if there are as many steps as positions; and whether it commits
         beyond the block."""
         return holding(
@@ -390,7 +390,7 @@ class Best(Select):
     refills: bool = False  # as many as the last revision masked again, if any (ReMDM)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """One token per forward, if the number is 1."""
         return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: self._single})
 
@@ -419,7 +419,7 @@ class Union(Select):
     second: Select
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions that either of the two gives."""
         either = self.first.gives | self.second.gives
         return either & {Condition.TO_LAST_BLOCK, Condition.NEVER_STALLS}
@@ -483,7 +483,7 @@ class Blocks(InTurn):
             )
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """What other pieces can rely on."""
         length = BlockLength(self.block) if self.block else Condition.WHOLE_GENERATION
         always = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.HELD_BLOCKS}
@@ -541,7 +541,7 @@ class Pipeline(Schedule):
     sees_future: ClassVar[bool] = False
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """One open block at a time, if a block opens only when the last one is finished."""
         always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
         single = holding({Condition.ONE_OPEN_BLOCK: self.tau_add == 1})
@@ -601,7 +601,7 @@ class Eos(Stop):
             )
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Whether decoding ends at an end token, and whether only at the end of text."""
         at_token = self.scope == "token" and not self.turn_end
         return holding({Condition.STOPS_ON_END: True, Condition.END_OF_TEXT: at_token})

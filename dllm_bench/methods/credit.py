@@ -56,7 +56,7 @@ class Credit(Score):
             )
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions of the inner score; the confidence before fusion only if it is kept."""
         raw, given = {Condition.RAW_CONFIDENCE}, self.inner.gives - OF_LOGITS
         return given | raw if self.keep_raw else given - raw

@@ -38,12 +38,12 @@ class Density(Score):
     needs = needing(inner=Condition.PROBABILITIES)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Row-wise conditions of the inner score; `Scores.raw_KW` is without density."""
         return self.inner.gives - {Condition.LOGITS_ALONE, Condition.PROBABILITIES}
 
     @property
-    def reads_rows(self) -> Reads:  # type: ignore[override]
+    def reads_rows(self) -> Reads:
         """As for the inner score, because density is a property of the row's own position."""
         return self.inner.reads_rows
 

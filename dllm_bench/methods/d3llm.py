@@ -82,7 +82,7 @@ class DelayedCache(Cache):
     needs = needing(schedule=(Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS))
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions by its form of attention."""
         return spans_given(self.attention)
 

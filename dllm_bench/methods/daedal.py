@@ -30,7 +30,7 @@ class MaskLast(Score):
     """
 
     inner: Confidence = field(default_factory=Confidence)
-    gives = Score.gives | {Condition.ROW_BY_ROW}
+    gives = frozenset({Condition.RAW_CONFIDENCE, Condition.ROW_BY_ROW})
     reads_rows = "masked"
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -82,7 +82,7 @@ class Daedal(InTurn):
     )
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions for other pieces; steps cannot be counted in a block whose length changes.
 
         Scores of all rows are needed to find the end of the text.

@@ -45,7 +45,7 @@ class Drawn(Select):
     needs = COUNTS_STEPS | {ONE_BRANCH}
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """One token per forward, if there are as many steps as positions."""
         one = holding({Condition.ONE_PER_FORWARD: self.steps is None})
         return one | {Condition.KNOWN_ORDER, Condition.DRAWS}

@@ -48,7 +48,7 @@ class DPadCache(Cache):
     )
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions of the inner cache that concern the window."""
         passed = {Condition.FED_WINDOW, Condition.FULL_ATTENTION, Condition.NO_CACHE}
         return self.inner.gives & passed | {Condition.DRAWS}

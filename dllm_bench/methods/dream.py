@@ -67,7 +67,7 @@ class Sampled(Score):
     needs = needing(inner=Condition.LOGITS_ALONE)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions of the inner score, and costly rows: sorting and noise cost more than
         gathering rows."""
         costly = self.temperature > 0 or self.top_p < 1
@@ -112,7 +112,7 @@ class Gumbel(Score):
     needs = needing(inner=Condition.LOGITS_ALONE)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions of the inner score, and random draws above temperature 0."""
         return drawn(self.inner, self.temperature)
 
@@ -155,12 +155,12 @@ class Epsilon(Select):
             )
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """Step counts, and the needs of `ties`."""
         return COUNTS_STEPS | ties_needs(self.ties)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Published steps for sampled tokens, since Dream evaluates its sampler above temperature
         0."""
         return holding(

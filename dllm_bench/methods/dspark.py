@@ -60,7 +60,7 @@ class DSpark(DFlash):
             )
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         return frozenset({Condition.SURVIVAL_ESTIMATES} if self.drafter.has_confidence_head else ())
 
     def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:

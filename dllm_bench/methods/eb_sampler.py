@@ -27,10 +27,7 @@ class WithEntropy(Score):
     """
 
     inner: Ranked = field(default_factory=Confidence)
-    gives = Score.gives | {
-        Condition.ENTROPY,
-        Condition.ROW_BY_ROW,
-    }
+    gives = frozenset({Condition.RAW_CONFIDENCE, Condition.ENTROPY, Condition.ROW_BY_ROW})
     reads_rows = "masked"
 
     def __post_init__(self) -> None:

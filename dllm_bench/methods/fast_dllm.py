@@ -199,7 +199,7 @@ class HierarchicalCache(Cache):
     needs = needing(schedule=Condition.SUB_BLOCKS, model=Condition.SHIFTED)
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> frozenset[Condition | BlockLength]:
         """Final K/V, unless those of the open block are kept too."""
         return frozenset(() if self.inside else {Condition.FINAL_KV})
 

@@ -42,7 +42,7 @@ class SelfDraft(Explore):
     draft_steps: Positive  # branches of a forward, including the base; 1: no drafts
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """The base and its drafts."""
         return frozenset({Condition.DRAFTS, MostBranches(self.draft_steps)})
 

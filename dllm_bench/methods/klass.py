@@ -49,7 +49,7 @@ class KLHistory(Score):
     needs = needing(FIXED_CANVAS)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions of the inner score, and the divergences."""
         return self.inner.gives - OF_LOGITS | {Condition.DIVERGENCES}
 
@@ -101,7 +101,7 @@ class Stable(Select):
     warm_up: bool = False  # whether `fallback` decides a block's first H - 1 forwards
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """Divergences and, for the warm-up, a count of the block's forwards."""
         needs = needing(score=Condition.DIVERGENCES)
         return COUNTS_STEPS | needs if self.warm_up else needs

@@ -53,13 +53,13 @@ class Filter(Select):
     stall: StallOrder = "filter"  # ranking of positions if the filter accepts none
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """Blocks of the length the head was trained for, and the rows it reads."""
         reads = Condition.FED_WINDOW if self.reads_rows == "window" else ()
         return needing(schedule=BlockLength(self.head.block), cache=reads)
 
     @property
-    def reads_rows(self) -> Reads:  # type: ignore[override]
+    def reads_rows(self) -> Reads:
         """Also committed positions, unless it reads 1 there."""
         return "window" if self.decoded == "model" else "masked"
 
@@ -109,7 +109,7 @@ class Oracle(Select):
     # changes nothing)
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """The block length of the reference, so that both decode the same blocks."""
         if not isinstance(self.reference, ComposedDecoder):
             return needing(FIXED_CANVAS)
@@ -163,7 +163,7 @@ class EndOfTextPrediction(Stop):
     needs = needing(FIXED_CANVAS)
 
     @property
-    def reads_rows(self) -> Reads:  # type: ignore[override]
+    def reads_rows(self) -> Reads:
         """Also rows fed after the open block, if those count."""
         return "fed" if self.ahead else "masked"
 

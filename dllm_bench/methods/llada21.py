@@ -31,7 +31,7 @@ class RepeatPenalty(Score):
     penalty: Amount = 0.0  # subtracted from a logit
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions of the inner score, except the row-wise ones."""
         return self.inner.gives - OF_LOGITS
 

@@ -69,12 +69,12 @@ class Lookahead(Explore):
             )
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """A score that keeps the confidence before credit, if that is read."""
         return needing(score=Condition.RAW_CONFIDENCE if self.reads == "raw" else ())
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """The base and its lookaheads."""
         return frozenset({MostBranches(1 + self.lookaheads)})
 

@@ -40,7 +40,7 @@ class BlockBuffer(Pipeline):
     size: Positive  # blocks of the buffer
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """As a pipeline; one open block if the buffer has one."""
         single = holding({Condition.ONE_OPEN_BLOCK: self.size == 1})
         always = {Condition.ABSOLUTE_BLOCKS, Condition.HELD_EACH}

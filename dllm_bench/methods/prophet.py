@@ -36,13 +36,13 @@ class AnswerGap(Score):
     width: Positive = 5  # positions of the answer
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]
+    def needs(self) -> Needs:
         """The answer in the window, and logits at its committed positions."""
         reads = () if self.answer is None else Condition.FED_WINDOW
         return needing(schedule=Condition.WHOLE_GENERATION, cache=reads)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Conditions of the inner score, and the gap."""
         return self.inner.gives - OF_LOGITS | {Condition.ANSWER_GAP}
 

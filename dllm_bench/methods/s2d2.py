@@ -120,7 +120,7 @@ class SelfVerified(Select):
     )
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """Random numbers above temperature 0."""
         return holding({Condition.DRAWS: self.temperature > 0})
 
@@ -304,7 +304,7 @@ class InOrder(Select):
     number: Positive
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """One token per forward, if the number is 1."""
         one = self.number == 1
         return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: one})

@@ -102,7 +102,7 @@ class NearEntropy(Select):
     needs = needing(score=Condition.ENTROPY)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         """A position in every forward; without `tau` one alone."""
         return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: self.tau is None})
 

@@ -89,7 +89,7 @@ class LoggedScore(Score):
     log: TokenLog = field(compare=False)
 
     @property
-    def gives(self) -> Conditions:  # type: ignore[override]
+    def gives(self) -> Conditions:
         return self.inner.gives - {Condition.ROW_BY_ROW}
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
