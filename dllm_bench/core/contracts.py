@@ -311,9 +311,13 @@ class Round:
         """Logits of the computed rows after the window, for pieces with `reads_rows` = "fed"."""
         return self.rows_KRV[:, self.window.width :]
 
-    def ask(self, key: Hashable, values: Tensor) -> None:
-        """Have integers copied to the host at the next wait; `host` holds them flat under `key`."""
-        self._asked[key] = values
+    def ask(self, key: Hashable, values: Tensor | None) -> None:
+        """Have integers copied to the host at the next wait; `host` holds them flat under `key`.
+
+        None: there are none, and `host` will not have the key.
+        """
+        if values is not None:
+            self._asked[key] = values
 
     def question(self) -> Tensor:
         """Return all requested values, int64 or shorter (X,)."""

@@ -191,9 +191,7 @@ class MaskedDecoder(ComposedDecoder):
             self._act("on_scores", round)
             self._pick(branches, window, round, workers)
             log.end(round.plan, branches)
-            forced = self._commit(round.state, round.scores, round.window)
-            if forced is not None:
-                round.ask(FORCED, forced)
+            round.ask(FORCED, self._commit(round.state, round.scores, round.window))
             self._act("on_commit", round)
             round.state.forwards += 1
             self._check_progress(round, log)
@@ -232,7 +230,7 @@ class MaskedDecoder(ComposedDecoder):
         self.check_run_fits(model, asked=asked)
         grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, grid.length)
-        if self._revises:
+        if Condition.NO_CHANGES not in self.revise.gives:
             state.changes_KL = torch.zeros_like(state.born_KL)
         kv = model.new_cache(state.length)
         whole, to_end = map(self.any_gives, (Condition.FROM_FIRST_BLOCK, Condition.TO_LAST_BLOCK))
@@ -259,15 +257,10 @@ class MaskedDecoder(ComposedDecoder):
             # blocks after the window may have moved, too
             window = replace(round.window, stop=state.length) if to_end else round.window
             masks = masks_per_block(masked_KL, window)
-        wanted = {
-            MASKS: masks,
-            CLOSED: flags.closed_K,
-            FINISHED: flags.finished_K,
-            HOLD: state.memo.get(HOLD),
-        }
-        for key, values in wanted.items():
-            if values is not None:
-                round.ask(key, values)
+        round.ask(MASKS, masks)
+        round.ask(CLOSED, flags.closed_K)
+        round.ask(FINISHED, flags.finished_K)
+        round.ask(HOLD, state.memo.get(HOLD))
         round.answer((yield from host_values(round.question())))
         return masked_KL
 
@@ -302,10 +295,6 @@ class MaskedDecoder(ComposedDecoder):
             opened = opened[-1:] * len(opened)
         round.window = tracker.move(progress, opened, masked_KL)
         return True
-
-    @cached_property
-    def _revises(self) -> bool:
-        return Condition.NO_CHANGES not in self.revise.gives
 
     @cached_property
     def _drafts(self) -> bool:
@@ -385,30 +374,29 @@ class MaskedDecoder(ComposedDecoder):
         """Return scores of the window; 0 at positions whose logits were not computed."""
         plan, branches, window = round.plan, round.state, round.window
         logits_KRV, only_M = round.rows_KRV, plan.only_M
-        if only_M is None:
+        if only_M is not None:
+            shape = window.eligible_KW.shape
+            scores = self.score(logits_KRV, branches, replace(window, rows_M=only_M)).map(
+                lambda v: v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]).view(shape)
+            )
+        else:
             if logits_KRV.shape[1] > window.width and self.score.reads_rows != "fed":
                 logits_KRV = logits_KRV[:, : window.width]
             scores = self.score(logits_KRV, branches, window)
-            return scores.without_unfed(plan, branches.special.mask)
-        scores = self.score(logits_KRV, branches, replace(window, rows_M=only_M))
-        shape = window.eligible_KW.shape
-        scores = scores.map(
-            lambda v: v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]).view(shape)
-        )
         return scores.without_unfed(plan, branches.special.mask)
 
     def _check_progress(self, round: Round, log: RoundLog) -> None:
         """Stop an endless loop: if all candidates are the mask token a round commits nothing, and a
         reviser may undo what the selector commits.
         """
-        revise, limit = self.revise, REVISING if self._revises else COMMITTING
-        positions = max(round.state.length, round.state.wanted) - round.state.prompt_len
-        if len(log.rows) <= limit * positions:
+        state = round.state
+        limit = COMMITTING if state.changes_KL is None else REVISING
+        if len(log.rows) <= limit * (max(state.length, state.wanted) - state.prompt_len):
             return
         reason = "the model predicts the mask token at all masks; set decoder.forbid_mask=true."
-        if self._revises:
+        if state.changes_KL is not None:
             reason = (
-                f"{type(revise).__name__} keeps changing its tokens; set "
+                f"{type(self.revise).__name__} keeps changing its tokens; set "
                 "decoder.revise.per_position, the changes of a position, or "
                 "decoder.forbid_mask=true."
             )

@@ -262,11 +262,8 @@ def test_selectors_choose_in_each_branch_by_its_scores(name: str) -> None:
     select, generator = pieces("select")[name], torch.Generator().manual_seed(0)
     masked_KW = torch.rand(3, 8, generator=generator) < 0.7
     values = torch.rand(4, 3, 8, generator=generator)
-    scores = Scores(
-        torch.randint(0, 80, (3, 8), generator=generator),
-        *values[:2],
-        neg_entropy_KW=-values[2],
-    )
+    ids_KW = torch.randint(0, 80, (3, 8), generator=generator)
+    scores = Scores(ids_KW, *values[:2], neg_entropy_KW=-values[2])
     tokens_KW = torch.where(masked_KW, SPECIAL.mask, scores.ids_KW)
     state = DecodeState(tokens_KW, torch.where(masked_KW, -1, 0).int(), 0, SPECIAL, forwards=1)
     state.reference_KL = torch.randint(0, 80, (3, 8), generator=generator)
