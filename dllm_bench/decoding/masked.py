@@ -235,7 +235,8 @@ class MaskedDecoder(ComposedDecoder):
         kv = model.new_cache(state.length)
         whole, to_end = map(self.any_gives, (Condition.FROM_FIRST_BLOCK, Condition.TO_LAST_BLOCK))
         tracker = WindowTracker(self.schedule, grid, whole, to_end)
-        log = RoundLog(kv, self._drafts, self.number(RenewalRounds))
+        moves = Condition.FIXED_CANVAS not in self.schedule.gives
+        log = RoundLog(kv, self._drafts, moves, self.number(RenewalRounds))
         return Round(request, state, kv, model, decoder=self), tracker, log
 
     def _forbidden(self, special: SpecialTokens) -> list[int]:
@@ -275,7 +276,7 @@ class MaskedDecoder(ComposedDecoder):
         host, branches = round.host, round.state
         length, base = host.get(LENGTH, [branches.length])[0], branches.branches - 1
         branches.truncate(length)
-        log.learn(round, moves=Condition.FIXED_CANVAS not in self.schedule.gives)
+        log.learn(round)
         closed, stays = host.get(CLOSED, [0] * branches.branches), host.get(HOLD, ())
         progress = tracker.progress(
             length, log.winner, host.get(MASKS, ()), closed, stays, host.get(END, ())

@@ -118,6 +118,7 @@ class RoundLog:
 
     kv: KVCache
     verifies: bool  # whether branches are drafts
+    moves: bool  # whether positions may move
     renewal_rounds: int | None  # `RenewalRounds`
     ticks: list[float] = field(default_factory=list)  # times of the copies to the host
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -128,10 +129,10 @@ class RoundLog:
     canvas: int = 0  # new positions, of a canvas that grows
     open_end: int = 0  # canvas position at which the open blocks end
 
-    def learn(self, round: Round, moves: bool) -> None:
-        """Record what the last round left for this wait; `moves`: whether positions may move."""
+    def learn(self, round: Round) -> None:
+        """Record what the last round left for this wait."""
         host, prompt = round.host, round.state.prompt_len
-        if moves:
+        if self.moves:
             self.canvas = round.state.length - prompt
         if not self.rows:
             return
