@@ -11,8 +11,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.definitions import measure_all
 from dllm_bench.site.format import align, number, percent
-from dllm_bench.store.differences import flat_settings, setting_rows
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import flat_settings, setting_rows
 from dllm_bench.store.store import RunEntry, read_record
 
 if TYPE_CHECKING:

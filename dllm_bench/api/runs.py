@@ -28,10 +28,10 @@ from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.spec import NONE
 from dllm_bench.registry import describe, instantiate
+from dllm_bench.site.texts import keep_tokenizer
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import HARDWARE_SETTINGS_OF_MODELS, ObjectInputs, resolve
-from dllm_bench.store.kept_tokenizers import keep_tokenizer
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, leaves

@@ -17,13 +17,17 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
 
-from dllm_bench.claims.baseline import (
+from dllm_bench.claims.evidence import (
     OneTokenRuns,
     RecordsBeside,
+    Sides,
+    crossed,
+    effect_of,
     is_speculative,
     loss_of_baseline,
+    sides_of,
+    trained_parts,
 )
-from dllm_bench.claims.evidence import Sides, crossed, effect_of, sides_of, trained_parts
 from dllm_bench.claims.spec import DEFAULT_POINTS, Claim, Direction, load_claim
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, Effect, holm
@@ -31,12 +35,7 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.load import names_of
-from dllm_bench.tables.plan import (
-    CellState,
-    PlannedCell,
-    PlannedRun,
-    distinct_runs,
-)
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import Profile
 from dllm_bench.tables.stored import StoredNames, StoredPlanner
 

@@ -22,7 +22,7 @@ OK, OPTIONAL_MISSING, REQUIRED_MISSING = "ok", "--", "no"
 
 
 class Command(NamedTuple):
-    """A command of a group; the module of a single one has functions of these names."""
+    """One of a module's commands; a module with a single one has functions of these names."""
 
     add_arguments: Callable[[ArgumentParser], None]
     """Adds its options."""

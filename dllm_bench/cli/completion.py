@@ -19,8 +19,7 @@ import yaml
 from argcomplete.lexers import split_line
 
 from dllm_bench.cli.common import print_lines
-from dllm_bench.cli.main import COMMANDS, GROUPS, command_named
-from dllm_bench.cli.run_help import ESTIMATE, FLAGS
+from dllm_bench.cli.main import COMMANDS, ESTIMATE, FLAGS, GROUPS, command_named
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_dirs, conf_file, options
 

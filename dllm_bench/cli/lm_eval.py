@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +17,26 @@ def run(arguments: Sequence[str]) -> int:
     """Check the names of this project in the arguments, then pass all arguments to lm-eval."""
     if given(arguments, "--model", "-M")[:1] == ["dllm_bench"]:
         check_names(given(arguments, "--model_args", "-a"))
-    # importing lm-eval takes a second, importing its arguments alone less
-    from dllm_bench.benchmarks.lm_eval_arguments import parse
-
     parsed = parse(arguments)
     from dllm_bench.benchmarks.lm_eval_model import execute
 
     execute(parsed, build_generator)
     return 0
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
+    """Return the arguments as lm-eval parses them; `func` runs what they ask for. Exits on --help
+    and on mistakes.
+    """
+    # importing lm-eval takes a second, importing its arguments alone less
+    from lm_eval._cli import HarnessCLI
+
+    argv = sys.argv
+    sys.argv = ["dllm-bench lm-eval", *arguments]
+    try:
+        return HarnessCLI().parse_args()
+    finally:
+        sys.argv = argv
 
 
 def given(arguments: Sequence[str], *flags: str) -> list[str]:

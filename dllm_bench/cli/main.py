@@ -1,15 +1,14 @@
 """The command line `dllm-bench`: its commands, and how mistakes are reported.
 
-This module contains only names and one-line helps. The module of a command is imported once that
-command is chosen, so `dllm-bench --help` is immediate. A user's mistake is printed as a one-line
-message, with exit code 2.
+This module contains only names, one-line helps and the help of `run`, which Hydra would take long
+to print. The module of a command is imported once that command is chosen, so `dllm-bench --help` is
+immediate. A user's mistake is printed as a one-line message, with exit code 2.
 
 Each command is a module of this package with `add_arguments(parser)` and `run(arguments)`, which
-returns the exit code; the commands of a group (`train drafter`) are `KINDS` of its module. The
-arguments of the
-commands in `UNPARSED` are read by the library behind them: their `run` takes the words of the
-command line. `--config-dir DIR` goes with every command: it names a folder of further configuration
-files.
+returns the exit code; several commands of one module, such as those of a group (`train drafter`),
+are its `KINDS`. The arguments of the commands in `UNPARSED` are read by the library behind them:
+their `run` takes the words of the command line. `--config-dir DIR` goes with every command: it
+names a folder of further configuration files.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dllm_bench import __version__
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.terminal import clean_warnings, show_error
-from dllm_bench.paths import CONFIG_DIR
+from dllm_bench.core.terminal import clean_warnings, show, show_error
+from dllm_bench.paths import CONFIG_DIR, options
+from dllm_bench.paths import GROUPS as CHOICES
 
 DESCRIPTION = "Decoding methods for diffusion language models, measured in one way."
 COMMANDS = {  # in the order of `--help`
@@ -68,8 +68,36 @@ GROUPS = {
     "runs": ("ACTION", STORED_RUNS),
     "import": ("FORMAT", IMPORTS),
 }
-MODULES = {"import": "import_gguf"}  # Python reserves the command's own name
+MODULES = {  # of commands and groups that share a module, or whose name Python reserves
+    **dict.fromkeys(("figure", "claims"), "table"),
+    **dict.fromkeys(("compare", "rescore"), "runs"),
+    **dict.fromkeys(("prefetch", "import"), "checkpoints"),
+    "prompt": "show",
+}
 UNPARSED = ("run", "lm-eval")  # Hydra and lm-eval read these arguments
+MULTIRUN = ("-m", "--multirun")
+FLAGS = (*MULTIRUN, "-c", "--cfg", "-p", "--package", "-r", "--resolve", "-i", "--info")
+ESTIMATE = "--estimate"
+RUN_HELP = """\
+usage: dllm-bench run [-m] [--cfg job] [GROUP=CHOICE ...] [SETTING=VALUE ...]
+
+Run one decoder on one benchmark with one model. A finished run is not repeated, an interrupted one
+continues where it stopped.
+
+  dllm-bench run model=tiny-llada benchmark=minigsm decoder=fast_dllm limit=50
+  dllm-bench run -m decoder=fast_dllm,credit decoder.select.tau=0.7,0.9      every combination
+  dllm-bench run decoder=fast_dllm decoder.select.tau=0.7
+  dllm-bench run decoder=dspark decoder@baseline=ar_speculative
+                                    decode each request with both: speed-up, equal texts or not
+  dllm-bench run +experiment=first_run                       settings of conf/experiment, or yours
+  dllm-bench run --cfg job decoder=lopa                      print the settings, run nothing
+  dllm-bench run --estimate model=llada-instruct             time, forwards and memory, run nothing
+  dllm-bench run benchmark=minicode --retry-errors           grade again what could not be graded
+  dllm-bench run benchmark=minicode --max-judge-errors 3     seal if at most 3 cannot be graded
+
+settings: seed, limit, batch (requests in one forward), measure_kl (the error of a cache), and
+everything `--cfg job` prints
+choices:"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,9 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that fit
             return int(command_named("completion").complete())
         if arguments and arguments[0] in UNPARSED:
-            asks_for_help = arguments[0] == "run" and {"-h", "--help"} & set(arguments)
-            command = "run-help" if asks_for_help else arguments[0]
-            return int(command_named(command).run(arguments[1:]))
+            if arguments[0] == "run" and {"-h", "--help"} & set(arguments):
+                show("\n".join([RUN_HELP, *choices_lines()]))
+                return 0
+            return int(command_named(arguments[0]).run(arguments[1:]))
         parsed = parse(arguments)
         return int(command_named(parsed.command).run(parsed))
     except DllmBenchError as error:
@@ -95,6 +124,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def choices_lines() -> Iterator[str]:
+    """Yield one line of the help of `run` per configuration group."""
+    for group in CHOICES:
+        yield f"  {group + '=':17}{' · '.join(options(group))}"
+    yield f"  {'+experiment=':17}{' · '.join(options('experiment'))}"
 
 
 def without_config_dir(arguments: Sequence[str]) -> list[str]:
@@ -160,7 +196,7 @@ def parser_of_names(
 
 
 def command_named(command: str) -> Any:
-    """The module of a command, imported now; of a group's, its entry in the group's module."""
+    """The module of a command, imported now; its entry in `KINDS` if the module has several."""
     name, _, kind = command.partition(" ")
     module = import_module(f"dllm_bench.cli.{MODULES.get(name, name.replace('-', '_'))}")
-    return module.KINDS[kind] if kind else module
+    return getattr(module, "KINDS", {}).get(kind or name, module)

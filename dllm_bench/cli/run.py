@@ -21,21 +21,20 @@ from dllm_bench.api.compose import (
 )
 from dllm_bench.api.preflight import check
 from dllm_bench.cli.common import print_failures, print_lines
-from dllm_bench.cli.run_help import ESTIMATE, FLAGS, MULTIRUN
+from dllm_bench.cli.main import ESTIMATE, FLAGS, MULTIRUN
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
 from dllm_bench.registry import instantiate
 from dllm_bench.runs.progress import RunProgress, headline, summary
 from dllm_bench.site.format import LISTED_METRICS, align, looked_up, number, percent
-from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.hardware import memory_bytes, resolve_hardware
 from dllm_bench.store.inputs import model_spec, resolve_model
 from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.spec import RunSpec, differing_settings
 from dllm_bench.store.store import Store
 
 _failed: list[str] = []  # error messages of failed jobs of a multirun in this process

@@ -1,19 +1,72 @@
-"""`dllm-bench runs`: check the files of all runs, remove runs, free a folder."""
+"""`dllm-bench compare`, `rescore` and `runs`: compare stored runs on the samples they share, grade
+their texts again, check the files of all runs, remove runs, free a folder.
+"""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
+from dllm_bench.api.comparison import RunComparison, require_two, sealed_record
 from dllm_bench.cli.common import (
     Command,
     add_results_option,
+    compose,
     open_store,
     print_failures,
     print_lines,
 )
+from dllm_bench.runs import rescore
+from dllm_bench.store.files import write_atomic
 from dllm_bench.store.lock import unlock
 from dllm_bench.store.store import LOCK, remove
 from dllm_bench.store.verify import verify
+
+
+def add_compare_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `compare`."""
+    add_results_option(parser)
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="hashes of runs; each is compared with the first"
+    )
+
+
+def compare(arguments: Namespace) -> int:
+    """Print the comparison of two or more runs."""
+    require_two(arguments.runs)
+    store = open_store(arguments)
+    found = tuple(sealed_record(store.find(name)) for name in arguments.runs)
+    return print_lines(RunComparison(found).lines())
+
+
+def add_rescore_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `rescore`."""
+    add_results_option(parser)
+    parser.add_argument("run", help="hash of a run, or its beginning (see status)")
+    parser.add_argument(
+        "settings", nargs="*", metavar="NAME=VALUE", help="grade with these; nothing is saved"
+    )
+    parser.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
+
+
+def rescore_texts(arguments: Namespace) -> int:
+    """Print the new scores, or write the texts in EvalPlus's format."""
+    entry = open_store(arguments).find(arguments.run)
+    settings = rescore.settings(entry, rescore.changes(arguments.settings), compose)
+    if arguments.evalplus:
+        content = "".join(rescore.evalplus_lines(entry, settings))
+        write_atomic(arguments.evalplus, content)
+        limit = entry.spec.limit
+        print_lines([f"written: {arguments.evalplus}"])
+        if limit is None:
+            return 0
+        return print_lines(
+            [
+                f"The run has the first {limit} items (limit={limit}), and evalplus.evaluate wants "
+                "a line for every problem; decode all of them with limit=null."
+            ]
+        )
+    return print_lines(rescore.report(rescore.rescore(entry, settings)))
 
 
 def add_names(parser: ArgumentParser) -> None:
@@ -57,6 +110,8 @@ def unlock_named(arguments: Namespace) -> int:
 
 
 KINDS = {
+    "compare": Command(add_compare_arguments, compare),
+    "rescore": Command(add_rescore_arguments, rescore_texts),
     "verify": Command(add_results_option, verify_all),
     "rm": Command(add_names, remove_named),
     "unlock": Command(add_name, unlock_named),

@@ -1,4 +1,6 @@
-"""`dllm-bench show`: show the metrics of one run, or the order in which one sample was decoded."""
+"""`dllm-bench show` and `prompt`: show the metrics of one run, the order in which one sample was
+decoded, or the prompt of an item as the model receives it, with its special tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,32 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 
 from dllm_bench.cli import show_sample
-from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
+from dllm_bench.cli.common import (
+    Command,
+    add_name_argument,
+    add_results_option,
+    compose,
+    open_store,
+    print_lines,
+)
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_painted
 from dllm_bench.runs import progress
 from dllm_bench.site.decoding_order import decoding_order
 from dllm_bench.site.format import align, commit, printable
-from dllm_bench.site.texts import TextSource
-from dllm_bench.store.differences import flat_settings
+from dllm_bench.site.texts import TextSource, requests_of, token_decoder
+from dllm_bench.store.groups import Hardware
+from dllm_bench.store.inputs import resolve_model
 from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec, flat_settings
 from dllm_bench.store.store import RunEntry, read_record, read_samples
 from dllm_bench.tables.frame import is_loaded
 
 WIDTH = 72  # characters shown of an extracted answer
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_show_arguments(parser: ArgumentParser) -> None:
     """Add the options of `show`."""
     add_results_option(parser)
     parser.add_argument("run", help="hash of a run, or its beginning (see status)")
@@ -35,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(arguments: Namespace) -> int:
+def show_run(arguments: Namespace) -> int:
     """Print the metrics of a run or the decoding order of one of its samples."""
     entry = open_store(arguments).find(arguments.run)
     if arguments.sample is None:
@@ -146,3 +157,40 @@ def named_sample(
         f"Run {run} has no stored sample {name!r} among {len(samples)}; the first are: {known}. A "
         "number counts samples from 0."
     )
+
+
+def add_prompt_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `prompt`."""
+    add_name_argument(parser, "benchmark", "a name of conf/benchmark")
+    text = "as in `run`: model=NAME (its chat template and tokenizer are used), benchmark.shots=4"
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="item, from 0 (default)")
+
+
+def show_prompt(arguments: Namespace) -> int:
+    """Print the prompt, its length in tokens, the number of new tokens and the stop strings."""
+    place = arguments.sample
+    config = compose([f"benchmark={arguments.benchmark}", *arguments.settings])
+    model, hardware = resolve_model(config.model, Hardware({})), Hardware({})
+    spec = RunSpec(model, {}, config.benchmark, hardware, limit=place + 1)
+    requests = requests_of(spec)
+    if not 0 <= place < len(requests):
+        raise DllmBenchError(
+            f"--sample {place} was asked of benchmark {arguments.benchmark!r}, which has "
+            f"{len(requests)} items; count from 0."
+        )
+    request = requests[place]
+    return print_lines(
+        [
+            *token_decoder(spec.model)(request.prompt_ids).split("\n"),
+            "",
+            f"{request.id}: {len(request.prompt_ids)} tokens, "
+            f"{request.max_new_tokens} new ones, stops at {list(request.stop)}",
+        ]
+    )
+
+
+KINDS = {
+    "show": Command(add_show_arguments, show_run),
+    "prompt": Command(add_prompt_arguments, show_prompt),
+}

@@ -18,11 +18,11 @@ from dllm_bench.cli.common import add_results_option, open_store, print_lines
 from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.launch import slurm
 from dllm_bench.site.format import LISTED_METRICS, align, number, percent_of
-from dllm_bench.store.differences import differing, flat_settings
 from dllm_bench.store.files import csv_rows, stored_bytes
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.indexed import IndexedRun
 from dllm_bench.store.nolinks import matching
+from dllm_bench.store.spec import differing, flat_settings
 from dllm_bench.store.store import RunEntry, RunState, Store
 
 WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # --where searches these

@@ -9,7 +9,7 @@ are in `accuracy`.
 from __future__ import annotations
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.metrics import acceptance, calibration, served, speed
+from dllm_bench.metrics import acceptance, calibration, speed
 from dllm_bench.metrics.metric import MetricDefinition, MetricFamily, Ratio
 from dllm_bench.metrics.sample_stats import Samples, frame_of
 
@@ -24,7 +24,7 @@ OF_CACHE = MetricDefinition(
 )
 """How far a cached forward is from one without a cache, of runs with `measure_kl=true`."""
 DEFINITIONS: dict[str, MetricDefinition] = {
-    entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL, OF_CACHE)
+    entry.name: entry for entry in (*speed.ALL, *speed.OF_CONCURRENT, *acceptance.ALL, OF_CACHE)
 }
 """Metrics without a position, by name."""
 FAMILIES: dict[str, MetricFamily] = {

@@ -4,7 +4,7 @@ The frame has a row per sample and the columns of `SampleStats` (`sample_stats.f
 gives the value and the per-item sums for a bootstrap; a function, such as a percentile, gives only
 the value. A `MetricDefinition` has a name like `tpf/committed`. A `MetricFamily` is one such metric
 for every position of a draft, named `name@k` with k from 1. The metrics themselves are in `speed`,
-`served`, `acceptance` and `calibration`; `definitions` finds them by name.
+`acceptance` and `calibration`; `definitions` finds them by name.
 """
 
 from __future__ import annotations

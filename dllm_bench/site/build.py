@@ -26,14 +26,14 @@ from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
 from dllm_bench.site.compare_page import comparable_runs, comparison_page
 from dllm_bench.site.drawings import harmless
-from dllm_bench.site.findings_page import FINDINGS_PAGE, findings_page
 from dllm_bench.site.index_page import AddressedPage, SiteContents, index_page
 from dllm_bench.site.pages import FIRST_PAGE, TEMPLATES, RunPages, run_address
-from dllm_bench.site.run_page import run_page, sample_page
-from dllm_bench.site.sample_data import scripts
+from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.table_pages import (
     DOWNLOADS,
+    FINDINGS_PAGE,
     figure_page,
+    findings_page,
     read_points,
     table_page,
     table_stem,
@@ -44,13 +44,7 @@ from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.nolinks import is_file, lstat, matching, remove_file
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.settings import SettingsCache
-from dllm_bench.store.store import (
-    RunEntry,
-    Store,
-    read_record,
-    read_samples,
-    record_fingerprint,
-)
+from dllm_bench.store.store import RunEntry, Store, read_record, read_samples, record_fingerprint
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.frame import build as build_table

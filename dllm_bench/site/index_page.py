@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
 
-from dllm_bench.site.compare_page import ComparedRuns
+from dllm_bench.site.compare_page import ComparedRuns, tradeoff_plots
 from dllm_bench.site.format import LISTED_METRICS
 from dllm_bench.site.pages import FIRST_PAGE, Page, Plain, RunPages, state_class
-from dllm_bench.site.tradeoff_plot import tradeoff_plots
-from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import differing_settings
 from dllm_bench.store.store import RunEntry
 from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.plan import CellState

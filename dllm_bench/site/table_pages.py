@@ -1,17 +1,23 @@
-"""Pages of tables and figures. Nothing is computed here.
+"""Pages of tables, figures and findings. Nothing is computed here.
 
 A table is shown as in its own file (`tables/templates`), with its numbers leading to pages of runs.
-A figure is shown as it was drawn, with the points of its csv.
+A figure is shown as it was drawn, with the points of its csv. The findings are the verdicts of
+published claims, with prose.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup, escape
+
+from dllm_bench.claims.findings import Findings, Paragraph
+from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.site.pages import Page, RunPages
 from dllm_bench.store.files import csv_rows
-from dllm_bench.store.spec import SHOWN
+from dllm_bench.store.spec import SHOWN, slug
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.plan import PlannedRun
 
@@ -19,6 +25,7 @@ DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
 COUNT = "n"  # the column of a figure's csv with the samples behind a point
 SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
 SHOWN_POINTS = 1000  # a heat map has many more
+FINDINGS_PAGE = "findings.html"
 
 
 def table_stem(built: BuiltTable) -> str:
@@ -90,3 +97,24 @@ def is_number(text: str | None) -> bool:
 def read_points(path: Path) -> list[dict[str, str]]:
     """Return the rows of a figure's csv; none if there is no csv."""
     return list(csv_rows(path))
+
+
+def findings_page(found: Findings) -> str:
+    """Return the page of the findings."""
+    view = {
+        "found": found,
+        "counts": Counter(str(one.verdict) for one in found.judgements),
+        "slug": slug,
+        "linked": linked,
+        "not_run": str(ClaimVerdict.NOT_RUN),
+    }
+    return Page(FINDINGS_PAGE, "Findings").render("findings.html", view)
+
+
+def linked(paragraph: Paragraph) -> Markup:
+    """Return the text; each number leads to the page of its table."""
+    links = {
+        name: Markup('<a href="tables/{}.html">{}</a>').format(table, text) if table else text
+        for name, (table, text) in paragraph.numbers.items()
+    }
+    return Markup(escape(paragraph.text)).format(**links)

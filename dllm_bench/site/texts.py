@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from dllm_bench.benchmarks.items import in_passes
@@ -20,9 +23,11 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.models.text import read_token_texts, read_tokenizer
+from dllm_bench.paths import user_folder
 from dllm_bench.store import inputs
+from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import BenchmarkGroup, ModelGroup
-from dllm_bench.store.kept_tokenizers import kept_tokenizer
+from dllm_bench.store.nolinks import is_file
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.settings import Compose, on_this_machine
 from dllm_bench.store.spec import RunSpec, digest
@@ -147,3 +152,23 @@ def readable(prompt: str) -> str:
         return "\n\n".join(f"{turn['role']}:\n{turn['content']}" for turn in turns)
     except (ValueError, TypeError, KeyError):
         return prompt
+
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def kept_tokenizer(sha256: object) -> Path | None:
+    """Return the folder of the tokenizer with this hash; None if it is not a hash."""
+    is_hash = isinstance(sha256, str) and SHA256.fullmatch(sha256)
+    return user_folder() / "tokenizers" / str(sha256) if is_hash else None
+
+
+def keep_tokenizer(tokenizer: Any, sha256: object) -> None:
+    """Write the tokenizer of a model object into this user's cache directory, as tokenizer.json, so
+    that other processes can show the texts of its runs; one without that form is skipped.
+    """
+    folder, backend = kept_tokenizer(sha256), getattr(tokenizer, "backend_tokenizer", None)
+    if folder is None or backend is None or is_file(folder / "tokenizer.json"):
+        return
+    with suppress(DllmBenchError):  # then ids are shown
+        write_atomic(folder / "tokenizer.json", backend.to_str())

@@ -21,11 +21,10 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import TARGET, instantiate
 from dllm_bench.store.cache import Fingerprint, add_lines, head_of, signed_line, writable
-from dllm_bench.store.differences import flat_settings
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.nolinks import lstat
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
-from dllm_bench.store.spec import Role, RunSpec, digest, split
+from dllm_bench.store.spec import Role, RunSpec, digest, flat_settings, split
 
 FILE = ".index.jsonl"  # in the runs folder
 KIND, MADE_BY = "runs", (__version__, "1")  # the number is raised when the fields change

@@ -146,7 +146,7 @@ SEALED = """
 import sys
 from argparse import Namespace
 from pathlib import Path
-from dllm_bench.cli.table import fill
+from dllm_bench.cli.planned import fill
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.store.store import Store
 assert fill(Namespace(run=True, submit=False), [], Store(Path("runs"))) == []

@@ -25,8 +25,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.compare_page import comparable_runs, comparison_page
 from dllm_bench.site.decoding_order import decoding_order
 from dllm_bench.site.pages import RunPages
-from dllm_bench.site.run_page import run_page, sample_page
-from dllm_bench.site.sample_data import scripts
+from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.checked import checksum
 from dllm_bench.store.indexed import IndexedRun

@@ -23,7 +23,6 @@ from dllm_bench.metrics.sample_stats import NO_TRACE, NO_USAGE, SampleStats
 from dllm_bench.paths import assets_dir
 from dllm_bench.runs import served
 from dllm_bench.site import run_page as site_run
-from dllm_bench.site import sample_data
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord, SampleRecord
@@ -118,7 +117,7 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
     assert "ttft/p50" in page and ">None<" not in page
     prompts = TextSource(compose).prompts(record.spec, samples)
     assert "Question:" in prompts[name] and "Question:" in samples[name].prompt
-    assert all("null" in s for s in sample_data.scripts(record, samples, prompts, str, {}))
+    assert all("null" in s for s in site_run.scripts(record, samples, prompts, str, {}))
 
 
 def test_what_makes_another_run(tmp_path: Path) -> None:

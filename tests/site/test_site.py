@@ -28,15 +28,14 @@ from dllm_bench.core.request import Request
 from dllm_bench.metrics import accuracy
 from dllm_bench.site import build as site_module
 from dllm_bench.site import pages as site_pages
-from dllm_bench.site import sample_data as site_samples
+from dllm_bench.site import run_page as site_samples
 from dllm_bench.site import texts as site_texts
 from dllm_bench.site.decoding_order import decoding_order
 from dllm_bench.site.pages import RunPages, run_address
 from dllm_bench.site.table_pages import SHOWN_POINTS, figure_page, shown_entry
 from dllm_bench.store import inputs
-from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.spec import RunSpec, differing_settings
 from dllm_bench.store.store import RECORD, Store, read_samples
 from tests.site import builders
 

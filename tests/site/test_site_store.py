@@ -17,14 +17,8 @@ import pytest
 from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.cli.main import main
 from dllm_bench.site import build as site_module
+from dllm_bench.site.compare_page import WIDTH, front_of, overlaps, place_labels, ticks
 from dllm_bench.site.pages import run_address
-from dllm_bench.site.tradeoff_plot import (
-    WIDTH,
-    front_of,
-    overlaps,
-    place_labels,
-    ticks,
-)
 from dllm_bench.store import index
 from dllm_bench.store.cache import PACKED
 from dllm_bench.store.checked import checked

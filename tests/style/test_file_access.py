@@ -36,7 +36,7 @@ OTHERS = {  # what opens files itself -> which, none of them below a results fol
     "cli/completion.py": "conf",
     "cli/doctor.py": "models and data",
     "cli/main.py": "the null device",
-    "cli/prefetch.py": "models",
+    "cli/checkpoints.py": "models",
     "cli/report.py": "an output that the user named",
     "figures/run_series.py": "trained filters",
     "launch/slurm.py": "conf",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dllm_bench.cli.main import parse
-from dllm_bench.cli.table import chosen_profile
+from dllm_bench.cli.planned import chosen_profile
 from dllm_bench.tables.load import load_profile
 
 

@@ -1,17 +1,21 @@
-"""`dllm-bench prefetch`: download models for machines without network, or verify a download."""
+"""`dllm-bench prefetch` and `import`: download models for machines without network, or verify a
+download; turn a GGUF file into a checkpoint folder.
+"""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
 from pathlib import Path
 
-from dllm_bench.cli.common import add_results_option, as_model, compose, print_lines
+from dllm_bench.cli.common import Command, add_results_option, as_model, compose, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show
+from dllm_bench.paths import IMPORTED, expanded, place_of
 from dllm_bench.store.inputs import model_spec
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_prefetch_arguments(parser: ArgumentParser) -> None:
     """Add the options of `prefetch`."""
     add_results_option(parser)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="as in model=MODEL")
@@ -21,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(arguments: Namespace) -> int:
+def prefetch_models(arguments: Namespace) -> int:
     """Download or verify; with --verify, 1 if a file is missing or damaged."""
     named = [compose([as_model(name)])["model"] for name in arguments.models]
     from dllm_bench.models.sources import MANIFEST, hub_cache, prefetch, verify_manifest
@@ -41,3 +45,37 @@ def run(arguments: Namespace) -> int:
     manifest = cache / MANIFEST
     line = f"manifest: {manifest}; copy it together with its folder"
     return print_lines([line] if manifest.is_file() else [])
+
+
+def add_gguf_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `import gguf`."""
+    parser.add_argument("file", metavar="FILE", help="a .gguf file, quantised or not")
+    parser.add_argument(
+        "--to", metavar="DIR", help=f"new folder (default: {IMPORTED}NAME, in your cache folder)"
+    )
+
+
+def import_file(arguments: Namespace) -> int:
+    """Write the folder and say how to use it."""
+    file = expanded(arguments.file)
+    if find_spec("gguf") is None:
+        raise DllmBenchError(
+            "Reading a GGUF file needs the package gguf, which is not installed; install it: "
+            "pip install 'dllm-bench[real]'"
+        )
+    source = arguments.to or f"{IMPORTED}{file.stem}"
+    from dllm_bench.models.gguf_import import import_gguf  # torch takes seconds to import
+
+    import_gguf(Path(file), place_of(source))
+    return print_lines(
+        [
+            f"written: {place_of(source)}",
+            f'use it: dllm-bench generate {source} ar --chat "What is a prime number?"',
+        ]
+    )
+
+
+KINDS = {
+    "prefetch": Command(add_prefetch_arguments, prefetch_models),
+    "gguf": Command(add_gguf_arguments, import_file),
+}
