@@ -22,7 +22,6 @@ from functools import cache
 from typing import Any
 
 import hydra
-import yaml
 from hydra import version
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
@@ -47,6 +46,7 @@ from dllm_bench.paths import (
     further_conf_dirs,
     options,
     place_of,
+    read_yaml,
 )
 from dllm_bench.registry import check_plain_types
 from dllm_bench.store.groups import RunConfig, default_settings
@@ -227,7 +227,7 @@ def checkpoint_overrides(source: str) -> list[str]:
     if not folder.is_dir() and not HUB_ID.fullmatch(source):
         return [f"model={source}"]
     for name in options("model"):
-        plain = yaml.safe_load(conf_file(f"model/{name}.yaml").read_text(encoding="utf-8"))
+        plain = read_yaml(conf_file(f"model/{name}.yaml"))
         if (plain.get("lora") or plain.get("path")) == source:
             return [f"model={name}"]
     if not folder.is_dir():
@@ -476,11 +476,7 @@ def pieces_with(name: str) -> list[str]:
     if group.count("/") != 1 or not group.startswith(PIECES):
         return []
     files = {piece: conf_file(f"{group}/{piece}.yaml") for piece in options(group)}
-    return [
-        f"{group}={piece}"
-        for piece, file in files.items()
-        if key in yaml.safe_load(file.read_text("utf-8"))
-    ]
+    return [f"{group}={piece}" for piece, file in files.items() if key in read_yaml(file)]
 
 
 def inner_settings(node: Any, key: str, prefix: str) -> list[str]:
@@ -506,7 +502,7 @@ def nearest_piece_setting(name: str) -> str:
     pieces = {
         setting: piece
         for piece in options(group)
-        for setting in yaml.safe_load(conf_file(f"{group}/{piece}.yaml").read_text("utf-8"))
+        for setting in read_yaml(conf_file(f"{group}/{piece}.yaml"))
     }
     near = get_close_matches(key, pieces, n=1)
     dotted = group.replace("/", ".")

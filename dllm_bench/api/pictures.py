@@ -61,10 +61,6 @@ class Picture:
         write_atomic(Path(path), self.image(form))
         return Path(path)
 
-    @cached_property
-    def _png(self) -> bytes:
-        return self.image("png")
-
     def __repr__(self) -> str:
         return f"Picture({self.title})"
 
@@ -72,9 +68,9 @@ class Picture:
         """Return the drawing at half its pixels, so that it is sharp."""
         return f'<img style="max-width: 100%" width="860" src="data:image/png;base64,{self._text}">'
 
-    @property
+    @cached_property
     def _text(self) -> str:
-        return b64encode(self._png).decode()
+        return b64encode(self.image("png")).decode()
 
 
 def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = None) -> Picture:

@@ -29,7 +29,6 @@ from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.spec import NONE
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.site.texts import keep_tokenizer
-from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import HARDWARE_SETTINGS_OF_MODELS, ObjectInputs, resolve
 from dllm_bench.store.record import RunRecord
@@ -195,7 +194,7 @@ def make_run(
         if loaded.content is not None:
             keep_tokenizer(loaded.text.tokenizer, spec.inputs.get("tokenizer"))
     ready = RunConfig(config)
-    store = Store(results_directory(ready.paths.results) / "runs")
+    store = Store.in_results(ready.paths.results)
     shown = RunProgress() if progress else None
     logger, threads = instantiate(ready.logger, "logger"), torch.get_num_threads()
     try:
@@ -281,7 +280,7 @@ def records(results: str | Path | None = None, by: Literal["run", "sample"] = "r
 def open_store(results: str | Path | None = None) -> Store:
     """Return the store of a results directory; the configured one if none is named."""
     folder = RunConfig(compose([])).paths.results if results is None else results
-    return Store(results_directory(str(folder)) / "runs")
+    return Store.in_results(str(folder))
 
 
 def _identity_row(record: RunRecord) -> dict[str, Any]:

@@ -39,7 +39,6 @@ from dllm_bench.benchmarks.items import (
     read_jsonl,
     require_cache_or_server,
     require_fields,
-    require_known,
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
@@ -52,7 +51,7 @@ from dllm_bench.core.benchmark import (
     Turns,
     judge_error,
 )
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, require_known
 from dllm_bench.core.request import Request
 from dllm_bench.registry import register
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, overload
 
 from dllm_bench.core.benchmark import Encode, Turns
 from dllm_bench.core.declared import Positive, Range
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.paths import expanded
 from dllm_bench.registry import RUNTIME
@@ -142,13 +142,6 @@ def active_stops(
     """Return the strings that end a text: all of them, or only the hard ones with
     `escape_until`."""
     return tuple(hard_stop) if escape_until else (*stop, *hard_stop)
-
-
-def require_known(kind: str, name: str, known: Iterable[str]) -> None:
-    """Raise DllmBenchError unless `name` is one of the known names."""
-    names = sorted(known)
-    if name not in names:
-        raise DllmBenchError(unknown_name(kind, name, names))
 
 
 def data_file(data_dir: str, path: str, benchmark: str) -> Path:

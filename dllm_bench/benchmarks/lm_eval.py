@@ -29,7 +29,6 @@ from dllm_bench.benchmarks.items import (
     choose_items,
     content_hash,
     cut_at_stop,
-    require_known,
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
@@ -41,7 +40,7 @@ from dllm_bench.core.benchmark import (
     Turns,
     judge_error,
 )
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.errors import DllmBenchError, require_known
 from dllm_bench.core.request import Request
 from dllm_bench.registry import register
 
@@ -220,9 +219,7 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         metrics = reading.metrics
         if self.runs_code:
             metrics = _task_metrics(self._lm_eval_task, reading.item, reading.filtered)
-        if self.primary not in metrics:
-            kind = f"metric of task {self.task}:"
-            raise DllmBenchError(unknown_name(kind, self.primary, list(metrics)))
+        require_known(f"metric of task {self.task}:", self.primary, metrics)
         return _sample_score(reading, metrics, self.primary)
 
 

@@ -23,10 +23,9 @@ from dllm_bench.benchmarks.items import (
     naming_file,
     read_jsonl,
     repeat_items,
-    require_known,
 )
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, require_known
 from dllm_bench.core.request import Request
 from dllm_bench.registry import register
 

@@ -18,9 +18,9 @@ from typing import Any
 from dllm_bench.claims import view
 from dllm_bench.claims.verdict import TESTED, ClaimVerdict, Judgement
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.frame import BuiltTable, Row, hardware_text
-from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import CellState, distinct_runs
 from dllm_bench.tables.render import environment
 from dllm_bench.tables.view import interval_text, is_empty, measured_text

@@ -20,8 +20,8 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.figures.spec import load_figure
-from dllm_bench.paths import conf_file
-from dllm_bench.tables.load import help_of, load_table, names_of, read_yaml
+from dllm_bench.paths import conf_file, read_yaml
+from dllm_bench.tables.load import load_table, require_name
 from dllm_bench.tables.spec import SCORE, FacetValue, PaperTable, Query, Rule, TableMetric
 
 DEFAULT_POINTS, DEFAULT_RATIO = 2.0, 1.05
@@ -197,9 +197,7 @@ def source_table(name: str) -> PaperTable:
 @lru_cache
 def load_claim(name: str) -> Claim:
     """The claim called `<paper>/<claim>`."""
-    known = names_of("claim")
-    if name not in known:
-        raise DllmBenchError(unknown_name("claim", name, known, listing=help_of("claim")))
+    require_name("claim", name)
     return read_claim(name, conf_file(f"claim/{name}.yaml"))
 
 

@@ -124,7 +124,7 @@ def training_folder(arguments: Namespace) -> Path:
 
 def open_store(arguments: Namespace) -> Store:
     """Return the store in the results directory."""
-    return Store(results_directory(configured_paths(arguments).results) / "runs")
+    return Store.in_results(configured_paths(arguments).results)
 
 
 # --- output --------------------------------------------------------------------------------------

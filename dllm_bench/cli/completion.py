@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import argcomplete
-import yaml
 from argcomplete.lexers import split_line
 
 from dllm_bench.cli.common import print_lines
 from dllm_bench.cli.main import COMMANDS, ESTIMATE, FLAGS, GROUPS, command_named
 from dllm_bench.paths import GROUPS as CHOICES
-from dllm_bench.paths import conf_dirs, conf_file, options
+from dllm_bench.paths import conf_dirs, conf_file, options, read_yaml
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 OF_RUN = (*FLAGS, ESTIMATE, "--retry-errors", "--max-judge-errors")
@@ -174,5 +173,4 @@ def dotted(plain: Mapping[str, Any]) -> Iterator[str]:
 def read(name: str) -> Plain:
     """Return a yaml file of the configuration; empty if there is none of that name."""
     file = conf_file(name)
-    text = file.read_text("utf-8") if file.is_file() else ""
-    return dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {})
+    return (file.is_file() and read_yaml(file)) or {}

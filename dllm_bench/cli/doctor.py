@@ -12,7 +12,6 @@ import platform
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from dllm_bench.paths import PACKAGE, assets_dir
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Paths
 from dllm_bench.store.lock import supports_flock
-from dllm_bench.store.provenance import code, cpu_model
+from dllm_bench.store.provenance import code, cpu_model, installed_version
 
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "hydra-core", "lm-eval")
 OPTIONAL = {  # distribution -> what does not work without it
@@ -141,14 +140,6 @@ def package_lines() -> Iterator[Line]:
         installed = installed_version(name)
         missing = (OPTIONAL_MISSING, name, f"not installed: no {loss}")
         yield (OK, name, installed) if installed else missing
-
-
-def installed_version(name: str) -> str | None:
-    """The version of a distribution, None if it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def device_lines() -> Iterator[Line]:

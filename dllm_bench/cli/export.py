@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.errors import DllmBenchError, require_known
 from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.nolinks import make_folder
 
@@ -66,8 +66,7 @@ def export_decoder(words: list[str], folder: Path) -> int:
 
 def export_runs(arguments: Namespace) -> int:
     """Return runs in one of the forms."""
-    if arguments.to not in FORMS:
-        raise DllmBenchError(unknown_name("form", arguments.to, FORMS))
+    require_known("form", arguments.to, FORMS)
     if arguments.to == "eee" and not arguments.organization:
         raise DllmBenchError(
             "--to eee was given without who ran the evaluation; add --organization NAME, and "

@@ -19,7 +19,8 @@ from dllm_bench.cli.common import (
 from dllm_bench.cli.show_sample import DIM, MASK, DecodingOrderPainter, terminal
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
-from dllm_bench.site.format import LISTED_METRICS, number, printable
+from dllm_bench.site.format import number, printable
+from dllm_bench.store.record import SHOWN_METRICS
 
 if TYPE_CHECKING:
     from dllm_bench.api.generation import Committed, Completion
@@ -88,5 +89,5 @@ class Canvas:
 def effort(completion: Completion) -> str:
     """Return the numbers of tokens and forwards, and the listed metrics."""
     metrics = completion.metrics()
-    listed = (f"{name} {number(metrics.get(name))}" for name in LISTED_METRICS)
+    listed = (f"{name} {number(metrics.get(name))}" for name in SHOWN_METRICS)
     return f"{len(completion.tokens)} tokens, {len(completion.trace)} forwards, {', '.join(listed)}"

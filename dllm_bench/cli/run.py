@@ -27,13 +27,12 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
 from dllm_bench.registry import instantiate
 from dllm_bench.runs.progress import RunProgress, headline, summary
-from dllm_bench.site.format import LISTED_METRICS, align, looked_up, number, percent
-from dllm_bench.store.files import results_directory
+from dllm_bench.site.format import align, looked_up, number, percent
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.hardware import memory_bytes, resolve_hardware
 from dllm_bench.store.inputs import model_spec, resolve_model
 from dllm_bench.store.lock import BusyError
-from dllm_bench.store.record import RunRecord
+from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import RunSpec, differing_settings
 from dllm_bench.store.store import Store
 
@@ -142,7 +141,7 @@ def show_state(folder: str, text: str) -> None:
 
 def store_of(config: RunConfig) -> Store:
     """Return the store of a composed configuration."""
-    return Store(results_directory(config.paths.results) / "runs")
+    return Store.in_results(config.paths.results)
 
 
 def measure(config: RunConfig, brief: bool) -> None:
@@ -189,9 +188,9 @@ def overview(records: Sequence[RunRecord]) -> Iterator[str]:
         spec, score = record.spec, record.score
         names = (spec.benchmark.name, spec.model.name, spec.label)
         mean = f"{percent(score)} {record.ungraded}".strip() if score else "–"
-        metrics = (number(record.summary.get(name)) for name in LISTED_METRICS)
+        metrics = (number(record.summary.get(name)) for name in SHOWN_METRICS)
         rows.append((spec.short, *names, mean, *metrics, apart[spec.short]))
-    head = ("run", "benchmark", "model", "decoder", "score", *LISTED_METRICS, "settings")
+    head = ("run", "benchmark", "model", "decoder", "score", *SHOWN_METRICS, "settings")
     yield from align([head, *rows])
 
 

@@ -7,8 +7,6 @@ for the current step or two steps ahead. The simulation itself is in `serving/`;
 
 from __future__ import annotations
 
-import csv
-import io
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,7 +21,7 @@ from dllm_bench.cli.common import (
     print_lines,
 )
 from dllm_bench.site.format import align
-from dllm_bench.store.files import write_atomic
+from dllm_bench.store.files import csv_text, write_atomic
 
 if TYPE_CHECKING:
     from dllm_bench.cli.simulate_points import Points
@@ -105,8 +103,4 @@ def lines(points: Points) -> Iterator[str]:
 
 def as_csv(points: Points) -> str:
     """Return the points as csv, in full precision."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(asdict(points[0])), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(point) for point in points)
-    return text.getvalue()
+    return csv_text(list(asdict(points[0])), map(asdict, points))

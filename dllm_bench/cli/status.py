@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.cli.common import add_results_option, open_store, print_lines
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.errors import DllmBenchError, require_known
 from dllm_bench.launch import slurm
-from dllm_bench.site.format import LISTED_METRICS, align, number, percent_of
+from dllm_bench.site.format import align, number, percent_of
 from dllm_bench.store.files import csv_rows, stored_bytes
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.indexed import IndexedRun
 from dllm_bench.store.nolinks import matching
+from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import differing, flat_settings
 from dllm_bench.store.store import RunEntry, RunState, Store
 
@@ -69,8 +70,8 @@ def status_rows(
 
     A row shows the settings in which its run differs from others of the same name.
     """
-    if column and column not in COLUMNS:
-        raise DllmBenchError(unknown_name("column", column, COLUMNS))
+    if column:
+        require_known("column", column, COLUMNS)
     rows, damages = list[StatusRow](), list[str]()
     for folder, run in RecordIndex(store).runs():
         if isinstance(run, IndexedRun):
@@ -99,7 +100,7 @@ def run_lines(store: Store, words: Sequence[str] = (), column: str | None = None
     rows, damages = status_rows(store, words, column)
     if rows:
         yield from align([COLUMNS, *map(row_texts, rows)])
-        yield f"tpf = {LISTED_METRICS[0]}, tps = {LISTED_METRICS[1]}, score in percent"
+        yield f"tpf = {SHOWN_METRICS[0]}, tps = {SHOWN_METRICS[1]}, score in percent"
         yield "settings: those in which runs of one decoder, model and benchmark differ"
         yield from damages
     else:
@@ -119,7 +120,7 @@ def row_texts(row: StatusRow) -> tuple[str, ...]:
 
 def row_of_sealed(run: IndexedRun) -> StatusRow:
     """Return the row of a sealed run."""
-    tpf, tps = (run.metrics.get(name) for name in LISTED_METRICS)
+    tpf, tps = (run.metrics.get(name) for name in SHOWN_METRICS)
     return {
         "run": run.run,
         "state": RunState.SEALED.value,

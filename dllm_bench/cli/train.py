@@ -24,7 +24,7 @@ from dllm_bench.cli.common import (
     print_lines,
     training_folder,
 )
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.errors import require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import write_json
 from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig
@@ -193,8 +193,7 @@ def add_drafter_arguments(parser: ArgumentParser) -> None:
 
 def train_drafter(arguments: Namespace) -> int:
     """Train a drafter for its target model, on the target's own texts."""
-    if arguments.drafter not in DRAFTER_KINDS:
-        raise DllmBenchError(unknown_name("kind of drafter", arguments.drafter, DRAFTER_KINDS))
+    require_known("kind of drafter", arguments.drafter, DRAFTER_KINDS)
     config = compose([f"model={arguments.model}", *arguments.settings])
     from dllm_bench.models.load import load_model
     from dllm_bench.training import drafters

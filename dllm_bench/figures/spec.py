@@ -17,16 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.paths import PACKAGE
+from dllm_bench.paths import PACKAGE, read_yaml
 from dllm_bench.tables.load import (
     REPORTED_TABLES,
     file_and_data,
-    help_of,
-    names_of,
     parse_table,
     read_csv,
-    read_yaml,
+    require_name,
     sweep_steps,
 )
 from dllm_bench.tables.spec import SCORE, PaperTable, parse_number
@@ -185,9 +182,7 @@ class PaperFigure:
 @lru_cache
 def load_figure(name: str) -> PaperFigure:
     """Return the figure called `<paper>/<figure>`."""
-    known = names_of("figure")
-    if name not in known:
-        raise DllmBenchError(unknown_name("figure", name, known, listing=help_of("figure")))
+    require_name("figure", name)
     return read_figure(name, *file_and_data("figure", name, REPORTED_FIGURES))
 
 

@@ -7,8 +7,6 @@ written earlier have points that would be lost.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from dllm_bench.figures.draw import images
 from dllm_bench.figures.points import BLANK, MEASURED, NO_REPLAY, STATED, BuiltFigure
 from dllm_bench.figures.run_series import Point
 from dllm_bench.figures.spec import PaperFigure
-from dllm_bench.store.files import csv_rows, write_atomic
+from dllm_bench.store.files import csv_rows, csv_text, write_atomic
 from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.plan import CellState
@@ -72,12 +70,9 @@ def _line_of(point: Mapping[str, Any]) -> tuple[str, ...]:
 
 def as_csv(built: BuiltFigure) -> str:
     """Return the csv: one line per point."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(BLANK), lineterminator="\n")
-    writer.writeheader()
-    for point in (*built.points.to_dict("records"), *stated_points(built.figure)):
-        writer.writerow({name: _plain(value) for name, value in {**BLANK, **point}.items()})
-    return text.getvalue()
+    points = (*built.points.to_dict("records"), *stated_points(built.figure))
+    rows = ({name: _plain(value) for name, value in {**BLANK, **one}.items()} for one in points)
+    return csv_text(list(BLANK), rows)
 
 
 def stated_points(figure: PaperFigure) -> Iterator[Point]:

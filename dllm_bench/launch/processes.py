@@ -27,7 +27,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
 from dllm_bench.parallel import AnnouncingDecoder, ParallelLayout, RankGroup
 from dllm_bench.runs.dependencies import Dependencies, Loaded
-from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
+from dllm_bench.runs.observers import Observer, RunningMetrics
 from dllm_bench.runs.runner import WARMUPS, RunSession, decode_share
 from dllm_bench.runs.runner import run as run_here
 from dllm_bench.store import provenance
@@ -210,7 +210,7 @@ def announcing(deps: Dependencies, spec: RunSpec, group: RankGroup) -> Dependenc
     return replace(deps, model=lambda _: load(), decoder=decoder)
 
 
-class _ReportToParent(SilentObserver):
+class _ReportToParent(Observer):
     """Sends a process's progress to the process that shows it."""
 
     def __init__(self, pipe: Connection) -> None:

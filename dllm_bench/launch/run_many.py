@@ -24,7 +24,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.run_one import make_logger, run, session_class
 from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
 from dllm_bench.runs.dependencies import REAL, Dependencies
-from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
+from dllm_bench.runs.observers import Observer, RunningMetrics
 from dllm_bench.runs.progress import ManyRunsProgress, headline, progress_text
 from dllm_bench.runs.runner import RunSession, run_in_turns
 from dllm_bench.store.lock import BusyError
@@ -183,7 +183,7 @@ def _items(group: Sequence[RunSpec]) -> int:
     return sum((spec.limit or 1000) * spec.repeats for spec in group)
 
 
-class _TextReport(SilentObserver):
+class _TextReport(Observer):
     """Sends a run's progress as text, at most every `every_s` seconds."""
 
     def __init__(self, send: Callable[[str], None], every_s: float) -> None:

@@ -26,7 +26,7 @@ import yaml
 
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import conf_dir
+from dllm_bench.paths import conf_dir, read_yaml
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress
 from dllm_bench.store.cache import signature
@@ -193,7 +193,7 @@ def _ticket(what: str, job: Callable[[], None], sent: Any) -> JobTicket:
 
 def slurm_settings() -> dict[str, Any]:
     """Return the settings of conf/hydra/launcher/slurm.yaml without those of Hydra."""
-    plain = yaml.safe_load((conf_dir() / "hydra/launcher/slurm.yaml").read_text(encoding="utf-8"))
+    plain = read_yaml(conf_dir() / "hydra/launcher/slurm.yaml")
     return {k: v for k, v in plain.items() if k not in ("defaults", "submitit_folder")}
 
 

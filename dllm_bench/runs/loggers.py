@@ -21,7 +21,7 @@ from dllm_bench.core.secrets import strike_out_of
 from dllm_bench.core.terminal import show_error
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import register
-from dllm_bench.runs.observers import RunningMetrics, SilentObserver
+from dllm_bench.runs.observers import Observer, RunningMetrics
 from dllm_bench.runs.progress import TPF, TPS
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.nolinks import matching, remove_folder
@@ -34,12 +34,12 @@ TABLE = ("sample", "id", "prompt", "target", "answer", "verdict", "seconds")
 
 
 @register("logger.none")
-class NoLogger(SilentObserver):
+class NoLogger(Observer):
     """Logs nothing."""
 
 
 @register("logger.wandb")
-class WandbLogger(SilentObserver):
+class WandbLogger(Observer):
     """Logs a run to one W&B run; its id, the beginning of the run's hash, is the same in all
     sessions.
 

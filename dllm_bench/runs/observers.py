@@ -1,4 +1,4 @@
-"""Watching a run: the `Observer` contract and the metrics over the samples finished so far.
+"""Watching a run: the `Observer` base class and the metrics over the samples finished so far.
 
 Progress displays and loggers are observers; the runner knows nothing else about them.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import MeanScore, mean_score
@@ -55,8 +54,10 @@ class RunningMetrics:
         return definitions.measure(name, self.stats)
 
 
-class Observer(Protocol):
-    """Watches a run. An observer changes nothing about the run and must not make it fail."""
+class Observer:
+    """Watches a run; this one does nothing. An observer changes nothing about the run and must not
+    make it fail.
+    """
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         """Called when a session begins; `running` holds the samples of earlier sessions."""
@@ -71,19 +72,7 @@ class Observer(Protocol):
         """Called when the session is over, whether or not the run is sealed."""
 
 
-class SilentObserver:
-    """An observer that does nothing; the base class of the others."""
-
-    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None: ...
-
-    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None: ...
-
-    def finish(self, record: RunRecord) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class ObserverGroup(SilentObserver):
+class ObserverGroup(Observer):
     """Several observers as one; None stands for no observer."""
 
     def __init__(self, observers: Iterable[Observer | None]) -> None:

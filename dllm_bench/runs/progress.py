@@ -16,7 +16,7 @@ from dllm_bench.core.terminal import console, show
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED
-from dllm_bench.runs.observers import RunningMetrics, SilentObserver
+from dllm_bench.runs.observers import Observer, RunningMetrics
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -86,7 +86,7 @@ class _Display:
             self.bars.stop()
 
 
-class RunProgress(SilentObserver):
+class RunProgress(Observer):
     """The progress of one run.
 
     stream: standard error by default; clock: seconds, for tests; ends_with_line: write a line about

@@ -42,6 +42,7 @@ from dllm_bench.store.record import (
     RunRecord,
     SampleRecord,
     Session,
+    prompt_sha256,
 )
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
@@ -299,7 +300,7 @@ class RunSession:
     def _check(self, requests: Sequence[Request]) -> None:
         """Refuse to resume if the stored samples answer other prompts than the benchmark gives."""
         done = self.opened.samples  # more than the requests, if continued with fewer items
-        prompts = {r.id: prompt_hash(r) for r in requests if r.id in done}
+        prompts = {r.id: prompt_sha256(r) for r in requests if r.id in done}
         for key, prompt in prompts.items():
             if done[key].prompt_sha256 != prompt:
                 raise DllmBenchError(
@@ -473,7 +474,7 @@ def sample_record(
     rows = [replace(row, ms=round(row.ms, 4)) for row in generation.trace.forwards]
     return SampleRecord(
         id=request.id,
-        prompt_sha256=prompt_hash(request),
+        prompt_sha256=prompt_sha256(request),
         ids=list(generation.ids),
         born=list(generation.born),
         cut=generation.cut,
@@ -487,11 +488,6 @@ def sample_record(
         session=session,
         prompt=request.prompt,
     )
-
-
-def prompt_hash(request: Request) -> str:
-    """Return a sha256 that identifies the prompt of a sample."""
-    return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
 
 
 def seed_of(spec: RunSpec, request: Request) -> int:

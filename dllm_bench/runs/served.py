@@ -21,7 +21,7 @@ from dllm_bench.runs import runner
 from dllm_bench.serving.client import AnsweredRequest, Client
 from dllm_bench.serving.served_model import prompt_of, warmup_prompt
 from dllm_bench.store import provenance
-from dllm_bench.store.record import SampleRecord, ServedSample, Session
+from dllm_bench.store.record import SampleRecord, ServedSample, Session, prompt_sha256
 
 SEEDS = 2**31  # servers read a seed into 32 or 64 bits
 COUNTED = ("committed", "emitted")  # counts of a sample that equal the server's new tokens
@@ -122,7 +122,7 @@ class ServedRunSession(runner.RunSession):
         tokens = self.client.tokens_in(answer.text) if reported is None else reported
         return SampleRecord(
             id=request.id,
-            prompt_sha256=runner.prompt_hash(request),
+            prompt_sha256=prompt_sha256(request),
             ids=[],
             born=[],
             cut=ends(answer.finish, text != answer.text),

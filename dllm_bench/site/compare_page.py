@@ -21,13 +21,13 @@ from operator import itemgetter
 from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.tradeoff import pareto_front
-from dllm_bench.site.format import LISTED_METRICS, percent, significant
+from dllm_bench.site.format import percent, significant
 from dllm_bench.site.pages import Page, Plain, RunPages
 from dllm_bench.store.groups import setting_in
-from dllm_bench.store.record import RunRecord
+from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import SHOWN, differing_settings, digest, slug
 
-TPF, TPS = LISTED_METRICS
+TPF, TPS = SHOWN_METRICS
 WIDTH, HEIGHT = 640, 420
 LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # edges of the area with points
 COLOURS = 7  # decoders with a colour of their own; `site.css` has these and one for all others
@@ -48,7 +48,7 @@ OFFSETS = [  # from a point to its label, the best first: (x, y, text-anchor)
 TICKS = 5  # on an axis, about
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 KnownRun = tuple[RunRecord, float, MeanScore]  # a run, its speed, its score
-AXES = dict(zip(LISTED_METRICS, ("Tokens per forward", "Tokens/s"), strict=True))
+AXES = dict(zip(SHOWN_METRICS, ("Tokens per forward", "Tokens/s"), strict=True))
 
 
 # --- plots of score against speed ----------------------------------------------------------------
@@ -57,9 +57,9 @@ AXES = dict(zip(LISTED_METRICS, ("Tokens per forward", "Tokens/s"), strict=True)
 def tradeoff_plots(
     records: Sequence[RunRecord], title: str, run_pages: RunPages, up: str = ""
 ) -> list[Plain]:
-    """Return a plot against each of `LISTED_METRICS` that at least two of the runs have."""
+    """Return a plot against each of `SHOWN_METRICS` that at least two of the runs have."""
     found = []
-    for metric in LISTED_METRICS:
+    for metric in SHOWN_METRICS:
         known = [
             (record, x, record.score)
             for record in records

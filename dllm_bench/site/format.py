@@ -10,8 +10,6 @@ from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import SHOWN
 
-LISTED_METRICS = ("tpf/emitted", "tps/e2e")  # shown as TPF and TPS wherever runs are listed
-
 
 def number(value: float | None, digits: int = 2) -> str:
     """Return a number with `digits` decimals, or a dash."""

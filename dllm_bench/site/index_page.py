@@ -13,9 +13,8 @@ from itertools import groupby
 from pathlib import PurePosixPath
 
 from dllm_bench.site.compare_page import ComparedRuns, tradeoff_plots
-from dllm_bench.site.format import LISTED_METRICS
 from dllm_bench.site.pages import FIRST_PAGE, Page, Plain, RunPages, state_class
-from dllm_bench.store.record import RunRecord
+from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import differing_settings
 from dllm_bench.store.store import RunEntry
 from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
@@ -86,8 +85,8 @@ def index_view(contents: SiteContents) -> Plain:
         "comparisons": contents.comparisons[PLOTTED:],
         "differing": differing_settings([entry.spec for entry in contents.entries]),
         "run_states": sorted(run_states),
-        "tpf": LISTED_METRICS[0],
-        "tps": LISTED_METRICS[1],
+        "tpf": SHOWN_METRICS[0],
+        "tps": SHOWN_METRICS[1],
         "bar_width": BAR_WIDTH,
     }
 

@@ -8,7 +8,6 @@ prompts that runs share are read once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from dllm_bench.store import inputs
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import BenchmarkGroup, ModelGroup
 from dllm_bench.store.nolinks import is_file
-from dllm_bench.store.record import SampleRecord
+from dllm_bench.store.record import SampleRecord, prompt_sha256
 from dllm_bench.store.settings import Compose, on_this_machine
 from dllm_bench.store.spec import RunSpec, digest
 
@@ -133,11 +132,6 @@ def requests_of(spec: RunSpec) -> list[Request]:
     )
     every = inputs.benchmark_of(spec.benchmark).requests(encode)
     return in_passes(every, spec.limit, spec.repeats)
-
-
-def prompt_sha256(request: Request) -> str:
-    """Return the hash a sample keeps of its prompt."""
-    return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
 
 
 def ids_as_text(ids: Sequence[int]) -> str:

@@ -162,7 +162,7 @@ def _checked_name(member: tarfile.TarInfo) -> tuple[str, str]:
     """
     shown = repr(member.name[:MAX_NAME])
     matched = MEMBER.fullmatch(member.name)
-    if len(member.name) > MAX_NAME or not matched or {".", ".."} & set(matched[1].split("/")):
+    if not matched or not is_run_folder(matched[1]) or len(member.name) > MAX_NAME:
         raise ValueError(f"{shown} is not named runs/BENCHMARK/MODEL/DECODER-HASH/record.json")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
         raise ValueError(f"{shown} is a link, device or folder, and no file")

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -85,12 +85,21 @@ def csv_rows(path: Path) -> Iterator[dict[str, str]]:
     yield from csv.DictReader(io.StringIO(text, newline=""))
 
 
+def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a csv file with a header; entries of a row under other names are left out."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
     """Yield the path of a new file in the same folder, which replaces `path` when the block ends.
 
-    A missing folder is created. The file is on disk when the block is left. On any error it is
-    removed and `path` is unchanged.
+    A missing folder is created. On any error the file is removed and `path` is unchanged.
+    durable: wait until the file is on disk, which takes milliseconds.
     """
     path = target_of(path)
     temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
@@ -98,33 +107,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.close(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True))
         try:
             yield temporary
-            descriptor = open_file(temporary, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            _replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                remove_file(temporary)
-            raise
-
-
-def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Write the whole file or leave the old one; text is UTF-8 with `\\n` line ends.
-
-    durable: wait until the file is on disk, which takes milliseconds.
-    """
-    path = target_of(path)
-    temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
-    with explain_write_errors(path):
-        descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(strike_out(content).encode() if isinstance(content, str) else content)
-                file.flush()
-                if durable:
+            if durable:
+                descriptor = open_file(temporary, os.O_RDONLY)
+                try:
                     os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
             _replace(temporary, path, durable)
         except BaseException:
             with suppress(OSError):
@@ -132,7 +120,18 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
             raise
 
 
-def _replace(temporary: Path, path: Path, durable: bool = True) -> None:
+def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
+    """Write the whole file or leave the old one, see `atomic_path`; text is UTF-8 with `\\n` line
+    ends.
+    """
+    with (
+        atomic_path(path, durable) as temporary,
+        os.fdopen(open_file(temporary, os.O_WRONLY), "wb") as file,
+    ):
+        file.write(strike_out(content).encode() if isinstance(content, str) else content)
+
+
+def _replace(temporary: Path, path: Path, durable: bool) -> None:
     """Rename a file to `path`, in its folder, and wait until the name is on disk."""
     with parent_of(path) as (folder, name):
         os.replace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)

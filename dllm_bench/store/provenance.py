@@ -71,10 +71,11 @@ def environment(device: str = "cpu", with_text: bool = False) -> dict[str, Any]:
 
 def packages() -> dict[str, str | None]:
     """Return the installed versions of relevant packages; None for a package that is absent."""
-    return {name: _version(name) for name in PACKAGES}
+    return {name: installed_version(name) for name in PACKAGES}
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -24,6 +24,7 @@ from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
 from dllm_bench.core.declared import Count, Moment, Range, Seconds, fits, in_words, made_from
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.core.secrets import strike_out_of
 from dllm_bench.core.trace import GIVEN, Token, Trace
 from dllm_bench.metrics.acceptance import speculative_columns
@@ -40,7 +41,7 @@ from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SHOWN_METRICS = ("tpf/emitted", "tps/e2e")  # in a record's short form
+SHOWN_METRICS = ("tpf/emitted", "tps/e2e")  # shown as TPF and TPS wherever runs are listed
 SCORE = "score/"  # begins the column of a further score
 ONE_PER_BRANCH = ", one per branch"  # LoPA's branches on devices of their own
 SCHEMA = 4  # raised with every change of the stored form
@@ -439,6 +440,11 @@ def _check_types(plain: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
     for name, value in plain.items():
         if name in declared and not fits(value, declared[name]):
             raise ValueError(f"{name} is not {in_words(declared[name])}")
+
+
+def prompt_sha256(request: Request) -> str:
+    """Return the hash that a sample stores of its prompt."""
+    return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
 
 
 def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:

@@ -20,9 +20,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from dllm_bench.paths import PACKAGE, conf_dir, further_conf_dirs, options, plugin_folders
+from dllm_bench.paths import (
+    PACKAGE,
+    conf_dir,
+    further_conf_dirs,
+    options,
+    plugin_folders,
+    read_yaml,
+)
 from dllm_bench.store import inputs
 from dllm_bench.store.cache import DerivedCache, fingerprints
 from dllm_bench.store.groups import KINDS
@@ -129,12 +134,11 @@ def default_paths() -> Plain | None:
 
     A value must be an environment variable with the default `null` or `results`.
     """
-    run = yaml.safe_load((conf_dir() / "run.yaml").read_text(encoding="utf-8"))
+    run = read_yaml(conf_dir() / "run.yaml")
     chosen = [entry["paths"] for entry in run["defaults"] if "paths" in entry]
     if len(chosen) != 1 or "paths" in run:
         return None
-    file = conf_dir() / "paths" / f"{chosen[0]}.yaml"
-    group = yaml.safe_load(file.read_text(encoding="utf-8"))
+    group = read_yaml(conf_dir() / "paths" / f"{chosen[0]}.yaml")
     paths: Plain = {}
     for name, text in group.items():
         variable = SIMPLE_PATH.fullmatch(str(text))

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
@@ -40,6 +40,7 @@ from dllm_bench.store.files import (
     every_line,
     explain_write_errors,
     remove_temporaries,
+    results_directory,
     stored_bytes,
     write_atomic,
 )
@@ -103,6 +104,11 @@ class Store:
 
     def __post_init__(self) -> None:
         guard(Path(self.root).parent)
+
+    @classmethod
+    def in_results(cls, results: object) -> Self:
+        """Return the store of a results directory; DllmBenchError if it cannot be one."""
+        return cls(results_directory(results) / "runs")
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Restore a store in another process."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import conf_dir
+from dllm_bench.paths import conf_dir, read_yaml
 from dllm_bench.store.groups import RunConfig, setting_in
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.indexed import OTHER_TYPES, TimedRun, summary_of
@@ -27,7 +27,6 @@ from dllm_bench.store.inputs import files_of_pieces
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
-from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Query
 

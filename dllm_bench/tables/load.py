@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.paths import PACKAGE, conf_dir, conf_dirs, conf_file, options
+from dllm_bench.core.errors import DllmBenchError, require_known, unknown_name
+from dllm_bench.paths import PACKAGE, conf_dir, conf_dirs, conf_file, options, read_yaml
 from dllm_bench.tables.spec import (
     CUT,
     WHOLE,
@@ -79,6 +79,11 @@ def help_of(kind: str) -> str:
     return f"dllm-bench {'claims' if kind == 'claim' else kind} --help"
 
 
+def require_name(kind: str, name: str) -> None:
+    """Raise DllmBenchError unless there is a table, figure or claim called `<paper>/<name>`."""
+    require_known(kind, name, names_of(kind), listing=help_of(kind))
+
+
 def matching_names(kind: str, name: str) -> list[str]:
     """Return the names that `name` stands for: itself, all of a paper, or all with "all"."""
     known = names_of(kind)
@@ -91,9 +96,7 @@ def matching_names(kind: str, name: str) -> list[str]:
 @lru_cache
 def load_table(name: str) -> PaperTable:
     """Return the table called `<paper>/<table>`."""
-    known = names_of("table")
-    if name not in known:
-        raise DllmBenchError(unknown_name("table", name, known, listing=help_of("table")))
+    require_name("table", name)
     return read_table(name, *file_and_data("table", name, REPORTED_TABLES))
 
 
@@ -131,9 +134,7 @@ def load_profile(name: str) -> Profile:
     """Return the profile `conf/profile/<name>.yaml`, merged with the files `<name>/<paper>.yaml`
     next to it: their `instead` entries come first, and all `replace` entries are combined.
     """
-    known = options("profile")
-    if name not in known:
-        raise DllmBenchError(unknown_name("profile", name, known))
+    require_known("profile", name, options("profile"))
     path = conf_file(f"profile/{name}.yaml")
     *papers, plain = map(read_yaml, (*sorted(path.with_suffix("").glob("*.yaml")), path))
     replace: dict[str, dict[str, str | None]] = {}
@@ -184,13 +185,6 @@ def available_here(group: str) -> dict[str, str]:
         if not shipped or any(own in text for own in OWN_GROUPS[group]):
             names[name] = name
     return names
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a yaml file as plain data, with libyaml where it is installed: ten times as fast."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    plain: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)
-    return plain
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -8,8 +8,6 @@ it works with every engine and encoding; it needs the packages booktabs and grap
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import unicodedata
@@ -22,7 +20,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from dllm_bench.store.files import write_atomic
+from dllm_bench.store.files import csv_text, write_atomic
 from dllm_bench.tables import view
 from dllm_bench.tables.derive import Curve
 from dllm_bench.tables.frame import BuiltTable, Row, definition_text
@@ -222,14 +220,12 @@ def as_csv(built: BuiltTable) -> str:
     plain = ["metric", "definition", "unit", "state", "measured", "low", "high", "n"]
     names = [*facets, *plain, "measured_model", "measured_benchmark", "reported", "source"]
     names += ["delta", "verdict", "reason", "notes", "runs"]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for entry in map(cell_plain, built.cells.itertuples()):
-        low, high = entry["interval"] or (None, None)
-        measured_with = {f"measured_{key}": value for key, value in entry["measured_with"].items()}
-        row = {**entry, **entry["keys"], **measured_with, "low": low, "high": high}
-        row |= {"reported": entry["reported_text"]}
-        row |= {key: " ".join(entry[key]) for key in ("notes", "runs")}
-        writer.writerow(row)
-    return text.getvalue()
+    return csv_text(names, map(_csv_row, map(cell_plain, built.cells.itertuples())))
+
+
+def _csv_row(entry: dict[str, Any]) -> dict[str, Any]:
+    low, high = entry["interval"] or (None, None)
+    measured_with = {f"measured_{key}": value for key, value in entry["measured_with"].items()}
+    row = {**entry, **entry["keys"], **measured_with, "low": low, "high": high}
+    row |= {key: " ".join(entry[key]) for key in ("notes", "runs")}
+    return {**row, "reported": entry["reported_text"]}

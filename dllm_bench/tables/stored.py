@@ -17,11 +17,11 @@ from functools import lru_cache
 
 from dllm_bench.benchmarks.items import local_data_only
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import conf_file, options
+from dllm_bench.paths import conf_file, options, read_yaml
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, slug
 from dllm_bench.store.store import RunState, Store
-from dllm_bench.tables.load import load_table, read_yaml
+from dllm_bench.tables.load import load_table
 from dllm_bench.tables.plan import (
     CellState,
     PlannedCell,

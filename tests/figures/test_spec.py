@@ -14,8 +14,9 @@ from dllm_bench.figures import style
 from dllm_bench.figures.panels import PANEL_KINDS
 from dllm_bench.figures.run_series import run_series
 from dllm_bench.figures.spec import REPORTED_FIGURES, PaperFigure, load_figure, read_figure
+from dllm_bench.paths import read_yaml
 from dllm_bench.store.spec import slug
-from dllm_bench.tables.load import load_profile, names_of, read_yaml
+from dllm_bench.tables.load import load_profile, names_of
 
 SMALL = Path(__file__).parent / "small"
 FIGURES = names_of("figure")

@@ -18,7 +18,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import workers
 from dllm_bench.launch.run_many import groups, run_all, take_next
-from dllm_bench.runs.observers import RunningMetrics, SilentObserver
+from dllm_bench.runs.observers import Observer, RunningMetrics
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress, duration
 from dllm_bench.runs.runner import run, run_in_turns
 from dllm_bench.store.spec import RunSpec
@@ -291,7 +291,7 @@ def test_a_fork_server_that_is_killed_during_a_start_is_started_again(
     end_server(signal.SIGKILL)  # the next test has one with everything imported
 
 
-class Noting(SilentObserver):
+class Noting(Observer):
     """Notes when it is started and closed."""
 
     def __init__(self, events: list[str]) -> None:

@@ -12,11 +12,12 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import mean_score
+from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import measure, number_of
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
-from dllm_bench.tables.load import parse_table, read_yaml
+from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, combined_run
 from dllm_bench.tables.render import cell_plain
 from dllm_bench.tables.spec import Cell, TableMetric

@@ -12,12 +12,13 @@ import pytest
 from dllm_bench.claims.spec import Claim
 from dllm_bench.cli import planned as command
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from dllm_bench.tables import view
 from dllm_bench.tables.frame import BuiltTable, Row, build
-from dllm_bench.tables.load import parse_table, read_yaml
+from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import as_json
 from dllm_bench.tables.spec import PaperTable, Profile

@@ -12,9 +12,9 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
-from dllm_bench.paths import CONFIG_DIR, conf_dir, conf_file
+from dllm_bench.paths import CONFIG_DIR, conf_dir, conf_file, read_yaml
 from dllm_bench.tables import load
-from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of, read_yaml
+from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of
 from dllm_bench.tables.spec import Cell, Instead, Profile, Query
 from tests.tables.builders import TINY, own_table, run_cells, small_table
 

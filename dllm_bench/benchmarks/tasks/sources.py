@@ -37,10 +37,9 @@ from dllm_bench.benchmarks.items import (
     read_jsonl,
     require_cache_or_server,
     require_fields,
-    require_known,
 )
 from dllm_bench.benchmarks.tasks import readers
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, require_known
 from dllm_bench.paths import expanded
 
 if TYPE_CHECKING:
