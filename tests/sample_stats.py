@@ -1,12 +1,14 @@
-"""Made-up sample stats for tests: a plain sample with the values changed that a test is about."""
+"""Made-up samples for tests: a plain one with the values changed that a test is about."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
+from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.sample_stats import SampleStats
-from dllm_bench.store.record import RunRecord
+from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.tables.derive import measure_run
 
@@ -23,6 +25,18 @@ def sample(**changes: Any) -> SampleStats:
 def drafted(rounds: Sequence[Sequence[int]], **changes: Any) -> SampleStats:
     """A sample decoded in `rounds` of (proposed, accepted, committed)."""
     return sample(rounds=[list(made) for made in rounds], **changes)
+
+
+def stored_sample(
+    ids: Sequence[int], born: Sequence[int], trace: Trace, **changes: Any
+) -> SampleRecord:
+    """One sample as a run stores it; keyword arguments replace single fields."""
+    texts = {"id": "a", "prompt_sha256": "", "text": "text"}
+    tokens = {"ids": list(ids), "born": list(born), "cut": {"length": len(ids)}, "counts": {}}
+    times = {"seconds": 0.01, "first_step_s": 0.005, "started_at": 0.0, "session": 0}
+    columns = json.loads(json.dumps(trace.columns()))
+    plain: dict[str, Any] = {**texts, **tokens, **times, "trace": columns}
+    return SampleRecord(**{**plain, **changes})
 
 
 def record_of(samples: Sequence[SampleStats], ids: Sequence[str] = ()) -> RunRecord:

@@ -33,41 +33,21 @@ from dllm_bench.site.decoding_order import (
 from dllm_bench.store.record import SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
+from tests.sample_stats import stored_sample
+from tests.site.builders import LOOKAHEADS, lookaheads
 
 WORDS = ["<mask>", "four", " and", " two", " is six", "\n", "<end>"]
-LOOKAHEADS = {"schedule": {"block": 4}, "explore": {"k": 2}}
 LAW = settings(max_examples=25, deadline=None)
 COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def sample(ids: list[int], born: list[int], cut: dict[str, int], trace: Trace) -> SampleRecord:
-    return SampleRecord(
-        id="a",
-        prompt_sha256="",
-        ids=ids,
-        born=born,
-        cut=cut,
-        text="",
-        trace=json.loads(json.dumps(trace.columns())),
-        counts={},
-        seconds=0.01,
-        first_step_s=0.005,
-        started_at=0.0,
-        session=0,
-    )
+    return stored_sample(ids, born, trace, cut=cut, text="")
 
 
 def example() -> SampleRecord:
     """Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
-    trace = Trace(
-        [
-            Forward(ForwardKind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
-            Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=2, forced=1),
-            Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=1),
-        ]
-    )
-    ids = [1, 2, 3, 4, 5, 6, 6, 6, 6, 0]
-    return sample(ids, [0, 1, 2, 2, 0, 0, 2, 2, 2, -1], {"length": 10, "eos": 5}, trace)
+    return replace(lookaheads("a"), text="")
 
 
 def drawn(view: DecodingOrder, width: int = 100, canvas: bool = False, colours: bool = False):

@@ -16,6 +16,7 @@ from dllm_bench.cli.main import main
 from dllm_bench.cli.run import overview
 from dllm_bench.core.benchmark import SampleScore, judge_error
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.runs.progress import headline
 from dllm_bench.site.run_page import tiles
 from dllm_bench.store import index
@@ -23,6 +24,7 @@ from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, RunEntry, Store, read_entry
+from tests.sample_stats import stored_sample
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -33,36 +35,12 @@ def spec(**changes: Any) -> RunSpec:
 
 def sample(name: str = "a", text: str = "four and two is six") -> SampleRecord:
     """Four positions in two forwards: the last two first."""
-    return SampleRecord(
-        id=name,
-        prompt_sha256="",
-        ids=[1, 2, 3, 4],
-        born=[1, 1, 0, 0],
-        cut={"length": 4},
-        text=text,
-        trace={
-            "kind": ["prefill", "denoise"],
-            "branches": [1, 3],
-            "fed": [20, 8],
-            "cached": [0, 12],
-            "ms": [5.0, 2.5],
-            "winner": [0, 2],
-            "forced": [0, 0],
-        },
-        counts={
-            "allocated": 4,
-            "committed": 4,
-            "content": 4,
-            "emitted": 4,
-            "forwards": 2,
-            "rows": 44,
-            "forced": 0,
-        },
-        seconds=0.0075,
-        first_step_s=0.005,
-        started_at=0.0,
-        session=0,
-    )
+    trace = Trace([Forward(ForwardKind.PREFILL, 1, 20, 0, ms=5.0),
+                   Forward(ForwardKind.DENOISE, 3, 8, 12, ms=2.5, winner=2)])  # fmt: skip
+    counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), 4)
+    counts |= {"forwards": 2, "rows": 44, "forced": 0}
+    given: dict[str, Any] = {"id": name, "text": text, "counts": counts, "seconds": 0.0075}
+    return stored_sample([1, 2, 3, 4], [1, 1, 0, 0], trace, **given)
 
 
 def record(values: list[float], ungraded: int = 0, **changes: Any) -> RunRecord:

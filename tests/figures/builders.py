@@ -23,6 +23,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
 from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
 from dllm_bench.tables.spec import Profile
+from tests.sample_stats import stored_sample
 from tests.tables.builders import ENVIRONMENT, spec_of
 
 LENGTH, BLOCK, SLOTS = 24, 8, 7
@@ -35,21 +36,9 @@ def sample(
     """A finished request."""
     counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), len(ids))
     costs = {"forwards": len(rows), "rows": 4 * len(rows), "forced": 0}
-    seconds = sum(row.ms for row in rows) / 1000
-    return SampleRecord(
-        id=key,
-        prompt_sha256="p" * 64,
-        ids=list(ids),
-        born=list(born),
-        cut={"length": len(ids)},
-        text="text",
-        trace=Trace(list(rows)).columns(),
-        counts={**counts, **costs},
-        seconds=seconds,
-        first_step_s=0.001,
-        started_at=0.0,
-        session=0,
-    )
+    seconds, trace = sum(row.ms for row in rows) / 1000, Trace(list(rows))
+    given: dict[str, Any] = {"id": key, "counts": {**counts, **costs}, "seconds": seconds}
+    return stored_sample(ids, born, trace, first_step_s=0.001, **given)
 
 
 def drafted_sample(key: str, random: Random, longest: int | None, surviving: bool) -> SampleRecord:

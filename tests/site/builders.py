@@ -7,7 +7,6 @@ rejected, not verified.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
 from dllm_bench.tables import stored as stored_module
+from tests.sample_stats import stored_sample
 from tests.tables import builders
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;'\"\u2028\u202e"
@@ -78,20 +78,7 @@ def sample(
     name: str, ids: list[int], born: list[int], cut: dict[str, int], trace: Trace
 ) -> SampleRecord:
     """A sample with these facts."""
-    return SampleRecord(
-        id=name,
-        prompt_sha256="",
-        ids=ids,
-        born=born,
-        cut=cut,
-        text=f"four and two {HOSTILE}",
-        trace=json.loads(json.dumps(trace.columns())),
-        counts={},
-        seconds=0.01,
-        first_step_s=0.005,
-        started_at=0.0,
-        session=0,
-    )
+    return stored_sample(ids, born, trace, id=name, cut=cut, text=f"four and two {HOSTILE}")
 
 
 def seal(store: Store, record: RunRecord, samples: Sequence[SampleRecord]) -> Path:

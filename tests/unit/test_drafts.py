@@ -46,11 +46,12 @@ from dllm_bench.serving.load_simulation import (
     threshold_rule,
 )
 from dllm_bench.serving.stored_drafts import StoredDraft, StoredDrafts, drafts_of_text
-from dllm_bench.store.record import SampleRecord, Session
+from dllm_bench.store.record import Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
+from tests.sample_stats import stored_sample
 from tests.speculative import DRAFTERS, write_drafter
 from tests.tiers import covering
 
@@ -248,20 +249,15 @@ def spec(
 def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], special: object) -> str:
     """A sealed run of these generations; its hash."""
     samples = [
-        SampleRecord(
+        stored_sample(
+            found.ids,
+            found.born,
+            found.trace,
             id=found.request_id,
-            prompt_sha256="",
-            ids=list(found.ids),
-            born=list(found.born),
             cut=found.cut,
-            text="text",
-            trace=found.trace.columns(),
-            counts=count_sample(found, special),  # type: ignore[arg-type]
+            counts=count_sample(found, special),
             seconds=1.0,
-            first_step_s=0.1,
-            started_at=0.0,
-            session=0,
-        )
+        )  # type: ignore[arg-type]
         for found in generations
     ]
     scores = {one.id: SampleScore(1.0, "correct", {}) for one in samples}

@@ -19,6 +19,7 @@ from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
 from tests.resume import fakes
+from tests.sample_stats import stored_sample
 
 NEW, BLOCK = 16, 8
 REQUEST = Request("item-0", tuple(range(5, 12)), NEW)
@@ -154,17 +155,4 @@ def test_refusals_are_sentences(tmp_path, model) -> None:
 
 def sample(before: Any) -> SampleRecord:
     """The generation as a run stores it."""
-    return SampleRecord(
-        id=REQUEST.id,
-        prompt_sha256="p" * 64,
-        ids=list(before.ids),
-        born=list(before.born),
-        cut=dict(before.cut),
-        text="",
-        trace=before.trace.columns(),
-        counts={},
-        seconds=0.0,
-        first_step_s=0.0,
-        started_at=0.0,
-        session=0,
-    )
+    return stored_sample(before.ids, before.born, before.trace, id=REQUEST.id, cut=before.cut)
