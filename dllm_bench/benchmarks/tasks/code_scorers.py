@@ -17,7 +17,7 @@ import builtins
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
 from typing import Any
 
 from dllm_bench.benchmarks import code_answers
@@ -27,6 +27,7 @@ from dllm_bench.core.benchmark import JUDGE_ERROR
 
 Doc = dict[str, Any]
 """An item as lm-eval passes it."""
+Filter = Callable[[list[list[str]], list[Doc]], list[list[str]]]
 LIMITS = Limits(cpu_s=5, wall_s=30.0, memory_mb=4096, packages=True)
 """A program gets 5 CPU seconds; HumanEval's own harness allows 3 s of wall time."""
 TIME_FACTOR = 4
@@ -34,87 +35,81 @@ TIME_FACTOR = 4
 CRASHES = ("crashed", "memory", "refused")
 
 
-def humaneval_completion(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+def per_answer(program: Callable[[str, Doc], str]) -> Filter:
+    """Return the filter of lm-eval that applies `program` to every answer."""
+
+    @wraps(program)
+    def of_all(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+        pairs = zip(resps, docs, strict=True)
+        return [[program(text, doc) for text in texts] for texts, doc in pairs]
+
+    return of_all
+
+
+@per_answer
+def humaneval_completion(text: str, doc: Doc) -> str:
     """HumanEval: prompt + answer."""
-    return map_answers(resps, docs, lambda text, doc: doc["prompt"] + text)
-
-
-def humaneval_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """HumanEval: prompt + code of the answer, without an end that does not parse."""
-    return map_answers(resps, docs, extracted_program)
+    return str(doc["prompt"]) + text
 
 
 def extracted_program(text: str, doc: Doc) -> str:
-    """Return the program of `humaneval_extracted`."""
+    """HumanEval: prompt + code of the answer, without an end that does not parse."""
     whole = code_answers.assemble_program(doc["prompt"], text)
     return code_answers.trim_unparsable_end(whole, keep=doc["prompt"].count("\n"))
 
 
-def humaneval_indented(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+humaneval_extracted = per_answer(extracted_program)
+
+
+@per_answer
+def humaneval_indented(text: str, doc: Doc) -> str:
     """HumanEval as `extracted`, with the first line's indent where only that was lost.
 
     A tokenizer may drop the spaces a text begins with; then the body's first line stands at the
     margin and those after it do not.
     """
-
-    def program(text: str, doc: Doc) -> str:
-        return extracted_program(code_answers.with_first_indent(text, doc["entry_point"]), doc)
-
-    return map_answers(resps, docs, program)
+    return extracted_program(code_answers.with_first_indent(text, doc["entry_point"]), doc)
 
 
-def humaneval_instruct(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+@per_answer
+def humaneval_instruct(text: str, doc: Doc) -> str:
     """HumanEval as lm-eval's humaneval_instruct reads it: prompt + answer up to a fence."""
-    return map_answers(resps, docs, lambda text, doc: doc["prompt"] + text.split("```")[0])
+    return str(doc["prompt"]) + text.split("```")[0]
 
 
-def humaneval_lopa(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+@per_answer
+def humaneval_lopa(text: str, doc: Doc) -> str:
     """HumanEval as LoPA reads it: prompt + fenced code, sanitised."""
-
-    def program(text: str, doc: Doc) -> str:
-        whole = code_answers.lopa_program(doc["prompt"], text)
-        return code_answers.lopa_sanitize(whole, doc["entry_point"])
-
-    return map_answers(resps, docs, program)
+    whole = code_answers.lopa_program(doc["prompt"], text)
+    return code_answers.lopa_sanitize(whole, doc["entry_point"])
 
 
-def humaneval_opencompass(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+@per_answer
+def humaneval_opencompass(text: str, doc: Doc) -> str:
     """HumanEval as OpenCompass reads it: prompt + first fenced block."""
-
-    def program(text: str, doc: Doc) -> str:
-        return str(doc["prompt"]) + code_answers.opencompass_code(text)
-
-    return map_answers(resps, docs, program)
+    return str(doc["prompt"]) + code_answers.opencompass_code(text)
 
 
-def mbpp_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+@per_answer
+def mbpp_extracted(text: str, doc: Doc) -> str:
     """MBPP: code of the answer, without an end that does not parse."""
-
-    def program(text: str, doc: Doc) -> str:
-        return code_answers.trim_unparsable_end(code_answers.extract_code(text))
-
-    return map_answers(resps, docs, program)
+    return code_answers.trim_unparsable_end(code_answers.extract_code(text))
 
 
-def mbpp_instruct(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+@per_answer
+def mbpp_instruct(text: str, doc: Doc) -> str:
     """MBPP as lm-eval's mbpp_instruct reads it: the first block of the answer after a fence.
 
     The fence is put before the answer although the prompt ends in it: the word that an answer
     begins with is taken for the name of a language.
     """
-    return map_answers(resps, docs, lambda text, doc: code_answers.reopened_block(text))
+    return code_answers.reopened_block(text)
 
 
-def mbpp_continued(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+@per_answer
+def mbpp_continued(text: str, doc: Doc) -> str:
     """MBPP: the answer up to the fence that closes the prompt's."""
-    return map_answers(resps, docs, lambda text, doc: text.split("```")[0])
-
-
-def map_answers(
-    resps: list[list[str]], docs: list[Doc], program: Callable[[str, Doc], str]
-) -> list[list[str]]:
-    """Apply `program` to every answer; `resps` and `docs` are what lm-eval passes to a filter."""
-    return [[program(text, doc) for text in texts] for texts, doc in zip(resps, docs, strict=True)]
+    return text.split("```")[0]
 
 
 def grade_humaneval(doc: Doc, results: list[str]) -> dict[str, float]:

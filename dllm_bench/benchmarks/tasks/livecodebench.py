@@ -15,7 +15,7 @@ from functools import lru_cache
 from dllm_bench.benchmarks.code_answers import livecodebench_code
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.limits import Limits
-from dllm_bench.benchmarks.tasks.code_scorers import Doc, map_answers, verdict_metrics
+from dllm_bench.benchmarks.tasks.code_scorers import Doc, per_answer, verdict_metrics
 
 TEST_S = 6
 """CPU seconds of a test, LiveCodeBench's own limit."""
@@ -57,14 +57,16 @@ def prompt(doc: Doc) -> str:
     )
 
 
-def first_fenced(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+@per_answer
+def first_fenced(text: str, doc: Doc) -> str:
     """OpenCompass's version 1: the first fenced block."""
-    return map_answers(resps, docs, lambda text, doc: livecodebench_code(text, last=False))
+    return livecodebench_code(text, last=False)
 
 
-def last_fenced(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+@per_answer
+def last_fenced(text: str, doc: Doc) -> str:
     """OpenCompass's version 2: the last fenced block."""
-    return map_answers(resps, docs, lambda text, doc: livecodebench_code(text, last=True))
+    return livecodebench_code(text, last=True)
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:

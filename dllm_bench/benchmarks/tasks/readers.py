@@ -159,11 +159,6 @@ def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def read_arc(file: Path) -> list[Row]:
-    """ARC as published: a question per line."""
-    return [convert_arc(row) for row in read_jsonl(file)]
-
-
 def convert_hellaswag(row: Row) -> Row:
     """HellaSwag as lm-eval asks it: activity and context, four endings, index of the right one."""
     context = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
@@ -176,11 +171,6 @@ def plain_caption(text: str) -> str:
     lm-eval."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
-
-
-def read_hellaswag(file: Path) -> list[Row]:
-    """HellaSwag as published."""
-    return [convert_hellaswag(row) for row in read_jsonl(file)]
 
 
 def convert_piqa(row: Row) -> Row:
@@ -200,11 +190,6 @@ def convert_winogrande(row: Row) -> Row:
     before, _, after = row["sentence"].partition("_")
     choices = [before + row[f"option{number}"] for number in (1, 2)]
     return {"choices": choices, "ending": after.strip(), "gold": int(row["answer"]) - 1}
-
-
-def read_winogrande(file: Path) -> list[Row]:
-    """WinoGrande as published."""
-    return [convert_winogrande(row) for row in read_jsonl(file)]
 
 
 def read_korbench(file: Path) -> list[Row]:
@@ -234,13 +219,10 @@ def _read_korbench_category(folder: Path) -> list[Row]:
     ]
 
 
-def read_livecodebench(file: Path) -> list[Row]:
-    """Question, starter code, name of the function if there is one, and all tests as JSON."""
-    return [convert_livecodebench(row) for row in read_jsonl(file)]
-
-
 def convert_livecodebench(row: Row) -> Row:
-    """Return one problem, with its hidden tests if the file has them."""
+    """Return one problem: question, starter code, name of the function if there is one, and all
+    tests as JSON, the hidden ones if the file has them.
+    """
     tests = json.loads(row["public_test_cases"])
     hidden = _hidden_tests(row.get("private_test_cases") or "[]")
     return {

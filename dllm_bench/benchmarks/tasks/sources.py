@@ -93,18 +93,22 @@ class PublishedSet:
     """Split -> paths in the data directory; the first that exists is read."""
     hub: Mapping[str, HubSplit]
     """Split -> where the hub has it."""
-    read: Callable[[Path], list[Row]] = read_jsonl
-    """Reads an original file."""
     convert: Callable[[Row], Row] = dict
-    """Turns a row of the hub into the form that `read` gives."""
+    """Turns a row of the hub, or a line of an original file, into an item."""
+    read: Callable[[Path], list[Row]] | None = None
+    """Reads an original file that is more than such lines."""
     number: Callable[[int, Row], Any] = lambda i, row: row.get("number", i)
     """(place in the file, row) -> the last part of the item's id."""
     numbers: Mapping[str, range] | None = None
     """Split -> the numbers that belong to it, where one file holds several splits."""
     fields: Sequence[str] = ()
-    """What prompts and grades read of a row, where `read` does not read it."""
+    """What prompts and grades read of a row, where neither `read` nor `convert` does."""
     partial_files: Mapping[str, str] = field(default_factory=dict)
     """Path that holds only a part of a split -> name of the part, which the ids then contain."""
+
+    def rows(self, file: Path) -> list[Row]:
+        """Return the items of an original file."""
+        return self.read(file) if self.read else [self.convert(row) for row in read_jsonl(file)]
 
 
 PUBLISHED: Mapping[str, PublishedSet] = {
@@ -160,7 +164,6 @@ PUBLISHED: Mapping[str, PublishedSet] = {
                 split: HubSplit("allenai/ai2_arc", (f"ARC-{name}",), split)
                 for split in ARC_SPLITS
             },
-            read=readers.read_arc,
             convert=readers.convert_arc,
         )
         for name in ("Challenge", "Easy")
@@ -171,7 +174,6 @@ PUBLISHED: Mapping[str, PublishedSet] = {
             for split, file in (("validation", "val"), ("train", "train"))
         },
         {split: HubSplit("Rowan/hellaswag", (None,), split) for split in ("validation", "train")},
-        read=readers.read_hellaswag,
         convert=readers.convert_hellaswag,
     ),
     "piqa": PublishedSet(
@@ -186,7 +188,6 @@ PUBLISHED: Mapping[str, PublishedSet] = {
             split: HubSplit("allenai/winogrande", ("winogrande_xl",), split)
             for split in ("validation", "train")
         },
-        read=readers.read_winogrande,
         convert=readers.convert_winogrande,
     ),
     "sudoku_dream": PublishedSet(
@@ -237,7 +238,7 @@ PUBLISHED: Mapping[str, PublishedSet] = {
                            "livecodebench/release_v1_400_public_tests.jsonl"],
         },
         {},
-        read=readers.read_livecodebench,
+        convert=readers.convert_livecodebench,
         partial_files={"livecodebench/release_v1_400_public_tests.jsonl": "public"},
     ),
 }  # fmt: skip
@@ -299,7 +300,7 @@ def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
     else:
         file, label = _original_file(source, split, data_dir)
         with naming_file(file):
-            read = published.read(file)
+            read = published.rows(file)
         require_fields(file, read, published.fields)
         if label != split:
             logging.getLogger(__name__).warning(
