@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -157,6 +157,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     plain: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)
     return plain
+
+
+@cache
+def default_pieces(decoder: str) -> Mapping[str, str]:
+    """Return {slot: the piece that the decoder's own yaml chooses}."""
+    defaults = read_yaml(conf_file(f"decoder/{decoder}.yaml")).get("defaults", ())
+    choices = (pair for entry in defaults if not isinstance(entry, str) for pair in entry.items())
+    return {slot.removeprefix("override "): piece for slot, piece in choices}
 
 
 def options(group: str) -> list[str]:

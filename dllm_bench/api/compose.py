@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -42,6 +42,7 @@ from dllm_bench.paths import (
     conf_dir,
     conf_dirs,
     conf_file,
+    default_pieces,
     expanded,
     further_conf_dirs,
     options,
@@ -300,28 +301,7 @@ def decoder_name(choices: Mapping[str, Any]) -> str:
     return name + "".join(changed)
 
 
-@cache
-def default_pieces(decoder: str) -> Mapping[str, str]:
-    """Slot -> the piece that the decoder's yaml chooses."""
-    file = OmegaConf.load(conf_file(f"decoder/{decoder}.yaml"))
-    defaults = OmegaConf.select(file, "defaults", default=())
-    choices = (pair for entry in defaults if not isinstance(entry, str) for pair in entry.items())
-    return {slot.removeprefix("override "): piece for slot, piece in choices}
-
-
 # --- `dllm-bench run` ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ComposedJob:
-    """One job of `dllm-bench run`, composed.
-
-    config: the whole run configuration.
-    reads_data: the benchmark refers to the data directory, whether that is set or not.
-    """
-
-    config: RunConfig
-    reads_data: bool
 
 
 def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> None:
@@ -348,12 +328,10 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)(task)()
 
 
-def composed_job(cfg: DictConfig) -> ComposedJob:
+def composed_job(cfg: DictConfig) -> RunConfig:
     """Return the configuration Hydra passed to a task, as plain data."""
     with as_sentences():
-        config = RunConfig(checked(named(cfg, HydraConfig.get())))
-    benchmark = str(OmegaConf.to_container(cfg.benchmark, resolve=False))
-    return ComposedJob(config, reads_data="${paths.data}" in benchmark)
+        return RunConfig(checked(named(cfg, HydraConfig.get())))
 
 
 def runs_in_this_process() -> bool:

@@ -1,17 +1,16 @@
 """Check a composed configuration quickly, so that mistakes are reported at once.
 
-The checks find a missing data directory, a missing model folder, code execution without consent,
-and a decoder or model that does not fit. Only the last two checks (fit and memory) need torch.
+The checks find a missing model folder, what the benchmark itself refuses (missing data, code
+execution without consent), and a decoder or model that does not fit. Only the last two checks (fit
+and memory) need torch.
 """
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from huggingface_hub import constants
 
-from dllm_bench.benchmarks.sandbox.execution import require_consent
 from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, lacking
@@ -19,7 +18,7 @@ from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.paths import ASSETS, IMPORTED, expanded, place_of
 from dllm_bench.registry import instantiate
 from dllm_bench.store.files import results_directory
-from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup, RunConfig
+from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig
 from dllm_bench.store.hardware import missing_device, resolve_hardware
 from dllm_bench.store.inputs import (
     benchmark_of,
@@ -28,46 +27,17 @@ from dllm_bench.store.inputs import (
 )
 
 DEVICES = ("cpu", "cuda", "auto")
-HUB = "huggingface.co"
 
 
-def check(config: RunConfig, reads_data: bool) -> None:
-    """Raise a DllmBenchError for the first problem found.
-
-    `reads_data` says that the benchmark reads original files from the data directory.
-    """
+def check(config: RunConfig) -> None:
+    """Raise a DllmBenchError for the first problem found."""
     results_directory(config.paths.results)
-    if reads_data:
-        check_data(config.paths.data, config.benchmark.name)
     check_device(config.hardware)
     check_model(config.model)
-    check_consent(config.benchmark)
+    if config.benchmark:
+        benchmark_of(config.benchmark).check()
     check_fits(config)
     check_memory(config)
-
-
-def check_data(data: str | None, benchmark: str) -> None:
-    """Check that a given data directory exists; without one, that the hub can be reached."""
-    if data and not expanded(data).is_dir():
-        raise DllmBenchError(
-            f"Benchmark {benchmark!r} reads paths.data={data}, which is not a directory; name "
-            "the one that holds the original files."
-        )
-    if not data and not hub_is_reachable():
-        raise DllmBenchError(
-            f"Benchmark {benchmark!r} has no data directory, and the hub cannot be reached; name "
-            "the directory that holds the original files with paths.data=DIR or DLLM_BENCH_DATA."
-        )
-
-
-def hub_is_reachable() -> bool:
-    """Return whether the hub's host name resolves, or its cache already holds a data set."""
-    if any(Path(constants.HF_HUB_CACHE).glob("datasets--*")):
-        return True
-    try:
-        return bool(socket.getaddrinfo(HUB, 443))
-    except OSError:
-        return False
 
 
 def check_device(hardware: Hardware) -> None:
@@ -147,9 +117,3 @@ def check_fits(config: RunConfig) -> None:
 def is_cached(hub_id: str) -> bool:
     """Return whether the hub's cache has any version of a repository."""
     return (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir()
-
-
-def check_consent(benchmark: BenchmarkGroup) -> None:
-    """Check that the user has allowed code written by a model to run."""
-    if benchmark and benchmark_of(benchmark).runs_code:
-        require_consent(benchmark.allow_code_execution, benchmark.name)

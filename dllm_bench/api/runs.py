@@ -179,10 +179,10 @@ def make_run(
     config = chosen.composed({**settings, **place})
     tasks, loaded = chosen.tasks, chosen.loaded
     if tasks is not None:
-        check(RunConfig({**config, "benchmark": {}}), reads_data=False)
+        check(RunConfig({**config, "benchmark": {}}))
         config["benchmark"] = {"name": tasks.name}
     else:
-        check(RunConfig(config), reads_data=False)
+        check(RunConfig(config))
     deps = REAL
     if tasks is not None:
         deps = replace(deps, benchmark=lambda _: tasks)

@@ -180,6 +180,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         require_known(f"primary metric of {self.name!r}:", self.primary, STAGES)
         source = PROBLEM_SETS[self.dataset]
         require_known(f"split of {self.name!r}:", self.split, source.splits)
+        sandbox.require_consent(self.allow_code_execution, self.name)
         self._check_data(source)
         if self._needs_evalplus and importlib.util.find_spec("evalplus") is None:
             raise DllmBenchError(
@@ -191,7 +192,6 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
                 f"Benchmark {self.name!r} was asked for {self.shots} few-shot examples and has "
                 "none; set benchmark.shots=0."
             )
-        sandbox.require_consent(self.allow_code_execution, self.name)
 
     def _check_data(self, source: ProblemSet) -> None:
         if source.file and self.data_dir is not None:

@@ -78,11 +78,11 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         task_file(self.task)
         require_known(f"template of {self.name!r}:", self.template, TEMPLATES)
         require_known(f"primary metric of {self.name!r}:", self.primary, metric_names(self.task))
+        if self.runs_code:
+            sandbox.require_consent(self.allow_code_execution, self.name)
         sources.check(self._source, self.split, self.data_dir)
         if self.shots and self._shots_from:
             sources.check(self._source, self._shots_from, self.data_dir)
-        if self.runs_code:
-            sandbox.require_consent(self.allow_code_execution, self.name)
 
     @property
     def runs_code(self) -> bool:

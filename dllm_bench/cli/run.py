@@ -67,11 +67,11 @@ def run_job(cfg: Any) -> None:
     check_launcher()
     local = runs_in_this_process()
     try:
-        job = composed_job(cfg)
-        check(job.config, job.reads_data)
-        measure(job.config, is_multirun())
+        config = composed_job(cfg)
+        check(config)
+        measure(config, is_multirun())
     except BusyError as error:
-        _busy.append(job.config)
+        _busy.append(config)
         show_error(f"postponed: {error.owner} is making this run")
         if not local:  # this process makes no other run
             wait_for_busy(several=True)
@@ -86,9 +86,9 @@ def run_job(cfg: Any) -> None:
 def collect_job(cfg: Any) -> None:
     """Keep one configuration from Hydra for SLURM; a mistake in it does not stop the others."""
     try:
-        job = composed_job(cfg)
-        check(job.config, job.reads_data)
-        _for_slurm.append(job.config)
+        config = composed_job(cfg)
+        check(config)
+        _for_slurm.append(config)
     except DllmBenchError as error:
         _failed.append(str(error))
 
@@ -196,7 +196,7 @@ def overview(records: Sequence[RunRecord]) -> Iterator[str]:
 
 def print_estimate(cfg: Any) -> None:
     """Print the estimated cost of one configuration from Hydra; nothing is run or loaded."""
-    print_lines(estimate_lines(composed_job(cfg).config))
+    print_lines(estimate_lines(composed_job(cfg)))
 
 
 def estimate_lines(config: RunConfig) -> Iterator[str]:

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from dllm_bench.benchmarks.items import local_data_only
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import conf_file, options, read_yaml
+from dllm_bench.paths import conf_file, default_pieces, options, read_yaml
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, slug
 from dllm_bench.store.store import RunState, Store
@@ -170,13 +170,7 @@ def _pattern_of_pieces(decoder: str, pieces: frozenset[tuple[str, str]]) -> str:
     """
     if not pieces or decoder not in options("decoder"):
         return ANY if pieces else ""
-    defaults = read_yaml(conf_file(f"decoder/{decoder}.yaml")).get("defaults", ())
-    own = {
-        slot.removeprefix("override "): name
-        for one in defaults
-        if isinstance(one, dict)
-        for slot, name in one.items()
-    }
+    own = default_pieces(decoder)
     changed = [(slot, name) for slot, name in pieces if own.get(slot) != name]
     if len(changed) > 1 or any(slot not in own for slot, _ in changed):
         return ANY
