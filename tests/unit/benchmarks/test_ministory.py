@@ -1,27 +1,23 @@
-"""ministory: gold answers right, wording free but kept.
+"""ministory and minigsm_free: gold answers right, wording free; ministory's letter is kept.
 
-Results are worked out again from the question's text alone; an answer is read sentence by sentence.
+Results are worked out again from the question's text alone; an answer is read by its equations.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded import minigsm, ministory
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem
+from dllm_bench.benchmarks.embedded import minigsm, minigsm_free, ministory
 from scripts.embedded import tokenizer as embedded
 
 COUNT = 300
 OPS = {verb: op for op, verbs in minigsm.VERBS.items() for verb in verbs}
-
-
-@pytest.fixture(scope="module")
-def problems() -> list[GeneratedProblem]:
-    return list(ministory.TASK.problems("test", COUNT))
+both = pytest.mark.parametrize("task", [ministory, minigsm_free], ids=lambda task: task.TASK.name)
 
 
 def results_of(question: str) -> list[int]:
@@ -34,8 +30,9 @@ def results_of(question: str) -> list[int]:
     return results
 
 
-def test_answers_are_worked_right(problems: list[GeneratedProblem]) -> None:
-    for problem in problems:
+@both
+def test_answers_are_worked_right(task: ModuleType) -> None:
+    for problem in task.TASK.problems("test", COUNT):
         answer, results = problem.fields["answer"], results_of(problem.fields["question"])
         equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
         assert [int(left) for left, *_ in equations] == results[:-1]
@@ -43,19 +40,29 @@ def test_answers_are_worked_right(problems: list[GeneratedProblem]) -> None:
         for left, op, right, result in equations:
             assert minigsm.apply_op(op, int(left), int(right)) == int(result)
         assert answer.endswith(f"\n#### {results[-1]}")
+        stated = [int(n) for n in re.findall(r"(?:has|owns|are|is) (\d+)\b(?! [-+*])", answer)]
+        assert set(stated) <= set(results)
 
 
-def test_the_letter_is_chosen_once_and_kept(problems: list[GeneratedProblem]) -> None:
+def test_the_letter_is_chosen_once_and_kept() -> None:
+    problems = ministory.TASK.problems("test", COUNT)
     letters = [set(re.findall(r"\b[abcrxy]\b", p.fields["answer"])) for p in problems]
     assert all(len(used) == 1 for used in letters)
     assert set().union(*letters) == set(ministory.LETTERS)
 
 
-def test_one_problem_has_many_right_answers_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+@both
+def test_one_problem_has_many_right_answers(
+    task: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one length in ministory, of many lengths in minigsm_free."""
     tokenizer: Any = embedded.build_tokenizer()
     steps = minigsm.draw_steps(random.Random(0), 3)
-    monkeypatch.setattr(ministory, "draw_steps", lambda rng, count: steps)
-    answers = [ministory.draw(random.Random(seed)).continuation for seed in range(200)]
-    assert len(set(answers)) == len(answers)
+    monkeypatch.setattr(task, "draw_steps", lambda rng, count: steps)
+    answers = {task.draw(random.Random(seed)).continuation for seed in range(200)}
+    lengths = {len(tokenizer(answer).input_ids) for answer in answers}
     assert len({answer.split("#### ")[1] for answer in answers}) == 1
-    assert len({len(tokenizer(answer).input_ids) for answer in answers}) == 1
+    if task is ministory:
+        assert (len(answers), len(lengths)) == (200, 1)
+    else:
+        assert len(answers) > 190 and len(lengths) > 20
