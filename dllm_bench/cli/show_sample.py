@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dllm_bench.core.terminal import console as clean_console
-from dllm_bench.core.terminal import painted
 from dllm_bench.site.decoding_order import (
     CanvasToken,
     DecodingOrder,
@@ -36,16 +35,8 @@ LONG_RUN = 4  # this many equal neighbours or more are written once, with their 
 SWATCHES = 16  # colours in the legend, at most
 
 
-def lines(order: DecodingOrder, console: Console, canvas: bool = False) -> Iterator[str]:
-    """Return the decoding order as lines of text, with escape codes if `console` has colours.
-
-    `canvas` adds the canvas after every forward.
-    """
-    return painted(drawing(order, console, canvas), console)
-
-
 def drawing(order: DecodingOrder, console: Console, canvas: bool = False) -> RenderableType:
-    """Return the decoding order as rich draws it, see `lines`."""
+    """Return the decoding order as rich draws it; `canvas` adds the canvas after every forward."""
     colours = bool(console.color_system) and not console.no_color
     return DecodingOrderPainter(order, colours).everything(canvas)
 

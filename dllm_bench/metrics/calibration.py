@@ -99,20 +99,20 @@ def outcomes_by_position(
     ]
 
 
-def calibration_of(outcomes: Outcomes, bins: int = BINS) -> Calibration | None:
+def calibration_of(outcomes: Outcomes) -> Calibration | None:
     """Return all measures of one position; None without predictions."""
     if not outcomes.predicted:
         return None
-    bars = reliability_bins(outcomes, bins)
+    bars = reliability_bins(outcomes)
     return Calibration(len(outcomes.predicted), _gap(bars), auroc(outcomes), brier(outcomes), bars)
 
 
 def calibration_by_position(
-    rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = (), bins: int = BINS
+    rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = ()
 ) -> list[Calibration]:
     """Return the calibration of every position that was verified in any draft."""
     found = outcomes_by_position(rounds, temperatures)
-    measured = (calibration_of(one, bins) for one in found)
+    measured = (calibration_of(one) for one in found)
     return [one for one in measured if one]
 
 
@@ -131,10 +131,10 @@ def _bar(index: int, bins: int, pairs: Sequence[tuple[float, bool]]) -> Reliabil
     )
 
 
-def ece(outcomes: Outcomes, bins: int = BINS) -> float:
+def ece(outcomes: Outcomes) -> float:
     """Return the expected calibration error: |mean prediction - share happened|, averaged over bins
     by size."""
-    return _gap(reliability_bins(outcomes, bins))
+    return _gap(reliability_bins(outcomes))
 
 
 def _gap(bars: Sequence[ReliabilityBin]) -> float:
@@ -164,9 +164,7 @@ def auroc(outcomes: Outcomes) -> float | None:
     return float(ranks.sum() - accepted * (accepted + 1) / 2) / (accepted * rejected)
 
 
-def fit_temperatures(
-    rounds: Sequence[ObservedDraft], grid: Sequence[float] = GRID, bins: int = BINS
-) -> tuple[float, ...]:
+def fit_temperatures(rounds: Sequence[ObservedDraft]) -> tuple[float, ...]:
     """Return one temperature per position, fitted from left to right: each has the lowest ECE given
     the previous ones.
 
@@ -182,9 +180,9 @@ def fit_temperatures(
         ]
         happened = tuple(r.accepted > position for r in seen)
         errors = {}
-        for temperature in grid:
+        for temperature in GRID:
             last = (_sigmoid(r.logits[position] / temperature) for r in seen)
-            errors[temperature] = ece(Outcomes(tuple(map(mul, before, last)), happened), bins)
+            errors[temperature] = ece(Outcomes(tuple(map(mul, before, last)), happened))
         fitted.append(min(errors, key=lambda t: (errors[t], abs(math.log(t)))))
     return tuple(fitted)
 

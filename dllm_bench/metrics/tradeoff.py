@@ -35,13 +35,6 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     ]
 
 
-def aup(
-    points: Sequence[tuple[float, float]], y_max: float, alpha: float = ALPHA, drop: float = DROP
-) -> float:
-    """Return the area under the curve of the points that lost at most `drop`."""
-    return float(area([points[i] for i in within_drop(points, drop)], y_max, alpha))
-
-
 def within_drop(
     points: Sequence[tuple[float, float]], drop: float = DROP, cut: bool = False
 ) -> list[int]:

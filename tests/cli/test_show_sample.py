@@ -24,6 +24,7 @@ from dllm_bench.cli import show_sample
 from dllm_bench.cli.main import main
 from dllm_bench.cli.show import named_sample
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import painted
 from dllm_bench.core.trace import AGAIN_MASKED, GIVEN, Change, Forward, ForwardKind, Trace
 from dllm_bench.site.decoding_order import (
     DecodingOrder,
@@ -55,7 +56,7 @@ def drawn(view: DecodingOrder, width: int = 100, canvas: bool = False, colours: 
     console = Console(
         file=io.StringIO(), width=width, color_system=system, force_terminal=colours, no_color=False
     )
-    return list(show_sample.lines(view, console, canvas))
+    return list(painted(show_sample.drawing(view, console, canvas), console))
 
 
 def view_of(one: SampleRecord, words: list[str] = WORDS) -> DecodingOrder:
@@ -259,7 +260,7 @@ def test_colour_is_for_terminals_and_the_environment_decides(
         monkeypatch.setenv(name, value)
     console = show_sample.terminal()
     assert console.width == 72
-    text = "\n".join(show_sample.lines(view_of(example()), console))
+    text = "\n".join(painted(show_sample.drawing(view_of(example()), console), console))
     assert ("\x1b[" in text) == escapes
     assert ("four₀" in text) == numbers
     assert ("48;" in text) == (escapes and not numbers)  # a background

@@ -12,7 +12,6 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
-from dllm_bench.metrics.tradeoff import aup
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import BuiltTable, Row, build
@@ -21,6 +20,7 @@ from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import as_json, render
 from dllm_bench.tables.spec import PaperTable
 from tests.tables.builders import FULL, HERE, planned_small, record_of, run_cells, seal
+from tests.unit.test_tradeoff import aup
 
 PLAIN: dict[str, Any] = {
     "title": "Areas",

@@ -8,9 +8,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics.tradeoff import area, aup, pareto_front, within_drop
+from dllm_bench.metrics.tradeoff import ALPHA, DROP, area, pareto_front, within_drop
 
 Points = list[tuple[float, float]]
+
+
+def aup(points: Points, y_max: float, alpha: float = ALPHA, drop: float = DROP) -> float:
+    """The area under the curve of the points that lost at most `drop`."""
+    return float(area([points[i] for i in within_drop(points, drop)], y_max, alpha))
+
 
 # d3LLM's leaderboard (commit e5bfcac): tasks; scores of one token per forward (autoregressive and
 # diffusion models), which may be the best of a task; a method's points and its areas. The best of
