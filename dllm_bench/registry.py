@@ -18,7 +18,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
@@ -31,7 +31,7 @@ from typing import Any, Literal, TypeVar, Union, get_type_hints
 
 from dllm_bench.core import declared as declared_types
 from dllm_bench.core.declared import fits, refusal, shown
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.paths import PLUGINS
 
 TARGET = "_target_"
@@ -429,3 +429,12 @@ def _left_out(declared: Field[Any], value: Any) -> bool:
 
 def _path_of(registered: Callable[..., Any]) -> str:
     return f"{registered.__module__}.{registered.__qualname__}"
+
+
+def require_known(
+    kind: str, name: str, known: Iterable[str], more: str = "", listing: str = ""
+) -> None:
+    """Raise DllmBenchError unless `name` is one of the known names; see `unknown_name`."""
+    names = list(known)
+    if name not in names:
+        raise DllmBenchError(unknown_name(kind, name, names, more, listing))

@@ -51,9 +51,9 @@ from dllm_bench.core.benchmark import (
     Turns,
     judge_error,
 )
-from dllm_bench.core.errors import DllmBenchError, require_known
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.registry import register
+from dllm_bench.registry import register, require_known
 
 STAGES = ("base", "plus")
 CALL_LIMITS = {"min_time_s": 1.0, "time_factor": 4.0}

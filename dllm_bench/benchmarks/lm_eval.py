@@ -40,9 +40,9 @@ from dllm_bench.core.benchmark import (
     Turns,
     judge_error,
 )
-from dllm_bench.core.errors import DllmBenchError, require_known
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.registry import register
+from dllm_bench.registry import register, require_known
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask

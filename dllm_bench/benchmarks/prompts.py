@@ -25,9 +25,9 @@ from dllm_bench.benchmarks.items import (
     repeat_items,
 )
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
-from dllm_bench.core.errors import DllmBenchError, require_known
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.registry import register
+from dllm_bench.registry import register, require_known
 
 CAPS: Mapping[str, int] = {
     "gsm8k": 500, "math500": 500, "aime25": 30, "humaneval": 164, "mbpp": 256,

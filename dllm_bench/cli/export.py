@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
-from dllm_bench.core.errors import DllmBenchError, require_known
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.registry import require_known
 from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.nolinks import make_folder
 

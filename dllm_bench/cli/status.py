@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.cli.common import add_results_option, open_store, print_lines
-from dllm_bench.core.errors import DllmBenchError, require_known
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
+from dllm_bench.registry import require_known
 from dllm_bench.site.format import align, number, percent_of
 from dllm_bench.store.files import csv_rows, stored_bytes
 from dllm_bench.store.index import RecordIndex

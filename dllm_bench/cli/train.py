@@ -24,7 +24,7 @@ from dllm_bench.cli.common import (
     print_lines,
     training_folder,
 )
-from dllm_bench.core.errors import require_known
+from dllm_bench.registry import require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import write_json
 from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 
@@ -32,15 +32,6 @@ def unknown_name(
         command = f"; `{listing}` lists them" if listing else ""
         more = f" (the nearest of {len(known)}{command}){more}"
     return f"There is no {kind} {name!r}; {choose} one of: {', '.join(shown)}{more}."
-
-
-def require_known(
-    kind: str, name: str, known: Iterable[str], more: str = "", listing: str = ""
-) -> None:
-    """Raise DllmBenchError unless `name` is one of the known names; see `unknown_name`."""
-    names = list(known)
-    if name not in names:
-        raise DllmBenchError(unknown_name(kind, name, names, more, listing))
 
 
 def nearest(name: str, known: Sequence[str]) -> list[str]:

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from dllm_bench.core.errors import DllmBenchError, require_known, unknown_name
+from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.paths import PACKAGE, conf_dir, conf_dirs, conf_file, options, read_yaml
+from dllm_bench.registry import require_known
 from dllm_bench.tables.spec import (
     CUT,
     WHOLE,

@@ -39,7 +39,6 @@ OTHERS = {  # what opens files itself -> which, none of them below a results fol
     "cli/checkpoints.py": "models",
     "cli/report.py": "an output that the user named",
     "figures/run_series.py": "trained filters",
-    "launch/slurm.py": "conf",
     "runs/runner.py": "Store.open",
     "launch/processes.py": "Store.open",
     "site/build.py": "the package",

@@ -39,8 +39,9 @@ from dllm_bench.benchmarks.items import (
     require_fields,
 )
 from dllm_bench.benchmarks.tasks import readers
-from dllm_bench.core.errors import DllmBenchError, require_known
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import expanded
+from dllm_bench.registry import require_known
 
 if TYPE_CHECKING:
     from datasets import Dataset
