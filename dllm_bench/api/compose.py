@@ -10,6 +10,7 @@ process, so that it may be called inside of a program that is itself a Hydra app
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -325,7 +326,8 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
                 assert app is not None  # initialised by the `with`
                 app.run(CONFIG, task, rest)
             return
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)(task)()
+        with errors_of_output():
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)(task)()
 
 
 def composed_job(cfg: DictConfig) -> RunConfig:
@@ -389,6 +391,25 @@ def check_launcher() -> None:
 
 
 # --- errors --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def errors_of_output() -> Iterator[None]:
+    """Let log handlers raise errors of writing (a closed pipe) in the block.
+
+    Hydra prints `--info` by logging, which otherwise prints a traceback for each line and goes on.
+    """
+
+    def raise_again(self: logging.Handler, record: logging.LogRecord) -> None:
+        if error := sys.exc_info()[1]:
+            raise error
+
+    before = logging.Handler.handleError
+    logging.Handler.handleError = raise_again  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        logging.Handler.handleError = before  # type: ignore[method-assign]
 
 
 @contextmanager

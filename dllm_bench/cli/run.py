@@ -242,10 +242,17 @@ def with_flags_as_settings(arguments: Iterable[str]) -> list[str]:
 
 
 def check_flags(arguments: Sequence[str]) -> None:
-    """Refuse flags that `run` does not have; Hydra's `--hydra-…` flags are among them."""
+    """Refuse flags that `run` does not have, Hydra's `--hydra-…` flags among them, and flags that
+    exclude each other."""
     for argument in arguments:
         if argument.startswith("-") and argument not in FLAGS:
             raise DllmBenchError(
                 f"run has no flag {argument!r}; settings are written name=value, "
                 "see `dllm-bench run --help`."
             )
+    prints = {"-c", "--cfg", "-i", "--info"} & {*arguments}
+    if prints and {*MULTIRUN} & {*arguments}:
+        raise DllmBenchError(
+            f"{min(prints)} prints one configuration and -m makes several runs; leave one of them "
+            "out."
+        )

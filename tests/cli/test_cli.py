@@ -129,6 +129,8 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
             ["no setting 'decoder.score.temperature'", "decoder/score=sampled", "has precision"],
         ),
         (["--multi"], ["no flag '--multi'"]),
+        (["-m", "--info", "defaults"], ["--info prints one configuration", "one of them"]),
+        (["-m", "--cfg", "job"], ["--cfg prints one configuration", "one of them"]),
         (["limit=some"], ["limit is 'some'", "whole number"]),
         (["limit=0"], ["limit is 0", "or null"]),
         (["benchmark=gsm8k", "paths.data=nowhere"], ["not in 'nowhere'", "paths.data=DIR"]),
@@ -215,6 +217,17 @@ def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "dllm_bench.decoding.masked.MaskedDecoder" in done.stdout
     assert os.listdir(tmp_path) == []
+
+
+def test_a_closed_pipe_ends_the_print_of_defaults_in_silence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dllm_bench", "run", "--info", "defaults"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_estimate_names_cost_and_memory_and_runs_nothing(
