@@ -42,6 +42,7 @@ class Condition(StrEnum):
     FED_WINDOW = "the window in every forward"  # every position of it has logits
     FULL_ATTENTION = "full attention"
     BLOCK_CAUSAL = "block-causal attention"
+    FEED_ORDER = "attention that is causal in the order in which rows are fed"
     KNOWN_ORDER = "an order that is known before the forward"  # told by `on_plan`
     ONE_BRANCH = "one branch"
     ANSWER_GAP = "the gap of the answer's logits"
@@ -154,7 +155,8 @@ class DecoderSummary:
     caches: bool = True  # whether a forward can read keys and values of earlier ones
     explores: bool = False  # whether a branch other than the base can continue
     stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
-    attention: str | None = None  # "full" or "block_causal"; None: not the masked loop
+    attention: str | None = None  # "full", "block_causal" or "feed_order" (WeDLM: causal in the
+    # order in which rows are fed); None: not the masked loop
     uses_seed: bool = False  # whether the request's seed can change a token
     warning: str | None = None  # a combination of pieces that is known to lower the score
     drafts: bool = False  # whether a drafter proposes tokens and the model verifies them

@@ -116,18 +116,23 @@ class MaskedDecoder(ComposedDecoder):
         return needing(MASK_TOKEN, model=Condition.MASKS)
 
     def summary(self) -> DecoderSummary:
-        full = Condition.FULL_ATTENTION in self.cache.gives
         return DecoderSummary(
             branches=self.number(MostBranches) or 1,
             block=self.schedule.block,
             one_token_per_forward=Condition.ONE_PER_FORWARD in self.select.gives,
-            attention="full" if full else "block_causal",
+            attention=self._attention(),
             caches=Condition.NO_CACHE not in self.cache.gives,
             explores=Condition.ONE_BRANCH not in self.explore.gives,
             stops_on_end_token=self.any_gives(Condition.STOPS_ON_END),
             uses_seed=self.any_gives(Condition.DRAWS),
             warning=self._warning(),
         )
+
+    def _attention(self) -> str:
+        """Return the form of attention that the cache plans."""
+        if Condition.FEED_ORDER in self.cache.gives:
+            return "feed_order"
+        return "full" if Condition.FULL_ATTENTION in self.cache.gives else "block_causal"
 
     def _warning(self) -> str | None:
         """Return a warning for a combination known to lower the score: a whole generation filled

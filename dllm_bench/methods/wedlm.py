@@ -32,7 +32,9 @@ from dllm_bench.registry import register
 class FeedOrder(Cache):
     """Caches the text before the window; attention is causal in feed order, so this is exact."""
 
-    gives = frozenset({Condition.FED_WINDOW, Condition.OWN_SPANS, Condition.FINAL_KV})
+    gives = frozenset(
+        {Condition.FED_WINDOW, Condition.FEED_ORDER, Condition.OWN_SPANS, Condition.FINAL_KV}
+    )
     needs = needing(ONE_BRANCH, schedule=Condition.BLOCKS_IN_ORDER, model=Condition.UNSHIFTED)
 
     def plan(self, round: Round) -> ForwardPlan:

@@ -95,17 +95,25 @@ class LoadedModel:
         """Return a warning if a decoder uses other attention than the weights were trained with.
 
         None if it is the same, and for autoregressive models, whose decoders must fit anyway.
+        Models trained for WeDLM's "feed_order" are described as block_causal with blocks of 1.
         """
         trained = self.attention_form
-        same_block = self.block in (None, block) or attention == "full"
-        if (trained == attention and same_block) or trained == "causal":
+        if attention == "feed_order":
+            is_same = (trained, self.block) == ("block_causal", 1)
+        else:
+            same_block = self.block in (None, block) or attention == "full"
+            is_same = trained == attention and same_block
+        if is_same or trained == "causal":
             return None
         trained_blocks = f" over blocks of {self.block}" if self.block else ""
-        used_blocks = f" over blocks of {block}" if attention != "full" else ""
+        used = f"{attention} attention over blocks of {block}"
+        used = {
+            "full": "full attention",
+            "feed_order": "attention that is causal in the order in which rows are fed",
+        }.get(attention, used)
         return (
             f"Model {self.metadata.name!r} was trained with {trained} attention{trained_blocks}, "
-            f"the decoder uses {attention} attention{used_blocks}: an approximation that may cost "
-            f"score."
+            f"the decoder uses {used}: an approximation that may cost score."
         )
 
     def encode(self, text: str | Turns) -> list[int]:

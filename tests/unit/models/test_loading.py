@@ -276,6 +276,9 @@ def test_the_yaml_may_say_how_the_weights_were_trained(layout: str, folder: Path
         ("full", None, ("block_causal", 32), "full attention, the decoder uses block_causal"),
         ("block_causal", 4, ("full", 0), "block_causal attention over blocks of 4, the decoder"),
         ("block_causal", 4, ("block_causal", 32), "uses block_causal attention over blocks of 32"),
+        ("block_causal", 1, ("feed_order", 16), None),
+        ("block_causal", 4, ("feed_order", 4), "uses attention that is causal in the order"),
+        ("full", None, ("feed_order", 16), "uses attention that is causal in the order"),
     ],
 )
 def test_a_decoder_with_other_attention_gets_a_warning(
