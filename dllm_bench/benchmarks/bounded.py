@@ -65,7 +65,7 @@ def unreadable(error: UnreadableAnswerError, metrics: Iterable[str]) -> SampleSc
 
 
 def call_bounded(function: Callable[..., Any], text: str, *arguments: Any) -> Any:
-    """`function(text, *arguments)` in a helper process; UnreadableAnswerError if that fails.
+    """Run `function(text, *arguments)` in a helper process; UnreadableAnswerError if that fails.
 
     function: of a module; arguments and result: what JSON can hold.
     """
@@ -176,7 +176,7 @@ def serve() -> None:
 
 
 def _answer(module: str, name: str, *arguments: Any) -> list[Any]:
-    """["value", result], ["unreadable", reason, sentence] or ["fault", sentence]."""
+    """Return ["value", result], ["unreadable", reason, sentence] or ["fault", sentence]."""
     try:
         function = getattr(importlib.import_module(module), name)
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)

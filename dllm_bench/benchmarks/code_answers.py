@@ -87,20 +87,21 @@ def trim_unparsable_end(program: str, keep: int = 1) -> str:
 
 
 def opencompass_code(answer: str) -> str:
-    """OpenCompass: the first fenced block, else the answer as it is."""
+    """Return the first fenced block, else the answer as it is (OpenCompass)."""
     block = re.search(r"```\w*\n(.*?)```", answer, re.DOTALL)
     return block[1] if block else answer
 
 
 def reopened_block(answer: str) -> str:
-    """lm-eval's mbpp_instruct: the first closed block of a fence and the answer; "" without one."""
+    """Return the first closed block of a fence and the answer, "" without one (lm-eval's
+    mbpp_instruct)."""
     pattern = re.compile(r"```(?:\w+)?\n?(.*?)\n?```", re.DOTALL)
     block = pattern.search("```" + answer) or pattern.search(answer.replace("```python", "```"))
     return block[1] if block else ""
 
 
 def livecodebench_code(answer: str, last: bool) -> str:
-    """LiveCodeBench: the lines between the first (or last) two fences; empty without two."""
+    """Return the lines between the first (or last) two fences, "" without two (LiveCodeBench)."""
     lines = answer.split("\n")
     fences = [i for i, line in enumerate(lines) if "```" in line]
     if len(fences) < 2:
@@ -110,17 +111,19 @@ def livecodebench_code(answer: str, last: bool) -> str:
 
 
 def diffucoder_program(prompt: str, answer: str) -> str:
-    """DiffuCoder: the prompt, then the answer up to the fence that closes its own."""
+    """Return the prompt, then the answer up to the fence that closes its own (DiffuCoder)."""
     return prompt + answer.split("```")[0]
 
 
 def lopa_program(prompt: str, answer: str) -> str:
-    """LoPA: the prompt, a line break, what follows the first ```python up to the next fence."""
+    """Return the prompt, a line break, and what follows the first ```python up to the next fence
+    (LoPA)."""
     return prompt + "\n" + answer.split("```python\n", 1)[-1].split("```")[0]
 
 
 def lopa_sanitize(program: str, entry_point: str) -> str:
-    """LoPA's sanitising: the longest span that parses, reduced to what the entry point needs.
+    """Return the longest span that parses, reduced to what the entry point needs (LoPA's
+    sanitising).
 
     Imports stay, and so do the top-level definitions and assignments that the entry point reaches
     by name. Functions without a `return` are dropped.

@@ -320,7 +320,8 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         return _sample_score(outcome, self.primary)
 
     def _inputs(self, problem: Item) -> dict[str, list[Any]]:
-        """Stage -> argument lists, with the tuples, sets and complex numbers JSON cannot hold."""
+        """Return stage -> argument lists, with the tuples, sets and complex numbers JSON cannot
+        hold."""
         inputs = {stage: list(problem[f"{stage}_input"]) for stage in STAGES}
         if self.dataset != "mbpp_plus":
             return inputs
@@ -358,7 +359,8 @@ def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
 
 
 def _download(dataset: str, module: str, function: str) -> Path:
-    """EvalPlus's cached file of a data set; EvalPlus downloads it if absent and if it may."""
+    """Return EvalPlus's cached file of a data set; EvalPlus downloads it if absent and if it
+    may."""
     try:
         theirs: Any = importlib.import_module(module)
         fetch = theirs.make_cache
@@ -376,7 +378,7 @@ def _download(dataset: str, module: str, function: str) -> Path:
 
 
 def _cached_only(url: str, file: str) -> None:
-    """Replaces EvalPlus's download where nothing may be downloaded."""
+    """Refuse a download: takes the place of EvalPlus's own where nothing may be downloaded."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"{file} does not exist and {url} was not downloaded")
 
@@ -394,7 +396,8 @@ def _prompt_text(problem: Item) -> str:
 
 
 def evalplus_sanitize(program: str, entry_point: str) -> str:
-    """EvalPlus's own sanitising, of MAX_LINES lines since it is quadratic in their number."""
+    """Sanitise as EvalPlus does, MAX_LINES lines at most, because its time is quadratic in their
+    number."""
     from evalplus.sanitize import sanitize
 
     return sanitize("\n".join(program.split("\n")[: code_answers.MAX_LINES]), entry_point)

@@ -73,7 +73,7 @@ class BenchmarkSettings:
 
 @contextmanager
 def local_data_only(only: bool = True) -> Iterator[None]:
-    """In the block, items are read from this disk and never downloaded (`only` False: they may)."""
+    """Read items from this disk and never download them in the block (`only` False: download)."""
     token = _MAY_DOWNLOAD.set(not only)
     try:
         yield
@@ -212,7 +212,7 @@ def _json_object(file: Path, number: int, line: bytes) -> dict[str, Any]:
 
 @contextmanager
 def naming_file(file: Path) -> Iterator[None]:
-    """In the block, an error about the form of a file's rows becomes a DllmBenchError."""
+    """Turn an error about the form of a file's rows, raised in the block, into a DllmBenchError."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -77,7 +77,7 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         return SampleScore(value, "correct" if value else "wrong", metrics)
 
     def _metrics(self, item: Item, said: Sequence[Likelihood]) -> dict[str, float]:
-        """lm-eval's metrics of one item."""
+        """Return lm-eval's metrics of one item."""
         results = [(one.nats, one.greedy) for one in said]
         found = task_over(self.task, item).process_results(dict(item), results)
         return {f"{name},none": float(value) for name, value in found.items()}

@@ -263,14 +263,14 @@ def read_target(_: str, task: str, item: Item) -> str:
 
 
 def task_over(task: str, item: Item) -> ConfigurableTask:
-    """lm-eval's task, whose filters and metrics are used, over one item; loaded once."""
+    """Return lm-eval's task, whose filters and metrics are used, over one item; loaded once."""
     if task not in _TO_READ:
         _TO_READ[task] = load_task(task, {"items": [item], "shots_count": 0})
     return _TO_READ[task]
 
 
 def _keep_turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:
-    """Passed to lm-eval as the chat template: keeps the turns, which `encode` renders later."""
+    """Keep the turns, which `encode` renders later; lm-eval takes this as the chat template."""
     return turns
 
 
@@ -338,7 +338,7 @@ def metric_names(task: str) -> list[str]:
 
 
 def load_task(task: str, options: Mapping[str, Any]) -> ConfigurableTask:
-    """lm-eval's task for a file of `tasks/`; `options` go to `sources.dataset`."""
+    """Return lm-eval's task for a file of `tasks/`; `options` go to `sources.dataset`."""
     for name in ("lm_eval", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:

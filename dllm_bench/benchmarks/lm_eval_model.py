@@ -104,7 +104,7 @@ class DllmBenchLM(LM):
         return cls(generate, generate.name, generate.metrics, generate.likelihood)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Texts, each cut at the stop strings of its request.
+        """Return texts, each cut at the stop strings of its request.
 
         DllmBenchError, before anything is decoded, for a generation setting that is not followed.
         """
@@ -236,9 +236,7 @@ def _register() -> None:
 
 
 def execute(parsed: Namespace, build: BuildGenerate) -> None:
-    """Do what the arguments of lm-eval's own command line ask for, with our models as
-    `--model dllm_bench --model_args ...`.
-    """
+    """Run lm-eval's own command line with our models as `--model dllm_bench --model_args ...`."""
     setup_logging()
     _register()
     DllmBenchLM.build = staticmethod(build)

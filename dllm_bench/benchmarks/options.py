@@ -52,7 +52,7 @@ def text_of(likelihoods: Sequence[Likelihood]) -> str:
 
 
 def likelihoods_of(text: str) -> list[Likelihood]:
-    """Inverse of `text_of`; ValueError for another text."""
+    """Invert `text_of`; ValueError for another text."""
     try:
         rows = json.loads(text)["likelihoods"]
         found = [Likelihood(float(nats), float(error), bool(g)) for nats, error, g in rows]

@@ -93,6 +93,6 @@ class PromptsBenchmark(Benchmark):
         return content_hash({"items": self.items, "form": self.chat})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
-        """NaN for every text, with the verdict "not graded"."""
+        """Return NaN for every text, with the verdict "not graded"."""
         items = answered_items(texts, self.items, self.name)
         return {item["id"]: SampleScore(math.nan, "not graded", {}) for item in items}

@@ -73,7 +73,7 @@ class _CacheView:
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *rest: object
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values to attend to; the fresh ones are collected."""
+        """Return the keys and values to attend to, and collect the fresh ones."""
         self.fresh.append((keys, values))
         spans = self.stored[layer]
         if not spans:

@@ -86,7 +86,7 @@ class LladaLayout(CheckpointLayout):
         }
 
     def to_published(self, name: str) -> str:
-        """Published name of a parameter; unknown names are returned unchanged."""
+        """Return the published name of a parameter; unknown names are returned unchanged."""
         stem, _, kind = name.rpartition(".")
         if not stem.startswith(LAYERS):
             return f"{LLADA_TOP[stem]}.{kind}" if stem in LLADA_TOP else name
@@ -337,7 +337,8 @@ class NemotronDiffusionLayout(StandardLayout):
     }
 
     def rope(self, published: PublishedConfig) -> dict[str, Any]:
-        """`rope_parameters`, without the scale of queries and the length that Ministral 3 adds."""
+        """Return `rope_parameters`, without the scale of queries and the length that Ministral 3
+        adds."""
         own = ("llama_4_scaling_beta", "max_position_embeddings")
         return {key: given for key, given in super().rope(published).items() if key not in own}
 
@@ -417,7 +418,8 @@ class Gemma4Layout(CausalLayout):
         return {"tie_word_embeddings": True, **outer, **value(published, "text_config")}
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
-        """Full-attention layers have head sizes of their own, under an old or a new key."""
+        """Return settings by kind of layer: full-attention layers have head sizes of their own,
+        under an old or a new key."""
         heads = "per_layer_config" if "per_layer_config" in published else "global_head_dim"
         optional = ("attention_k_eq_v", "num_global_key_value_heads", "final_logit_softcapping")
         given = {key: published[key] for key in optional if key in published}

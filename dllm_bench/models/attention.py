@@ -69,7 +69,7 @@ class MaskShape:
     def of(
         cls, plan: ForwardPlan, branches: int, cached: tuple[Span, ...], window: int = 0
     ) -> MaskShape:
-        """The mask shape of a plan."""
+        """Return the mask shape of a plan."""
         if plan.attention == "full":
             return cls(
                 branches, plan.feed, cached, window=window, added=plan.added, alone=plan.alone
@@ -91,7 +91,7 @@ class MaskShape:
         return self.block == 0 or self.block_index(self.feed[0]) >= self.block_index(last)
 
     def block_index(self, position: int) -> int:
-        """0 before the origin, then 1, 2, ... for the blocks."""
+        """Return 0 before the origin, then 1, 2, ... for the blocks."""
         if position < self.origin:
             return 0
         return (position - self.origin) // self.block + 1
@@ -100,7 +100,8 @@ class MaskShape:
 def attention_mask(
     shape: MaskShape, visible_K: Tensor | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """Additive mask, broadcastable to (1, 1, K * F, C + K * F); None where everything is seen."""
+    """Return the additive mask, broadcastable to (1, 1, K * F, C + K * F); None where everything is
+    seen."""
     base = None if shape.sees_all else _structure(shape, dtype, device)
     if visible_K is None:
         return base
@@ -113,9 +114,8 @@ def attention_mask(
 def branch_windows(
     shape: MaskShape, visible_K: Tensor | None, device: torch.device
 ) -> BranchWindows | None:
-    """The windows of branches that see all of one cached span and of their own; None for others,
-    and where a mask takes less time.
-    """
+    """Return the windows of branches that see all of one cached span and of their own; None for
+    others, and where a mask takes less time."""
     own, window = replace(shape, branches=1), shape.feed[1] - shape.feed[0]
     if shape.branches == 1 or len(shape.cached) != 1 or visible_K is not None or not own.sees_all:
         return None
@@ -124,7 +124,8 @@ def branch_windows(
 
 
 def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor | None:
-    """Additive mask (1, 1, F, C + F) of one branch that feeds any positions under full attention.
+    """Return the additive mask (1, 1, F, C + F) of one branch that feeds any positions under full
+    attention.
 
     window: positions that a sliding window sees back; 0: no window.
     """
@@ -148,7 +149,7 @@ def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor |
 
 @lru_cache(maxsize=CACHED_MASKS)
 def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The mask of branches, blocks and sliding window: (1, 1, K * F, C + K * F)."""
+    """Return the mask of branches, blocks and sliding window: (1, 1, K * F, C + K * F)."""
     fed_F = fed_positions(shape.feed, shape.added, device)
     cached_C = _cached(shape, device)
     fresh_FF, old_FC = _sees(shape, fed_F, fed_F), _sees(shape, fed_F, cached_C)
@@ -167,15 +168,14 @@ def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def _cached(shape: MaskShape, device: torch.device) -> Tensor:
-    """Visible cached positions, in key order."""
+    """Return the visible cached positions, in key order."""
     spans = [torch.arange(*span, device=device) for span in shape.cached]
     return torch.cat([torch.arange(0, device=device), *spans])
 
 
 def _sees(shape: MaskShape, query_Q: Tensor, key_C: Tensor) -> Tensor:
-    """bool (Q, C): the key's block is not after the query's, and the key is in the window and not
-    hidden from the query.
-    """
+    """Return bool (Q, C): the key's block is not after the query's, and the key is in the window
+    and not hidden from the query."""
     near_QC = torch.ones(len(query_Q), len(key_C), dtype=torch.bool, device=query_Q.device)
     if shape.window:
         near_QC = query_Q[:, None] - key_C[None, :] < shape.window
@@ -191,7 +191,7 @@ def _sees(shape: MaskShape, query_Q: Tensor, key_C: Tensor) -> Tensor:
 
 
 def _hidden(shape: MaskShape, visible_K: Tensor) -> Tensor:
-    """bool (1, 1, 1, C + K * F): fresh keys at or beyond their branch's visible end."""
+    """Return bool (1, 1, 1, C + K * F): fresh keys at or beyond their branch's visible end."""
     fed_F = fed_positions(shape.feed, shape.added, visible_K.device)
     hidden_KF = fed_F >= visible_K[:, None]
     cached = sum(stop - start for start, stop in shape.cached)
@@ -214,7 +214,8 @@ class BatchedRequest:
     """Rows it feeds: K * F."""
 
     def split_groups(self, values_ANE: Tensor) -> Tensor:
-        """Its rows as attention in a forward of one request has them: (groups, A, rows, E)."""
+        """Return the rows in the shape of a forward of one request: (groups, A, rows,
+        E)."""
         if self.groups == 1:
             return values_ANE[None]
         return values_ANE.unflatten(1, (self.groups, -1)).transpose(0, 1)
@@ -224,10 +225,10 @@ class BatchedRequest:
 class BranchWindows:
     """In place of a mask: each branch sees one cached span and its own window, nothing else.
 
-    Of K branches with windows of F behind C positions, a mask lets all K * F queries meet C + K * F
-    keys, and torch's kernels for CUDA need a copy of K/V for every head of queries then. Apart they
-    meet C + F keys, uncopied. Launches a layer on CUDA: a mask three (two copies), apart three
-    (Triton joins) or six.
+    For K branches with windows of F after C positions, a mask makes all K * F queries attend to C +
+    K * F keys, and torch's kernels for CUDA then need a copy of K/V for every head of queries.
+    Separately they attend to C + F keys without copies. Launches per layer on CUDA: with a mask
+    three (two of them copies), separately three (joined by Triton) or six.
     """
 
     window: int
@@ -236,8 +237,8 @@ class BranchWindows:
 
 @dataclass(frozen=True)
 class FixedWindows:
-    """In place of a mask, for forwards of a fixed shape: each branch sees of the store of cached
-    K/V and of its own window what two additive masks leave, which are written before a forward.
+    """In place of a mask, for forwards of a fixed shape: two additive masks, written before a
+    forward, say what each branch sees of the store of cached K/V and of its own window.
     """
 
     own_K1FF: Tensor
@@ -268,7 +269,7 @@ class BatchMask:
 
 
 def split_requests(values_1ANE: Tensor, requests: Sequence[BatchedRequest]) -> list[Tensor]:
-    """The rows of each request."""
+    """Return the rows of each request."""
     pieces = values_1ANE[0].split([request.rows for request in requests], dim=1)
     return [
         request.split_groups(piece_ANE) for request, piece_ANE in zip(requests, pieces, strict=True)
@@ -277,7 +278,7 @@ def split_requests(values_1ANE: Tensor, requests: Sequence[BatchedRequest]) -> l
 
 @dataclass(frozen=True)
 class BatchCache:
-    """The caches of all requests, behind the interface that transformers' attention uses."""
+    """The caches of all requests, with the interface that transformers' attention uses."""
 
     requests: Sequence[BatchedRequest]
     """The requests, in the order of their rows."""
@@ -308,7 +309,8 @@ class FreshCache(Protocol):
         """Take fresh K/V of a layer; what is attended to, in a batch of each request."""
 
     def slots(self, layer: int, rows: int) -> Slots | None:
-        """Where the K/V of that many rows are to be written before `update`; None: anywhere."""
+        """Return the place where the K/V of that many rows are written before `update`; None: no
+        fixed place."""
 
 
 class FixedCache(FreshCache, Protocol):
@@ -318,13 +320,13 @@ class FixedCache(FreshCache, Protocol):
         """Put fresh K/V of a layer into their slots, which are returned, (K, G, F, E) each."""
 
     def aside(self, keys: Tensor, values: Tensor, layer: int) -> Slots:
-        """All cached K/V of a layer, valid or not, (1, G, C, E) each."""
+        """Return all cached K/V of a layer, valid or not, (1, G, C, E) each."""
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: AnyMask, cache: FreshCache, layer: int
 ) -> Tensor:
-    """Attention (P, F, A * E) of a layer: queries (P, A, F, E) over fresh and cached K/V."""
+    """Return attention (P, F, A * E) of a layer: queries (P, A, F, E) over fresh and cached K/V."""
     if isinstance(mask, BranchWindows):
         assert isinstance(cache, PositionCache)
         cached = cache.aside(key, value, layer)
@@ -341,7 +343,8 @@ def attend(
 def _attend_batch(
     query_1ANE: Tensor, key_1GNE: Tensor, value_1GNE: Tensor, mask: BatchMask, layer: int
 ) -> Tensor:
-    """Attention (1, N, A, E) of a batch: of all requests at once where all have equal windows."""
+    """Return attention (1, N, A, E) of a batch: of all requests at once where all have equal
+    windows."""
     parts = (split_requests(part, mask.requests) for part in (query_1ANE, key_1GNE, value_1GNE))
     each = list(zip(mask.requests, *parts, mask.masks, strict=True))
     if mask.window is not None:
@@ -368,9 +371,8 @@ def attend_windows(
     rows: Sequence[int],
     window: int,
 ) -> Tensor:
-    """Attention (1, N, A, E) of branches over their own windows, `fresh` (1, G, N, E), and over the
-    cached K/V of their request, (1, G, C, E) each. rows: of each request.
-    """
+    """Return attention (1, N, A, E) of branches over their own windows, `fresh` (1, G, N, E), and
+    over the cached K/V of their request, (1, G, C, E) each. rows: of each request."""
     apart = [part[0].unflatten(1, (-1, window)).transpose(0, 1) for part in (query_1ANE, *fresh)]
     own = attend_with_mass(*apart)
     queries = query_1ANE.split(list(rows), 2)
@@ -385,9 +387,8 @@ def attend_windows(
 def attend_fixed(
     query_KAFE: Tensor, fresh: Slots, mask: FixedWindows, cache: FixedCache, layer: int
 ) -> Tensor:
-    """Attention (K, F, A, E) of branches over their own windows, `fresh` (K, G, F, E), and over the
-    store of cached K/V.
-    """
+    """Return attention (K, F, A, E) of branches over their own windows, `fresh` (K, G, F, E), and
+    over the store of cached K/V."""
     own = attend_with_mass(query_KAFE, *cache.update(*fresh, layer), mask.own_K1FF)
     if mask.cached_C is None:
         return own[0]
@@ -401,7 +402,7 @@ def attend_fixed(
 def attend_with_mass(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention (P, F, A, E), and the log of the sum of its exponentials, float32 (P, A, F).
+    """Return attention (P, F, A, E), and the log of the sum of its exponentials, float32 (P, A, F).
 
     mask: additive and finite, (P, 1, F, X) for X keys; None: everything is seen.
     """
@@ -422,7 +423,7 @@ def attend_with_mass(
 def _attend_by_kernel(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention (P, A, F, E) and mass (P, A, F) by torch's CUDA kernels.
+    """Return attention (P, A, F, E) and mass (P, A, F) by torch's CUDA kernels.
 
     Of torch's public functions, `scaled_dot_product_attention` returns no mass, FlexAttention is
     fast only under torch.compile, and `varlen_attn` needs tensors of lengths, whose launches and
@@ -437,7 +438,8 @@ def _attend_by_kernel(
 def _attend_masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention (P, A, F, E) and mass (P, A, F) under a mask (P, 1, F, X), by torch's CUDA kernel.
+    """Return attention (P, A, F, E) and mass (P, A, F) under a mask (P, 1, F, X), by torch's CUDA
+    kernel.
 
     It takes no K/V that several heads share: of one sequence, heads of a group become sequences
     that share them; of several, K/V are repeated.
@@ -464,7 +466,7 @@ def _attend_masked(
 def mass_kernel_works(
     masked: bool, dtype: torch.dtype, heads: tuple[int, int, int], device: str = "cuda"
 ) -> bool:
-    """Whether `_attend_by_kernel` agrees with products of matrices; tried once.
+    """Return whether `_attend_by_kernel` agrees with products of matrices; tried once.
 
     heads: of queries, and of K/V, and their size.
     """
@@ -507,7 +509,7 @@ def _compare_mass_kernel(
 def _attend_by_products(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`attend_with_mass` where no kernel returns the sum."""
+    """Compute `attend_with_mass` where no kernel returns the sum."""
     grouped = query.unflatten(1, (key.shape[1], -1)) * query.shape[-1] ** -0.5
     scores = (grouped @ key.unsqueeze(2).mT).float()
     if mask is not None:
@@ -524,9 +526,8 @@ def _probe(request: BatchedRequest, query: Tensor, key: Tensor, mask: Tensor | N
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention (P, F, A, E) of one request. With a mask, torch's fast kernels for CUDA take no
-    K/V that several heads share.
-    """
+    """Return attention (P, F, A, E) of one request. With a mask, torch's fast kernels for CUDA take
+    no K/V that several heads share."""
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1 and mask is not None and query.is_cuda:
         key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))
@@ -547,8 +548,8 @@ def attend_per_request(
     position_ids: Tensor | None = None,
     use_cache: bool = True,
 ) -> tuple[Tensor, None]:
-    """Attention (1, N, A, E) of a batch, request by request, with the signature that transformers
-    calls.
+    """Return attention (1, N, A, E) of a batch, request by request, with the signature that
+    transformers calls.
 
     `keys_values_mask` are the keys and values of each request and a `BatchMask`. The last three
     arguments are not needed: windows are in the masks, positions in the rotation.
@@ -578,7 +579,7 @@ def register_batched_attention() -> None:
 
 @contextmanager
 def per_request_attention(config: Any) -> Iterator[None]:
-    """In the block, a model with this config computes attention with `attend_per_request`."""
+    """Make a model with this config compute attention with `attend_per_request` in the block."""
     usual = config._attn_implementation
     config._attn_implementation = PER_REQUEST
     try:

@@ -27,7 +27,7 @@ class CanvasDenoiser(TransformerDenoiser):
 
     @torch.inference_mode()
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
-        """Float32 logits (1, C, V) of a canvas; see `TransformerDenoiser.forward`."""
+        """Return float32 logits (1, C, V) of a canvas; see `TransformerDenoiser.forward`."""
         self._denoises = plan.attention == "full"
         scales = self._module.scale_N1 if self._denoises else self._encoder_scales
         for layer, scale in zip(self._module.model.layers, scales, strict=True):
@@ -37,7 +37,8 @@ class CanvasDenoiser(TransformerDenoiser):
     def forward_batch(
         self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """`forward` of several requests, one after another, since some encode and some denoise."""
+        """Compute `forward` of several requests, one after another, since some encode and some
+        denoise."""
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
 
     @torch.inference_mode()
@@ -50,12 +51,13 @@ class CanvasDenoiser(TransformerDenoiser):
         return mean_KRH
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Float32 logits (..., V) of normalised hidden states (..., H)."""
+        """Return float32 logits (..., V) of normalised hidden states (..., H)."""
         logits: Tensor = self._module.lm_head(hidden).float()
         return logits if self._softcap is None else (logits / self._softcap).tanh() * self._softcap
 
     def _embed_fed(self, ids_PF: Tensor, added: Tensor | None) -> Tensor:
-        """Embeddings (P, F, H); on a canvas with self-conditioning, 0 where nothing is added."""
+        """Return embeddings (P, F, H); on a canvas with self-conditioning, 0 where nothing is
+        added."""
         embedded_PFH = self.embed(ids_PF)
         if not self._denoises:
             return embedded_PFH

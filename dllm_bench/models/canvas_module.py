@@ -1,8 +1,8 @@
 """DiffusionGemma's text model as one stack of layers, without its vision tower.
 
 transformers' class holds the layers twice, an encoder and a decoder that share their weights and
-differ in attention and in a number that each layer's output is multiplied by. Here they are the
-encoder's modules, and the decoder's numbers lie beside them.
+differ in attention and in a scale of each layer's output. Here they are the encoder's modules, and
+the decoder's scales are stored separately.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class Weights:
     """The tensors of safetensors files; only headers are read until `read` is called.
 
     `ignored` is a regular expression of tensor names to leave out. Files are mapped into memory,
-    and what was read of a mapping stays there until it is closed, so `read` begins a new one now
-    and then: tensors that were copied elsewhere do not add up.
+    and pages that were read stay there until the mapping is closed. `read` therefore starts a new
+    mapping from time to time, so that copied tensors do not occupy memory twice.
     """
 
     def __init__(self, files: Iterable[Path], ignored: str | None = None) -> None:
@@ -109,7 +109,7 @@ class Weights:
         return tuple(self._file_of[name].get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """Dtype of a tensor as the file names it: F32, BF16, ..."""
+        """Return the dtype of a tensor as the file names it: F32, BF16, ..."""
         return str(self._file_of[name].get_slice(name).get_dtype())
 
     def read(self, name: str) -> Tensor:
@@ -145,7 +145,7 @@ def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
 
 
 def published_shapes(layout: CheckpointLayout, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Published name and shape of every tensor that a module with these parameters needs."""
+    """Return published name and shape of every tensor for a module with these parameters."""
     expected: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         for part in layout.parts(name, shapes):

@@ -1,9 +1,10 @@
 """Forwards in which every layer chooses the rows it computes, by the rule `ForwardPlan.recompute`.
 
 The hidden states of all rows pass through the layers. A layer computes query, key, attention and
-MLP of the rows that the rule wants; the others add what attention and MLP gave for them last. Key
-and value of a row stay in the cache until they are computed again. The parts of a `DecoderLayer`
-are called on fewer rows: a layout says by `plain_layers` that its layers have them.
+MLP of the rows that the rule chooses; the other rows add the outputs of attention and MLP that were
+computed for them last. Key and value of a row stay in the cache until they are computed again. It
+calls the parts of a `DecoderLayer` on fewer rows; a layout whose layers have these parts sets
+`plain_layers`.
 
 Shapes: X fed positions, R rows that are computed, S positions of which the rule chooses, G heads of
 keys and values, E head size, C = G * E, H hidden size.
@@ -29,7 +30,7 @@ ATTENTION, MLP = 0, 1  # indices of `LayerCache.outputs`
 def layers_under(
     plan: ForwardPlan, kv: PositionCache, layers: Sequence[DecoderLayer]
 ) -> Sequence[Callable[..., Tensor]]:
-    """The layers as a forward of this plan runs them."""
+    """Return the layers as a forward of this plan runs them."""
     if plan.recompute is None:
         return layers
     return [RowLayer(layer, index, plan.recompute, kv) for index, layer in enumerate(layers)]
@@ -50,7 +51,7 @@ class RowLayer:
     def __call__(
         self, hidden_1XH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:
-        """Hidden states (1, X, H) after the layer."""
+        """Return hidden states (1, X, H) after the layer."""
         self._length = hidden_1XH.shape[1]
         self._normed_1XH = self._layer.normed(hidden_1XH)
         self._rows_R = self._rule.rows(self)
@@ -81,13 +82,13 @@ class RowLayer:
         return index_R + first
 
     def _of_rows(self, values: Tensor, dim: int) -> Tensor:
-        """The rows that are computed, of a tensor with X or 1 of them in dimension `dim`."""
+        """Return the computed rows of a tensor that has X rows, or 1, in dimension `dim`."""
         if self._rows_R is None or values.shape[dim] == 1:
             return values
         return values.index_select(dim, self._rows_R)
 
     def _attended(self, rows: int, mask: AnyMask, rotation: Rotation, cache: FreshCache) -> Tensor:
-        """What attention adds to the rows, (1, R, H); their K/V are kept."""
+        """Return what attention adds to the rows, (1, R, H); their K/V are kept."""
         if self._rows_R is not None:
             self._kept.at = self._rows_R
         if isinstance(mask, BatchMask):  # of this request alone
@@ -113,9 +114,8 @@ class RowLayer:
         return kept_1XH.index_copy_(1, self._rows_R, fresh_1RH)
 
     def _bytes_read(self, skipped: int) -> int:
-        """What it took from the cache: K, V and both outputs of rows that are not computed, and
-        the old V of those that were chosen by comparing it with the new one.
-        """
+        """Return the bytes taken from the cache: K, V and both outputs of rows that are not
+        computed, and the old V of those that were chosen by comparing it with the new one."""
         assert self._kept.stored is not None
         keys, values = self._kept.stored
         per_row = [(keys, skipped), (values, skipped + self._compared)]

@@ -3,11 +3,11 @@
 z-lab and SpecForge (`DFlashDraftModel`, `DFlash2DraftModel`) nest their keys in `dflash_config`;
 their drafters predict only at the masked slots and use the target's embedding and head. DeepSpec
 (`Qwen3DSparkModel`, for DFlash and DSpark) has flat keys; its drafters predict at every slot, for
-the position after it, and carry a copy of embedding and head. This project's have the keys of
-either and carry no copy: `target_tables` is true. Theirs may also draft a part of the vocabulary
-alone, as in the original EAGLE-3, whose d2t and t2d are here one list of ids: `draft_token_ids`.
+the position after it, and carry a copy of embedding and head. Drafters of this project have the
+keys of either format and no copy (`target_tables` is true). They may draft a part of the vocabulary
+only, as in the original EAGLE-3, whose d2t and t2d are one list of ids here: `draft_token_ids`.
 Checkpoints of one format cannot be read as the other. Not supported: targets whose embedding or
-head scales what it reads or gives, drafters for Gemma, and SpecForge's DSpark.
+head scales its input or output, drafters for Gemma, and SpecForge's DSpark.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def read_dflash2(published: PublishedConfig) -> DrafterConfig:
 
 
 def draft_ids(published: PublishedConfig) -> tuple[int, ...]:
-    """The draft vocabulary of a config; DllmBenchError if its ids are not ascending."""
+    """Return the draft vocabulary of a config; DllmBenchError if its ids are not ascending."""
     ids = tuple(published.get(DRAFT_IDS) or ())
     if any(first >= second for first, second in pairwise((-1, *ids))):
         raise DllmBenchError(
@@ -147,7 +147,8 @@ def read_deep_spec(published: PublishedConfig) -> DrafterConfig:
 
 
 def read_eagle3(published: PublishedConfig) -> DrafterConfig:
-    """DeepSpec's EAGLE-3 config; the chain is as long as training unrolled it (`ttt_length`)."""
+    """Read DeepSpec's EAGLE-3 config; the chain is as long as training unrolled it
+    (`ttt_length`)."""
     return DrafterConfig(
         slots=value(published, "ttt_length"),
         feature_layers=tuple(value(published, "target_layer_ids")),

@@ -155,7 +155,7 @@ ANGLES = 1024  # positions by whose multiples the tables of rotary embeddings gr
 
 @lru_cache(maxsize=4)
 def angles(rotary_emb: Any, length: int, device: torch.device, dtype: torch.dtype) -> Rotation:
-    """Cosines and sines (1, L, E) of the first positions."""
+    """Return cosines and sines (1, L, E) of the first positions."""
     position_1L = torch.arange(length, device=device)[None]
     return cast(Rotation, rotary_emb(torch.empty(0, dtype=dtype, device=device), position_1L))
 
@@ -205,7 +205,7 @@ class SlotConvolution(nn.Module):
         self.kernel_projection = nn.Linear(width, 2 * taps * (width // group), bias=False)
 
     def around(self, sublayer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """Outputs (..., S, H) of the sublayer for the slots `rows` (..., S, H)."""
+        """Return outputs (..., S, H) of the sublayer for the slots `rows` (..., S, H)."""
         delta = self.kernel_projection(rows).unflatten(-1, (2, self.taps, -1))
         kernels = self.base_kernel + delta.repeat_interleave(self.group, dim=-1)
         before, after = kernels.flip(-2).unbind(-3)  # the earliest tap first
@@ -242,7 +242,8 @@ class BlockLayer(nn.Module):
     def forward(
         self, own: PlainLayer, slots_1SH: Tensor, rotation: Rotation, kv: PositionCache
     ) -> Tensor:
-        """The slots after the layer, behind the cached context; `own` computes its parts."""
+        """Return the slots after the layer; they attend to the cached context, then to each other.
+        `own` computes its parts."""
         slots = slots_1SH.shape[1]
         mask = self.self_attn.mask(slots, kv.length + slots, slots_1SH)
         if not self.convolves:
@@ -275,7 +276,7 @@ class ChainLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def rows(self, token_1FH: Tensor, hidden_1FH: Tensor) -> Tensor:
-        """What attention reads, (1, F, 2 H)."""
+        """Return the input of attention, (1, F, 2 H)."""
         pair = [self.input_layernorm(token_1FH), self.hidden_norm(hidden_1FH)]
         return torch.cat(pair, dim=-1)
 
@@ -332,7 +333,7 @@ class DraftNetwork(nn.Module):
             self._bound = ref(target)
 
     def places(self, ids: Tensor) -> Tensor:
-        """Where tokens are in the draft vocabulary; N for tokens that are not in it."""
+        """Return the indices of tokens in the draft vocabulary; N for tokens that are not in it."""
         if not self.drafter_config.draft_ids:
             return ids
         place = torch.searchsorted(self.draft_ids, ids.contiguous())
@@ -340,7 +341,7 @@ class DraftNetwork(nn.Module):
         return place.where(found, self.drafted)
 
     def spread(self, values: Tensor, others: float) -> Tensor:
-        """Values (..., V) of all tokens from those (..., N) of the draft vocabulary."""
+        """Return values (..., V) of all tokens from those (..., N) of the draft vocabulary."""
         if not self.drafter_config.draft_ids:
             return values
         every = values.new_full((*values.shape[:-1], self.vocabulary), others)
@@ -357,7 +358,8 @@ class DraftNetwork(nn.Module):
         return PositionCache(len(self.layers), length, shifted=False)
 
     def embed(self, ids: Tensor, target: Target) -> Tensor:
-        """Embeddings of tokens, by the drafter's own table if it has one, else by the target's."""
+        """Return embeddings of tokens, by the drafter's own table if it has one, else by the
+        target's."""
         embedded: Tensor = (
             self.embed_tokens(ids) if self.drafter_config.tables else target.embed(ids)
         )
@@ -365,7 +367,7 @@ class DraftNetwork(nn.Module):
         return embedded if scale == 1 else embedded * scale
 
     def logits(self, hidden: Tensor, target: Target) -> Tensor:
-        """Logits of normalised hidden states, by the drafter's own head if it has one."""
+        """Return logits of normalised hidden states, by the drafter's own head if it has one."""
         if self.drafter_config.tables:
             logits: Tensor = self.lm_head(hidden)
         elif self.drafter_config.draft_ids:
@@ -386,9 +388,8 @@ class DraftNetwork(nn.Module):
         finish_draft(kv, plan, rows_1FX)
 
     def rotation(self, like_1FX: Tensor, first: int) -> Rotation:
-        """Cosines and sines of F positions from `first` on, in the dtype and on the device of
-        `like`: views of those of many positions.
-        """
+        """Return cosines and sines of F positions from `first` on, in the dtype and on the device
+        of `like`: views of those of many positions."""
         last = first + like_1FX.shape[1]
         cos_1LE, sin_1LE = angles(
             self.rotary_emb, last + -last % ANGLES, like_1FX.device, like_1FX.dtype
@@ -419,9 +420,8 @@ class BlockDraftNetwork(DraftNetwork):
     def block(
         self, context: Context, slots: int, first: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states (D, H) and logits (D, V) of the slots that predict, slot `first` and those
-        after it if given; stores K/V of the new context.
-        """
+        """Return hidden states (D, H) and logits (D, V) of the slots that predict, slot `first` and
+        those after it if given; stores K/V of the new context."""
         kv, anchor = context.kv, context.anchor
         assert isinstance(kv, PositionCache)
         assert context.features_1FC is not None
@@ -440,14 +440,15 @@ class BlockDraftNetwork(DraftNetwork):
     def transition(
         self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """What the previous token adds to a slot's logits (V,), and the head's next state."""
+        """Return what the previous token adds to a slot's logits (V,), and the head's next
+        state."""
         bias_N, state = self.draft_bias(token, hidden_H, state)
         return self.spread(bias_N, 0.0), state
 
     def draft_bias(
         self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """The same for the logits (N,) of the draft vocabulary."""
+        """Return the same for the logits (N,) of the draft vocabulary."""
         return cast(tuple[Tensor, HeadState], self.markov_head(self.places(token), hidden_H, state))
 
     def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
@@ -456,9 +457,8 @@ class BlockDraftNetwork(DraftNetwork):
         return cast(Tensor, self.candidate_selector(token, hidden_H, ids_K))
 
     def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
-        """Logit (...) of the probability that a slot's token is accepted, of slots with hidden
-        states (..., H) after the tokens (...).
-        """
+        """Return the logit (...) of the probability that a slot's token is accepted, of slots with
+        hidden states (..., H) after the tokens (...)."""
         reads_token = self.drafter_config.rank and self.drafter_config.confidence_reads_token
         embedded = [self.markov_head.markov_w1(self.places(token))] if reads_token else []
         return cast(Tensor, self.confidence_head(hidden, *embedded))

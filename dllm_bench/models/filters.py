@@ -116,7 +116,7 @@ class LearnedFilter:
 
 
 def apply(layers: Layers, activation: str, values: Tensor) -> Tensor:
-    """Linear layers with an activation between them, over the last dimension."""
+    """Apply linear layers with an activation between them, over the last dimension."""
     for index, (weight, bias) in enumerate(layers):
         values = F.linear(ACTIVATIONS[activation](values) if index else values, weight, bias)
     return values
@@ -196,7 +196,7 @@ def _read(file: Path, sha256: str, device: torch.device) -> tuple[Layers, Filter
 
 
 def _layers(file: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Layers:
-    """Layers in order; DllmBenchError where their names or widths do not fit.
+    """Return layers in order; DllmBenchError where their names or widths do not fit.
 
     They are numbered 0, 2, 4, … because the activations between them are counted too. The last
     layer must give as many numbers as the first one reads.

@@ -1,6 +1,6 @@
 """What a checkpoint's folder holds, by its JSON files alone: no weight is opened.
 
-Importing this module is cheap, so that what a folder lacks is said before torch is imported.
+Importing this module is cheap, so that missing files are reported before torch is imported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def adapted_model(folder: Path) -> str | None:
 
 
 def published_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint; DllmBenchError where it is missing, or for a LoRA adapter."""
+    """Return config.json of a checkpoint; DllmBenchError where it is missing, or for a LoRA
+    adapter."""
     if is_lora(folder):
         base = adapted_model(folder) or "BASE"
         raise DllmBenchError(

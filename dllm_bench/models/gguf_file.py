@@ -1,8 +1,8 @@
 """Read a GGUF file: the metadata and tensors of its header, and the values of one tensor at a time.
 
-The file may come from a stranger, so every count and length is checked before anything of that size
-is read or built. Format: github.com/ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-endian.
-Importing this module is cheap; the package `gguf` is needed once tensors are listed.
+The file is not trusted: every count and length is checked before anything of that size is read or
+built. Format: github.com/ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-endian. Importing
+this module is cheap; the package `gguf` is needed once tensors are listed.
 """
 
 from __future__ import annotations

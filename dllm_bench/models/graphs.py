@@ -103,7 +103,7 @@ class SharedStore:
         self._owner: weakref.ref[PositionCache] | None = None
 
     def layer(self, index: int) -> Slots:
-        """Keys and values (1, G, C, E) of a layer."""
+        """Return keys and values (1, G, C, E) of a layer."""
         return self._views[index]
 
     def fresh(self, branches: int, window: int) -> Tensor:

@@ -4,8 +4,8 @@ This module imports Triton: only `layer_ops` imports it, and only when it starts
 
 Triton compiles a kernel anew for an integer that is 1 or a multiple of 16, unless it is named in
 `do_not_specialize`, which holds for integers alone and not for those in a tuple. So a number of
-rows, which follows the prompt, is an argument of its own and named. Widths and strides are not:
-they are the same in all of a run, and that they are multiples of 16 makes wide reads.
+rows, which depends on the prompt, is a separate argument and named there. Widths and strides are
+not named: they are constant in a run, and as multiples of 16 they allow wide reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton.language as tl
 def swiglu(
     gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, PARTS: tl.constexpr, SPAN: tl.constexpr
 ) -> None:
-    """SiLU(gate) * up: one program per part of a row."""
+    """Compute SiLU(gate) * up: one program per part of a row."""
     program = tl.program_id(0)
     row = (program // PARTS).to(tl.int64)
     at_S = program % PARTS * SPAN + tl.arange(0, SPAN)
@@ -40,7 +40,7 @@ def rotate(
     eps: tl.tensor,
     SHAPE: tl.constexpr,
 ) -> None:
-    """Norm and rotation of a head of queries or keys, or the copy of one of values: one program per
+    """Norm and rotate a head of queries or keys, or copy one of values: one program per
     head of a row. Keys and values go to their slots.
 
     weight: of the norm, or None. rows: positions of a sequence. strides: elements between
@@ -82,7 +82,7 @@ def normed(
     there_H: tl.tensor,
     WIDTH: tl.constexpr,
 ) -> tl.tuple:
-    """RMSNorm of a head, given in halves that are 0 where nothing is there."""
+    """Return RMSNorm of a head, given in halves that are 0 where nothing is there."""
     lane_H = tl.arange(0, triton.next_power_of_2(WIDTH // 2))
     squares_H = tl.where(there_H, low_H * low_H + high_H * high_H, 0.0)
     scale = 1 / tl.sqrt(tl.sum(squares_H, 0) / WIDTH + eps)
@@ -102,9 +102,7 @@ def join(
     windowed: tl.tensor,
     SHAPE: tl.constexpr,
 ) -> None:
-    """Two attentions joined: one program per head of a row. windowed: rows of a window. SHAPE:
-    heads, head size.
-    """
+    """Join two attentions: one program per head of a row. SHAPE: heads, head size."""
     HEADS: tl.constexpr = SHAPE[0]
     WIDTH: tl.constexpr = SHAPE[1]
     program = tl.program_id(0)

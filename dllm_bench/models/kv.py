@@ -1,12 +1,12 @@
 """Keys and values of one request, addressed by absolute position (`PositionCache`).
 
-Each layer has a buffer over all positions of the canvas, behind the `update` that transformers'
-attention calls. A forward that continues at the end of the cache writes its K/V into the buffer
-after the cached ones and attends to one view of both, without a copy; a forward that feeds
-positions inside the cached span attends to its fresh K/V joined with the cached spans around them.
-`keep` makes the K/V of the chosen branch valid. Cached keys are rotated. For models with shifted
-logits the cache also keeps the hidden state that predicts the position after a kept span, because
-the row before the next window is not fed again.
+Each layer has a buffer over all positions of the canvas, which the `update` that transformers'
+attention calls reads and writes. A forward that continues at the end of the cache writes its K/V
+into the buffer after the cached ones and attends to one view of both, without a copy; a forward
+that feeds positions inside the cached span attends to its fresh K/V joined with the cached spans
+around them. `keep` makes the K/V of the chosen branch valid. Cached keys are rotated. For models
+with shifted logits the cache also keeps the hidden state that predicts the position after a kept
+span, because the row before the next window is not fed again.
 
 A plan with `sets` reads, feeds and stores any positions: these K/V are gathered and scattered.
 
@@ -57,7 +57,7 @@ class LayerCache:
         self.moved = False  # whether the buffers have moved to longer ones
 
     def uses(self, keys: Tensor) -> bool:
-        """Whether its keys are in that buffer."""
+        """Return whether its keys are in that buffer."""
         return self.stored is not None and self.stored[0] is keys
 
     def move(self, keys: Tensor, values: Tensor) -> None:
@@ -69,7 +69,7 @@ class LayerCache:
         self.stored = keys, values
 
     def update(self, keys: Tensor, values: Tensor) -> KeysValues:
-        """The keys and values to attend to: the visible cached ones, then the fresh ones."""
+        """Return the keys and values to attend to: the visible cached ones, then the fresh ones."""
         if self.at is not None:
             return self._write(self.at, keys, values)
         if self.stores:
@@ -80,19 +80,20 @@ class LayerCache:
         return self._join(self.stored[0], keys), self._join(self.stored[1], values)
 
     def aside(self, keys: Tensor, values: Tensor) -> KeysValues:
-        """The cached K/V of the one visible span, without the fresh ones, which are not written."""
+        """Return the cached K/V of the one visible span, without the fresh ones, which are not
+        written."""
         if self.stores:
             self.fresh = keys, values
         (span,) = self.reads
         return self.read(*span)
 
     def read(self, start: int, stop: int) -> KeysValues:
-        """Views of the cached K/V of a span."""
+        """Return views of the cached K/V of a span."""
         assert self.stored is not None
         return self.stored[0][:, :, start:stop], self.stored[1][:, :, start:stop]
 
     def _join(self, stored: Tensor, fresh: Tensor) -> Tensor:
-        """A copy of what is read of a buffer and of what is fresh."""
+        """Return a copy of the cached K/V to read, followed by the fresh ones."""
         if isinstance(self.reads, Tensor):
             cached = [stored.index_select(2, self.reads)]
         else:
@@ -100,9 +101,8 @@ class LayerCache:
         return torch.cat([*cached, fresh], dim=2)
 
     def slots(self, count: int) -> KeysValues | None:
-        """The part of the buffers where `count` fresh K/V are written, branches one after another;
-        None if it is not known.
-        """
+        """Return the part of the buffers where `count` fresh K/V are written, branches one after
+        another; None if it is not known."""
         if self.stored is None or not isinstance(self.at, int):
             return None
         stop = self.at + count
@@ -111,9 +111,8 @@ class LayerCache:
         return self.fresh
 
     def _write(self, at: int | Tensor, keys: Tensor, values: Tensor) -> KeysValues:
-        """Cached and fresh K/V as views of the buffers; fresh ones that are not in their slots are
-        copied there.
-        """
+        """Return cached and fresh K/V as views of the buffers; fresh ones that are not in their
+        slots are copied there."""
         if self.stored is None:
             self.stored = buffer(keys, self.length), buffer(values, self.length)
         if isinstance(at, Tensor):
@@ -131,8 +130,7 @@ class LayerCache:
 
     def _lengthen(self, stored: KeysValues, length: int) -> None:
         """Enlarge the buffers to at least `length` positions, if all branches need more than the
-        canvas.
-        """
+        canvas."""
         keys, values = stored
         if length > keys.shape[2]:
             length = max(length, int(LENGTHENS * keys.shape[2]))
@@ -229,7 +227,7 @@ class PositionCache:
             layer.begin(read, at, plan.stores)
 
     def _visible(self, plan: ForwardPlan, canvas: int) -> tuple[Span, ...]:
-        """The cached spans around what is fed; none where positions or rows are chosen."""
+        """Return the cached spans around what is fed; none where positions or rows are chosen."""
         if plan.sets is not None or plan.recompute is not None:
             return ()
         start, stop = plan.feed
@@ -251,11 +249,11 @@ class PositionCache:
         return self.positions[layer_idx].update(key_states, value_states)
 
     def aside(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """The cached K/V of a layer, apart from the fresh ones."""
+        """Return the cached K/V of a layer, apart from the fresh ones."""
         return self.positions[layer].aside(keys, values)
 
     def slots(self, layer: int, rows: int) -> tuple[Tensor, Tensor] | None:
-        """Where a layer's fresh K/V are to be written before `update`; None: anywhere."""
+        """Return where a layer's fresh K/V are to be written before `update`; None: anywhere."""
         return self.positions[layer].slots(rows)
 
     def hold(self, plan: ForwardPlan, hidden_KFH: Tensor) -> None:
@@ -319,13 +317,13 @@ class PositionCache:
         return sum(s.shape[1] * s.shape[3] * s.itemsize for s in buffers) * self._parts
 
     def predicting(self, where_KL: Tensor) -> Tensor:
-        """The rows that predict the positions `where`, bool (K, L)."""
+        """Return the rows that predict the positions `where`, bool (K, L)."""
         if not self.shifted:
             return where_KL
         return torch.nn.functional.pad(where_KL[:, 1:], (0, 1))
 
     def predicted(self, rows_KL: Tensor) -> Tensor:
-        """The positions that `rows` predict, bool (K, L)."""
+        """Return the positions that `rows` predict, bool (K, L)."""
         if not self.shifted:
             return rows_KL
         return torch.nn.functional.pad(rows_KL[:, :-1], (1, 0))
@@ -342,7 +340,8 @@ class PositionCache:
         self._length = length
 
     def packed(self, plan: ForwardPlan) -> Tensor:
-        """What `keep` stored for `plan`, flattened, to send to a cache in another process."""
+        """Return what `keep` stored for `plan`, flattened, to send to a cache in another
+        process."""
         return torch.cat([part.flatten() for part in self._kept_parts(plan)])
 
     def unpack(self, plan: ForwardPlan, packed: Tensor) -> None:
@@ -353,7 +352,7 @@ class PositionCache:
             part.copy_(values.view_as(part))
 
     def _kept_parts(self, plan: ForwardPlan) -> list[Tensor]:
-        """Views of the stored K/V of `plan.store`, and the kept boundary hidden states."""
+        """Return views of the stored K/V of `plan.store`, and the kept boundary hidden states."""
         span = slice(*plan.store)
         views = [s[:, :, span] for layer in self.positions for s in layer.stored or ()]
         return views + [self._boundary[position] for position in sorted(self._boundary)]
@@ -374,12 +373,13 @@ class PositionCache:
         self._boundary = kept | new
 
     def boundary_of_sets(self, plan: ForwardPlan, hidden_FH: Tensor) -> Tensor:
-        """The kept hidden state (H,) that predicts the plan's first row, 0 if there is none."""
+        """Return the kept hidden state (H,) that predicts the plan's first row, 0 if there is
+        none."""
         kept = self._boundary.get(plan.rows[0])
         return hidden_FH.new_zeros(hidden_FH.shape[1:]) if kept is None else kept
 
     def boundary(self, position: int) -> Tensor:
-        """The kept hidden state (H,) that predicts `position`."""
+        """Return the kept hidden state (H,) that predicts `position`."""
         if position not in self._boundary:
             raise DllmBenchError(
                 f"Logits of this model are shifted by one and the row that predicts position "
@@ -390,7 +390,8 @@ class PositionCache:
 
 
 def buffer(like: Tensor, length: int, begin: Tensor | None = None) -> Tensor:
-    """A buffer (1, G, `length`, E) that holds `begin`; writable in and out of inference mode."""
+    """Return a buffer (1, G, `length`, E) that holds `begin`; writable in and out of inference
+    mode."""
     with torch.inference_mode(False):
         values = torch.zeros(
             1, like.shape[1], length, like.shape[3], dtype=like.dtype, device=like.device
@@ -401,7 +402,7 @@ def buffer(like: Tensor, length: int, begin: Tensor | None = None) -> Tensor:
 
 
 def pick(values: Tensor, dim: int, branch: Tensor) -> Tensor:
-    """Entry `branch` (0-d int64) of dimension `dim`, without waiting for the device."""
+    """Return the entry `branch` (0-d int64) of dimension `dim`, without waiting for the device."""
     if values.shape[dim] == 1:
         return values.squeeze(dim)
     return values.index_select(dim, branch.reshape(1)).squeeze(dim)

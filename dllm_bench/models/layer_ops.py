@@ -70,7 +70,7 @@ def _compare(found: Tensor, expected: Tensor) -> None:
 
 
 def _compare_join(numbers: Tensor) -> None:
-    """`compare_kernels` of `join`: three windows of 2 rows, 4 heads of 16."""
+    """Run `compare_kernels` on `join`: three windows of 2 rows, 4 heads of 16."""
     old_1NAE, own_BFAE = numbers.view(1, 6, 4, 16), numbers.flip(0).view(3, 2, 4, 16)
     old_1AN, own_BAF = numbers[:24].view(1, 4, 6).float(), numbers[-24:].view(3, 4, 2).float()
     expected = _join(old_1NAE.float(), old_1AN, own_BFAE.float(), own_BAF)
@@ -86,7 +86,7 @@ def start(name: str, programs: int, *arguments: Any, warps: int = 4) -> None:
 
 
 def swiglu(gate_up: tuple[Tensor, ...]) -> Tensor:
-    """SiLU(gate) * up of (..., I) each, or of one tensor [gate | up], (..., 2 I)."""
+    """Return SiLU(gate) * up of (..., I) each, or of one tensor [gate | up], (..., 2 I)."""
     if len(gate_up) == 2:
         return _swiglu(*gate_up)
     (both,) = gate_up
@@ -98,7 +98,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_kernel(gate_up: Tensor) -> Tensor:
-    """`swiglu` of [gate | up], (..., 2 I) and contiguous, by Triton."""
+    """Compute `swiglu` of [gate | up], (..., 2 I) and contiguous, by Triton."""
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty((*gate_up.shape[:-1], width))
     parts = -(-width // BLOCK)
@@ -107,7 +107,7 @@ def swiglu_kernel(gate_up: Tensor) -> Tensor:
 
 
 def normed_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of each head, (..., A, E); the weight is (E,) or (A, E)."""
+    """Return RMSNorm of each head, (..., A, E); the weight is (E,) or (A, E)."""
     return rms_norm(heads, heads.shape[-1:], eps=eps).mul_(weight)
 
 
@@ -130,8 +130,8 @@ def rotate_kernel(
     weight_QE: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """Turned queries (P, F, A, E), by Triton, in place of those in `heads`: [queries | keys |
-    values] of A + 2 G heads, contiguous. Turned keys and values are written to the slots, whose
+    """Return turned queries (P, F, A, E), by Triton, in place of those in `heads`: [queries | keys
+    | values] of A + 2 G heads, contiguous. Turned keys and values are written to the slots, whose
     strides are equal.
 
     weight: of the RMSNorm of query and key heads, (A + G, E); None: without one.
@@ -145,9 +145,8 @@ def rotate_kernel(
 
 
 def join(old_1NAE: Tensor, old_1AN: Tensor, own_BFAE: Tensor, own_BAF: Tensor) -> Tensor:
-    """Attention (1, N, A, E) over two sets of keys, of N = B * F rows, from that over either and
-    the logs of the sums of their exponentials.
-    """
+    """Return attention (1, N, A, E) over two sets of keys, of N = B * F rows, from that over either
+    and the logs of the sums of their exponentials."""
     if has_kernels(old_1NAE):
         return join_kernel(old_1NAE, old_1AN, own_BFAE, own_BAF)
     return _join(old_1NAE, old_1AN, own_BFAE, own_BAF)
@@ -161,7 +160,7 @@ def _join(old_1NAE: Tensor, old_1AN: Tensor, own_BFAE: Tensor, own_BAF: Tensor) 
 
 
 def join_kernel(old_1NAE: Tensor, old_1AN: Tensor, own_BFAE: Tensor, own_BAF: Tensor) -> Tensor:
-    """`join` by Triton."""
+    """Compute `join` by Triton."""
     old_1NAE, own_BFAE = old_1NAE.contiguous(), own_BFAE.contiguous()
     (_, rows, heads, width), window = old_1NAE.shape, own_BFAE.shape[1]
     out_1NAE = torch.empty_like(old_1NAE)

@@ -4,8 +4,9 @@
 RMSNorm, attention with rotary embedding, RMSNorm, SwiGLU, both added to their input. It reads the
 weights of transformers' module. On a CUDA device the projections that share an input are one
 matrix, joined once; the module's weights are then views of it, so that there is no copy and the
-module still computes the same. `ModuleLayer` calls transformers' module and is the fallback: other
-layers, eager attention, quantised, adapted, compiled or sharded weights, and borrowed modules.
+module still computes the same. `ModuleLayer` calls transformers' module and is the fallback: for
+other layers, eager attention, quantised, adapted, compiled or sharded weights, and modules made
+elsewhere (`wrap`).
 
 Shapes: P sequences, F rows of each, R rows that are computed, A heads of queries, G heads of keys
 and values, E head size, X = A + 2 G, H hidden size, C = G * E.
@@ -135,7 +136,7 @@ class Projections:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Parameters of linear layers below each other; each is then a view of its rows."""
+    """Return the parameters of linear layers as one tensor; each is then a view of its rows."""
     if len(parts) == 1:
         return parts[0].data
     whole = torch.cat([part.data for part in parts])
@@ -210,7 +211,7 @@ class PlainLayer(DecoderLayer):
     def _attention(
         self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:
-        """The heads of attention, (P, F, A * E), before the output projection."""
+        """Return the heads of attention, (P, F, A * E), before the output projection."""
         heads = self._all_turned(normed_PFH, rotation, cache)
         return attend(*heads, mask, cache, self.index)
 
@@ -222,7 +223,7 @@ class PlainLayer(DecoderLayer):
     def _all_turned(
         self, normed_PFH: Tensor, rotation: Rotation, cache: FreshCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (P, A or G, F, E), the first two normed and rotated."""
+        """Return queries, keys and values (P, A or G, F, E), the first two normed and rotated."""
         heads = [part.unflatten(-1, (-1, self._head_size)) for part in self._inputs(normed_PFH)]
         by_kernel = self._joined and has_kernels(normed_PFH)
         turned = self._turned_by_kernel if by_kernel else self._turned
@@ -231,7 +232,7 @@ class PlainLayer(DecoderLayer):
     def _turned(
         self, heads: list[Tensor], rotation: Rotation, cache: FreshCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`_all_turned` by torch's passes."""
+        """Compute `_all_turned` by torch's passes."""
         queries, keys, values = self._counts
         if self._joined:
             heads = list(heads[0].split((queries + keys, values), 2))
@@ -248,7 +249,8 @@ class PlainLayer(DecoderLayer):
     def _turned_by_kernel(
         self, heads: list[Tensor], rotation: Rotation, cache: FreshCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`_all_turned` in one launch, K/V in their place in the cache where that is known."""
+        """Compute `_all_turned` in one launch; K/V go to their place in the cache if it is
+        known."""
         (heads_PFXE,) = heads
         sequences, rows = heads_PFXE.shape[:2]
         keys, values = cache.slots(self.index, rows) or heads_PFXE.new_empty(

@@ -84,7 +84,7 @@ class CheckpointLayout(ABC):
         return self.family
 
     def to_published(self, name: str) -> str:
-        """Published name of a parameter, for layouts whose names correspond one to one."""
+        """Return the published name of a parameter, if names correspond one to one."""
         return name
 
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
@@ -107,7 +107,7 @@ class CheckpointLayout(ABC):
             )
 
     def rope(self, published: PublishedConfig) -> dict[str, Any]:
-        """`rope_parameters` of the rotary embedding.
+        """Return `rope_parameters` of the rotary embedding.
 
         Reads the older keys of transformers (`rope_theta`, `rope_scaling`) and the newer one.
         """

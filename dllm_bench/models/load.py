@@ -394,7 +394,7 @@ class Inspection:
         return positions * self.cached_per_position * self.dtype.itemsize
 
     def named_ids(self) -> dict[str, str]:
-        """Role -> id and text of each special token."""
+        """Return role -> id and text of each special token."""
         tokenizer = self.text.tokenizer
         ids = {role: i for role, i in asdict(self.text.special).items() if i is not None}
         texts = {i: tokenizer.convert_ids_to_tokens(i) for i in ids.values()} if tokenizer else {}

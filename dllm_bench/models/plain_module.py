@@ -1,9 +1,9 @@
 """`PlainModule`: the weights of a dense embedded model, without transformers' classes.
 
-Importing these takes seconds, several times as long as a short text. The parameters have the names
-that transformers gives those of Llama, Qwen2 and Qwen3; `layers.PlainLayer` computes the layers,
-and the norm and rotary embedding here compute what transformers' do, in float32 bit by bit. Whoever
-needs transformers' module gets one with the same weights, see `as_transformers`.
+Importing those takes seconds, several times as long as decoding a short text. The parameters have
+the names that transformers gives those of Llama, Qwen2 and Qwen3; `layers.PlainLayer` computes the
+layers, and the norm and rotary embedding here compute what transformers' do, in float32 bit by bit.
+`as_transformers` gives transformers' module with the same weights.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PlainModule(Module):
         part.inv_freq.copy_(frequencies(self.config))  # type: ignore[operator]
 
     def as_transformers(self) -> Any:
-        """transformers' module, whose parameters are the tensors of this one."""
+        """Return transformers' module, whose parameters are the tensors of this one."""
         with torch.device("meta"):
             module: Any = self._build()
         module.load_state_dict(self.state_dict(), assign=True)
@@ -77,7 +77,7 @@ class RMSNorm(Module):
         self.variance_epsilon = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., H), normed, in their dtype; one launch on a CUDA device."""
+        """Return hidden states (..., H), normed, in their dtype; one launch on a CUDA device."""
         return rms_norm(hidden, self.weight.shape, self.weight, self.variance_epsilon)
 
 
@@ -92,14 +92,14 @@ class RotaryEmbedding(Module):
 
     @torch.no_grad()
     def forward(self, hidden: Tensor, position_PF: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, (P, F, E) each, in the dtype of the hidden states."""
+        """Return cos and sin, (P, F, E) each, in the dtype of the hidden states."""
         half_PFE = position_PF[..., None].float() * self.inv_freq
         angle_PFE = torch.cat((half_PFE, half_PFE), dim=-1)
         return angle_PFE.cos().to(hidden.dtype), angle_PFE.sin().to(hidden.dtype)
 
 
 def frequencies(config: SimpleNamespace) -> Tensor:
-    """Rotation in radians a position, of each pair of a head's numbers, (E / 2)."""
+    """Return the rotation in radians per position of each pair of a head's numbers, (E / 2)."""
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
     inverse: Tensor = 1.0 / config.rope_parameters["rope_theta"] ** exponent
     return inverse

@@ -106,10 +106,10 @@ class TransformerDenoiser(Denoiser):
         return sum(parameter.numel() for parameter in self._module.parameters())
 
     def _set_up(self) -> None:
-        """What a subclass adds to the instance, which is complete otherwise."""
+        """Add what a subclass needs to the instance, which is complete otherwise."""
 
     def new_cache(self, length: int) -> PositionCache:
-        """An empty cache for a canvas of `length` positions."""
+        """Return an empty cache for a canvas of `length` positions."""
         return PositionCache(self.num_layers, length, self.shifted, self.parts)
 
     def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
@@ -129,7 +129,7 @@ class TransformerDenoiser(Denoiser):
 
     @torch.inference_mode()
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
-        """Logits (K, R, V): entry [k, i] predicts position rows[0] + i.
+        """Return logits (K, R, V): entry [k, i] predicts position rows[0] + i.
 
         With `plan.only_M`, those rows alone: (1, M, V).
         """
@@ -145,7 +145,7 @@ class TransformerDenoiser(Denoiser):
     def forward_batch(
         self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """`forward` of several requests of any lengths at once: the logits of each.
+        """Compute `forward` of several requests of any lengths at once: the logits of each.
 
         Where layers choose rows, each layer computes other rows of every request: one by one then.
         """
@@ -176,7 +176,8 @@ class TransformerDenoiser(Denoiser):
         return torch.cat([fed_KF, plan.added.tokens_E.expand(len(fed_KF), -1)], dim=1)
 
     def _wanted_rows(self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """The hidden states whose logits are wanted: (K, R, H), or (1, M, H) of picked rows."""
+        """Return the hidden states whose logits are wanted: (K, R, H), or (1, M, H) of picked
+        rows."""
         kv.hold(plan, hidden_KFH)
         rows_KRH = self._rows(hidden_KFH, plan, kv)
         if plan.only_M is None:
@@ -184,35 +185,36 @@ class TransformerDenoiser(Denoiser):
         return rows_KRH.flatten(0, 1).index_select(0, plan.only_M)[None]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of hidden states (..., H) before the last norm."""
+        """Return logits (..., V) of hidden states (..., H) before the last norm."""
         return self.head(self._module.model.norm(hidden))
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Embeddings (..., H) of token ids."""
+        """Return embeddings (..., H) of token ids."""
         embedded: Tensor = self._module.model.embed_tokens(ids)
         return embedded
 
     @torch.inference_mode()
     def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
-        """The mean embedding (K, R, H) of the distribution of each row, in the logits' dtype."""
+        """Return the mean embedding (K, R, H) of the distribution of each row, in the logits'
+        dtype."""
         table = self._module.model.embed_tokens
         mean_KRH: Tensor = logits_KRV.softmax(-1) @ table.weight
         return mean_KRH * getattr(table, "scalar_embed_scale", 1.0)
 
     def _embed_fed(self, ids_PF: Tensor, added: Tensor | None) -> Tensor:
-        """Embeddings (P, F, H) of fed tokens, with what a plan adds to them."""
+        """Return embeddings (P, F, H) of fed tokens, with what a plan adds to them."""
         embedded_PFH = self.embed(ids_PF)
         return embedded_PFH if added is None else embedded_PFH + added.reshape(embedded_PFH.shape)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of normalised hidden states (..., H)."""
+        """Return logits (..., V) of normalised hidden states (..., H)."""
         logits: Tensor = self._module.lm_head(hidden)
         if self._softcap is not None:
             logits = (logits / self._softcap).tanh_().mul_(self._softcap)
         return logits
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        """Weights (N, H) of the head for these tokens."""
+        """Return weights (N, H) of the head for these tokens."""
         rows_NH: Tensor = self._module.lm_head.weight.index_select(0, ids_N)
         return rows_NH
 
@@ -226,7 +228,7 @@ class TransformerDenoiser(Denoiser):
             raise ValueError(f"Rows {plan.rows} of {plan.feed} fed, canvas {length}.")
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """Hidden states (K, F, H) before the last norm."""
+        """Return hidden states (K, F, H) before the last norm."""
         branches = len(tokens_KF)
         groups = independent_sequences(branches, plan, kv)
         masks = {
@@ -243,7 +245,7 @@ class TransformerDenoiser(Denoiser):
     def _layers_of_batch(
         self, fed: Sequence[Tensor], plans: Sequence[ForwardPlan], kvs: Sequence[PositionCache]
     ) -> list[Tensor]:
-        """`_layers` of several requests, whose rows form one sequence."""
+        """Compute `_layers` of several requests, whose rows form one sequence."""
         requests = [
             BatchedRequest(
                 plan=plan,
@@ -275,7 +277,7 @@ class TransformerDenoiser(Denoiser):
         ]
 
     def _added_of_batch(self, fed: Sequence[Tensor], plans: Sequence[ForwardPlan]) -> Tensor | None:
-        """What the plans add, one after the other, (N, H); None if they add nothing."""
+        """Return the embeddings that the plans add, concatenated (N, H); None if there are none."""
         if all(plan.added_KFH is None for plan in plans):
             return None
         nothing_1H = self._module.lm_head.weight.new_zeros(1, self.hidden_size)
@@ -288,7 +290,7 @@ class TransformerDenoiser(Denoiser):
         return torch.cat(added)
 
     def _batch_mask(self, kind: str, requests: Sequence[BatchedRequest]) -> BatchMask:
-        """The masks of all requests for the layers of one kind."""
+        """Return the masks of all requests for the layers of one kind."""
         masks = [self._own_mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
         return BatchMask(self._module.config._attn_implementation, requests, masks)
 
@@ -301,9 +303,8 @@ class TransformerDenoiser(Denoiser):
         cache: FreshCache,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states (P, F, H) of embeddings `hidden`, and the outputs of the feature layers
-        concatenated (P, F, C).
-        """
+        """Return hidden states (P, F, H) of embeddings `hidden`, and the outputs of the feature
+        layers concatenated (P, F, C)."""
         outputs = {}
         if EMBEDDING_TAP in feature_layers:
             outputs[EMBEDDING_TAP] = hidden.clone()
@@ -316,7 +317,7 @@ class TransformerDenoiser(Denoiser):
         return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
 
     def _own_mask(self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache) -> OwnMask:
-        """The mask of the layers of one kind, or the windows of branches that need none."""
+        """Return the mask of the layers of one kind, or the windows of branches that need none."""
         if self.layers[0].takes_windows and plan.sets is None:
             shape = MaskShape.of(plan, branches, kv.spans, self._window(kind))
             windows = branch_windows(shape, plan.visible_K, self.device)
@@ -327,7 +328,7 @@ class TransformerDenoiser(Denoiser):
     def _mask(
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
     ) -> Tensor | None:
-        """The mask of the layers of one kind."""
+        """Return the mask of the layers of one kind."""
         if plan.sets is not None:
             return mask_of_sets(plan, self._window(kind), self.dtype)
         return self._mask_over(kv.spans, kind, plan, branches)
@@ -339,11 +340,12 @@ class TransformerDenoiser(Denoiser):
         return attention_mask(shape, plan.visible_K, self.dtype, self.device)
 
     def _window(self, kind: str) -> int:
-        """Positions the layers of one kind see back, 0 for all."""
+        """Return how many positions back the layers of one kind see, 0 for all."""
         return int(self._module.config.sliding_window) if kind == SLIDING_ATTENTION else 0
 
     def _span_rotations(self, hidden: Tensor, plan: ForwardPlan, times: int) -> dict[str, Rotation]:
-        """`_rotations` of the fed positions, repeated; kept for the next forward of this span."""
+        """Return `_rotations` of the fed positions, repeated; kept for the next forward of this
+        span."""
         span = None if plan.sets or plan.added else (plan.feed, times)
         if span is None or span != self._rotated[0]:
             position_1N = plan.positions(self.device).repeat(times)[None]
@@ -351,14 +353,14 @@ class TransformerDenoiser(Denoiser):
         return self._rotated[1]
 
     def _rotations(self, hidden: Tensor, position_PF: Tensor) -> dict[str, Rotation]:
-        """Rotary embeddings by kind of layer; most models have one for all kinds."""
+        """Return rotary embeddings by kind of layer; most models have one for all kinds."""
         rotary, kinds = self._module.model.rotary_emb, set(self._kinds)
         if kinds <= self._module.config.rope_parameters.keys():
             return {kind: rotary(hidden, position_PF, kind) for kind in kinds}
         return dict.fromkeys(kinds, rotary(hidden, position_PF))
 
     def _rows(self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """The hidden state (K, R, H) that predicts each wanted position."""
+        """Return the hidden state (K, R, H) that predicts each wanted position."""
         if plan.sets is not None:
             return self._rows_of_sets(hidden_KFH, plan, kv, plan.sets.feed_F)
         offset = plan.feed[0] + int(self.shifted)
@@ -376,7 +378,7 @@ class TransformerDenoiser(Denoiser):
     def _rows_of_sets(
         self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache, feed_F: Tensor
     ) -> Tensor:
-        """`_rows` of any positions; 0 where no fed position predicts a row."""
+        """Return `_rows` of any positions; 0 where no fed position predicts a row."""
         first, last = plan.rows
         behind = last - first + 1  # this place and place 0 take what is not wanted
         place_F = (feed_F + int(self.shifted) - first + 1).clamp(0, behind)
@@ -387,7 +389,7 @@ class TransformerDenoiser(Denoiser):
 
 
 def ready_to_decode(module: Any) -> Any:
-    """The module in evaluation mode, where attention without a mask sees everything."""
+    """Return the module in evaluation mode, where attention without a mask sees everything."""
     if isinstance(module, PlainModule):
         return module.eval()
     register_batched_attention()
@@ -398,7 +400,7 @@ def ready_to_decode(module: Any) -> Any:
 
 
 def independent_sequences(branches: int, plan: ForwardPlan, kv: PositionCache) -> int:
-    """Into how many sequences the branches of a forward are split.
+    """Return into how many sequences the branches of a forward are split.
 
     One if they share a cached prefix or their visible ends differ; else one per branch: sequences
     of a batch need no mask between them.
@@ -407,12 +409,12 @@ def independent_sequences(branches: int, plan: ForwardPlan, kv: PositionCache) -
 
 
 def as_position_cache(kv: KVCache) -> PositionCache:
-    """The cache, checked to be one of `new_cache`."""
+    """Return the cache, checked to be one of `new_cache`."""
     if not isinstance(kv, PositionCache):
         raise TypeError(f"A forward needs a cache of new_cache(), got {type(kv).__name__}.")
     return kv
 
 
 def is_causal(plan: ForwardPlan) -> bool:
-    """Whether no position sees a later one: blocks of 1 from position 0."""
+    """Return whether no position sees a later one: blocks of 1 from position 0."""
     return plan.attention == "block_causal" and (plan.block, plan.origin) == (1, 0)

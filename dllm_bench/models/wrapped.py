@@ -1,9 +1,9 @@
 """Models that were made elsewhere: a transformers object that is already loaded, or a function.
 
 `wrap_module` decodes with a `*ForCausalLM` of transformers whose class an adapter uses too, with
-its keys and values cached. The object is borrowed: modes and flags that decoding changes are put
-back after every forward. `wrap_function` takes any function from ids (B, L) to logits (B, L, V).
-It has no cache, so every forward feeds the whole canvas, and decoders that cache are refused.
+its keys and values cached. The object stays the caller's: modes and flags that decoding changes are
+restored after every forward. `wrap_function` takes any function from ids (B, L) to logits (B, L,
+V). It has no cache, so every forward feeds the whole canvas, and decoders that cache are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNREAD = ("transformers_version", "architectures", "dtype", "torch_dtype", "is_c
 
 
 class BorrowedDenoiser(TransformerDenoiser):
-    """A denoiser over a module that belongs to someone else; make it while that is `borrowed`."""
+    """A denoiser over a module that the caller owns; create it inside `borrowed`."""
 
     owns_layers = False  # the owner's class and weights may change between forwards
 
@@ -58,7 +58,8 @@ class BorrowedDenoiser(TransformerDenoiser):
 
 @contextmanager
 def borrowed(module: Any) -> Iterator[None]:
-    """In the block the module is ready to decode; afterwards its modes and flags are as before."""
+    """Make the module ready to decode in the block; afterwards its modes and flags are as
+    before."""
     holders = [module.config, *(layer.self_attn for layer in module.model.layers)]
     before = [(holder, vars(holder).get("is_causal")) for holder in holders]
     training = [part for part in module.modules() if part.training]
@@ -78,8 +79,7 @@ def borrowed(module: Any) -> Iterator[None]:
 class FunctionDenoiser(Denoiser):
     """A denoiser over a function of ids, without a cache.
 
-    `attention_form` and `block` are the function's own, whatever a plan asks for; a plan that asks
-    for another attention is refused.
+    `attention_form` and `block` describe the function; a plan with another attention is refused.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FunctionDenoiser(Denoiser):
         return PositionCache(0, length)
 
     def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
-        """Always raises: there are no keys and values to reuse."""
+        """Raise: there are no keys and values to reuse."""
         raise _needs_cache("reuses the prefix of the request before")
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
@@ -119,18 +119,18 @@ class FunctionDenoiser(Denoiser):
     def forward_batch(
         self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """`forward` of several requests, one call of the function each."""
+        """Return `forward` of several requests, one call of the function each."""
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Always raises: a function takes ids."""
+        """Raise: a function takes ids."""
         raise DllmBenchError(
             "The decoder feeds means of embeddings, and the model is a function of ids; set "
             "smoothing to 0, choose a decoder that feeds ids, or wrap the model's object."
         )
 
     def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
-        """Always raises, as `embed` does."""
+        """Raise, as `embed` does."""
         return self.embed(logits_KRV)
 
     def _check(self, plan: ForwardPlan) -> None:

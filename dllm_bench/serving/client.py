@@ -6,7 +6,7 @@ with a DllmBenchError. Times are those of the try that succeeded. The key is onl
 request header: `core.secrets` removes it from everything that is stored or shown.
 
 One thread reads all connections (asyncio), which allows a time limit for a whole try. The limits of
-a blocking client apply to each read, so a server that sends a byte now and then would never reach
+a blocking client apply to each read, so a server that keeps sending single bytes would never reach
 them.
 """
 
@@ -59,7 +59,7 @@ class AnsweredRequest:
 
 @dataclass
 class Client:
-    """A connection to a server, shared by several threads; takes the place of a loaded model."""
+    """A connection to a server, shared by several threads; used in place of a loaded model."""
 
     model: ServedModel
     clock: Callable[[], float] = time.perf_counter
@@ -275,7 +275,7 @@ class Client:
         return encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Inverse of `encode`."""
+        """Invert `encode`."""
         return bytes(ids).decode(errors="replace")
 
     def attention_warning(self, attention: str, block: int) -> str | None:
@@ -284,7 +284,8 @@ class Client:
 
 
 async def read_start(response: httpx2.Response, limit: int) -> bytes:
-    """The content of a response, or somewhat more than the first `limit` bytes of a longer one."""
+    """Return the content of a response, or somewhat more than the first `limit` bytes of a longer
+    one."""
     read = bytearray()
     async for chunk in response.aiter_raw():
         read += chunk

@@ -9,9 +9,9 @@ text; for greedy text this does not depend on earlier verifications.
 `frontier` gives tokens/s per user against tokens/s per device, by the number of concurrent requests
 (DSpark's figures 7 and 8): a free seat is filled immediately, and only steps with all seats taken
 count, which excludes start and end of the simulation. `under_arrivals` gives the users' view of
-random arrivals (section 5.4): a service level is a minimum of tokens/s per user, counted from when
-a request takes its seat; waiting is reported separately. Points are simulated, no curve is fitted.
-Left out: prefill, memory, contexts of different lengths.
+random arrivals (section 5.4): a service level is a minimum of tokens/s per user, counted from the
+start of decoding; waiting is reported separately. Points are simulated, not read from a fitted
+curve. Left out: prefill, memory, contexts of different lengths.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def encode(prompt: str | Turns) -> list[int]:
 
 
 def prompt_of(request: Request) -> str | list[dict[str, str]]:
-    """Inverse of `encode`: text or chat turns."""
+    """Invert `encode`: return text or chat turns."""
     text = bytes(request.prompt_ids).decode(errors="surrogatepass")
     prompt: str | list[dict[str, str]] = json.loads(text)
     return prompt

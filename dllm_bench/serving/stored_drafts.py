@@ -90,7 +90,7 @@ class StoredDrafts:
         ]
 
     def served(self, temperatures: Temperatures | None = None) -> list[DraftedText]:
-        """Texts for the load simulation; without a confidence head every probability is 1.
+        """Return texts for the load simulation; without a confidence head every probability is 1.
 
         DllmBenchError if the run did not draft at every position.
         """

@@ -278,7 +278,7 @@ class AdapterTraining:
         return logits_of(self.denoiser.module, batch, self.job.block, self.denoiser.shifted)
 
     def state(self) -> dict[str, Any]:
-        """Return everything a resumed training needs."""
+        """Return everything that a resumed training needs."""
         counted = {"step": self.step, "seconds": self.seconds, "curve": self.curve}
         weights = {name: parameter.data for name, parameter in self.learned.items()}
         parts = {"weights": weights, "optimizer": self.optimizer.state_dict()}
@@ -311,7 +311,7 @@ class AdapterTraining:
 
 
 def published_config(job: AdapterJob, model: str) -> dict[str, Any]:
-    """adapter_config.json, in peft's format."""
+    """Return adapter_config.json, in peft's format."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -91,7 +91,7 @@ def target_rows(
 
 
 def whole_vocabulary(target: TransformerDenoiser, rows: TargetRows) -> TargetRows:
-    """The rows with `whole_BL`."""
+    """Return the rows with `whole_BL`."""
     wanted_BL = torch.nn.functional.pad(rows.answer_BL[:, 1:], (0, 1))
     whole_BL = rows.last_BLH.new_full(rows.ids_BL.shape, math.inf)
     logits_MV = target.head(rows.last_BLH[wanted_BL].to(target.dtype)).float()
@@ -103,7 +103,7 @@ def whole_vocabulary(target: TransformerDenoiser, rows: TargetRows) -> TargetRow
 class StoredRows:
     """What a target computed for texts, kept in bfloat16, one file a text.
 
-    Rows of texts beyond the limit are rounded too, so that a training does not depend on it.
+    Rows that are not stored are rounded as well, so that training does not depend on the limit.
     """
 
     folder: Path
@@ -119,7 +119,7 @@ class StoredRows:
     def rows(
         self, texts: Sequence[TrainingText], end: int, compute: Callable[[TrainingText], TargetRows]
     ) -> TargetRows:
-        """The rows of a batch; `compute` gives those of one text that is not stored."""
+        """Return the rows of a batch; `compute` gives those of one text that is not stored."""
         ids_BL, answer_BL = padded(texts, end)
         parts = [self._of_text(text, compute) for text in texts]
         names = ("features", "last", "whole")
@@ -148,9 +148,8 @@ class StoredRows:
 
 
 def frequent_tokens(texts: Sequence[TrainingText], count: int) -> tuple[int, ...]:
-    """The tokens that occur most often in the answers, ascending; equal ones by the prompts, then
-    by their ids, for learned vocabularies have frequent pieces first.
-    """
+    """Return the tokens that occur most often in the answers, ascending; equally frequent ones by
+    the prompts, then by their ids, because learned vocabularies list frequent pieces first."""
     answers = Counter(token for text in texts for token in text.ids[text.prompt :])
     asked = Counter(token for text in texts for token in text.ids[: text.prompt])
     seen = sorted(answers | asked, key=lambda token: (-answers[token], -asked[token], token))[
@@ -161,7 +160,8 @@ def frequent_tokens(texts: Sequence[TrainingText], count: int) -> tuple[int, ...
 
 
 def padded(texts: Sequence[TrainingText], end: int) -> tuple[Tensor, Tensor]:
-    """(ids_BL, answer_BL): texts filled up with the end token, and their answer positions."""
+    """Return (ids_BL, answer_BL): texts filled up with the end token, and their answer
+    positions."""
     length = max(len(text.ids) for text in texts)
     ids_BL = torch.full((len(texts), length), end)
     answer_BL = torch.zeros(len(texts), length, dtype=torch.bool)
@@ -172,7 +172,7 @@ def padded(texts: Sequence[TrainingText], end: int) -> tuple[Tensor, Tensor]:
 
 
 def gold_texts(loaded: LoadedModel, pairs: Sequence[Pair]) -> list[TrainingText]:
-    """Prompts with their gold answers."""
+    """Return prompts with their gold answers."""
     encode, end = loaded.text.encode, loaded.special.eos
     return [
         TrainingText((*encode(prompt + answer), end), len(encode(prompt)))
@@ -187,7 +187,7 @@ def generated_texts(
     file: Path,
     report: Report = print,
 ) -> list[TrainingText]:
-    """Prompts with the target's own answers, decoded in batches of `BATCH`.
+    """Return prompts with the target's own answers, decoded in batches of `BATCH`.
 
     Answers that `file` already holds are not decoded again; new ones are appended to it in the
     order of the requests, whose ids are their places.
@@ -212,7 +212,7 @@ def generated_texts(
 
 
 def _complete_lines(file: Path) -> list[bytes]:
-    """The lines of a file that may not exist; a last line cut short by a kill is removed."""
+    """Return the lines of a file that may not exist; a last line cut short by a kill is removed."""
     lines = whole_lines(file)
     write_atomic(file, b"".join(line + b"\n" for line in lines))
     return lines

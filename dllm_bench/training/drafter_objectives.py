@@ -10,13 +10,13 @@ token i + 2. Each further step moves tokens, rotary positions and labels on by o
 hidden state of the step before. A column attends causally to the columns of step 0, and of later
 steps only to itself. Gradients run through all steps.
 
-With a draft vocabulary logits are of its tokens, and labels are places in it. The target's
-probabilities then sum to less than 1; the rest is missed.
+With a draft vocabulary, logits are those of its tokens and labels are indices in it. The target's
+probabilities then sum to less than 1.
 
 Shapes: B texts, L positions of a text, N blocks (anchors) of a text, D slots of a block (draft
 tokens), H hidden size, C width of the features, V vocabulary, Q query positions (N times D), T
-attended positions (L plus Q). S slots of a block: in z-lab's dialect the first predicts nothing
-and the others their own position, so that D = S - 1; else D = S.
+attended positions (L plus Q). S slots of a block: in z-lab's format the first slot predicts nothing
+and the others their own position, so D = S - 1; else D = S.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class DraftOutputs:
 
 
 def draw_anchors(answer_BL: Tensor, most: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(anchors_BN, kept_BN): up to `most` distinct anchors of each text, sorted, padded with 0.
+    """Draw (anchors_BN, kept_BN): up to `most` distinct anchors of each text, sorted, padded with
+    0.
 
     Drawn uniformly from the positions whose own token and next one belong to the answer.
     """
@@ -92,7 +93,8 @@ def draw_anchors(answer_BL: Tensor, most: int, rng: torch.Generator) -> tuple[Te
 
 
 def blocks_at(anchors_BN: Tensor, kept_BN: Tensor, answer_BL: Tensor, slots: int) -> DraftBlocks:
-    """Blocks with their labels: of `slots` that predict, d predicts the token at anchor + 1 + d."""
+    """Return blocks with their labels: of `slots` that predict, d predicts the token at anchor + 1
+    + d."""
     length = answer_BL.shape[1]
     ahead_D = torch.arange(1, slots + 1, device=anchors_BN.device)
     labels_BND = anchors_BN[..., None] + ahead_D
@@ -102,7 +104,7 @@ def blocks_at(anchors_BN: Tensor, kept_BN: Tensor, answer_BL: Tensor, slots: int
 
 
 def at(values_BL: Tensor, index_BND: Tensor) -> Tensor:
-    """The values (B, N, D, …) of each text at the given positions."""
+    """Return the values (B, N, D, …) of each text at the given positions."""
     row_B11 = torch.arange(len(values_BL), device=values_BL.device)[:, None, None]
     return values_BL[row_B11, index_BND]
 
@@ -111,7 +113,7 @@ def at(values_BL: Tensor, index_BND: Tensor) -> Tensor:
 
 
 def visibility(anchors_BN: Tensor, length: int, slots: int) -> Visibility:
-    """Which keys a query slot attends to; keys are `length` features, then all slots."""
+    """Return which keys a query slot attends to; keys are `length` features, then all slots."""
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         block = query // slots
@@ -122,7 +124,7 @@ def visibility(anchors_BN: Tensor, length: int, slots: int) -> Visibility:
 
 
 def dense(visible: Visibility, rows: int, queries: int, keys: int, device: torch.device) -> Attend:
-    """Attention with a mask (B, 1, Q, T) held in memory."""
+    """Compute attention with a mask (B, 1, Q, T) held in memory."""
     row_B111 = torch.arange(rows, device=device)[:, None, None, None]
     query_Q1 = torch.arange(queries, device=device)[:, None]
     key_T = torch.arange(keys, device=device)
@@ -133,7 +135,7 @@ def dense(visible: Visibility, rows: int, queries: int, keys: int, device: torch
 
 
 def flex(visible: Visibility, rows: int, queries: int, keys: int, device: torch.device) -> Attend:
-    """The same with FlexAttention, which skips tiles in which nothing is visible."""
+    """Compute the same with FlexAttention, which skips tiles in which nothing is visible."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     mask = create_block_mask(visible, rows, None, queries, keys, device=device)
@@ -151,7 +153,7 @@ def _flex_kernel(device: str) -> Any:
 def block_forward(
     network: BlockDraftNetwork, rows: TargetRows, blocks: DraftBlocks, kernel: Callable = dense
 ) -> DraftOutputs:
-    """Outputs of all slots; each slot is given the text's own tokens before it.
+    """Return outputs of all slots; each slot is given the text's own tokens before it.
 
     `kernel` computes the attention: `dense` or `flex`.
     """
@@ -169,7 +171,7 @@ def block_forward(
 
 
 def _transitions(network: BlockDraftNetwork, before_BND: Tensor, hidden_BNDH: Tensor) -> Tensor:
-    """Logits (B, N, D, V) that DSpark's transition head adds, slot after slot."""
+    """Return logits (B, N, D, V) that DSpark's transition head adds, slot after slot."""
     state, added = None, []
     for slot in range(before_BND.shape[-1]):
         bias_BNV, state = network.draft_bias(before_BND[..., slot], hidden_BNDH[:, :, slot], state)
@@ -180,7 +182,7 @@ def _transitions(network: BlockDraftNetwork, before_BND: Tensor, hidden_BNDH: Te
 def hidden_states(
     network: BlockDraftNetwork, rows: TargetRows, blocks: DraftBlocks, kernel: Callable
 ) -> Tensor:
-    """Normalised hidden states (B, N, S, H) of all slots."""
+    """Return normalised hidden states (B, N, S, H) of all slots."""
     (count, length), slots = rows.ids_BL.shape, network.drafter_config.slots
     anchors_BN, device = blocks.anchors_BN, rows.ids_BL.device
     context_BLH = network.hidden_norm(network.fc(rows.features_BLC))
@@ -202,7 +204,7 @@ def hidden_states(
 def _block_layer(
     layer: Any, context_BLH: Tensor, hidden_BNSH: Tensor, rotation: Rotation, attend: Attend
 ) -> Tensor:
-    """Hidden states (B, N, S, H) of all slots after one layer."""
+    """Return hidden states (B, N, S, H) of all slots after one layer."""
     assert isinstance(layer, BlockLayer)
     attention = layer.self_attn
 
@@ -218,7 +220,7 @@ def _block_layer(
 
 
 def _queries(attention: ContextAttention, states: Tensor, rotation: Rotation) -> Tensor:
-    """Rotated queries (B, heads, positions, head size)."""
+    """Return rotated queries (B, heads, positions, head size)."""
     query = attention.q_norm(_heads(attention, attention.q_proj(states))).transpose(1, 2)
     rotated: Tensor = apply_rotary_pos_emb(query, query, *rotation)[0]
     return rotated
@@ -227,7 +229,7 @@ def _queries(attention: ContextAttention, states: Tensor, rotation: Rotation) ->
 def _keys_values(
     attention: ContextAttention, states: Tensor, rotation: Rotation
 ) -> tuple[Tensor, Tensor]:
-    """Rotated keys, and values, both (B, key/value heads, positions, head size)."""
+    """Return rotated keys, and values, both (B, key/value heads, positions, head size)."""
     key = attention.k_norm(_heads(attention, attention.k_proj(states))).transpose(1, 2)
     value = _heads(attention, attention.v_proj(states)).transpose(1, 2)
     return apply_rotary_pos_emb(key, key, *rotation)[0], value
@@ -267,7 +269,7 @@ class LossShares:
 
 @dataclass(frozen=True)
 class DraftLosses:
-    """Loss terms of one batch as 0-d tensors, and what they say about acceptance."""
+    """Loss terms of one batch as 0-d tensors, and the acceptance that they imply."""
 
     ce: Tensor
     """Weighted sum of the cross-entropy."""
@@ -283,13 +285,13 @@ class DraftLosses:
     """Expected tokens of a round, the target's own token included."""
 
     def total(self, shares: LossShares) -> Tensor:
-        """The loss that is minimised."""
+        """Return the loss that is minimised."""
         l1 = 0.0 if self.l1 is None else shares.l1 * self.l1
         terms = shares.ce * self.ce + l1 + shares.confidence * self.confidence
         return terms / (self.weight + EPSILON)
 
     def numbers(self, shares: LossShares) -> dict[str, float]:
-        """A point of the training curve."""
+        """Return a point of the training curve."""
         terms = {"ce": self.ce, "l1": self.l1, "confidence": self.confidence}
         means = {
             name: (term / (self.weight + EPSILON)).item()
@@ -301,13 +303,13 @@ class DraftLosses:
 
 
 def slot_weights(supervised_BND: Tensor, decay: float | None) -> Tensor:
-    """exp(-d / decay) where slot d is supervised (1 without decay), 0 elsewhere."""
+    """Return exp(-d / decay) where slot d is supervised (1 without decay), 0 elsewhere."""
     slot_D = torch.arange(supervised_BND.shape[-1], device=supervised_BND.device)
     return supervised_BND * torch.exp(-slot_D / (decay or math.inf))
 
 
 def target_law(logits: Tensor, whole: Tensor | None) -> Tensor:
-    """The target's probabilities (..., V) from its logits.
+    """Return the target's probabilities (..., V) from its logits.
 
     whole: the log of the sum of exp over the whole vocabulary (...), where the logits are those of
     a draft vocabulary.
@@ -323,7 +325,7 @@ def block_losses(
     decay: float | None,
     whole_BND: Tensor | None = None,
 ) -> DraftLosses:
-    """All terms of one batch; without L1 and what it gives where `target_BNDV` is None.
+    """Return all terms of one batch; without L1 and what it gives where `target_BNDV` is None.
 
     target_BNDV, whole_BND: the target's logits for the labels, see `target_law`. ids_BL: places of
     the tokens in the draft vocabulary; those outside of it add no cross-entropy.
@@ -359,12 +361,12 @@ def block_losses(
 
 
 def _mean(values_BND: Tensor, among_BND: Tensor) -> Tensor:
-    """Mean (D,) over the supervised blocks."""
+    """Return the mean (D,) over the supervised blocks."""
     return (values_BND * among_BND).sum((0, 1)) / (among_BND.sum((0, 1)) + EPSILON)
 
 
 def _round_length(survives_BND: Tensor, among_BND: Tensor) -> Tensor:
-    """1 + expected accepted tokens, over blocks with any label."""
+    """Return 1 + expected accepted tokens, over blocks with any label."""
     accepted_BN = (survives_BND * among_BND).cumprod(-1).sum(-1)
     return 1 + accepted_BN.sum() / among_BND[..., 0].sum().clamp(min=1)
 
@@ -373,14 +375,14 @@ def _round_length(survives_BND: Tensor, among_BND: Tensor) -> Tensor:
 
 
 def shifted(values_BL: Tensor, by: int) -> Tensor:
-    """The columns moved left by `by`, filled with zeros (False) on the right."""
+    """Return the columns moved left by `by`, filled with zeros (False) on the right."""
     if by >= values_BL.shape[1]:
         return torch.zeros_like(values_BL)
     return torch.cat([values_BL[:, by:], torch.zeros_like(values_BL[:, :by])], dim=1)
 
 
 def chain_forward(network: ChainDraftNetwork, rows: TargetRows) -> list[Tensor]:
-    """Logits (B, L, V) of every step."""
+    """Return logits (B, L, V) of every step."""
     layer = network.layers[0]
     assert isinstance(layer, ChainLayer)
     hidden_BLH = network.fc(rows.features_BLC)
@@ -404,7 +406,8 @@ def chain_forward(network: ChainDraftNetwork, rows: TargetRows) -> list[Tensor]:
 
 
 def _chain_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention to the columns of step 0 up to the query's own, and to its own of later steps."""
+    """Compute attention to the columns of step 0 up to the query's own, and to its own of later
+    steps."""
     length, steps = query.shape[2], keys.shape[2] // query.shape[2]
     first = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=query.device)
@@ -413,7 +416,7 @@ def _chain_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def supervised_columns(answer_BL: Tensor) -> Tensor:
-    """Columns of step 0 whose next two tokens, anchor and label, are in the answer."""
+    """Return columns of step 0 whose next two tokens, anchor and label, are in the answer."""
     return shifted(answer_BL, 1) & shifted(answer_BL, 2)
 
 
@@ -423,7 +426,7 @@ def chain_losses(
     supervised_BL: Tensor,
     whole_BL: Tensor | None = None,
 ) -> list[Tensor]:
-    """Soft cross-entropy of every step, each divided by B * L.
+    """Return the soft cross-entropy of every step, each divided by B * L.
 
     `target_BLV` are the target's logits after every position and `whole_BL` as in `target_law`,
     `supervised_BL` the supervised columns of step 0; all move left by one column a step.
@@ -437,5 +440,5 @@ def chain_losses(
 
 
 def decayed_sum(steps: Sequence[Tensor]) -> Tensor:
-    """The sum of the steps' losses, each weighted 0.8 times the one before."""
+    """Return the sum of the steps' losses, each weighted 0.8 times the one before."""
     return torch.stack([UNROLL_DECAY**step * loss for step, loss in enumerate(steps)]).sum()

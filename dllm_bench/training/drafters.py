@@ -1,12 +1,11 @@
 """Training of drafters for a target model: `dllm-bench train drafter MODEL KIND`.
 
 DFlash and DSpark share one configuration: DFlash has no heads and learns from cross-entropy alone.
-So does DFlash 2, whose authors have not published a loss: on the logits with what the path selector
-adds, over the whole vocabulary. EAGLE-3 is the unrolled chain. AdamW in float32, linear warm-up and
-cosine to 0, as in DeepSpec.
-Texts and anchors of a step depend only on (seed, step), so a training resumed from its state file
-gives the same weights as one that was never interrupted. Left out: several devices, reduced
-precision, targets with sliding-window attention.
+DFlash 2, for which no loss is published, does too: cross-entropy over the whole vocabulary, of the
+logits with the path selector's bias. EAGLE-3 is the unrolled chain. AdamW in float32, linear
+warm-up and cosine to 0, as in DeepSpec. Texts and anchors of a step depend only on (seed, step), so
+a training resumed from its state file gives the same weights as one that was never interrupted.
+Left out: several devices, reduced precision, targets with sliding-window attention.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class DrafterJob(CheckedFields):
         return self.kind.partition("-")[0]
 
     def published_config(self, target: TransformerDenoiser) -> dict[str, Any]:
-        """config.json of the drafter, with DeepSpec's names."""
+        """Return config.json of the drafter, with DeepSpec's names."""
         config = target.module.config
         shared = {
             **{name: getattr(config, name) for name in COPIED_FROM_TARGET},
@@ -179,7 +178,8 @@ class DrafterJob(CheckedFields):
         }
 
     def command(self, model: str) -> str:
-        """The command that trains this drafter; settings its kind has anyway are left out."""
+        """Return the command that trains this drafter; settings its kind has anyway are left
+        out."""
         usual = KINDS[self.kind]
         options = {
             ("benchmark" if f.name == "benchmarks" else f.name): getattr(self, f.name)
@@ -207,9 +207,8 @@ KINDS: Mapping[str, DrafterJob] = {
 
 
 def feature_layers(layers: int) -> tuple[int, ...]:
-    """The target's layers that the drafter reads: evenly spaced from the second one, never the
-    last.
-    """
+    """Return the target's layers that the drafter reads: evenly spaced from the second one, never
+    the last."""
     if layers < MANY_LAYERS:
         return tuple(range(layers - 1))
     return tuple(round(1 + i * (layers - 4) / (FEATURE_LAYERS - 1)) for i in range(FEATURE_LAYERS))
@@ -219,7 +218,7 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 
 
 def prompts_of(job: DrafterJob) -> list[str]:
-    """The prompts of a job; fewer are the first of the same ones."""
+    """Return the prompts of a job; a smaller job has the first of the same prompts."""
     if job.flan is None:
         return prompts.train_prompts(job.benchmarks, job.prompts, job.seed)
     each = -(-job.prompts // (len(job.benchmarks) + 1))
@@ -240,7 +239,7 @@ def texts_file(job: DrafterJob, weights: str) -> str:
 def texts_of(
     job: DrafterJob, loaded: LoadedModel, chat: bool, file: Path, report: Report = print
 ) -> list[TrainingText]:
-    """The texts of a job; the target's own answers are kept in `file`."""
+    """Return the texts of a job; the target's own answers are kept in `file`."""
     if job.texts == "gold":
         if chat:
             raise DllmBenchError(
@@ -288,7 +287,7 @@ class DrafterTraining:
         texts: list[TrainingText],
         rows: Path | None = None,
     ) -> DrafterTraining:
-        """A drafter with random weights, and the target's embedding and head.
+        """Return a drafter with random weights, and the target's embedding and head.
 
         rows: folder for the target's outputs, if the job stores them.
         """
@@ -324,7 +323,7 @@ class DrafterTraining:
         return time.process_time if self.target.device.type == "cpu" else time.monotonic
 
     def rows(self, texts: list[TrainingText]) -> TargetRows:
-        """What the target computes for a batch of texts."""
+        """Return what the target computes for a batch of texts."""
         if self.stored is None:
             return self._computed(texts)
         rows = self.stored.rows(texts, self.target.special.eos, lambda one: self._computed([one]))
@@ -341,7 +340,7 @@ class DrafterTraining:
         return data.whole_vocabulary(target, rows) if self.job.draft_vocab else rows
 
     def state(self) -> dict[str, Any]:
-        """Everything a resumed training needs."""
+        """Return everything that a resumed training needs."""
         counted = {"step": self.step, "seconds": self.seconds, "curve": self.curve}
         parts = {"weights": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
         return counted | parts | {"job": asdict(self.job)}
@@ -401,7 +400,7 @@ def train(
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Linear over the first 4 % of the steps, then a cosine to 0."""
+    """Rise linearly over the first 4 % of the steps, then fall along a cosine to 0."""
     warm = max(1, round(WARMUP * steps))
     if step < warm:
         return (step + 1) / warm
@@ -413,7 +412,7 @@ Numbers = Callable[[Tensor], Point]
 
 
 def optimizer_step(training: DrafterTraining) -> tuple[Tensor, Numbers]:
-    """One step on randomly drawn texts; the loss, and how to read its parts."""
+    """Take one step on randomly drawn texts; return the loss, and how to read its parts."""
     job = training.job
     rng = torch.Generator().manual_seed(job.seed * 10_000_000 + training.step)
     drawn = torch.randint(len(training.texts), (job.rows,), generator=rng).tolist()
@@ -434,7 +433,7 @@ def loss_of(
     rng: torch.Generator,
     measured: bool = False,
 ) -> tuple[Tensor, Numbers]:
-    """The loss of one batch; measured: with terms that it does not weigh."""
+    """Return the loss of one batch; measured: with terms that it does not weigh."""
     network, rows = training.network, training.rows(texts)
     if isinstance(network, ChainDraftNetwork):
         logits = objectives.chain_forward(network, rows)
@@ -463,7 +462,7 @@ def loss_of(
 
 @torch.no_grad()
 def measure_held_out(training: DrafterTraining) -> Point:
-    """The curve's numbers on the held-out texts, always at the same anchors."""
+    """Measure the curve's numbers on the held-out texts, always at the same anchors."""
     rng = torch.Generator().manual_seed(training.job.seed)
     loss, numbers = loss_of(training, training.held_out, rng, measured=True)
     return {f"held_out_{name}": value for name, value in numbers(loss).items()}
@@ -473,7 +472,7 @@ def measure_held_out(training: DrafterTraining) -> Point:
 
 
 def card(title: str, training: DrafterTraining) -> str:
-    """The drafter's model card; what it saves in decoding is measured by runs."""
+    """Return the drafter's model card; what it saves in decoding is measured by runs."""
     job, facts = training.job, training.network.drafter_config
     kind = "EAGLE-3 chain" if job.chain else NAME_OF_HEAD[job.head]
     layers = ", ".join(map(str, facts.feature_layers))

@@ -92,7 +92,7 @@ class FilterJob(CheckedFields):
             )
 
     def name(self, model: str) -> str:
-        """Folder name of the filter."""
+        """Return the folder name of the filter."""
         layers = "" if self.layers == 2 else f"-layers{self.layers}"
         return f"{model}-block{self.block}{layers}" + ("" if self.labels == "masked" else "-all")
 
@@ -217,7 +217,7 @@ def stored_or_collected(
 
 
 def split_by_prompt(found: Traces, seed: int) -> dict[str, Traces]:
-    """Training, validation and test rows; all rows of a prompt are in one part."""
+    """Return the training, validation and test rows; all rows of a prompt are in one part."""
     order = torch.randperm(found.done, generator=torch.Generator().manual_seed(seed))
     first, second = (round(share * found.done) for share in SHARES)
     parts = (order[:first], order[first : first + second], order[first + second :])
@@ -230,7 +230,7 @@ def split_by_prompt(found: Traces, seed: int) -> dict[str, Traces]:
 
 
 def network_of(block: int, layers: int, seed: int) -> nn.Sequential:
-    """Linear layers with ReLU between them; in the file they are called 0, 2, 4, …"""
+    """Return linear layers with ReLU between them; in the file they are called 0, 2, 4, …"""
     stack: list[nn.Module] = []
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -248,7 +248,7 @@ def loss_of(logits_SW: Tensor, part: Traces, labels: Labels) -> Tensor:
 
 
 def fit(found: Traces, job: FilterJob, report: Report = print) -> FittedFilter:
-    """Full-batch training; every 50 epochs the validation loss decides what is kept."""
+    """Train on full batches; every 50 epochs the validation loss decides what is kept."""
     parts = split_by_prompt(found, job.seed)
     network = network_of(job.block, job.layers, job.seed).to(found.confidence_SW.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=job.lr)

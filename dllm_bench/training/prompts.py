@@ -1,7 +1,7 @@
 """Prompts and gold answers from the train splits of the embedded tasks; prompts from FLAN files.
 
 Learned filters, drafters and the embedded models are all trained on these texts. The test split is
-drawn with the same functions, for measurements during training. Tokens are left to the users.
+drawn with the same functions, for measurements during training. Callers tokenise the texts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PROGRAMS: Mapping[str, Callable[[str, random.Random], Iterator[minicode.Minicode
 
 
 def task_pairs(task: str, split: str, count: int, seed: int) -> list[Pair]:
-    """`count` pairs of one task; the same for the same split and seed."""
+    """Return `count` pairs of one task; the same for the same split and seed."""
     if task in PROGRAMS and split == "train":
         return _program_pairs(task, count, seed)
     if task == "minigsm" and split == "train":
@@ -84,7 +84,7 @@ def _program_pairs(task: str, count: int, seed: int) -> list[Pair]:
 
 
 def train_pairs(tasks: Sequence[str], count: int, seed: int) -> list[Pair]:
-    """`count` pairs from the train splits, one task after the other in turn."""
+    """Return `count` pairs from the train splits, one task after the other in turn."""
     per_task = -(-count // len(tasks))
     drawn = [task_pairs(task, "train", per_task, seed) for task in tasks]
     return [pair for turn in zip(*drawn, strict=True) for pair in turn][:count]
@@ -96,8 +96,8 @@ def train_prompts(tasks: Sequence[str], count: int, seed: int) -> list[str]:
 
 
 def flan_prompts(folder: Path, per_task: int, seed: int) -> list[str]:
-    """`per_task` prompts of every task, drawn uniformly from all jsonl rows (task, inputs) in
-    `folder`; a task with fewer rows gives all of them.
+    """Return `per_task` prompts of every task, drawn uniformly from all jsonl rows (task, inputs)
+    in `folder`; a task with fewer rows gives all of them.
 
     The files are read once, and only the chosen prompts are held in memory (reservoir sampling).
     """
@@ -115,7 +115,8 @@ def flan_prompts(folder: Path, per_task: int, seed: int) -> list[str]:
 
 
 def hashed_order(folder: Path, count: int, seed: int) -> list[str]:
-    """`count` prompts of the jsonl rows (task, inputs) in `folder`, in the order of their hashes.
+    """Return `count` prompts of the jsonl rows (task, inputs) in `folder`, in the order of their
+    hashes.
 
     Tasks are mixed as often as their rows occur. A smaller count gives the first of the same
     prompts. Raises DllmBenchError where there are fewer.
@@ -163,7 +164,7 @@ def hash_of(prompts: Sequence[str]) -> str:
 
 
 def hash_of_rows(folder: Path) -> str:
-    """sha256 of all FLAN rows in `folder`, in their order."""
+    """Return the sha256 of all FLAN rows in `folder`, in their order."""
     return hash_of([part for row in _flan_rows(folder) for part in row])
 
 

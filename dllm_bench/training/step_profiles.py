@@ -93,7 +93,7 @@ def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float
 
 
 def profile_of(job: ProfileJob, seconds: Sequence[Sequence[float]]) -> StepProfile:
-    """Steps per second of each size, from the median times."""
+    """Return steps per second of each size, from the median times."""
     return StepProfile(job.batches, tuple(1 / median(timed_s) for timed_s in seconds))
 
 

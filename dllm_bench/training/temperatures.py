@@ -99,7 +99,7 @@ def observed_halves(entry: RunEntry) -> Halves:
 def calibration_by_position(
     second: Sequence[ObservedDraft], temperatures: Sequence[float]
 ) -> Iterator[Mapping]:
-    """Calibration of every position (from 1), without and with the temperatures."""
+    """Yield calibration of every position (from 1), without and with the temperatures."""
     before = calibration.calibration_by_position(second)
     after = calibration.calibration_by_position(second, temperatures)
     for k, (raw, scaled) in enumerate(zip(before, after, strict=True), start=1):

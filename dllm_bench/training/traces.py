@@ -2,8 +2,8 @@
 
 Each prompt is answered by the model's own decoding, one token per forward, then decoded again under
 the oracle with that answer as reference (Learn2PD, arXiv 2509.25188, §3.1.3); every step of the
-second decoding is a row. Blocks after the one in which the text ends are left out unless wanted:
-they are easy and many. Traces are stored, looked up by what they depend on, and resumed.
+second decoding is a row. Blocks after the one in which the text ends are left out by default,
+because they are many and easy. Traces are stored under a hash of their inputs, and resumed.
 
 Shapes: S steps, W positions of a block, K branches (one).
 """
@@ -101,12 +101,12 @@ class Traces:
 
     @classmethod
     def empty(cls, block: int) -> Traces:
-        """Traces of no prompt."""
+        """Return traces of no prompt."""
         flags_SW = torch.zeros(0, block, dtype=torch.bool)
         return cls(torch.zeros(0, block), flags_SW, flags_SW, torch.zeros(0, dtype=torch.long))
 
     def extended(self, prompts: Sequence[Sequence[Row]]) -> Traces:
-        """With the rows of the next prompts."""
+        """Return the traces with the rows of the next prompts."""
         rows = [row for steps in prompts for row in steps]
         confidence, right, masked = (torch.stack(part).cpu() for part in zip(*rows, strict=True))
         counts = torch.tensor([len(steps) for steps in prompts])
@@ -120,7 +120,7 @@ class Traces:
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Traces:
-        """With `change` applied to every tensor."""
+        """Return the traces with `change` applied to every tensor."""
         tensors = (self.confidence_SW, self.right_SW, self.masked_SW, self.prompt_S)
         confidence, right, masked, prompt = map(change, tensors)
         return Traces(confidence, right, masked, prompt, self.done)
@@ -131,7 +131,7 @@ class Traces:
         return self.each(lambda tensor: tensor[keep_S])
 
     def to(self, device: torch.device) -> Traces:
-        """On a device."""
+        """Return the traces on a device."""
         return self.each(lambda tensor: tensor.to(device))
 
     @property

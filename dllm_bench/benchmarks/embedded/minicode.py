@@ -89,7 +89,7 @@ TASK = GeneratedTask("minicode", lambda rng, split: problems_of(draw_programs(sp
 
 
 def draw_programs(split: str, rng: random.Random) -> Iterator[MinicodeProgram]:
-    """Endless programs of one split, from the three families in the proportions 5 : 2 : 3."""
+    """Yield endless programs of one split, from the three families in the proportions 5 : 2 : 3."""
     while True:
         program = rng.choices((_draw_chain, _draw_branch, _draw_list), (5, 2, 3))[0](rng)
         if split_of(program.content) == split:
@@ -207,7 +207,8 @@ def _list_doc(
 
 
 def draw_inputs(rng: random.Random, program: MinicodeProgram) -> list[list[Any]]:
-    """BASE_INPUTS + PLUS_INPUTS argument lists; some have equal arguments, no list is empty."""
+    """Draw BASE_INPUTS + PLUS_INPUTS argument lists; some have equal arguments, no list is
+    empty."""
     draw: Callable[[], Any]
     if program.family == "list":
         draw = lambda: [[rng.randint(-10, 40) for _ in range(rng.randint(1, 7))]]  # noqa: E731
@@ -223,7 +224,8 @@ def _scalars(rng: random.Random, count: int) -> list[int]:
 
 
 def _results(source: str, entry_point: str, inputs: list[list[Any]]) -> list[Any]:
-    """Results of one of *our own* canonical programs, never of a program a model wrote."""
+    """Return the results of one of *our own* canonical programs, never of a program a model
+    wrote."""
     scope: dict[str, Any] = {}
     exec(compile(source, "<minicode canonical>", "exec"), scope)
     return [scope[entry_point](*args) for args in inputs]

@@ -58,7 +58,7 @@ class Operand:
 
 
 def draw_programs(split: str, rng: random.Random) -> Iterator[MinicodeProgram]:
-    """Endless programs of one split."""
+    """Yield endless programs of one split."""
     while True:
         program = _draw(rng)
         if split_of(program.content) == split:

@@ -76,7 +76,7 @@ def apply_op(op: str, left: int, right: int) -> int:
 
 
 def with_step_weights(weights: Sequence[float]) -> GeneratedTask:
-    """minigsm with these relative frequencies of problems of 1 to 5 steps."""
+    """Return minigsm with these relative frequencies of problems of 1 to 5 steps."""
     return GeneratedTask("minigsm", from_draw(lambda rng: draw(rng, weights)))
 
 

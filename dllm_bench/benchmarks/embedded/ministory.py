@@ -82,7 +82,7 @@ def _answer(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, item
 
 
 def _step(rng: random.Random, step: ArithmeticStep) -> str:
-    """Forms of the two sentences of a step."""
+    """Return the forms of the two sentences of a step."""
     done = f"{rng.choice(SUBJECTS)} {{verb}} {{operand}} {rng.choice(OBJECTS[step.op])}"
     equation = f"{{letter}} {rng.choice(EQUALS)} {{before}} {{op}} {{operand}} = {{after}}"
     first = f"{done}{rng.choice(LINKS)} {equation} {rng.choice(EQUATION_ENDS)}."

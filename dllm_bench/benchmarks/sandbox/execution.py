@@ -1,20 +1,20 @@
 """Run a Python program written by a model in a child process with few rights.
 
 Each program gets its own process and session, limits on CPU time, wall time, memory, file size,
-threads and open files, a fresh working directory, and an environment that contains nothing of ours.
-On Linux namespaces, Landlock and a filter of system calls are added (`child/bootstrap.py`).
+threads and open files, a fresh working directory, and an environment without our variables. On
+Linux namespaces, Landlock and a filter of system calls are added (`child/bootstrap.py`).
 `isolation()` lists what takes effect on this machine.
 
 The child is two processes. The judged one holds the program and its inputs. The supervisor holds
 what a result is compared with and writes the verdict; it never runs the program and reads its
 results as data (`child/codec.py`). `examine` calls a program's functions. `execute` runs a program
-for its output: that it came to its end only its own process can tell, so the verdict is "ended" and
-never "passed"; who grades it compares the output. `child/supervise.py` states the law.
+for its output. Only the program's own process knows that it ran to its end, so the verdict is
+"ended", never "passed", and the caller compares the output. `child/supervise.py` states the rule.
 
 What the sandbox does not protect against: a bug in the kernel; the memory that many programs use at
 once; reading files in /etc that the user who runs this may read (for root: passwords). Where a step
 is not available (another operating system, an old kernel, a strict container), its protection is
-missing too. Use the second kind of sandbox for hostile code: it puts the same child into a
+missing too. For hostile code use the second kind of sandbox, which runs the same child in a
 container (`container.py`). `docs/security.md` lists what is promised.
 """
 
@@ -58,11 +58,11 @@ BACKSTOP_S = 2.0
 """How long after its wall time a child that does not stop by itself is killed."""
 CHILD = "dllm_bench.benchmarks.sandbox.child."
 BROUGHT_DOWN = (signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
-"""Signals by which a judging process ends over hostile values."""
+"""Signals that end a judging process when it compares hostile values."""
 LASTING: tuple[ProgramVerdict, ...] = ("passed", "failed")
-"""Verdicts that a second judging would repeat: no limit and no fault of the machine is in them."""
+"""Verdicts that judging again would repeat, because no time limit or machine fault is involved."""
 MAX_JUDGED = 20_000
-"""Outcomes that are remembered; one takes some hundred bytes."""
+"""Most outcomes in the cache; one takes some hundred bytes."""
 _JUDGED: dict[bytes, ProgramOutcome] = {}
 LAST_WORDS = 200
 """Characters of a container tool's message that are kept."""
@@ -74,8 +74,8 @@ def require_consent(allowed: bool, benchmark: str) -> None:
     """Raise DllmBenchError unless the user allowed programs written by a model to run here."""
     if not allowed and os.environ.get(CONSENT_VARIABLE) != "1":
         raise DllmBenchError(
-            f"Benchmark {benchmark!r} runs code written by a model, which nobody has allowed here; "
-            f"set benchmark.allow_code_execution=true or {CONSENT_VARIABLE}=1 to let it run in the "
+            f"Benchmark {benchmark!r} runs code written by a model, and this is not allowed yet; "
+            f"set benchmark.allow_code_execution=true or {CONSENT_VARIABLE}=1 to run it in the "
             "sandbox."
         )
 
@@ -91,8 +91,8 @@ def execute(program: str, limits: Limits | None = None, stdin: str | None = None
 def examine(program: str, examiner: Examiner, limits: Limits) -> ProgramOutcome:
     """Load a Python program in a sandboxed child and judge what calls of its functions return.
 
-    The examiner calls them from a process of its own; its words come back in `reports`. Programs
-    often repeat, between decoders and between passes, so what was judged is remembered.
+    The examiner calls them from a process of its own; its reports are in `reports`. Decoders and
+    passes often give the same program, so outcomes are cached.
     """
     key = _key(program, examiner, limits)
     known = _JUDGED.get(key)

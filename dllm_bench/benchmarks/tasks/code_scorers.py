@@ -2,12 +2,11 @@
 
 A filter is one way to read an answer: `completion` takes the text as it is, `extracted` takes a
 fenced block and drops an end that does not parse, `indented` also restores a lost first indent,
-`lopa` and `opencompass` are the published ones.
-Programs run in the sandbox only. The caller makes sure of consent: our benchmark, or lm-eval with
-`confirm_run_unsafe_code`. The item's own solution runs first; it decides how much time a program
-gets, and whether the tests can run in a process of their own. Where a test needs objects of the
-program, its expressions run there, and their values are compared in the other process. A program
-reaches expected values in neither.
+`lopa` and `opencompass` are the published ones. Programs run in the sandbox only. The caller checks
+for consent: our benchmark, or lm-eval with `confirm_run_unsafe_code`. The item's own solution runs
+first; it decides how much time a program gets, and whether the tests can run in a process of their
+own. If a test needs objects of the program, its expressions run in the program's process and their
+values are compared in the other. Expected values are never in the program's process.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ def per_answer(program: Callable[[str, Doc], str]) -> Filter:
 
 @per_answer
 def humaneval_completion(text: str, doc: Doc) -> str:
-    """HumanEval: prompt + answer."""
+    """Grade HumanEval: prompt + answer."""
     return str(doc["prompt"]) + text
 
 
 def extracted_program(text: str, doc: Doc) -> str:
-    """HumanEval: prompt + code of the answer, without an end that does not parse."""
+    """Return the program of `humaneval_extracted`."""
     whole = code_answers.assemble_program(doc["prompt"], text)
     return code_answers.trim_unparsable_end(whole, keep=doc["prompt"].count("\n"))
 
@@ -63,7 +62,7 @@ humaneval_extracted = per_answer(extracted_program)
 
 @per_answer
 def humaneval_indented(text: str, doc: Doc) -> str:
-    """HumanEval as `extracted`, with the first line's indent where only that was lost.
+    """Grade HumanEval as `extracted`, after restoring a lost indent of the first line.
 
     A tokenizer may drop the spaces a text begins with; then the body's first line stands at the
     margin and those after it do not.
@@ -73,32 +72,32 @@ def humaneval_indented(text: str, doc: Doc) -> str:
 
 @per_answer
 def humaneval_instruct(text: str, doc: Doc) -> str:
-    """HumanEval as lm-eval's humaneval_instruct reads it: prompt + answer up to a fence."""
+    """Grade HumanEval as lm-eval's humaneval_instruct: prompt + answer up to a fence."""
     return str(doc["prompt"]) + text.split("```")[0]
 
 
 @per_answer
 def humaneval_lopa(text: str, doc: Doc) -> str:
-    """HumanEval as LoPA reads it: prompt + fenced code, sanitised."""
+    """Grade HumanEval as LoPA: prompt + fenced code, sanitised."""
     whole = code_answers.lopa_program(doc["prompt"], text)
     return code_answers.lopa_sanitize(whole, doc["entry_point"])
 
 
 @per_answer
 def humaneval_opencompass(text: str, doc: Doc) -> str:
-    """HumanEval as OpenCompass reads it: prompt + first fenced block."""
+    """Grade HumanEval as OpenCompass: prompt + first fenced block."""
     return str(doc["prompt"]) + code_answers.opencompass_code(text)
 
 
 @per_answer
 def mbpp_extracted(text: str, doc: Doc) -> str:
-    """MBPP: code of the answer, without an end that does not parse."""
+    """Grade MBPP: code of the answer, without an end that does not parse."""
     return code_answers.trim_unparsable_end(code_answers.extract_code(text))
 
 
 @per_answer
 def mbpp_instruct(text: str, doc: Doc) -> str:
-    """MBPP as lm-eval's mbpp_instruct reads it: the first block of the answer after a fence.
+    """Grade MBPP as lm-eval's mbpp_instruct: the first block of the answer after a fence.
 
     The fence is put before the answer although the prompt ends in it: the word that an answer
     begins with is taken for the name of a language.
@@ -108,7 +107,7 @@ def mbpp_instruct(text: str, doc: Doc) -> str:
 
 @per_answer
 def mbpp_continued(text: str, doc: Doc) -> str:
-    """MBPP: the answer up to the fence that closes the prompt's."""
+    """Grade MBPP: the answer up to the fence that closes the prompt's."""
     return text.split("```")[0]
 
 

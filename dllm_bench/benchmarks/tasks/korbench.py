@@ -215,38 +215,38 @@ def alternatives(text: str, gold: str) -> bool:
 
 
 def letters(text: str | None) -> str:
-    """Letters only, in lower case."""
+    """Return the letters only, in lower case."""
     return re.sub(r"[^A-Za-z]", "", text or "").lower()
 
 
 def same_letters(text: str | None, gold: str | None) -> bool:
-    """Rule 1: the same letters."""
+    """Apply rule 1: the same letters."""
     return bool(letters(text)) and letters(text) == letters(gold)
 
 
 def one_of_words(text: str | None, gold: str | None) -> bool:
-    """Rule 2: one of the accepted words."""
+    """Apply rule 2: one of the accepted words."""
     return letters(text) in (gold or "").split(",")
 
 
 def same_words(text: str | None, gold: str | None) -> bool:
-    """Rule 3: the same words in any order."""
+    """Apply rule 3: the same words in any order."""
     return sorted(re.findall(r"\w+", (text or "").lower())) == sorted((gold or "").split(" "))
 
 
 def part_of_gold(text: str | None, gold: str | None) -> bool:
-    """Rule 4: a part of the accepted answer."""
+    """Apply rule 4: a part of the accepted answer."""
     return bool(letters(text)) and letters(text) in (gold or "")
 
 
 def same_assignments(text: str | None, gold: str | None) -> bool:
-    """Rule 5: the same assignments in any order."""
+    """Apply rule 5: the same assignments in any order."""
     answer, expected = (re.sub(r"\s+", "", one or "").split(",") for one in (text, gold))
     return sorted(answer) == sorted(expected)
 
 
 def equation(text: str | None, gold: str | None) -> bool:
-    """Rule 9: the operators of the gold answer in order, and a left side with its value."""
+    """Apply rule 9: the operators of the gold answer in order, and a left side with its value."""
     answer, expected = (signs(one).partition("=") for one in (text, gold))
     operators = [re.findall(r"[+\-*/]", side[0]) for side in (answer, expected)]
     value = re.search(r"-?\d+", expected[2])
@@ -256,14 +256,14 @@ def equation(text: str | None, gold: str | None) -> bool:
 
 
 def twenty_four(text: str | None, gold: str | None) -> bool:
-    """Rule 10: the given numbers make 24."""
+    """Apply rule 10: the given numbers make 24."""
     left, expected = signs(text).split("=")[0], signs((gold or "").split("\n")[0]).split("=")[0]
     same = sorted(re.sub(r"\W+", "", left)) == sorted(re.sub(r"\W+", "", expected))
     return same and arithmetic(left) == 24
 
 
 def same_but_layout(text: str | None, gold: str | None) -> bool:
-    """Rule 18: equal apart from commas, spaces and brackets."""
+    """Apply rule 18: equal apart from commas, spaces and brackets."""
     answer, expected = (re.sub(r"[,\s\[\]]+", "", one or "") for one in (text, gold))
     return answer == expected
 

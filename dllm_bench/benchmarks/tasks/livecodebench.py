@@ -47,7 +47,7 @@ sys.setrecursionlimit(50000)
 
 
 def prompt(doc: Doc) -> str:
-    """OpenCompass's prompt: question, format and the heading of the answer."""
+    """Return OpenCompass's prompt: question, format and the heading of the answer."""
     code = doc["starter_code"]
     task = WITH_STARTER_CODE if code else WITH_STDIN
     return (
@@ -59,13 +59,13 @@ def prompt(doc: Doc) -> str:
 
 @per_answer
 def first_fenced(text: str, doc: Doc) -> str:
-    """OpenCompass's version 1: the first fenced block."""
+    """Return the first fenced block (OpenCompass's version 1)."""
     return livecodebench_code(text, last=False)
 
 
 @per_answer
 def last_fenced(text: str, doc: Doc) -> str:
-    """OpenCompass's version 2: the last fenced block."""
+    """Return the last fenced block (OpenCompass's version 2)."""
     return livecodebench_code(text, last=True)
 
 

@@ -1,9 +1,9 @@
 """Find the final answer of a mathematical text, bring it to a normal form, compare it.
 
-`normalised` is appendix D of Lewkowycz et al. (2022, Minerva). `same` is the equality that
-OpenCompass made of it and of that of Hendrycks et al. (2021, MATH). Both compare strings without
-understanding them, and are here because published scores were made with them. `verified` calls
-math-verify (sympy), the only one that parses LaTeX.
+`normalised` is appendix D of Lewkowycz et al. (2022, Minerva). `same` is OpenCompass's equality,
+made of it and of that of Hendrycks et al. (2021, MATH). Both only compare strings, and are here
+because published scores were made with them. `verified` calls math-verify (sympy), the only one
+that parses LaTeX.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def final_answer(text: str) -> str:
 
 
 def normalised(answer: str) -> str:
-    """Appendix D's normal form of a final answer: what follows the last equals sign, plain."""
+    """Return the normal form of a final answer (Appendix D): what follows the last equals sign,
+    plain."""
     return plain(answer.split("=")[-1])
 
 
@@ -95,7 +96,7 @@ def plain(answer: str) -> str:
 
 
 def _replace(pattern: str, replacement: str, text: str, rest: str) -> str:
-    """re.sub in linear time.
+    """Replace as re.sub does, in linear time.
 
     rest: matches where `pattern` fails, as far as no later start can succeed; it stays as it is.
     """
@@ -107,7 +108,7 @@ def _replace(pattern: str, replacement: str, text: str, rest: str) -> str:
 
 
 def loose(answer: str) -> str:
-    """OpenCompass's second normal form of an answer.
+    """Return OpenCompass's second normal form of an answer.
 
     It drops layout, spaces, full stops at the end, the content of a \\text at the end, degrees,
     percent, currency, `\\cdot`, a short name before the only equals sign, and zeros after the
@@ -143,7 +144,8 @@ def _slashed(text: str) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """OpenCompass's equality (MATHEvaluator, version 2): equal in any of three normal forms."""
+    """Return whether two answers are equal in any of three normal forms (OpenCompass's
+    MATHEvaluator, version 2)."""
     forms = (loose, lambda text: plain(loose(text)), plain)
     return any(form(one) == form(other) for form in forms)
 

@@ -33,12 +33,12 @@ KORBENCH_CATEGORIES = ("cipher", "counterfactual", "logic", "operation", "puzzle
 
 
 def read_math(file: Path) -> list[Row]:
-    """MATH: problem and worked solution."""
+    """Read MATH: problem and worked solution."""
     return [{key: row[key] for key in ("problem", "solution")} for row in read_jsonl(file)]
 
 
 def read_squad(file: Path) -> list[Row]:
-    """SQuAD 2.0 as published: articles of paragraphs of questions."""
+    """Read SQuAD 2.0 as published: articles of paragraphs of questions."""
     articles = json.loads(file.read_text(encoding="utf-8"))["data"]
     return [
         convert_squad({**question, "title": article["title"], "context": paragraph["context"]})
@@ -59,7 +59,7 @@ def convert_squad(row: Row) -> Row:
 
 
 def read_drop(file: Path) -> list[Row]:
-    """DROP as published (.json) or in the form of simple-evals (.jsonl)."""
+    """Read DROP as published (.json) or in the form of simple-evals (.jsonl)."""
     if file.suffix == ".jsonl":
         return [_simple_evals_drop(row) for row in read_jsonl(file)]
     passages = json.loads(file.read_text(encoding="utf-8")).values()
@@ -103,7 +103,8 @@ def _drop_spans(answer: Row) -> list[str]:
 
 
 def read_mmlu_with_examples(file: Path) -> list[Row]:
-    """MMLU, each question after the five of its subject in dev.jsonl, as lm-eval writes them."""
+    """Read MMLU, each question after the five of its subject in dev.jsonl, as lm-eval writes
+    them."""
     dev = file.with_name("dev.jsonl")
     if not dev.is_file():
         raise DllmBenchError(
@@ -124,12 +125,12 @@ def mmlu_question(row: Row) -> str:
 
 
 def read_sudoku(file: Path) -> list[Row]:
-    """Dream's 4x4 Sudokus: input and output, after the file's first eight as examples."""
+    """Read Dream's 4x4 Sudokus: input and output, after the file's first eight as examples."""
     return behind_examples(read_jsonl(file), "Input:\n{input}\nOutput:\n{output}")
 
 
 def read_countdown(file: Path) -> list[Row]:
-    """Dream's Countdown: numbers and equations, after the file's first eight as examples.
+    """Read Dream's Countdown: numbers and equations, after the file's first eight as examples.
 
     The instruction counts the numbers, as published.
     """
@@ -145,7 +146,8 @@ def behind_examples(rows: list[Row], form: str) -> list[Row]:
 
 
 def convert_arc(row: Row) -> Row:
-    """ARC, as published or on the hub: question, texts of the choices, index of the right one."""
+    """Convert ARC, as published or on the hub: question, texts of the choices, index of the right
+    one."""
     nested = isinstance(row["question"], dict)
     question = row["question"]["stem"] if nested else row["question"]
     listed = row["question"]["choices"] if nested else None
@@ -160,7 +162,8 @@ def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
 
 
 def convert_hellaswag(row: Row) -> Row:
-    """HellaSwag as lm-eval asks it: activity and context, four endings, index of the right one."""
+    """Convert HellaSwag as lm-eval asks it: activity and context, four endings, index of the right
+    one."""
     context = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
     endings = [plain_caption(text) for text in row["endings"]]
     return {"query": plain_caption(context), "choices": endings, "gold": int(row["label"])}
@@ -174,19 +177,20 @@ def plain_caption(text: str) -> str:
 
 
 def convert_piqa(row: Row) -> Row:
-    """PIQA: a goal, two solutions, index of the right one."""
+    """Convert PIQA: a goal, two solutions, index of the right one."""
     return {"goal": row["goal"], "choices": [row["sol1"], row["sol2"]], "gold": int(row["label"])}
 
 
 def read_piqa(file: Path) -> list[Row]:
-    """PIQA as published: the labels are in a file beside the questions (`valid-labels.lst`)."""
+    """Read PIQA as published: the labels are in a second file (`valid-labels.lst`)."""
     labels = file.with_name(f"{file.stem}-labels.lst").read_text(encoding="utf-8").split()
     pairs = zip(read_jsonl(file), labels, strict=True)
     return [convert_piqa({**row, "label": label}) for row, label in pairs]
 
 
 def convert_winogrande(row: Row) -> Row:
-    """WinoGrande as lm-eval asks it: two beginnings up to the blank, the ending, the right one."""
+    """Convert WinoGrande as lm-eval asks it: two beginnings up to the blank, the ending, the right
+    one."""
     before, _, after = row["sentence"].partition("_")
     choices = [before + row[f"option{number}"] for number in (1, 2)]
     return {"choices": choices, "ending": after.strip(), "gold": int(row["answer"]) - 1}
@@ -220,9 +224,7 @@ def _read_korbench_category(folder: Path) -> list[Row]:
 
 
 def convert_livecodebench(row: Row) -> Row:
-    """Return one problem: question, starter code, name of the function if there is one, and all
-    tests as JSON, the hidden ones if the file has them.
-    """
+    """Return one problem, with its hidden tests if the file has them."""
     tests = json.loads(row["public_test_cases"])
     hidden = _hidden_tests(row.get("private_test_cases") or "[]")
     return {
@@ -236,7 +238,7 @@ def convert_livecodebench(row: Row) -> Row:
 
 
 def _hidden_tests(text: str) -> list[Row]:
-    """Tests from plain JSON, or from JSON in a compressed pickled string (the lite files)."""
+    """Read tests from plain JSON, or from JSON in a compressed pickled string (the lite files)."""
     try:
         return list(json.loads(text))
     except json.JSONDecodeError:

@@ -360,7 +360,7 @@ def shots(source: str, split: str | None, count: int, data_dir: str | None) -> l
 
 
 def _available_shots(source: str, split: str | None, data_dir: str | None) -> list[Row]:
-    """Up to `DEFAULT_SHOTS` examples; none if their file is absent."""
+    """Return up to `DEFAULT_SHOTS` examples; none if their file is absent."""
     with suppress(DllmBenchError):
         return rows(source, split, data_dir)[:DEFAULT_SHOTS] if split else []
     return []

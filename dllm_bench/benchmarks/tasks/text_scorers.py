@@ -44,7 +44,7 @@ ANSWER_LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 
 
 def math_minerva(doc: Doc, results: list[str]) -> Metrics:
-    """Minerva's closing sentence against the boxed answer; math-verify on the whole text."""
+    """Grade Minerva's closing sentence against the boxed answer; math-verify on the whole text."""
     gold = math_answers.boxed(doc["solution"]) or ""
     answer = math_answers.normalised(math_answers.final_answer(results[0]))
     exact = math_answers.equivalent(math_answers.normalised(gold), answer)
@@ -53,12 +53,13 @@ def math_minerva(doc: Doc, results: list[str]) -> Metrics:
 
 
 def math_boxed(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass: the boxed answer, else the sentence that names the answer, by its equality."""
+    """Grade the boxed answer, else the sentence that names the answer, by OpenCompass's
+    equality."""
     return _boxed(math_answers.boxed(doc["solution"]) or "", results[0])
 
 
 def gsm8k_boxed(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass's zero-shot GSM8K: graded as MATH, against the number after ####."""
+    """Grade OpenCompass's zero-shot GSM8K as MATH, against the number after ####."""
     return _boxed(doc["answer"].split("#### ")[-1].replace(",", ""), results[0])
 
 
@@ -84,14 +85,15 @@ def closing_answer(text: str) -> str:
 
 
 def mmlu_letter(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass after simple-evals: the letter after the first `ANSWER:`."""
+    """Grade the letter after the first `ANSWER:` (OpenCompass after simple-evals)."""
     letter = LETTER.search(results[0])
     right = letter is not None and letter[1].upper() == LETTERS[doc["answer"]]
     return {"accuracy": float(right)}
 
 
 def gsm8k_value(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """GSM8K by value: the number after the first ####, else the last one, without units and commas.
+    """Grade GSM8K by value: the number after the first ####, else the last one, without units and
+    commas.
 
     `$63.00`, `63` and `63.` are one answer, which the two filters of lm-eval keep apart.
     """
@@ -109,7 +111,8 @@ def written_number(text: str) -> str:
 
 
 def mmlu_leading(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """MMLU: the letter an answer begins with, whatever follows (`D. text`, `**D**`, `(D)`)."""
+    """Grade MMLU by the letter an answer begins with, whatever follows (`D. text`, `**D**`,
+    `(D)`)."""
     return [[leading_letter(text) for text in texts] for texts in resps]
 
 
@@ -125,7 +128,8 @@ def without_marks(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
 
 
 def sudoku_dream(doc: Doc, results: list[str]) -> Metrics:
-    """Dream: rows, columns and quarters of the grid before an empty line hold 1 to 4, givens kept.
+    """Grade Dream's Sudokus: rows, columns and quarters of the grid before an empty line hold 1 to
+    4, givens kept.
 
     Spaces are left out, and what is longer than the puzzle is cut.
     """
@@ -141,7 +145,8 @@ def sudoku_dream(doc: Doc, results: list[str]) -> Metrics:
 
 
 def countdown_dream(doc: Doc, results: list[str]) -> Metrics:
-    """Dream: the first line's equations hold, use each number once, and end in the goal.
+    """Grade Dream's Countdown: the first line's equations hold, use each number once, and end in
+    the goal.
 
     Each result is a number that later equations use. Expressions are worked out here, not run.
     """
@@ -190,7 +195,8 @@ def bare_words(text: str) -> str:
 
 
 def squad_v2(doc: Doc, results: list[str]) -> Metrics:
-    """SQuAD 2.0's exact match and F1; the word `unanswerable` means that there is no answer.
+    """Grade by SQuAD 2.0's exact match and F1; the word `unanswerable` means that there is no
+    answer.
 
     An empty text is wrong. SQuAD's own script takes an empty prediction for "no answer", by which a
     model that writes nothing would score.
@@ -205,7 +211,7 @@ def squad_v2(doc: Doc, results: list[str]) -> Metrics:
 
 
 def _overlap(one: str, other: str) -> float:
-    """F1 of the words of two texts; an empty text equals only an empty text."""
+    """Return F1 of the words of two texts; an empty text equals only an empty text."""
     words, wanted = one.split(), other.split()
     if not words or not wanted:
         return float(words == wanted)
@@ -214,20 +220,23 @@ def _overlap(one: str, other: str) -> float:
 
 
 def squad_v2_lenient(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass: equal to any answer; for a question without one, plausible spans count too."""
+    """Grade as OpenCompass: equal to any answer; for a question without one, plausible spans count
+    too."""
     line = results[0].split("\n")[0].lower().split("answer is")[-1]
     accepted = doc["answers"] or [*doc["plausible"], IMPOSSIBLE]
     return {"score": float(first_clause(line) in {first_clause(a).lower() for a in accepted})}
 
 
 def first_clause(text: str) -> str:
-    """OpenCompass's normal form: up to the first full stop or comma; no punctuation or articles."""
+    """Return OpenCompass's normal form: up to the first full stop or comma; no punctuation or
+    articles."""
     clause = re.sub(r"[^\w\s]", "", re.split(r"[\n.,]", text, maxsplit=1)[0])
     return re.sub(r"\s+", " ", re.sub(r"(?i)\b(a|an|the)\b", "", clause)).strip()
 
 
 def drop_lenient(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass after simple-evals: an accepted answer contains the given one or is in it."""
+    """Grade as OpenCompass after simple-evals: an accepted answer contains the given one or is in
+    it."""
     line = ANSWER_LINE.search(results[0])
     answer = bare_words(line[1] if line else results[0])
     golds = [bare_words(" and ".join(spans)) for spans in doc["answers"]]

@@ -285,12 +285,12 @@ def test_checks_are_light_and_runs_leave_no_trace(root: Path, tmp_path: Path) ->
 def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setattr(sandbox, "execute", lambda *args: pytest.fail("a program was run"))
-    with pytest.raises(DllmBenchError, match="nobody has allowed here"):
+    with pytest.raises(DllmBenchError, match="this is not allowed yet"):
         EvalPlusBenchmark(name="minicode", dataset="minicode", max_new_tokens=64).score(
             {"minicode/test/0": "    return 1\n"}
         )
     mbpp = LmEvalBenchmark(name="mbpp", task="mbpp", max_new_tokens=64, primary=COMPLETION)
-    with pytest.raises(DllmBenchError, match="nobody has allowed here"):
+    with pytest.raises(DllmBenchError, match="this is not allowed yet"):
         mbpp.score({"mbpp/test/11": "x"})
 
 

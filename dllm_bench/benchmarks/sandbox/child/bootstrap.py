@@ -1,15 +1,15 @@
 """The first program of a sandboxed child: split into two processes that give up their rights.
 
 The judged process runs the model's program (`answer`). Its parent, the supervisor, runs one of our
-own programs, which calls the judged one (`supervise`) and writes verdicts; what it judges by is
-read after the split, so that it never was in the judged process's memory.
+own programs, which calls the judged one (`supervise`) and writes verdicts. It reads the expected
+values after the split, so they are never in the judged process's memory.
 
-All of it uses the standard library only and is sent as compiled code, so that the child needs to
-read nothing but the interpreter. The steps: another user id where root can set it; user, mount, IPC
-and network namespaces of its own, with a read-only file system and a small private working
-directory; no capabilities; resource limits; no new privileges; Landlock against writing and reading
-elsewhere; and a seccomp filter against new processes, signals, tracing and sockets. A step that the
-kernel refuses is skipped, and its name is missing from the list that is reported.
+All of it uses the standard library only and is sent as compiled code, so that the child reads no
+file but the interpreter's. The steps: another user id where root can set it; user, mount, IPC and
+network namespaces of its own, with a read-only file system and a small private working directory;
+no capabilities; resource limits; no new privileges; Landlock against writing and reading elsewhere;
+and a seccomp filter against new processes, signals, tracing and sockets. A step that the kernel
+refuses is skipped, and its name is missing from the list that is reported.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def namespaces() -> None:
 
 
 def set_mount(path: bytes, attributes: int, clear: int, flags: int) -> None:
-    """mount_setattr(2): set and clear attributes of the mount at `path`."""
+    """Set and clear attributes of the mount at `path` (mount_setattr(2))."""
     attr = (ctypes.c_uint64 * 4)(attributes, clear, 0, 0)
     call(libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path, flags, attr, ctypes.sizeof(attr)))
 
@@ -164,7 +164,7 @@ def readable(packages: bool) -> list[str]:
 
 
 def landlock(packages: bool) -> None:
-    """Allow writing in the working directory only, and reading there, of Python and of the system.
+    """Allow writing in the working directory, and reading there and of Python and the system alone.
 
     It also keeps the program from tracing processes outside.
     """
@@ -249,7 +249,8 @@ def enclose(job: dict[str, Any]) -> list[str]:
 
 
 def restrict(job: dict[str, Any], held: list[str], supervisor: bool) -> None:
-    """The steps that each process takes for itself; adds the names of those taken to `held`."""
+    """Take the steps of isolation that each process applies to itself; add the names of those taken
+    to `held`."""
     attempt(held, no_capabilities)
     limit_resources(job["limits"])
     attempt(held, no_new_privileges)
@@ -298,7 +299,7 @@ def add_modules(modules: dict[str, Any]) -> None:
 
 
 def run_answer(job: dict[str, Any], requests: int, results: int, held: list[str]) -> None:
-    """The judged process: drop the rights, run the program, leave."""
+    """Run the judged process: drop the rights, run the program, leave."""
     keep_open(requests, results)
     give_input(job["stdin"])
     if job["silent"]:
@@ -310,7 +311,7 @@ def run_answer(job: dict[str, Any], requests: int, results: int, held: list[str]
 
 
 def run_supervisor(order: dict[str, Any], answer: Any, channel: int) -> None:
-    """The supervisor: run the ordered program and report its words, then how it all ended."""
+    """Run the supervisor: run the ordered program and report its words, then how it all ended."""
 
     def report(*words: object) -> None:
         line = "\t".join(

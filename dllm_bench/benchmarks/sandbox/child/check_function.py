@@ -47,7 +47,7 @@ def is_floats(value: Any) -> bool:
 
 
 def close(got: Any, want: Any, atol: float) -> bool:
-    """Element-wise |got - want| <= atol + RTOL * |want| over numbers and nested sequences."""
+    """Return whether |got - want| <= atol + RTOL * |want| holds element by element."""
     if isinstance(want, (list, tuple)):
         return len(got) == len(want) and all(map(close, got, want, [atol] * len(want)))
     if got == want:
@@ -65,7 +65,7 @@ def equal(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
 
 
 def same_value(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Equality without tolerance; a tuple equals the list of its members."""
+    """Compare without tolerance; a tuple equals the list of its members."""
     return as_lists(got) == want
 
 
@@ -75,12 +75,12 @@ def as_lists(value: Any) -> Any:
 
 
 def same_set(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Equality of sets: order and repetition do not count."""
+    """Compare as sets: order and repetition do not count."""
     return set(got) == set(want)
 
 
 def same_presence(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Only whether there is a result counts, not which (regular expression tasks)."""
+    """Compare only whether there is a result (regular expression tasks)."""
     return (
         got == (want is not None)
         if isinstance(got, bool)
@@ -89,12 +89,12 @@ def same_presence(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bo
 
 
 def anything(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Always right: the problem has no answer that can be checked."""
+    """Accept every result: the problem has no answer that can be checked."""
     return True
 
 
 def equal_or_zero(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Equality, or the result zero."""
+    """Accept an equal result, or zero."""
     return got == 0 or equal(got, want, inputs, atol)
 
 
@@ -105,14 +105,16 @@ def root(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
 
 
 def pyramid_surface(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Equality, or the area if the height is read as that of the apex over the base."""
+    """Accept an equal result, or the area if the height is read as that of the apex over the
+    base."""
     base, height = inputs
     area = round(base**2 + 2 * base * math.sqrt((base / 2) ** 2 + height**2))
     return abs(got - area) <= atol or equal(got, want, inputs, atol)
 
 
 def digit_distance(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Equality, or the distance if the numbers are padded with zeros to the same width."""
+    """Accept an equal result, or the distance if the numbers are padded with zeros to the same
+    width."""
     one, two = map(str, inputs)
     width = max(len(one), len(two))
     pairs = zip(one.zfill(width), two.zfill(width), strict=True)
@@ -148,7 +150,7 @@ def load(source: str, entry_point: str) -> Callable[..., Any]:
 
 
 def expected(payload: dict[str, Any]) -> dict[str, list[Case]]:
-    """Stage -> [(inputs for the solution, expected result, CPU seconds of the reference)].
+    """Return stage -> [(inputs for the solution, expected result, CPU seconds of the reference)].
 
     Inputs are loaded twice: a function may change its arguments. Without a reference the stages
     hold (inputs, result) and every call may take `min_time_s`.

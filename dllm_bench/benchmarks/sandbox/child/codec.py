@@ -4,8 +4,8 @@ Only exact builtin types come out of `decode`. An instance of a subclass (`Count
 own `__eq__`) is sent as the builtin value it holds; an exact fraction or decimal number as its
 ratio; anything that can be iterated as an iterator over its members; every other object as an
 `Opaque`, which equals nothing. A value is a tag, then its length or count, then its content. Pickle
-and marshal are not used because reading hostile bytes with them is not safe. Values have bounds,
-which hold for what is read whoever wrote it: depth, members in all, digits, equal hashes.
+and marshal are not used because reading hostile bytes with them is not safe. Values have bounds on
+depth, total members, digits and equal hashes, which are also checked when reading.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONTAINERS: dict[bytes, Any] = {b"l": list, b"t": tuple, b"S": set, b"z": frozen
 
 
 class UnreadableValueError(Exception):
-    """A value that cannot be sent, or bytes that are no value."""
+    """A value that cannot be sent, or bytes that do not encode a value."""
 
 
 class Opaque:
@@ -100,7 +100,7 @@ def _members(tag: bytes, members: list[Any], parts: list[bytes], depth: int) -> 
 
 
 def _write_container(value: Any, parts: list[bytes], depth: int) -> None:
-    """The members, read with the builtin type's own methods."""
+    """Write the members, read with the builtin type's own methods."""
     if isinstance(value, dict):
         flat = [part for pair in dict.items(value) for part in pair]
         return _members(b"d", flat, parts, depth)
@@ -111,7 +111,8 @@ def _write_container(value: Any, parts: list[bytes], depth: int) -> None:
 
 
 def _write_other(value: Any, parts: list[bytes], depth: int) -> None:
-    """numpy's arrays and numbers, exact ratios, ranges, iterators, and what is not sent."""
+    """Write numpy's arrays and numbers, exact ratios, ranges and iterators; refuse what is not
+    sent."""
     kind = type(value)
     if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
         plain = value.tolist()

@@ -3,17 +3,17 @@
 The supervisor is the parent process of the judged one. It alone holds expected values and the
 channel for verdicts, and it never runs the program.
 
-The law of this package: nothing that comes from the judged process is a verdict. A frame from it is
-a value, which is compared with what only the supervisor holds; or a failure, one of `FAILURES`; or,
-once, the word that the program has ended. That word wins nothing: a program whose functions are
-called is judged by their results alone, and one that only runs ("ended") by its output. Every other
-frame is the failure "failed", and so is one that comes before its request. What cannot be read
-or compared within bounds (bytes, members, digits and depth in `codec`, CPU seconds in `bootstrap`)
-is wrong too, because a judge that breaks must not leave a sample without a grade.
+The rule of this package: nothing that the judged process sends is a verdict. A frame from it is a
+value, which the supervisor compares with expected values that only it holds; or a failure, one of
+`FAILURES`; or, once, the message that the program has ended. That message is no verdict either: a
+program whose functions are called is judged by their results, and one that only runs ("ended") by
+its output. Every other frame, and a frame before its request, is the failure "failed". A result
+that cannot be read or compared within bounds (bytes, members, digits and depth in `codec`, CPU
+seconds in `bootstrap`) is graded as wrong, because an error of the judge must not leave a sample
+without a grade.
 
-Time is what the program would take on an idle machine: CPU seconds, or the seconds that passed
-without those in which it waited for a processor, so that sleeping counts and a busy machine does
-not.
+Time is measured as on an idle machine: CPU seconds, or elapsed seconds minus those in which the
+program waited for a processor. So sleeping counts and a busy machine does not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GRACE_S = 0.2
 PIPE_BUF = 4096
 """Bytes that a pipe takes at once where it takes any."""
 FAILURES = ("failed", "memory", "refused")
-"""What a process may say against its own program; nothing that it says counts for it."""
+"""Failures that a judged process may report about its own program."""
 MAX_FRAME = 64 << 20
 """Bytes of the largest result that is read."""
 
@@ -70,7 +70,7 @@ class JudgedProcess:
         self.begin: Callable[[], None] = lambda: None
         """Called before the first frame that the program may have made is read."""
         self.stopped: AnswerEnded | None = None
-        """Why no more is read of it: the last word, whoever catches the exception."""
+        """The exception that ended all reading, even if it was caught."""
         self._schedule = schedule
         self._deadline = time.monotonic() + limits["wall_s"]
         self._slept_s = 0.0
@@ -224,7 +224,7 @@ class JudgedProcess:
 
 
 def failure_of(kind: object, detail: object) -> tuple[str, str]:
-    """Return (failure, detail) of what a judged process says of a failure, whatever it says."""
+    """Return (failure, detail) of a failure that a judged process reports, whatever its form."""
     known = kind if type(kind) is str and kind in FAILURES else "failed"
     return known, detail[:DETAIL] if type(detail) is str else ""
 
