@@ -101,16 +101,13 @@ class LoadedModel:
         if attention == "feed_order":
             is_same = (trained, self.block) == ("block_causal", 1)
         else:
-            same_block = self.block in (None, block) or attention == "full"
-            is_same = trained == attention and same_block
+            is_same = trained == attention and (attention == "full" or self.block in (None, block))
         if is_same or trained == "causal":
             return None
         trained_blocks = f" over blocks of {self.block}" if self.block else ""
-        used = f"{attention} attention over blocks of {block}"
-        used = {
-            "full": "full attention",
-            "feed_order": "attention that is causal in the order in which rows are fed",
-        }.get(attention, used)
+        feed_order = "attention that is causal in the order in which rows are fed"
+        words = {"full": "full attention", "feed_order": feed_order}
+        used = words.get(attention, f"{attention} attention over blocks of {block}")
         return (
             f"Model {self.metadata.name!r} was trained with {trained} attention{trained_blocks}, "
             f"the decoder uses {used}: an approximation that may cost score."
