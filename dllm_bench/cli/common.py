@@ -45,7 +45,7 @@ def add_decoder_arguments(parser: ArgumentParser, *more: str) -> None:
     for name in more:
         parser.add_argument(name, metavar=name.upper(), help="prompt, or - for standard input")
     text = "of the decoder, as in `run`: decoder.select.tau=0.8, decoder/score=credit"
-    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
+    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help=text)
 
 
 def add_name_argument(parser: ArgumentParser, group: str, text: str) -> None:

@@ -77,7 +77,7 @@ def parser_of(words: Sequence[str]) -> ArgumentParser:
         elif name == "run":
             for flag in OF_RUN:
                 command.add_argument(flag, action="store_true")
-            command.add_argument("settings", nargs="*", metavar=SETTINGS)
+            command.add_argument("settings", nargs="*", default=[], metavar=SETTINGS)
         elif name != "lm-eval":  # whose parser takes a second to import
             command_named(name).add_arguments(command)
     return parser

@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "model", nargs="?", help="check this model's weights too: a name, a folder, a hub id"
     )
     text = "of the model, as in `run`: model.mask_token=TEXT"
-    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
+    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help=text)
     text = "compare a CUDA device with the CPU instead, up to ten minutes"
     parser.add_argument("--gpu", action="store_true", help=text)
     text = "with --gpu: use the CPU in place of the device"

@@ -42,9 +42,13 @@ def compare(arguments: Namespace) -> int:
 def add_rescore_arguments(parser: ArgumentParser) -> None:
     """Add the options of `rescore`."""
     add_results_option(parser)
-    parser.add_argument("run", help="hash of a run, or its beginning (see status)")
+    parser.add_argument("run", metavar="RUN", help="hash of a run, or its beginning (see status)")
     parser.add_argument(
-        "settings", nargs="*", metavar="NAME=VALUE", help="grade with these; nothing is saved"
+        "settings",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="grade with these; nothing is saved",
     )
     parser.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
 
@@ -78,7 +82,7 @@ def add_names(parser: ArgumentParser) -> None:
 def add_name(parser: ArgumentParser) -> None:
     """Add the options of `runs unlock`."""
     add_results_option(parser)
-    parser.add_argument("run", help="hash of a run, or its beginning (see status)")
+    parser.add_argument("run", metavar="RUN", help="hash of a run, or its beginning (see status)")
 
 
 def verify_all(arguments: Namespace) -> int:

@@ -36,7 +36,7 @@ WIDTH = 72  # characters shown of an extracted answer
 def add_show_arguments(parser: ArgumentParser) -> None:
     """Add the options of `show`."""
     add_results_option(parser)
-    parser.add_argument("run", help="hash of a run, or its beginning (see status)")
+    parser.add_argument("run", metavar="RUN", help="hash of a run, or its beginning (see status)")
     parser.add_argument(
         "--sample", metavar="ID", help="show how this sample was decoded; 0: the first, and so on"
     )
@@ -163,7 +163,7 @@ def add_prompt_arguments(parser: ArgumentParser) -> None:
     """Add the options of `prompt`."""
     add_name_argument(parser, "benchmark", "a name of conf/benchmark")
     text = "as in `run`: model=NAME (its chat template and tokenizer are used), benchmark.shots=4"
-    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
+    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help=text)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="item, from 0 (default)")
 
 

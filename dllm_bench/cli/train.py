@@ -46,7 +46,9 @@ def add_model(parser: ArgumentParser, text: str, settings: bool = True) -> None:
     add_results_option(parser)
     add_name_argument(parser, "model", text)
     if settings:
-        parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
+        parser.add_argument(
+            "settings", nargs="*", default=[], metavar="NAME=VALUE", help="as in `run`"
+        )
 
 
 def add_out(parser: ArgumentParser, default: str, metavar: str = "DIR") -> None:
@@ -149,7 +151,7 @@ def add_drafter_arguments(parser: ArgumentParser) -> None:
     add_results_option(parser)
     add_name_argument(parser, "model", "the target, as in `dllm-bench run model=…`")
     parser.add_argument("drafter", metavar="KIND", help="dflash, dspark-markov, eagle3, …")
-    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
+    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="as in `run`")
     add_out(parser, "drafters")
     add_counts(
         parser,

@@ -219,6 +219,13 @@ def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
+def test_only_the_arguments_that_are_required_are_named_as_missing(capsys: Capture) -> None:
+    for command, missing in (("generate tiny-llada lopa", "PROMPT"), ("rescore", "RUN")):
+        with pytest.raises(SystemExit):
+            main(command.split())
+        assert f"arguments are required: {missing}\n" in capsys.readouterr().err
+
+
 def test_a_closed_pipe_ends_the_print_of_defaults_in_silence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dllm_bench", "run", "--info", "defaults"]
     reader, writer = os.pipe()

@@ -52,7 +52,7 @@ def humaneval_completion(text: str, doc: Doc) -> str:
 
 
 def extracted_program(text: str, doc: Doc) -> str:
-    """Return the program of `humaneval_extracted`."""
+    """Grade HumanEval: prompt + code of the answer, without an end that does not parse."""
     whole = code_answers.assemble_program(doc["prompt"], text)
     return code_answers.trim_unparsable_end(whole, keep=doc["prompt"].count("\n"))
 
