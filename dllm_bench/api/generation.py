@@ -250,7 +250,7 @@ def gap_filler(decoder: Decoder, every: bool, max_new_tokens: int | None) -> Mas
         )
     if max_new_tokens is not None:
         raise DllmBenchError(
-            "The prompt has masks to fill and nothing comes after it, and max_new_tokens="
+            "Of a prompt with masks only the masks are filled, but max_new_tokens="
             f"{max_new_tokens} was given; leave that out, or end the prompt before the first mask."
         )
     if not every:

@@ -33,8 +33,7 @@ def extract_code(answer: str) -> str:
 
 
 def assemble_program(prompt: str, answer: str) -> str:
-    """Return the prompt followed by the answer's code, which continues its body or is a program
-    itself."""
+    """Return prompt and answer's code; empty lines part them if the code is a program itself."""
     code = extract_code(answer)
     if not code.strip():
         return prompt

@@ -70,7 +70,7 @@ def export_runs(arguments: Namespace) -> int:
     require_known("form", arguments.to, FORMS)
     if arguments.to == "eee" and not arguments.organization:
         raise DllmBenchError(
-            "--to eee was given without who ran the evaluation; add --organization NAME, and "
+            "--to eee needs the name of who ran the evaluation; add --organization NAME, and "
             "--relationship if it is not a third party."
         )
     store, out = open_store(arguments), arguments.out or Path("export")

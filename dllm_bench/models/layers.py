@@ -118,7 +118,7 @@ class ModuleLayer(DecoderLayer):
 
 
 class Projections:
-    """Linear layers of one input: a matrix each, or joined matrices whose views they become."""
+    """Linear layers of one input, with separate matrices, or with views of joined ones."""
 
     def __init__(self, layers: Sequence[Linear], joined: bool) -> None:
         groups = [layers] if joined else [[layer] for layer in layers]

@@ -173,8 +173,8 @@ def attach(adapter: LoraAdapter, module: Any, layout: CheckpointLayout) -> None:
     fused = adapter.pairs.keys() - one_to_one.keys()
     if fused:
         raise DllmBenchError(
-            f"The LoRA adapter changes tensors that the module stores in one parameter with others "
-            f"({first_names(fused)}); set merge_lora: true."
+            f"The LoRA adapter changes tensors that the module joins with others in one parameter "
+            f"({first_names(fused)}) and so cannot be kept separate; set merge_lora: true."
         )
     targets = {one_to_one[name]: pair for name, pair in adapter.pairs.items()}
     rank = next(iter(adapter.pairs.values()))[0].shape[0]

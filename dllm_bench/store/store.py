@@ -271,7 +271,7 @@ def read_record(folder: Path) -> RunRecord | None:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise DllmBenchError(
-            f"{path} is damaged ({error}); move it away and run the cell again, which seals the "
+            f"{path} is damaged ({error}); move it away and make the run again, which seals the "
             "finished samples."
         ) from error
     return RunRecord.from_json(text, str(path))

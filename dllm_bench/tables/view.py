@@ -76,11 +76,15 @@ LEGEND = (
 def blocks(built: BuiltTable) -> list[Plain]:
     """Return all blocks that have a cell, section by section.
 
-    Keys of a block: section and paper (the group of columns in the paper), title of both; here (the
-    common model and benchmark of all measured numbers), measured_on (the same in words); heads and
-    labels of columns; is_reported; verdict (remark on the verdicts) and marked (whether cells have
-    marks); rows. Keys of a row: key, heads, notes, cells, runs (of its own numbers, without those
-    used for comparison). A cell is a row of the frame, or None.
+    Keys of a block:
+    section; paper: the paper's group of columns; title: of both
+    here, measured_on: common model and benchmark of all measured numbers, as data and in words
+    heads: of the columns before the numbers; metrics, labels: of the columns with numbers
+    is_reported; rows
+    verdict: remark on the verdicts; marked: whether cells have marks
+
+    Keys of a row: key, heads, notes, cells, runs (of its own numbers, without those used for
+    comparison). A cell is a row of the frame, or None.
     """
     table = built.table
     by_key = {row.Index: row for row in built.cells.itertuples()}
