@@ -1,6 +1,7 @@
 """Make results/reference from a results directory in which everything was measured (`make all`).
 
     .venv/bin/python -m scripts.update_reference [RESULTS]
+    .venv/bin/python -m scripts.update_reference RESULTS --add TABLE...
     .venv/bin/python -m scripts.update_docs
 
 The reference holds the sealed records that a table, a figure or a claim shows, with samples and
@@ -8,7 +9,8 @@ token replays of the runs whose figures read them, packed into `runs.tar.xz` wit
 an index beside it, the tables as Markdown
 and json, and the figures as csv and svg; whatever was in results/reference before is removed.
 RESULTS is results/ by default. Run it after every change of what a run is: weights, frozen items,
-decoders, the embedded profile.
+decoders, the embedded profile. With --add everything stays, the sealed records of RESULTS are added
+(without samples, so for tables alone) and the tables named are written anew.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import json
 import shutil
 import sys
 import tarfile
-from collections.abc import Collection
+from argparse import ArgumentParser
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import judge_stored
+from dllm_bench.cli.main import main
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.store.archive import REPLAYS, SAMPLES
 from dllm_bench.store.index import RecordIndex
@@ -81,13 +85,36 @@ def pack(
             files.append(record)
             also = (record.with_name(name) for name in (SAMPLES, REPLAYS))
             files += [path for path in also if run in with_samples and path.is_file()]
-    with tarfile.open(archive, "w:xz", preset=9) as packed:
-        for path in files:
-            content = path.read_bytes()
-            member = tarfile.TarInfo(path.relative_to(results).as_posix())
-            member.size = len(content)
-            packed.addfile(member, io.BytesIO(content))
+    write_archive(archive, {f.relative_to(results).as_posix(): f.read_bytes() for f in files})
     return count
+
+
+def write_archive(archive: Path, files: Mapping[str, bytes]) -> None:
+    """Pack files by their names, sorted."""
+    with tarfile.open(archive, "w:xz", preset=9) as packed:
+        for name in sorted(files):
+            member = tarfile.TarInfo(name)
+            member.size = len(files[name])
+            packed.addfile(member, io.BytesIO(files[name]))
+
+
+def add(results: Path, reference: Path, tables: Sequence[str]) -> int:
+    """Add the sealed records of `results` to a reference and write these of its tables anew;
+    returns the number of records that are new."""
+    archive = reference / "runs.tar.xz"
+    with tarfile.open(archive) as packed:
+        members = ((member.name, packed.extractfile(member)) for member in packed)
+        files = {name: content.read() for name, content in members if content}
+    records = {r.relative_to(results).as_posix(): r.read_bytes() for r in results.glob(RECORDS)}
+    write_archive(archive, records | files)
+    ship_index(reference / "runs")
+    for table in tables:
+        if main(["table", table, "--results", str(reference)]):
+            sys.exit(f"{table} could not be written; see above.")
+        for other in (reference / "tables").glob(f"{table}.*"):
+            if other.suffix not in (".md", ".json"):
+                other.unlink()
+    return len(records.keys() - files.keys())
 
 
 def ship_index(runs: Path) -> None:
@@ -115,4 +142,13 @@ def replace(results: Path) -> int:
 
 
 if __name__ == "__main__":
-    replace(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results")
+    parser = ArgumentParser(prog="python -m scripts.update_reference")
+    parser.add_argument("results", nargs="?", type=Path, default=ROOT / "results")
+    parser.add_argument(
+        "--add", nargs="+", metavar="TABLE", help="add runs, and write these tables"
+    )
+    arguments = parser.parse_args()
+    if arguments.add:
+        print(add(arguments.results, REFERENCE, arguments.add), "records added")
+    else:
+        replace(arguments.results)

@@ -29,7 +29,7 @@ from dllm_bench.tables import frame as tables
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.render import prose
-from scripts.update_reference import pack
+from scripts.update_reference import add, pack
 from tests.site import builders
 
 
@@ -227,3 +227,14 @@ def test_verdicts_stand_in_colour_before_prose_and_wide_tables_stay_in_the_windo
     assert all(f".chip.{slug(str(verdict))} {{" in style for verdict in ClaimVerdict)
     assert "article.table .scroll { max-height: 94vh; overflow: auto; }" in style
     assert "td.head:first-child, th.head:first-child { position: sticky; left: 0;" in style
+
+
+def test_runs_are_added_to_an_archive_that_keeps_what_it_has(tmp_path: Path) -> None:
+    builders.fill(tmp_path)
+    packed = tmp_path / "reference"
+    packed.mkdir()
+    hashes = sorted(record.identity_hash for record in Store(tmp_path / "runs").records())
+    pack(tmp_path, packed / PACKED, hashes[:1])
+    assert add(tmp_path, packed, []) == len(hashes) - 1 > 0
+    assert sorted(record.identity_hash for record in Store(packed / "runs").records()) == hashes
+    assert add(tmp_path, packed, []) == 0
