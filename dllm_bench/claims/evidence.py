@@ -165,8 +165,9 @@ def effect_of(claim: Claim, sides: Sides) -> Effect:
     both = min(len(ours.draws), len(theirs.draws))
     if both == 1 or not are_paired(ours.items | theirs.items):
         raise DllmBenchError(
-            f"Claim {claim.name} compares {claim.metric}, which has no interval by items here (the "
-            "sides share not all items, or it is no mean or ratio of sums); choose another metric."
+            f"Claim {claim.name} compares {claim.metric}, which has no interval by items here (its "
+            "sides differ in items, or it is neither a mean nor a ratio of sums); choose another "
+            "metric."
         )
     draws = ours.draws - theirs.draws if claim.is_difference else ours.draws / theirs.draws
     is_ratio = not claim.is_difference

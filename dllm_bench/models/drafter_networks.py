@@ -194,8 +194,9 @@ class ContextAttention(Qwen3Attention):
 class SlotConvolution(nn.Module):
     """DFlash 2's causal convolutions over the slots, one before a sublayer and one after it.
 
-    Tap t of slot i reads slot i - t, 0 before the first. Its weight is a learned one of each
-    channel plus a correction that a group of channels shares, computed from the sublayer's input.
+    Tap t of slot i reads slot i - t, 0 before the first. Its weight is learned for each channel,
+    plus a correction that a group of channels shares and that is computed from the sublayer's
+    input.
     """
 
     def __init__(self, width: int, taps: int, group: int) -> None:
