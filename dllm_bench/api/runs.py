@@ -83,7 +83,7 @@ def run(
     if not isinstance(benchmark, str):
         raise DllmBenchError(
             f"run stores a run of a benchmark by name, and got {benchmark!r}; give a name that "
-            "`dllm-bench list` shows, or use evaluate, which takes objects and stores nothing."
+            "`dllm-bench run --help` lists, or use evaluate: it takes objects and stores nothing."
         )
     return make_run(Chosen(model, decoder, benchmark), results, progress, settings)
 
@@ -107,7 +107,8 @@ def evaluate(
     """
     if not isinstance(benchmark, (Benchmark, str)):
         raise DllmBenchError(
-            f"A benchmark is a name, as in `dllm-bench list`, or a Benchmark; got {benchmark!r}."
+            "A benchmark is a Benchmark, or a name that `dllm-bench run --help` lists; "
+            f"got {benchmark!r}."
         )
     given = {f"benchmark.{key}": value for key, value in settings.items()}
     given |= {"limit": limit, "seed": seed, "batch": batch}

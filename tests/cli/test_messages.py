@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import dllm_bench as db
 from dllm_bench.api.compose import compose
-from dllm_bench.cli.main import main
+from dllm_bench.cli.main import COMMANDS, main
 from dllm_bench.core.errors import SHOWN, DllmBenchError, unknown_name
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.paths import assets_dir
@@ -95,3 +96,9 @@ def test_a_rotary_embedding_that_is_spelled_out_as_usual_is_accepted(adapter: st
         layout.check({"rope_scaling": usual})
     with pytest.raises(DllmBenchError, match="rope_scaling"):
         layout.check({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+
+
+def test_messages_name_only_commands_that_there_are() -> None:
+    texts = [path.read_text() for path in Path(db.__file__).parent.rglob("*.py")]
+    named = re.findall(r"`dllm-bench ([a-z][a-z-]*)", " ".join(texts))
+    assert {"run", "status"} < set(named) <= set(COMMANDS)
