@@ -8,10 +8,9 @@ prefixes (propositions 1 and 2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +19,8 @@ from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Context, Sampler
-from dllm_bench.core.transfer import to_device
+from dllm_bench.core.transfer import constant, to_device
+from dllm_bench.decoding.numerics import at_least_float32, statistics
 from dllm_bench.methods.dflash import DFlash, DrawnTokens, SlotBlock
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
@@ -78,37 +78,62 @@ def likeliest_tree(
     """
     ranks = min(budget, width or budget, logits_NV.shape[1])
     top_NK = logits_NV.topk(ranks)
-    score_NK = top_NK.values.float() - logits_NV.float().logsumexp(-1, keepdim=True)
-    levels = list(_levels(score_NK.double(), top_NK.indices, budget))
-    score_X, token_X, parent_X = (torch.cat(parts) for parts in zip(*levels, strict=True))
+    best_N, _, sum_N, _ = statistics(logits_NV, logits_NV.dtype, entropy=False)
+    score_NK = at_least_float32(top_NK.values) - (best_N + sum_N.log())[:, None]
+    pairs = _pairs(len(logits_NV), ranks, budget, logits_NV.device)
+    score_X = score_NK.flatten()[pairs.ends_2X[0]].double()
+    score_X[0] = 0.0  # the anchor, which every prefix contains
+    anchor_1, first_S, *added = score_X.split(pairs.sizes)
+    _, _, *before = pairs.before_X.split(pairs.sizes)
+    scores = [anchor_1, first_S]  # of the kept prefixes, each slot's from the best on
+    kept = [constant(range(len(one)), one.device) for one in scores]
+    for prefix_X, added_X in zip(before, added, strict=True):
+        best = (scores[-1][prefix_X] + added_X).sort(descending=True, stable=True)
+        scores.append(best.values[:budget])
+        kept.append(best.indices[:budget])
     # A parent is at least as probable as its children, and stands before them.
-    order_D = score_X.sort(descending=True, stable=True).indices[:budget]
-    place_X = torch.zeros(len(score_X) + 1, dtype=torch.long, device=score_X.device)
-    place_X[1:][order_D] = torch.arange(1, len(order_D) + 1, device=score_X.device)
-    return token_X[order_D], place_X[parent_X[order_D]]
+    order_Y = torch.cat(scores).sort(descending=True, stable=True).indices
+    place_Y = torch.empty_like(order_Y)
+    place_Y.scatter_(0, order_Y, constant(range(len(order_Y)), order_Y.device))
+    pair_Y = torch.cat(kept) + pairs.level_Y
+    token_D, parent_D = pairs.ends_2X.index_select(1, pair_Y[order_Y[1 : budget + 1]])
+    return top_NK.indices.flatten()[token_D], place_Y[parent_D]
 
 
-def _levels(
-    score_NK: Tensor, ids_NK: Tensor, budget: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of the most probable prefixes of each length: scores, last tokens, and where the prefix
-    before stands, from 1 in the order of all that are returned; 0: nothing is before it.
+class _Pairs(NamedTuple):
+    """The anchor, then pairs of a prefix and its next token, slot by slot: X.
+
+    The best `budget` pairs of a slot are the prefixes for the next one. The anchor and these of all
+    slots are Y.
     """
-    before_S, first = score_NK.new_zeros(1), 0
-    for score_K, ids_K in zip(score_NK, ids_NK, strict=True):
-        prefix_X, rank_X = _pairs(len(before_S), len(ids_K), budget, ids_K.device)
-        best = (before_S[prefix_X] + score_K[rank_X]).sort(descending=True, stable=True)
-        kept_S = best.indices[:budget]
-        yield best.values[:budget], ids_K[rank_X[kept_S]], first + prefix_X[kept_S]
-        first += len(before_S)
-        before_S = best.values[:budget]
+
+    sizes: list[int]
+    """1 for the anchor, then the number of pairs with a token of each slot."""
+    before_X: Tensor
+    """The prefix, as its place among the prefixes kept of the slot before."""
+    ends_2X: Tensor
+    """The token, as an index into (N, K), and the prefix, as an index into Y."""
+    level_Y: Tensor
+    """Index of the first pair with a token of the same slot."""
 
 
 @lru_cache
-def _pairs(prefixes: int, ranks: int, budget: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prefixes and ranks of their next token, the most probable of both first, that can be among
-    the best `budget`: (p + 1) * (r + 1) pairs are at least as probable as (p, r).
+def _pairs(slots: int, ranks: int, budget: int, device: torch.device) -> _Pairs:
+    """Return the pairs that can be among the best `budget` of their slot: (p + 1) * (r + 1) pairs
+    are at least as probable as that of prefix p and rank r.
     """
-    pairs = [(p, r) for p in range(prefixes) for r in range(min(ranks, budget // (p + 1)))]
-    prefix_X, rank_X = to_device(pairs, device).unbind(1)
-    return prefix_X, rank_X
+    rows, sizes, levels = [(0, 0, 0)], [1], [0]
+    prefixes, first = 1, 0  # kept of the slot before, and where they are in Y
+    for slot in range(slots):
+        pairs = [
+            (p, slot * ranks + r, first + p)
+            for p in range(prefixes)
+            for r in range(min(ranks, budget // (p + 1)))
+        ]
+        first += prefixes
+        prefixes = min(budget, len(pairs))
+        sizes.append(len(pairs))
+        levels += [len(rows)] * prefixes
+        rows += pairs
+    before_X, *ends = to_device(rows, device).unbind(1)
+    return _Pairs(sizes, before_X, torch.stack(ends), to_device(levels, device))
