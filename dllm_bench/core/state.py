@@ -229,14 +229,15 @@ class DecodeState:
         behind_L = position_L >= at + count
         new_L = (position_L >= at) & ~behind_L
         before_L = (position_L - behind_L * count).clamp(max=self.length - 1)
-        token: Tensor | int = self.special.mask
-        born: Tensor | int = MASKED
-        if ends is not None:
-            token = torch.where(ends, self.special.eos, self.special.mask)
-            born = torch.where(ends, PROMPT, MASKED).to(self.born_KL.dtype)
         length = ((self.born_KL[-1] != CUT).sum() + count).clamp(max=len(position_L))
-        self.tokens_KL = self.tokens_KL.index_select(1, before_L).masked_fill_(new_L, token)
-        self.born_KL = self.born_KL.index_select(1, before_L).masked_fill_(new_L, born)
+        self.tokens_KL = self.tokens_KL.index_select(1, before_L)
+        self.born_KL = self.born_KL.index_select(1, before_L)
+        self.tokens_KL.masked_fill_(new_L, self.special.mask)
+        self.born_KL.masked_fill_(new_L, MASKED)
+        if ends is not None:
+            new_L &= ends
+            self.tokens_KL.masked_fill_(new_L, self.special.eos)
+            self.born_KL.masked_fill_(new_L, PROMPT)
         self.born_KL.masked_fill_(position_L >= length, CUT)
         self.ends_given = True
         return length

@@ -285,7 +285,8 @@ class PositionCache:
             for layer in self.positions:
                 layer.store(plan, len(hidden_KFH), branch)
                 layer.fresh = None
-        if self.shifted and plan.recompute is None:
+        predicts_next = plan.rows[1] > plan.feed[1]  # as will plans after it, with what they feed
+        if self.shifted and plan.recompute is None and not predicts_next:
             self._keep_boundary(plan, pick(hidden_KFH, 0, branch))
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
