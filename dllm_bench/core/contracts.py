@@ -28,7 +28,7 @@ from dllm_bench.core.decoder import Condition, Conditions, Needs, Piece
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import CUT, DecodeState, MemoKey
-from dllm_bench.core.transfer import constant
+from dllm_bench.core.transfer import constant, only
 
 # --- the pieces -----------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Select(MaskedPiece, ABC):
 
         By default it is the most confident position of the block.
         """
-        confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
+        confidence_KW = only(scores.confidence_KW, window.eligible_KW)
         confidence_KNP = window.blocks(confidence_KW, -torch.inf)
         best_KN1 = confidence_KNP.argmax(-1, keepdim=True)
         where_KNP = best_KN1 == constant(range(window.block), best_KN1.device)

@@ -161,9 +161,10 @@ class DecodeState:
         self.fill(where_KW & self.masked_KL[:, start:stop], ids_KW, start)
 
     def fill(self, where_KW: Tensor, ids_KW: Tensor, start: int = 0) -> None:
-        """`commit` at positions that are known to be masked."""
-        span = slice(start, start + where_KW.shape[1])
-        tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
+        """`commit` at positions that are known to be masked, of the first branches if `where` has
+        fewer."""
+        span = slice(len(where_KW)), slice(start, start + where_KW.shape[1])
+        tokens_KW, born_KW = self.tokens_KL[span], self.born_KL[span]
         where_KW = where_KW & (ids_KW != self.special.mask)
         torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
         born_KW.masked_fill_(where_KW, self.forwards)

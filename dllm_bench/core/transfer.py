@@ -39,6 +39,16 @@ def selected(owner: object, names: Iterable[str], index: Tensor) -> dict[str, An
     return {name: v.index_select(0, index) for name, v in known.items() if v is not None}
 
 
+@lru_cache
+def _lowest(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), -torch.inf, dtype=dtype, device=device)
+
+
+def only(values: Tensor, where: Tensor) -> Tensor:
+    """Return the values where `where` is true and -inf elsewhere, in one launch."""
+    return torch.where(where, values, _lowest(values.dtype, values.device))
+
+
 def to_host(values: Sequence[Tensor]) -> list[list[Any]]:
     """Return the values of each tensor (X,), in one copy for all."""
     if len(values) == 1:

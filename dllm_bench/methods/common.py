@@ -35,7 +35,7 @@ from dllm_bench.core.decoder import (
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.core.transfer import constant
+from dllm_bench.core.transfer import constant, only
 from dllm_bench.decoding.numerics import (
     Candidates,
     Precision,
@@ -249,7 +249,7 @@ def taken_by_topk(scores: Scores, window: Window, count: int, length: int | None
     Positions that are not eligible are at -inf. Which of equal values it takes depends on all
     values and on `count`.
     """
-    values_1X = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
+    values_1X = only(scores.confidence_KW, window.eligible_KW)
     around = (0, 0) if length is None else (window.start, length - window.stop)
     values_1X = torch.nn.functional.pad(values_1X, around, value=-torch.inf)
     best_1C = values_1X.topk(min(count, values_1X.shape[1])).indices
@@ -262,7 +262,7 @@ def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Te
 
     Of equal ones the lower position comes first; positions that are not eligible come last.
     """
-    confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
+    confidence_KW = only(scores.confidence_KW, window.eligible_KW)
     return stable_top(confidence_KW, n or window.width)
 
 
@@ -607,28 +607,29 @@ class Eos(Stop):
         return holding({Condition.STOPS_ON_END: True, Condition.END_OF_TEXT: at_token})
 
     def _ends(self, branches: DecodeState, start: int, stop: int | None = None) -> Tensor:
-        """Return whether each position from `start` to `stop` holds an end token, bool (K, X).
+        """Return whether each position from `start` to `stop` holds one of E end tokens, bool
+        (E, K, X).
 
         End tokens that a schedule puts after the text do not count.
         """
         ends = branches.special.ends[: None if self.turn_end else 1]
         ends_E11 = constant(ends, branches.tokens_KL.device)[:, None, None]
-        ends_KX = (branches.tokens_KL[:, start:stop] == ends_E11).any(0)
+        ends_EKX = branches.tokens_KL[:, start:stop] == ends_E11
         if branches.ends_given and start:
-            ends_KX = ends_KX & (branches.born_KL[:, start:stop] >= 0)
-        return ends_KX
+            ends_EKX = ends_EKX & (branches.born_KL[:, start:stop] >= 0)
+        return ends_EKX
 
     def ended(self, branches: DecodeState) -> StopFlags:
         start = branches.prompt_len
-        ends_KG = self._ends(branches, start)
-        closed_K = ends_KG.any(dim=1)
-        given_K = self._ends(branches, 0, start).any(dim=1) if self.prompt else None
+        ends_EKG = self._ends(branches, start)
+        closed_K = ends_EKG.any((0, 2))
+        given_K = self._ends(branches, 0, start).any((0, 2)) if self.prompt else None
         if self.scope == "block":
             if given_K is not None:
                 begun_K = (branches.born_KL[:, start:] >= 0).any(dim=1)
                 closed_K = closed_K | (given_K & begun_K)
             return StopFlags(closed_K)
-        masked_KG = branches.masked_KL[:, start:]
+        ends_KG, masked_KG = ends_EKG.any(0), branches.masked_KL[:, start:]
         first_K1 = (ends_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
         finished_K = ends_KG.gather(1, first_K1)[:, 0]
         if self.scope == "token":

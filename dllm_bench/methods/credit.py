@@ -89,7 +89,8 @@ class Credit(Score):
         ids_KW, probability_KW = top1(logits_KWV)
         gained_KW1 = (probability_KW.pow(gamma) * window.eligible_KW)[..., None]
         ids_KWX, credit_KWX = slots(ids_KW[..., None], state, window)
-        credit_KWX = beta * credit_KWX + (ids_KWX == ids_KW[..., None]) * gained_KW1
+        gained_KWX = (ids_KWX == ids_KW[..., None]) * gained_KW1
+        credit_KWX = gained_KWX if credit_KWX is None else gained_KWX + beta * credit_KWX
         state.memo[START], state.memo[IDS], state.memo[CREDIT] = window.start, ids_KWX, credit_KWX
         logits_KWV.scatter_add_(2, ids_KWX.clamp(min=0), alpha * credit_KWX.log1p())
 
@@ -110,32 +111,36 @@ def count(window: Window, flags_KW: Tensor) -> Tensor:
     return window.flat(count_KN1.expand(-1, -1, window.block))
 
 
-def slots(ids_KW1: Tensor, state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
+def slots(ids_KW1: Tensor, state: DecodeState, window: Window) -> tuple[Tensor, Tensor | None]:
     """Return the ids and credits so far (K, W, X), with a new slot for each of `ids` that has none
-    yet."""
-    empty_KW1 = torch.zeros_like(ids_KW1, dtype=torch.float32)
-    known_KWX, credit_KWX = recall(state, window, IDS, UNUSED), recall(state, window, CREDIT, 0)
+    yet; None: no credits so far."""
+    known_KWX, credit_KWX = recall(state, window, IDS, UNUSED), recall(state, window, CREDIT, 0, 1)
     if known_KWX is None or credit_KWX is None:
-        return ids_KW1, empty_KW1
+        return ids_KW1, None
     is_known_KW1 = (known_KWX == ids_KW1).any(-1, keepdim=True)
     slot_KW1 = ids_KW1.masked_fill(is_known_KW1, UNUSED)
-    return torch.cat([known_KWX, slot_KW1], 2), torch.cat([credit_KWX, empty_KW1], 2)
+    return torch.cat([known_KWX, slot_KW1], 2), credit_KWX
 
 
-def recall(state: DecodeState, window: Window, key: MemoKey[Tensor], fill: float) -> Tensor | None:
-    """Return the remembered values, aligned to this window's positions; None if there are none for
-    it.
+def recall(
+    state: DecodeState, window: Window, key: MemoKey[Tensor], fill: float, slots: int = 0
+) -> Tensor | None:
+    """Return the remembered values, aligned to this window's positions, with more slots; None if
+    there are none for it.
 
     Positions before the window are final and forgotten.
     """
     values_KWX, start = state.memo.get(key), state.memo.get(START)
     if values_KWX is None or start is None:
         return None
-    return moved(values_KWX, window.start - start, window.width, fill)
+    return moved(values_KWX, window.start - start, window.width, fill, slots)
 
 
-def moved(values_KWX: Tensor, behind: int, width: int, fill: float) -> Tensor | None:
-    """Return values without the first `behind` positions, cut or padded to `width` positions.
+def moved(
+    values_KWX: Tensor, behind: int, width: int, fill: float, slots: int = 0
+) -> Tensor | None:
+    """Return values without the first `behind` positions, cut or padded to `width` positions, and
+    with `slots` more in the last dimension.
 
     None if no position is left.
     """
@@ -143,4 +148,6 @@ def moved(values_KWX: Tensor, behind: int, width: int, fill: float) -> Tensor | 
     missing = width - values_KWX.shape[1]
     if missing == width:
         return None
-    return torch.nn.functional.pad(values_KWX, (0, 0, 0, missing), value=fill)
+    if missing == slots == 0:
+        return values_KWX
+    return torch.nn.functional.pad(values_KWX, (0, slots, 0, missing), value=fill)

@@ -15,7 +15,7 @@ from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Condi
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.core.transfer import true_indices
+from dllm_bench.core.transfer import only, true_indices
 from dllm_bench.decoding.numerics import stable_top, top1
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Confidence, Ranked
@@ -222,7 +222,7 @@ class D2Cache(Cache):
         candidate_1L = masked_1L & (position_L >= first_11) & (position_L < end_1)
         value_1L = confidence_1L * density(masked_1L, state.prompt_len, self.sigma)
         value_1L = value_1L + value_1L.amax() * block_1L
-        best_1C = stable_top(value_1L.masked_fill(~candidate_1L, -torch.inf), self.current)
+        best_1C = stable_top(only(value_1L, candidate_1L), self.current)
         return torch.zeros_like(masked_1L).scatter_(1, best_1C, True) & candidate_1L
 
     def _attended(self, fed_1L: Tensor, kv: KVCache) -> Tensor:

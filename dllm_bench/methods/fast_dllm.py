@@ -16,6 +16,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import constant, only
 from dllm_bench.methods.caches import scoring_window
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident, step_in_block
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -34,10 +35,9 @@ class MostProbable(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         open_KW = window.eligible_KW
-        probability_KW = scores.probability_KW.masked_fill(~open_KW, -torch.inf)
-        probability_KNP = window.blocks(probability_KW, -torch.inf)
+        probability_KNP = window.blocks(only(scores.probability_KW, open_KW), -torch.inf)
         sorted_KNP, order_KNP = probability_KNP.sort(dim=2, descending=True, stable=True)
-        rank_P = torch.arange(1, window.block + 1, device=probability_KNP.device)
+        rank_P = constant(range(1, window.block + 1), probability_KNP.device)
         allowed_KNP = self.allowed(sorted_KNP, rank_P)
         where_KNP = torch.zeros_like(allowed_KNP).scatter_(2, order_KNP, allowed_KNP)
         return window.flat(where_KNP) & open_KW

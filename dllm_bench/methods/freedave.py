@@ -27,6 +27,7 @@ from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import Condition, Conditions, MostBranches
 from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.transfer import constant
 from dllm_bench.methods.common import confidence_order, first_of
 from dllm_bench.registry import register
 
@@ -54,7 +55,7 @@ class SelfDraft(Explore):
         drafts = min(self.draft_steps - 1, window.width)
         order_1W = confidence_order(scores, window)
         branches = state.fork(drafts + 1)
-        depth_K = torch.arange(1, drafts + 2, device=order_1W.device) % (drafts + 1)
+        depth_K = constant((*range(1, drafts + 1), 0), order_1W.device)  # 0: the base
         where_KW = first_of(order_1W.expand(drafts + 1, -1), depth_K, window)
         branches.fill(where_KW, scores.ids_KW, window.start)
         place_1D = order_1W[:, :drafts]

@@ -24,6 +24,7 @@ from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
+from dllm_bench.core.transfer import only
 from dllm_bench.decoding.numerics import top1
 from dllm_bench.registry import register
 
@@ -75,10 +76,10 @@ class Filter(Select):
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Return the position with the largest output; of equal ones the more confident."""
         if self.stall == "filter":
-            open_KW = state.memo[LOGITS].masked_fill(~window.eligible_KW, -torch.inf)
+            open_KW = only(state.memo[LOGITS], window.eligible_KW)
             logits_KNP = window.blocks(open_KW, -torch.inf)
             best_KW = window.flat(logits_KNP == logits_KNP.amax(-1, keepdim=True))
-            ranking_KW = scores.confidence_KW.masked_fill(~best_KW, -torch.inf)
+            ranking_KW = only(scores.confidence_KW, best_KW)
             scores = Scores(scores.ids_KW, scores.probability_KW, ranking_KW)
         return super().on_stall(scores, window, state)
 

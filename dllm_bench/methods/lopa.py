@@ -26,7 +26,7 @@ from dllm_bench.core.declared import Count, Positive, PositiveProportion, Propor
 from dllm_bench.core.decoder import Condition, Conditions, MostBranches, Needs, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.core.transfer import constant
+from dllm_bench.core.transfer import constant, only
 from dllm_bench.decoding.numerics import at_least_float32, stable_top
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
@@ -88,13 +88,12 @@ class Lookahead(Explore):
             return state
         scores, window = last
         masked_1W = window.eligible_KW & window.of(state.masked_KL)
-        confidence_1W = self._confidence(scores).masked_fill(~masked_1W, -torch.inf)
+        confidence_1W = only(self._confidence(scores), masked_1W)
         k = min(self.lookaheads, window.width)
         best_X = stable_top(confidence_1W, k)[0]
         branches = state.fork(k + 1)
-        where_KW = torch.zeros(k + 1, window.width, dtype=torch.bool, device=best_X.device)
-        where_KW[:k].scatter_(1, best_X[:, None], True)
-        branches.fill(where_KW & masked_1W, scores.ids_KW, window.start)
+        where_XW = best_X[:, None] == constant(range(window.width), best_X.device)
+        branches.fill(where_XW & masked_1W, scores.ids_KW, window.start)
         if self.alpha:
             parts = (confidence_1W[0, best_X], confidence_1W.new_ones(1))
             branches.memo[CREATION] = torch.cat(parts)

@@ -19,6 +19,7 @@ from dllm_bench.core.contracts import HOLD, Revise, Round, Scores
 from dllm_bench.core.declared import Count
 from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.transfer import constant, only
 from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
 from dllm_bench.methods.common import count_in_block
 
@@ -141,8 +142,8 @@ def hold(held_K: Tensor, state: DecodeState, left_K: Tensor | None = None) -> No
 def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tensor:
     """Return the `count` largest values among those in `where`, bool (K, W); ties to lower
     positions."""
-    order_KW = stable_top(values_KW.masked_fill(~where_KW, -torch.inf), values_KW.shape[1])
-    rank_W = torch.arange(values_KW.shape[1], device=values_KW.device)
+    order_KW = stable_top(only(values_KW, where_KW), values_KW.shape[1])
+    rank_W = constant(range(values_KW.shape[1]), values_KW.device)
     count_K1 = count_K[:, None] if isinstance(count_K, Tensor) else count_K
     taken_KW = (rank_W < count_K1).expand_as(where_KW)
     return torch.zeros_like(where_KW).scatter(1, order_KW, taken_KW) & where_KW
