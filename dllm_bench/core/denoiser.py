@@ -208,7 +208,7 @@ class KVCache(Protocol):
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
         """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`."""
 
-    def keep_rows(self, rows_S: Tensor) -> None:
+    def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep the K/V of rows of the last forward as those of the positions from `length` on. The
         rows are given as indices among all fed rows; `keep` has already stored the positions before
         `length`.

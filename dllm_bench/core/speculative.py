@@ -174,9 +174,10 @@ class Proposal:
         assert self.parents_D is not None
         before_R = torch.nn.functional.pad(self.parents_D, (1, 0))  # the anchor precedes itself
         path_RR = torch.eye(len(before_R), dtype=torch.bool, device=before_R.device)
-        for _ in range(len(self).bit_length()):  # each pass doubles the length of known paths
+        for doublings in range(len(self).bit_length()):  # of the length of known paths
+            if doublings:
+                before_R = before_R[before_R]
             path_RR = path_RR | path_RR[before_R]
-            before_R = before_R[before_R]
         return path_RR[1:]
 
     def rows_after(self, anchor: int) -> AddedRows | None:
@@ -224,9 +225,9 @@ class BlockNetwork(Protocol):
         """Return the term (V,) that the token (0-d) before a slot adds to its logits, and the next
         state."""
 
-    def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
-        """Return the term (K,) that the token (0-d) before a slot adds to the logits of its
-        candidates."""
+    def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:
+        """Return the terms (N, K, K) that each of a row's tokens, before a slot, adds to the logits
+        of the slot's candidates `ids`."""
 
     def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
         """Logit (...) of the probability that a slot's token is accepted if all before it are.

@@ -107,11 +107,12 @@ class GreedyMatch(Verify):
     def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
         own_R, _ = sampler.sample(logits_RV)
         if proposal.parents_D is None:
-            count = (own_R[:-1] == proposal.tokens_D).long().cumprod(0).sum()
+            drafted_R = torch.nn.functional.pad(proposal.tokens_D, (0, 1), value=-1)  # ends anyway
+            count = (own_R != drafted_R).view(torch.uint8).argmax()
             return VerifyResult(count, row_at(own_R, count))
         wrong_D = own_R[proposal.parents_D] != proposal.tokens_D
         left_D = (proposal.path_DR[:, 1:] & wrong_D).any(-1)
-        path_D = left_D.long().sort(stable=True).indices
+        path_D = left_D.view(torch.uint8).sort(stable=True).indices
         count = (~left_D).sum()
         last = row_at(torch.nn.functional.pad(path_D + 1, (1, 0)), count)
         return VerifyResult(count, row_at(own_R, last), path_D)
@@ -270,8 +271,8 @@ class SpeculativeDecoder(ComposedDecoder):
             for one, proposal, logits_RV in zip(active, proposals, logits, strict=True)
         ]
         copied = _copy_to_host(results, drafts)
-        for one, verified, result, logits_RV in zip(active, copied, results, logits, strict=True):
-            self._commit(one, verified, result.path_D)
+        for one, verified, logits_RV in zip(active, copied, logits, strict=True):
+            self._commit(one, verified)
             one.ahead_DV = logits_RV[len(verified.accepted) + 1 :]
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
@@ -294,11 +295,8 @@ class SpeculativeDecoder(ComposedDecoder):
         one.record_draft(proposal)
         return proposal
 
-    def _commit(self, one: _ActiveRequest, verified: _Verified, path_D: Tensor | None) -> None:
-        """Keep the accepted tokens up to an end token, and the target's own token after them.
-
-        path_D: where they are among the drafts of a tree; None: they are the first.
-        """
+    def _commit(self, one: _ActiveRequest, verified: _Verified) -> None:
+        """Keep the accepted tokens up to an end token, and the target's own token after them."""
         accepted = verified.accepted
         end = first_end(accepted, one.model.special)
         new = [*accepted, verified.bonus] if end is None else accepted[: end + 1]
@@ -307,11 +305,11 @@ class SpeculativeDecoder(ComposedDecoder):
         one.commit(new)
         one.round_due = False
         features_1FC = one.kv.features
-        if path_D is not None:
-            rows_S = path_D[: len(new) - 1] + 1  # after the anchor
-            one.kv.keep_rows(rows_S)
-            if features_1FC is not None:
-                rows_S = torch.nn.functional.pad(rows_S, (1, 0))
+        if verified.path is not None:
+            rows = [place + 1 for place in verified.path[: len(new) - 1]]  # after the anchor
+            one.kv.keep_rows(rows)
+            if features_1FC is not None and rows != [*range(1, len(new))]:
+                rows_S = to_device([0, *rows], features_1FC.device)
                 features_1FC = features_1FC.index_select(1, rows_S)
         one.kv.crop(one.committed - 1)
         one.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
@@ -443,6 +441,7 @@ class _Verified(NamedTuple):
 
     accepted: list[int]  # tokens
     bonus: int
+    path: list[int] | None  # where they are among the draft tokens of a tree; None: the first
     draft: dict[str, Any]  # the facts of `Forward` about the whole draft
 
 
@@ -462,11 +461,12 @@ def _copy_to_host(
         rest = iter(values)
         (count,), (bonus,), tokens, survival, parents, path = ([*islice(rest, n)] for n in each)
         drafted = (*map(int, tokens),)
-        places = map(int, path) if path else range(len(drafted))
-        accepted = [drafted[place] for place in islice(places, int(count))]
+        places = [*map(int, path)] if parents else [*range(len(drafted))]
+        places = places[: int(count)]
+        accepted = [drafted[place] for place in places]
         facts = {
             "drafted": drafted,
             "survival": (*(round(logit, 4) for logit in survival),),
             "parents": (*map(int, parents),),
         }
-        yield _Verified(accepted, int(bonus), facts)
+        yield _Verified(accepted, int(bonus), places if parents else None, facts)

@@ -29,6 +29,7 @@ from dllm_bench.core.speculative import (
     Sampler,
     Target,
 )
+from dllm_bench.core.transfer import constant
 from dllm_bench.registry import register
 
 
@@ -137,14 +138,17 @@ class DFlash2(DFlash):
         count = min(self.drafter.candidates, logits_NV.shape[1])
         ids_NK = logits_NV.topk(count).indices.sort(1).values  # drawn in the order of token ids
         unary_NK = logits_NV.gather(1, ids_NK)
-        tokens, distributions = [context.tokens_L[-1:]], []
-        for hidden_H, ids_K, unary_K in zip(hidden_NH, ids_NK, unary_NK, strict=True):
-            score_K = unary_K + network.path_bias(tokens[-1][0], hidden_H, ids_K)
-            place_1, probabilities_1K = sampler.sample(score_K[None])
-            tokens.append(ids_K.index_select(0, place_1))
+        anchor_1K = context.tokens_L[-1:].expand(1, count)
+        before_NK = torch.cat([anchor_1K, ids_NK[:-1]])
+        score_NKK = unary_NK[:, None] + network.path_biases(before_NK, hidden_NH, ids_NK)
+        places, distributions = [constant(0, ids_NK.device).reshape(1)], []
+        for score_KK in score_NKK:
+            place_1, probabilities_1K = sampler.sample(score_KK.index_select(0, places[-1]))
+            places.append(place_1)
             distributions.append(probabilities_1K)
+        tokens_N1 = ids_NK.gather(1, torch.cat(places[1:])[:, None])
         drawn_NV = sampler.joined(distributions)
         if drawn_NV is not None:
             among_NV = torch.zeros_like(logits_NV, dtype=drawn_NV.dtype)
             drawn_NV = among_NV.scatter_(1, ids_NK, drawn_NV)
-        return DrawnTokens(torch.cat(tokens[1:]), drawn_NV)
+        return DrawnTokens(tokens_N1[:, 0], drawn_NV)

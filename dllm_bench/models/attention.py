@@ -35,6 +35,7 @@ from dllm_bench.fallbacks import fall_back
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import join
 
+CAUSAL_KEYS = 1024  # by whose multiples causal masks grow
 CACHED_MASKS = 16  # one request rarely alternates between more shapes
 PER_REQUEST = "per request"  # name of `attend_per_request` in transformers' registry
 Slots = tuple[Tensor, Tensor]
@@ -102,7 +103,7 @@ def attention_mask(
 ) -> Tensor | None:
     """Return the additive mask, broadcastable to (1, 1, K * F, C + K * F); None where everything is
     seen."""
-    base = None if shape.sees_all else _structure(shape, dtype, device)
+    base = None if shape.sees_all else _structural(shape, dtype, device)
     if visible_K is None:
         return base
     hidden = _hidden(shape, visible_K)
@@ -145,6 +146,19 @@ def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor |
         hidden_FX |= (key_X >= plan.alone) & (query_F1 != key_X)
     mask_FX = torch.zeros(hidden_FX.shape, dtype=dtype, device=key_X.device)
     return mask_FX.masked_fill(hidden_FX, -torch.inf)[None, None]
+
+
+def _structural(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`_structure`; of causal rows after all that is cached it is the end of a longer one's rows,
+    so that drafts of one length have one mask wherever they are verified.
+    """
+    start, stop = shape.feed
+    longer = stop + -stop % CAUSAL_KEYS
+    feed = (longer - (stop - start), longer)
+    cached = ((0, start),) if start else ()
+    if shape != MaskShape(1, shape.feed, cached, block=1):
+        return _structure(shape, dtype, device)
+    return _structure(MaskShape(1, feed, ((0, feed[0]),), block=1), dtype, device)[..., -stop:]
 
 
 @lru_cache(maxsize=CACHED_MASKS)

@@ -119,13 +119,16 @@ class PathSelector(nn.Module):
         self.successor_codebook = nn.Parameter(torch.empty(vocabulary, rank))
         self.hidden_projection = nn.Linear(hidden, rank, bias=False)
 
-    def forward(self, token: Tensor, hidden: Tensor, ids_K: Tensor | None = None) -> Tensor:
-        """Return the bias (..., K) of the candidates after `token` (...), or (..., V) of all
-        tokens."""
-        codes_VR = self.successor_codebook
-        codes_KR = codes_VR if ids_K is None else codes_VR.index_select(0, ids_K)
+    def forward(self, token: Tensor, hidden: Tensor) -> Tensor:
+        """Return the bias (..., V) of all tokens after `token` (...)."""
         before = nn.functional.embedding(token, self.predecessor_codebook)
-        return (before * self.hidden_projection(hidden)) @ codes_KR.mT
+        return (before * self.hidden_projection(hidden)) @ self.successor_codebook.mT
+
+    def between(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:
+        """Return the biases (N, K, K) of each slot's candidates after each token of its row."""
+        before_NKR = nn.functional.embedding(tokens_NK, self.predecessor_codebook)
+        codes_NKR = nn.functional.embedding(ids_NK, self.successor_codebook)
+        return (before_NKR * self.hidden_projection(hidden_NH)[:, None]) @ codes_NKR.mT
 
 
 HEADS: Mapping[str, type[MarkovHead]] = {
@@ -207,8 +210,8 @@ class SlotConvolution(nn.Module):
 
     def around(self, sublayer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         """Return outputs (..., S, H) of the sublayer for the slots `rows` (..., S, H)."""
-        delta = self.kernel_projection(rows).unflatten(-1, (2, self.taps, -1))
-        kernels = self.base_kernel + delta.repeat_interleave(self.group, dim=-1)
+        delta = self.kernel_projection(rows).unflatten(-1, (2, self.taps, -1, 1))
+        kernels = (self.base_kernel.unflatten(-1, (-1, self.group)) + delta).flatten(-2)
         before, after = kernels.flip(-2).unbind(-3)  # the earliest tap first
         return self._mix(sublayer(self._mix(rows, before)), after)
 
@@ -452,10 +455,10 @@ class BlockDraftNetwork(DraftNetwork):
         """Return the same for the logits (N,) of the draft vocabulary."""
         return cast(tuple[Tensor, HeadState], self.markov_head(self.places(token), hidden_H, state))
 
-    def path_bias(self, token: Tensor, hidden_H: Tensor, ids_K: Tensor) -> Tensor:
-        """Return what the path selector adds to the logits (K,) of a slot's candidates after a
-        token."""
-        return cast(Tensor, self.candidate_selector(token, hidden_H, ids_K))
+    def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:
+        """Return what the path selector adds to the logits of each slot's candidates (N, K) after
+        each token of its row, (N, K, K)."""
+        return self.candidate_selector.between(tokens_NK, hidden_NH, ids_NK)
 
     def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
         """Return the logit (...) of the probability that a slot's token is accepted, of slots with
@@ -496,8 +499,7 @@ class ChainDraftNetwork(DraftNetwork):
             self.give_context(rows_1FX[:, :-1], kv, last)
         plan = begin_draft(kv, last + 1, stored=last + 1)
         rotation = self.rotation(rows_1FX[:, -1:], last)
-        last_11H = hidden_1FH[:, -1:] + own.attended(rows_1FX[:, -1:], None, rotation, kv)
-        last_11H = last_11H + own.changed(last_11H)
+        last_11H = own.after(hidden_1FH[:, -1:], rows_1FX[:, -1:], None, rotation, kv)
         finish_draft(kv, plan, last_11H)
         return last_11H, self.logits(self.norm(last_11H)[0], context.target)
 

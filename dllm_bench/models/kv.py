@@ -16,7 +16,7 @@ stored positions, E head size, H hidden size, L canvas positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from dllm_bench.core.denoiser import Execution, ForwardPlan, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import to_device
 
 Span = tuple[int, int]
 KeysValues = tuple[Tensor, Tensor]
@@ -291,20 +292,31 @@ class PositionCache:
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
 
-    def keep_rows(self, rows_S: Tensor) -> None:
+    def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep the K/V of rows of the last forward as those of the positions from `length` on."""
+        if not rows:
+            return
         assert self.kept is not None
-        first, last = self._length, self._length + len(rows_S)
+        first, last = self._length, self._length + len(rows)
         if self.of_all_layers is not None:
             stored_N21GCE, fresh_N2KGFE = self.of_all_layers
+            rows_S = to_device(rows, fresh_N2KGFE.device)
             kept_N2GSE = fresh_N2KGFE[:, :, 0].index_select(3, rows_S)
             stored_N21GCE[:, :, 0, :, first:last] = kept_N2GSE
         else:
-            rows_S = rows_S + self.kept.feed[0]  # they were written behind what was cached
-            for layer in self.positions:
-                for stored in layer.stored or ():
-                    stored[:, :, first:last] = stored.index_select(2, rows_S)
+            # They were written behind what was cached: the first of them are in their place.
+            places = [self.kept.feed[0] + row for row in rows]
+            if places != [*range(first, last)]:
+                self._move(places, first)
         self._length = last
+
+    def _move(self, places: Sequence[int], first: int) -> None:
+        """Move the K/V of positions to those from `first` on."""
+        places_S: Tensor | None = None
+        for layer in self.positions:
+            for stored in layer.stored or ():
+                places_S = to_device(places, stored.device) if places_S is None else places_S
+                stored[:, :, first : first + len(places)] = stored.index_select(2, places_S)
 
     @property
     def execution(self) -> Execution:

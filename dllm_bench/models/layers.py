@@ -176,8 +176,20 @@ class PlainLayer(DecoderLayer):
         self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:
         """See `DecoderLayer`."""
+        return self.after(hidden_PFH, self.normed(hidden_PFH), mask, rotation, cache)
+
+    def after(
+        self,
+        hidden_PFH: Tensor,
+        read_PFX: Tensor,
+        mask: AnyMask,
+        rotation: Rotation,
+        cache: FreshCache,
+    ) -> Tensor:
+        """Return hidden states (P, F, H) after the layer, in place of those before; attention reads
+        `read`."""
         rows_NH = hidden_PFH.view(-1, hidden_PFH.shape[-1])
-        heads = self._attention(self.normed(hidden_PFH), mask, rotation, cache)
+        heads = self._attention(read_PFX, mask, rotation, cache)
         rows_NH.addmm_(heads.view(len(rows_NH), -1), self._output)
         inner = self._inner(hidden_PFH)
         rows_NH.addmm_(inner.view(len(rows_NH), -1), self._down)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import SpecialTokens
@@ -41,11 +42,14 @@ from dllm_bench.models.attention import (
 from dllm_bench.models.chosen_rows import layers_under
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import Rotation
-from dllm_bench.models.layers import DecoderLayer, module_layers, own_layers
+from dllm_bench.models.layers import DecoderLayer, PlainLayer, module_layers, own_layers
 from dllm_bench.models.plain_module import PlainModule
 
 # Kinds of layers, as transformers names them.
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
+POSITIONS = 1024  # by whose multiples kept rotary embeddings grow
+FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Types of rotary embedding, as transformers names them, that do not depend on a text's length."""
 EMBEDDING_TAP = -1  # the feature layer that stands for the output of the embedding
 
 
@@ -89,6 +93,8 @@ class TransformerDenoiser(Denoiser):
         )
         self._last_request: tuple[object, tuple[int, ...], PositionCache] | None = None
         self._rotated: tuple[object, dict[str, Rotation]] = (None, {})  # span, of the last one
+        self._positions = 0  # the first ones, whose rotary embeddings are kept
+        self._angles: dict[str, Rotation] = {}
         self._kinds = getattr(config, "layer_types", None) or [FULL_ATTENTION] * self.num_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._set_up()
@@ -186,7 +192,10 @@ class TransformerDenoiser(Denoiser):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., H) before the last norm."""
-        return self.head(self._module.model.norm(hidden))
+        norm = self._module.model.norm
+        if not isinstance(self.layers[0], PlainLayer):
+            return self.head(norm(hidden))
+        return self.head(rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return embeddings (..., H) of token ids."""
@@ -348,9 +357,27 @@ class TransformerDenoiser(Denoiser):
         span."""
         span = None if plan.sets or plan.added else (plan.feed, times)
         if span is None or span != self._rotated[0]:
-            position_1N = plan.positions(self.device).repeat(times)[None]
-            self._rotated = span, self._rotations(hidden, position_1N)
+            self._rotated = span, self._new_rotations(hidden, plan, times)
         return self._rotated[1]
+
+    def _new_rotations(self, hidden: Tensor, plan: ForwardPlan, times: int) -> dict[str, Rotation]:
+        """`_span_rotations` of another span than the last one: views of those of the first
+        positions, if a span is fed and a position's angle does not depend on the text's length.
+        """
+        rope_type = getattr(self._module.model.rotary_emb, "rope_type", "default")
+        if plan.sets or plan.added or rope_type not in FIXED_ROTATIONS:
+            return self._rotations(hidden, plan.positions(self.device).repeat(times)[None])
+        first, last = plan.feed
+        if last > self._positions:
+            self._positions = last + -last % POSITIONS
+            position_L = torch.arange(self._positions, device=self.device)
+            self._angles = self._rotations(hidden, position_L[None])
+        parts = {kind: [part[:, first:last] for part in two] for kind, two in self._angles.items()}
+        if times > 1:
+            parts = {
+                kind: [part.repeat(1, times, 1) for part in two] for kind, two in parts.items()
+            }
+        return {kind: (cos, sin) for kind, (cos, sin) in parts.items()}
 
     def _rotations(self, hidden: Tensor, position_PF: Tensor) -> dict[str, Rotation]:
         """Return rotary embeddings by kind of layer; most models have one for all kinds."""

@@ -127,16 +127,11 @@ def test_drafter_forwards_sharing_one_cache(name: str) -> None:
         ids_DK = stored()[f"{key}/candidates"].long()
         assert logits_DV.topk(ids_DK.shape[1]).indices.tolist() == ids_DK.tolist()
         if f"{key}/edge_scores" in stored():
-            before = [ids_L[start].expand(ids_DK.shape[1]), *ids_DK[:-1]]
-            scores_DKK = [
-                torch.stack([network.path_bias(token, hidden_H, ids_K) for token in before_K])
-                + logits_V[ids_K]
-                for before_K, hidden_H, ids_K, logits_V in zip(
-                    before, hidden_DH, ids_DK, logits_DV, strict=True
-                )
-            ]
+            before_DK = torch.stack([ids_L[start].expand(ids_DK.shape[1]), *ids_DK[:-1]])
+            bias_DKK = network.path_biases(before_DK, hidden_DH, ids_DK)
+            scores_DKK = bias_DKK + logits_DV.gather(1, ids_DK)[:, None]
             wanted_DKK = stored()[f"{key}/edge_scores"]
-            torch.testing.assert_close(torch.stack(scores_DKK), wanted_DKK, atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(scores_DKK, wanted_DKK, atol=TOLERANCE, rtol=0)
 
 
 def features_of(ids_L: torch.Tensor) -> torch.Tensor:
