@@ -9,7 +9,7 @@ head size, X = A + 2 G.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -114,13 +114,18 @@ def normed_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotated(heads_PNAE: Tensor, rotation: Rotation) -> Tensor:
     """Return the heads turned by their positions' angles: of each pair, one is in either half of
     E."""
-    cos_1N1E, sin_1N1E = (part.unsqueeze(2) for part in rotation)
-    half = heads_PNAE.shape[-1] // 2
-    sin_1N1H = sin_1N1E[..., :half]
-    turned = heads_PNAE * cos_1N1E
-    turned[..., :half].addcmul_(heads_PNAE[..., half:], sin_1N1H, value=-1)
-    turned[..., half:].addcmul_(heads_PNAE[..., :half], sin_1N1H)
-    return turned
+    cos_1N1E, signed_1N1E = _signed(*rotation)
+    swapped_PNAE = heads_PNAE.roll(heads_PNAE.shape[-1] // 2, -1)
+    return (heads_PNAE * cos_1N1E).addcmul_(swapped_PNAE, signed_1N1E)
+
+
+@lru_cache(maxsize=4)
+def _signed(cos_1NE: Tensor, sin_1NE: Tensor) -> Rotation:
+    """Return both for all heads, (1, N, 1, E), the sine negative in the first half of E: once for
+    all layers, because tensors are equal as keys if they are the same.
+    """
+    first, second = sin_1NE.chunk(2, -1)
+    return cos_1NE.unsqueeze(2), torch.cat([-first, second], -1).unsqueeze(2)
 
 
 def rotate_kernel(
