@@ -81,7 +81,7 @@ class BranchWorkerGroup(WorkerGroup):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.commits = commits
         if not commits:  # every worker keeps K/V of its own branch
-            self.needs = {"hardware.commit=none": needing(cache=Condition.FINAL_KV)}
+            self.needs = {"hardware.commit=none": needing({"cache": Condition.FINAL_KV})}
         self.traffic = TrafficLog()
         self._branches = 1
         self._before: dict[MemoKey[Tensor], Tensor] = {}  # memo before this worker's scores

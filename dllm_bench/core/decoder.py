@@ -127,14 +127,19 @@ class Need(NamedTuple):
 Needs = frozenset[Need]
 
 
-def needing(*needs: Need, **slots: Condition | Number | tuple[Condition | Number, ...]) -> Needs:
-    """Return needs as a set: those given, and the condition or conditions that each named slot has
-    to give, as in `needing(ONE_BRANCH, score=Condition.ROW_BY_ROW)`.
+Wanted = Condition | Number | tuple[Condition | Number, ...]
+
+
+def needing(*needs: Need | Mapping[str, Wanted]) -> Needs:
+    """Return needs as a set: those given, and the condition or conditions that each slot of a
+    mapping has to give, as in `needing(ONE_BRANCH, {"score": Condition.ROW_BY_ROW})`.
     """
-    named = {slot: one if isinstance(one, tuple) else (one,) for slot, one in slots.items()}
-    return frozenset(
-        [*needs, *(Need(slot, each) for slot, conditions in named.items() for each in conditions)]
-    )
+    found = set[Need]()
+    for one in needs:
+        for slot, wanted in [one] if isinstance(one, Need) else one.items():
+            each = wanted if isinstance(wanted, tuple) else (wanted,)
+            found.update(Need(slot, condition) for condition in each)
+    return frozenset(found)
 
 
 Flagged = TypeVar("Flagged", bound=Hashable)

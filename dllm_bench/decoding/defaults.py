@@ -75,7 +75,7 @@ class Guidance(MaskedPiece):
     @property
     def needs(self) -> Needs:
         """The whole canvas in every forward."""
-        return needing(cache=Condition.WHOLE_CANVAS if self.scale else ())
+        return needing({"cache": Condition.WHOLE_CANVAS if self.scale else ()})
 
     @property
     def gives(self) -> Conditions:
@@ -128,7 +128,7 @@ class Smoothing(MaskedPiece):
     most: float  # the largest weight
     reads_rows = "fed"
     # unguided, because a prediction made with the prompt would also be fed without it
-    needs = needing(FIXED_CANVAS, cache=Condition.FED_WINDOW, guidance=Condition.UNGUIDED)
+    needs = needing(FIXED_CANVAS, {"cache": Condition.FED_WINDOW, "guidance": Condition.UNGUIDED})
 
     def __str__(self) -> str:
         return str(self.most)

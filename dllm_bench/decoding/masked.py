@@ -113,7 +113,7 @@ class MaskedDecoder(ComposedDecoder):
         is_causal = single and Condition.FULL_ATTENTION not in self.cache.gives
         if is_causal or Condition.CAUSAL in self.cache.gives:
             return needing(MASK_TOKEN)
-        return needing(MASK_TOKEN, model=Condition.MASKS)
+        return needing(MASK_TOKEN, {"model": Condition.MASKS})
 
     def summary(self) -> DecoderSummary:
         return DecoderSummary(

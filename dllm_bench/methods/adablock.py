@@ -30,7 +30,9 @@ class AdaBlock(InTurn):
     tau: Probability = 0.3  # minimum probability for a delimiter to end a block
     share: PositiveProportion = 0.25  # part of the generation that is searched
     gives = frozenset({Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.FIXED_CANVAS})
-    needs = needing(ONE_BRANCH, score=Condition.RAW_CONFIDENCE, cache=Condition.FULL_ATTENTION)
+    needs = needing(
+        ONE_BRANCH, {"score": Condition.RAW_CONFIDENCE, "cache": Condition.FULL_ATTENTION}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

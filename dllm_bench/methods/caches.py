@@ -126,7 +126,7 @@ class CausalCache(Cache):
 
     reuse: Reuse = "none"
     gives = frozenset({Condition.FINAL_KV, Condition.CAUSAL})
-    needs = needing(schedule=BlockLength(1), model=Condition.SHIFTED)
+    needs = needing({"schedule": BlockLength(1), "model": Condition.SHIFTED})
 
     def plan(self, round: Round) -> ForwardPlan:
         reuse_prefix(self.reuse, round)
@@ -161,7 +161,7 @@ class PrefixCache(Cache):
     every: Positive | None = None  # ticks of `clock` between renewals; None: at a block's start
     attention: Attention = "full"
     clock: Clock = "block"  # a tick is a forward of the block, or a round of the request
-    needs = needing(schedule=Condition.BLOCKS_IN_ORDER)
+    needs = needing({"schedule": Condition.BLOCKS_IN_ORDER})
 
     @property
     def gives(self) -> Conditions:
@@ -270,11 +270,11 @@ class BlockCache(Cache):
         """Exact reuse must end with a whole block of both prompts. With approximate reuse, a text
         depends on the previous request.
         """
-        needs = needing(schedule=Condition.BLOCKS_IN_ORDER)
+        needs = needing({"schedule": Condition.BLOCKS_IN_ORDER})
         if self.reuse == "exact":
-            return needs | needing(schedule=Condition.ABSOLUTE_BLOCKS)
+            return needs | needing({"schedule": Condition.ABSOLUTE_BLOCKS})
         if self.reuse == "approximate":
-            return needs | needing(batch=Condition.ONE_REQUEST)
+            return needs | needing({"batch": Condition.ONE_REQUEST})
         return needs
 
     def plan(self, round: Round) -> ForwardPlan:

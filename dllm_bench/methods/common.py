@@ -163,7 +163,7 @@ class Margin(Ranked):
 Ties = Literal["lower", "canvas", "block"]
 """Which of equally ranked positions are taken: the lower ones, or those that `torch.topk` takes
 over the canvas (LLaDA, Dream) or the open block (PC-Sampler)."""
-COUNTS_STEPS = needing(ONE_OPEN_BLOCK, schedule=Condition.EQUAL_BLOCKS)
+COUNTS_STEPS = needing(ONE_OPEN_BLOCK, {"schedule": Condition.EQUAL_BLOCKS})
 ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block; its masks and the forward at entry
 
 
@@ -349,7 +349,7 @@ class TopK(Select):
         if not self._reaches_beyond:
             return needs
         beyond = Condition.TO_LAST_BLOCK
-        return needs | needing(ONE_BRANCH, cache=Condition.WHOLE_CANVAS, select=beyond)
+        return needs | needing(ONE_BRANCH, {"cache": Condition.WHOLE_CANVAS, "select": beyond})
 
     @property
     def gives(self) -> Conditions:

@@ -35,7 +35,7 @@ class Density(Score):
 
     inner: Ranked = field(default_factory=Confidence)
     sigma: PositiveAmount = 10.0  # standard deviation of the Gaussian, in positions
-    needs = needing(inner=Condition.PROBABILITIES)
+    needs = needing({"inner": Condition.PROBABILITIES})
 
     @property
     def gives(self) -> Conditions:
@@ -134,8 +134,10 @@ class D2Cache(Cache):
     needs = needing(
         ONE_BRANCH,
         ONE_OPEN_BLOCK,
-        schedule=Condition.EQUAL_BLOCKS,
-        score=(Condition.RAW_CONFIDENCE, Condition.ROW_BY_ROW),
+        {
+            "schedule": Condition.EQUAL_BLOCKS,
+            "score": (Condition.RAW_CONFIDENCE, Condition.ROW_BY_ROW),
+        },
     )
 
     def on_start(self, round: Round) -> None:

@@ -33,7 +33,7 @@ class EntropyThreshold(Select):
 
     tau: float  # nats; below 0: one token per forward
     best: bool = False  # also commit the most confident position of all open blocks
-    needs = needing(score=Condition.ENTROPY)
+    needs = needing({"score": Condition.ENTROPY})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # guaranteed by `needs`
@@ -79,7 +79,7 @@ class DelayedCache(Cache):
     delay: Count = 1  # rounds that a finished block waits before it is stored
     every: Positive | None = None  # rounds between renewals; None: only while a block waits
     attention: Attention = "full"
-    needs = needing(schedule=(Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS))
+    needs = needing({"schedule": (Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS)})
 
     @property
     def gives(self) -> Conditions:
@@ -126,7 +126,9 @@ class EndFill(Revise):
     and schedule `multi_block` (opens_rest on); without the latter, fewer positions compete.
     """
 
-    needs = needing(FIXED_CANVAS, schedule=Condition.BLOCKS_IN_ORDER, stop=Condition.END_OF_TEXT)
+    needs = needing(
+        FIXED_CANVAS, {"schedule": Condition.BLOCKS_IN_ORDER, "stop": Condition.END_OF_TEXT}
+    )
 
     def on_commit(self, round: Round) -> None:
         state = round.state

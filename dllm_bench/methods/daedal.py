@@ -77,8 +77,10 @@ class Daedal(InTurn):
     reads_rows = "window"
     needs = needing(
         ONE_BRANCH,
-        score=Condition.RAW_CONFIDENCE,
-        cache=(Condition.WHOLE_CANVAS, Condition.FULL_ATTENTION),
+        {
+            "score": Condition.RAW_CONFIDENCE,
+            "cache": (Condition.WHOLE_CANVAS, Condition.FULL_ATTENTION),
+        },
     )
 
     @property

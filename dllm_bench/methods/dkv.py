@@ -167,7 +167,7 @@ class DKVGreedyCache(Cache):
     every: Positive = 2  # forwards of a block between those that feed everything
     window: Count = 4  # masks fed around each position that is committed next
     gives = frozenset({Condition.FULL_ATTENTION})
-    needs = needing(ONE_BRANCH, select=Condition.KNOWN_ORDER, score=Condition.ROW_BY_ROW)
+    needs = needing(ONE_BRANCH, {"select": Condition.KNOWN_ORDER, "score": Condition.ROW_BY_ROW})
 
     def on_start(self, round: Round) -> None:
         round.ask(BORN, round.state.born_KL[-1])

@@ -63,7 +63,7 @@ class DLLMCache(Cache):
     every: Positive = 7  # forwards between those that compute the response
     share: Proportion = 0.25  # response rows computed by a layer in the other forwards
     gives = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
-    needs = needing(ONE_BRANCH, model=Condition.CHOSEN_ROWS)
+    needs = needing(ONE_BRANCH, {"model": Condition.CHOSEN_ROWS})
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv

@@ -44,7 +44,7 @@ class DPadCache(Cache):
     scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"
     number: Count = 0  # positions that stay, for "uniform"
     needs = needing(
-        ONE_BRANCH, ONE_OPEN_BLOCK, inner=(Condition.FULL_ATTENTION, Condition.OWN_SPANS)
+        ONE_BRANCH, ONE_OPEN_BLOCK, {"inner": (Condition.FULL_ATTENTION, Condition.OWN_SPANS)}
     )
 
     @property

@@ -64,7 +64,7 @@ class Sampled(Score):
     released_ties: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Whether equal tokens at the `top_p` cut follow the order of torch.sort."""
     reads_rows = "masked"
-    needs = needing(inner=Condition.LOGITS_ALONE)
+    needs = needing({"inner": Condition.LOGITS_ALONE})
 
     @property
     def gives(self) -> Conditions:
@@ -109,7 +109,7 @@ class Gumbel(Score):
     temperature: Amount = 0.0  # T
     precision: Noise = "float32"  # precision of the noise; the inner score has its own
     reads_rows = "masked"
-    needs = needing(inner=Condition.LOGITS_ALONE)
+    needs = needing({"inner": Condition.LOGITS_ALONE})
 
     @property
     def gives(self) -> Conditions:

@@ -61,7 +61,7 @@ class EntropyBound(Select):
     gamma: float  # nats; below 0: one token per forward
     least: Positive = 1  # positions committed regardless of their entropy
     left_out: LeftOut = "largest"  # the entropy that the sum leaves out
-    needs = needing(score=Condition.ENTROPY)
+    needs = needing({"score": Condition.ENTROPY})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # by `needs`

@@ -97,7 +97,7 @@ class ElasticCache(Cache):
     window: Positive = 16  # number of masks
     gamma: Amount = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
     gives = frozenset({Condition.FULL_ATTENTION})
-    needs = needing(ONE_BRANCH, score=Condition.ROW_BY_ROW, model=Condition.CHOSEN_ROWS)
+    needs = needing(ONE_BRANCH, {"score": Condition.ROW_BY_ROW, "model": Condition.CHOSEN_ROWS})
 
     def on_start(self, round: Round) -> None:
         branches = round.state

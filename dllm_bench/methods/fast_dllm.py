@@ -154,7 +154,7 @@ class SubBlocks(Schedule):
     small: Positive  # length of its parts; the first part has one less
     whole: bool = True  # round the canvas up to whole blocks
     gives = frozenset({Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS, Condition.FIXED_CANVAS})
-    needs = needing(explore=Condition.ONE_BRANCH)
+    needs = needing({"explore": Condition.ONE_BRANCH})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,7 +196,7 @@ class HierarchicalCache(Cache):
     """
 
     inside: bool = False  # whether forwards may feed only the open sub-block
-    needs = needing(schedule=Condition.SUB_BLOCKS, model=Condition.SHIFTED)
+    needs = needing({"schedule": Condition.SUB_BLOCKS, "model": Condition.SHIFTED})
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:

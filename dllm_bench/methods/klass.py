@@ -103,7 +103,7 @@ class Stable(Select):
     @property
     def needs(self) -> Needs:
         """Divergences and, for the warm-up, a count of the block's forwards."""
-        needs = needing(score=Condition.DIVERGENCES)
+        needs = needing({"score": Condition.DIVERGENCES})
         return COUNTS_STEPS | needs if self.warm_up else needs
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

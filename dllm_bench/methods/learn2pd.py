@@ -57,7 +57,7 @@ class Filter(Select):
     def needs(self) -> Needs:
         """Blocks of the length the head was trained for, and the rows it reads."""
         reads = Condition.FED_WINDOW if self.reads_rows == "window" else ()
-        return needing(schedule=BlockLength(self.head.block), cache=reads)
+        return needing({"schedule": BlockLength(self.head.block), "cache": reads})
 
     @property
     def reads_rows(self) -> Reads:
@@ -115,7 +115,7 @@ class Oracle(Select):
         if not isinstance(self.reference, ComposedDecoder):
             return needing(FIXED_CANVAS)
         block = self.reference.summary().block
-        return needing(FIXED_CANVAS, schedule=BlockLength(block) if block else ())
+        return needing(FIXED_CANVAS, {"schedule": BlockLength(block) if block else ()})
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         if request.reference is not None:

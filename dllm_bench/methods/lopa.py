@@ -71,7 +71,7 @@ class Lookahead(Explore):
     @property
     def needs(self) -> Needs:
         """A score that keeps the confidence before credit, if that is read."""
-        return needing(score=Condition.RAW_CONFIDENCE if self.reads == "raw" else ())
+        return needing({"score": Condition.RAW_CONFIDENCE if self.reads == "raw" else ()})
 
     @property
     def gives(self) -> Conditions:

@@ -83,7 +83,7 @@ class EditBlocks(Budgeted):
     stable: Proportion = 0.0  # share of a block's tokens; 0: a block may open at once
     released: bool = False  # whether full blocks are finished once there is an end token, and one
     # that is edited away lets no block open until all open ones are finished
-    needs = needing(ONE_BRANCH, schedule=Condition.HELD_EACH, cache=Condition.FED_WINDOW)
+    needs = needing(ONE_BRANCH, {"schedule": Condition.HELD_EACH, "cache": Condition.FED_WINDOW})
 
     def on_start(self, round: Round) -> None:
         if self.stable and not round.begun:

@@ -39,7 +39,7 @@ class AnswerGap(Score):
     def needs(self) -> Needs:
         """The answer in the window, and logits at its committed positions."""
         reads = () if self.answer is None else Condition.FED_WINDOW
-        return needing(schedule=Condition.WHOLE_GENERATION, cache=reads)
+        return needing({"schedule": Condition.WHOLE_GENERATION, "cache": reads})
 
     @property
     def gives(self) -> Conditions:
@@ -79,7 +79,7 @@ class EarlyExit(Select):
     late: float = 2.5
     idle: bool = False  # whether forwards may commit nothing, as published
     pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) known from the start
-    needs = needing(schedule=Condition.WHOLE_GENERATION, score=Condition.ANSWER_GAP)
+    needs = needing({"schedule": Condition.WHOLE_GENERATION, "score": Condition.ANSWER_GAP})
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         if not self.pinned:

@@ -26,8 +26,8 @@ from dllm_bench.methods.common import count_in_block
 STANDING = MemoKey[Tensor]("revise.standing")  # value of the token at each position (K, W)
 POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K, 2): open block, its rounds without masks
 
-REVISES_BLOCK = needing(schedule=Condition.HELD_BLOCKS, cache=Condition.FED_WINDOW)
-REVISES_CANVAS = needing(schedule=Condition.HELD_BLOCKS, cache=Condition.WHOLE_CANVAS)
+REVISES_BLOCK = needing({"schedule": Condition.HELD_BLOCKS, "cache": Condition.FED_WINDOW})
+REVISES_CANVAS = needing({"schedule": Condition.HELD_BLOCKS, "cache": Condition.WHOLE_CANVAS})
 
 
 class Revision(NamedTuple):

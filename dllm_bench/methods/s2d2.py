@@ -115,8 +115,7 @@ class SelfVerified(Select):
         ONE_BRANCH,
         ONE_OPEN_BLOCK,
         FIXED_CANVAS,
-        cache=Condition.BLOCK_CAUSAL,
-        model=Condition.UNSHIFTED,
+        {"cache": Condition.BLOCK_CAUSAL, "model": Condition.UNSHIFTED},
     )
 
     @property

@@ -45,7 +45,7 @@ class SlowFast(Select):
     explores: int = 6  # forwards of a slow phase
     estimates: int = 2  # X, number of estimates that have to agree
     spread: float = 1.0  # they agree below this standard deviation, in positions
-    needs = COUNTS_STEPS | needing(cache=Condition.WHOLE_CANVAS)
+    needs = COUNTS_STEPS | needing({"cache": Condition.WHOLE_CANVAS})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,7 +35,9 @@ class FeedOrder(Cache):
     gives = frozenset(
         {Condition.FED_WINDOW, Condition.FEED_ORDER, Condition.OWN_SPANS, Condition.FINAL_KV}
     )
-    needs = needing(ONE_BRANCH, schedule=Condition.BLOCKS_IN_ORDER, model=Condition.UNSHIFTED)
+    needs = needing(
+        ONE_BRANCH, {"schedule": Condition.BLOCKS_IN_ORDER, "model": Condition.UNSHIFTED}
+    )
 
     def plan(self, round: Round) -> ForwardPlan:
         window, kv, state = round.window, round.kv, round.state
@@ -71,7 +73,7 @@ class Sliding(Schedule):
     overruns: bool = False  # whether it goes beyond the text's limit and its end tokens
     block: int = field(default=1, init=False)
     gives = frozenset({Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS})
-    needs = needing(select=Condition.NEVER_STALLS)
+    needs = needing({"select": Condition.NEVER_STALLS})
 
     def grid(self, prompt_len: int, new: int) -> BlockGrid:
         beyond = self.window - 1 if self.overruns else 0
@@ -101,7 +103,7 @@ class NearEntropy(Select):
 
     tau: float | None  # nats; None: one position in every forward
     penalty: Amount = 0.02  # nats for each position of distance
-    needs = needing(score=Condition.ENTROPY)
+    needs = needing({"score": Condition.ENTROPY})
 
     @property
     def gives(self) -> Conditions:

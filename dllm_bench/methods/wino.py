@@ -78,7 +78,9 @@ class Wino(ReadsStanding):
     tau: Probability = 0.9  # masked again below this probability; 0: never
     first: int = 30  # upper limit in a block's first forward
     precision: Precision = "float64"  # precision of the second row's probability
-    needs = REVISES_CANVAS | needing(cache=Condition.FULL_ATTENTION, model=Condition.UNSHIFTED)
+    needs = REVISES_CANVAS | needing(
+        {"cache": Condition.FULL_ATTENTION, "model": Condition.UNSHIFTED}
+    )
 
     def on_plan(self, round: Round) -> None:
         """Feed the window a second time, as masks."""
