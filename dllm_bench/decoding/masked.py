@@ -57,16 +57,10 @@ from dllm_bench.core.request import EndTokens, Generation, Request, SpecialToken
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
-from dllm_bench.decoding.defaults import (
-    Filled,
-    Greedy,
-    Guidance,
-    NoRevision,
-    Smoothing,
-    guided_forward,
-)
+from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.numerics import forbid
 from dllm_bench.decoding.rounds import FORCED, WINNER, RoundLog, WindowTracker, masks_per_block
+from dllm_bench.decoding.switches import Guidance, Smoothing, guided_forward
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 MASKS = "masks"  # host: `masks_per_block` of the last window, flattened

@@ -16,7 +16,7 @@ from dllm_bench.core.contracts import HOLD, Round, Scores, Select
 from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, Condition
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
-from dllm_bench.decoding.defaults import with_added
+from dllm_bench.decoding.switches import with_added
 from dllm_bench.methods.common import count_in_block
 from dllm_bench.methods.revising import (
     REVISES_BLOCK,
