@@ -130,6 +130,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "norm_topk_prob": True,
     },
+    "wedlm": {
+        **STANDARD,
+        "model_type": "wedlm",
+        "head_dim": 16,
+        "qk_norm": True,
+        "attention_bias": False,
+        "use_sliding_window": False,
+    },
     "nemotron_diffusion": {
         **STANDARD,
         "model_type": "nemotron_labs_diffusion",

@@ -293,6 +293,16 @@ class SdarLayout(StandardLayout):
     }
 
 
+class WedlmLayout(SdarLayout):
+    """`WeDLMForCausalLM` with `qk_norm`: Qwen3's layers, causal in the order in which rows are fed.
+
+    Without `qk_norm` the layers are Qwen2.5's with biases (WeDLM-7B), of which no config was seen.
+    """
+
+    model_type = "wedlm"
+    required: ClassVar = {**SdarLayout.required, "qk_norm": (True,)}
+
+
 class SdarMoeLayout(SdarLayout):
     """`SDARMoeForCausalLM`: Qwen3-MoE trained on block diffusion, experts stored one by one."""
 
@@ -481,6 +491,7 @@ ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this o
     "dream": DreamLayout(),
     "fast_dllm_v2": FastDllmV2Layout(),
     "sdar": SdarLayout(),
+    "wedlm": WedlmLayout(),
     "sdar_moe": SdarMoeLayout(),
     "nemotron_diffusion": NemotronDiffusionLayout(),
     "qwen2": Qwen2Layout(),

@@ -42,6 +42,7 @@ SHIPPED_MODELS = (
     "tiny-dream-instruct-free",
     "tiny-dream-long",
     "tiny-fast-dllm-v2",
+    "tiny-idlm",
     "tiny-llada",
     "tiny-llada-free",
     "tiny-llada-free-2",
@@ -54,6 +55,7 @@ SHIPPED_MODELS = (
     "tiny-llada21",
     "tiny-qwen3",
     "tiny-sdar",
+    "tiny-wedlm",
 )
 """Models in the package's `assets` folder; scripts/embedded makes them."""
 COMMIT_SHA = re.compile(r"[0-9a-f]{40}")

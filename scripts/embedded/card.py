@@ -29,6 +29,11 @@ OBJECTIVES = {
     "encoded text a share of the tokens is replaced by random ones; the loss asks for the right "
     "token at every position, and with weight 0.3 for the next token of the text; in half of the "
     "steps the input is conditioned on the network's own prediction",
+    "feed_order": "answer only: windows under causal attention, in which clean tokens are fed "
+    "before masks (WeDLM), and in half of the rows blocks of a token and masks that see one "
+    "another (drafts of Nemotron-Labs-Diffusion); with weight 0.5 next tokens of the clean text",
+    "strides": "answer only: runs of masks under causal attention, each of which predicts the "
+    "position behind it (I-DLM); with weight 0.5 next tokens of the clean text",
     "complementary": "block diffusion with complementary masks and shifted logits, answer only",
 }
 PROMPTS = {
@@ -43,7 +48,11 @@ PROMPTS = {
     "minigsm_free": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
     "ministory": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
 }
-KINDS = {"qwen3": "autoregressive LM", "diffusion_gemma": "uniform-state diffusion LM"}
+KINDS = {
+    "qwen3": "autoregressive LM",
+    "wedlm": "masked diffusion LM of causal attention",
+    "diffusion_gemma": "uniform-state diffusion LM",
+}
 DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill that repeats facts"}
 AFTER_ANSWER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."
 

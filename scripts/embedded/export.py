@@ -2,9 +2,9 @@
 
 LLaDA: `model.transformer.blocks.{i}.…` with config `model_type: llada`. Dream: Qwen2 names with
 q/k/v biases and an untied head, `model_type: Dream`; Fast-dLLM v2: the same names. Qwen3:
-`model_type: qwen3`, norms per head; SDAR and LLaDA-MoE: the same names, every expert a tensor of
-its own; LLaDA2: q, k and v in one tensor. D2F: a peft LoRA adapter. Weights are stored as bf16
-safetensors.
+`model_type: qwen3`, norms per head; SDAR, WeDLM and LLaDA-MoE: the same names, every expert a
+tensor of its own; LLaDA2: q, k and v in one tensor. D2F: a peft LoRA adapter. Weights are stored as
+bf16 safetensors.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ NAMES = {
     "fast_dllm_v2": (DREAM_TOP, DREAM_BLOCK, "model.layers."),
     "qwen3": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
     "sdar": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
+    "wedlm": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
     "llada_moe": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
     "llada2": (LLADA2_TOP, LLADA2_BLOCK, "model.layers."),
 }
@@ -206,6 +207,11 @@ def _sdar_config(sizes: NetworkSizes) -> dict[str, Any]:
     return _qwen3_config(sizes) | own
 
 
+def _wedlm_config(sizes: NetworkSizes) -> dict[str, Any]:
+    own = {"architectures": ["WeDLMForCausalLM"], "model_type": "wedlm", "qk_norm": sizes.qk_norm}
+    return _qwen3_config(sizes) | own
+
+
 def _llada_moe_config(sizes: NetworkSizes) -> dict[str, Any]:
     assert sizes.experts
     own = {
@@ -237,6 +243,7 @@ def _llada2_config(sizes: NetworkSizes) -> dict[str, Any]:
 CONFIGS = {
     "llada": _llada_config, "dream": _dream_config, "qwen3": _qwen3_config, "sdar": _sdar_config,
     "llada_moe": _llada_moe_config, "llada2": _llada2_config, "fast_dllm_v2": _fast_dllm_v2_config,
+    "wedlm": _wedlm_config,
 }  # fmt: skip
 
 

@@ -94,6 +94,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fast_dllm_v2": {"n_kv_heads": 2, "qkv_bias": True},
     "sdar": {"n_kv_heads": 2, "qk_norm": True},
     "qwen3": {"n_kv_heads": 2, "qk_norm": True},
+    "wedlm": {"n_kv_heads": 2, "qk_norm": True},
 }
 """Layout -> sizes in which it differs; LLaDA has as many key/value heads as query heads."""
 

@@ -5,8 +5,9 @@ diffusion with weights 1/t (LLaDA, Eq. 3, answers only as in its SFT), on whole 
 windows with clean text to the left and masks to the right. `rising`: D2F, mask ratios that rise
 from block to block. `blocks`: block diffusion (SDAR, LLaDA2), all blocks of a text at once.
 `complementary`: the same with shifted logits and every noised row's complement (Fast-dLLM v2).
-`edits` is `blocks` with tokens planted that the model guessed (LLaDA2.1), see `with_guesses`. Each
-returns an `Example`; with `shift=1` row p - 1 predicts position p, as in Dream.
+`edits` is `blocks` with tokens planted that the model guessed (LLaDA2.1), see `with_guesses`.
+`feed_order` and `strides`: causal models that also predict at masks (WeDLM, I-DLM). Each returns an
+`Example`; with `shift=1` row p - 1 predicts position p, as in Dream.
 
 Shapes: B rows of a batch, L positions of a row, N scored positions, J blocks, V vocabulary.
 """
@@ -24,6 +25,7 @@ NEVER = -1e4
 WINDOWS = torch.tensor([1, 2, 4, 8, 16, 32])
 WIDE_WINDOWS = torch.tensor([8, 16, 32])
 BLOCK_KINDS = torch.tensor([0, 0, 1, 1, 2])  # masked at random, after a cut, content tokens first
+NEXT_TOKEN = 0.5  # weight of a clean copy's next tokens, beside 1 of the masks
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,16 @@ def _finish(
 
 def causal(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int) -> Example:
     """Next-token prediction of the answer and four EOS, and of the tokens that drills ask for."""
+    bias = causal_mask(batch.ids_BL.shape[1])
+    return _finish(batch, batch.ids_BL, _spoken(batch), shift, bias)
+
+
+def _spoken(batch: Batch) -> Tensor:
+    """Weights of the answer and four EOS, and of the tokens that drills ask for; 1 a row."""
     offset_BL, answer_BL = _grid(batch)
     span_B = batch.total_B - batch.prompt_B + 4
     scored_BL = answer_BL & (offset_BL < span_B[:, None]) & ~batch.drill_B[:, None]
-    scored_BL = (scored_BL | batch.asked_BL).float()
-    bias = causal_mask(batch.ids_BL.shape[1])
-    return _finish(batch, batch.ids_BL, _per_row_mean(scored_BL), shift, bias)
+    return _per_row_mean((scored_BL | batch.asked_BL).float())
 
 
 def _per_row_mean(scored_BL: Tensor) -> Tensor:
@@ -235,22 +241,36 @@ def blocks(
     tokens. The loss is the mean over a block's masked positions, in which each EOS after the
     first counts `padding` instead of 1, then over the blocks up to the second EOS.
     """
+    place_L = torch.arange(batch.ids_BL.shape[1])
+    noised_BL, weights_BL = _noised_blocks(batch, vocabulary, rng, place_L, size, padding)
+    return _twins(batch, vocabulary, noised_BL, weights_BL, size, shift)
+
+
+def _noised_blocks(
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, place_L: Tensor, size: int,
+    padding: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Masked positions and their weights, in the blocks of `place_L`, the place on their grid."""
     count, length = batch.ids_BL.shape
-    answer_BL = _grid(batch)[1]
-    number = -(-length // size)
-    block_L = torch.arange(length) // size
-    near_BL = answer_BL & (block_L[None] <= ((batch.total_B + 1) // size)[:, None])
+    block_L = place_L // size
+    number = int(block_L[-1]) + 1
+    near_BL = _near(batch, place_L, size)
     kind_BL = _choose(rng, BLOCK_KINDS, count * number).view(count, number)[:, block_L]
     even_BL = (1 / size + (1 - 1 / size) * _uniform(rng, count, number))[:, block_L]
     cut_BL = torch.randint(size, (count, number), generator=rng)[:, block_L]
-    behind_BL = (torch.arange(length) % size)[None] >= cut_BL
+    behind_BL = (place_L % size)[None] >= cut_BL
     hard_BL = torch.where(vocabulary.hard_V[batch.ids_BL], 0.5 + 0.5 * even_BL, 0.5 * even_BL)
     ratio_BL = torch.where(kind_BL == 2, hard_BL, even_BL)
     noised_BL = torch.where(kind_BL == 1, behind_BL, _uniform(rng, count, length) < ratio_BL)
     noised_BL = noised_BL & near_BL
     weights_BL = _per_block_mean(noised_BL * _counts(batch, padding), block_L, padding)
-    noised_BL, weights_BL = _drill_states(batch, rng, noised_BL, weights_BL)
-    return _twins(batch, vocabulary, noised_BL, weights_BL, size, shift)
+    return _drill_states(batch, rng, noised_BL, weights_BL)
+
+
+def _near(batch: Batch, place_L: Tensor, size: int) -> Tensor:
+    """Positions of the answer in the blocks up to that of the second EOS."""
+    last_B = batch.total_B + 1 + place_L[0]
+    return _grid(batch)[1] & (place_L[None] // size <= (last_B // size)[:, None])
 
 
 def _per_block_mean(counted_BL: Tensor, block_L: Tensor, least: float) -> Tensor:
@@ -322,6 +342,83 @@ def complementary(
     weights_BL = _per_block_mean(scored_BL * _counts(batch, padding), block_L, padding)
     noised_BL, weights_BL = _drill_states(batch, rng, part_BL | behind_BL.repeat(2, 1), weights_BL)
     return _twins(batch, vocabulary, noised_BL, weights_BL, size, shift)
+
+
+def feed_order(
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, size: int,
+    padding: float = 1.0,
+) -> Example:  # fmt: skip
+    """Windows whose masks are fed last (WeDLM, 2512.22737), and drafts of a block (2607.05722).
+
+    Windows of `size` begin at a place drawn for each batch. In half of the rows they are masked as
+    in `blocks`, and a row of the noised copy sees those of its window that are fed before it: what
+    is clean by position, then the masks. In the others a window's first token is clean, the rest
+    are masks, and all see one another. Either sees the clean copy of the windows before. The clean
+    copy is causal and predicts next tokens, whatever `shift`.
+    """
+    count, length = batch.ids_BL.shape
+    place_L = torch.arange(length) + torch.randint(size, (1,), generator=rng)
+    window_L = place_L // size
+    noised_BL, weights_BL = _noised_blocks(batch, vocabulary, rng, place_L, size, padding)
+    draft_B = (_uniform(rng, count) < 0.5) & ~batch.drill_B
+    anchored_BL = place_L % size <= torch.arange(length) - batch.prompt_B[:, None] + 1
+    drafts_BL = _near(batch, place_L, size) & anchored_BL & (place_L % size > 0)
+    of_drafts_BL = _per_block_mean(drafts_BL * _counts(batch, padding), window_L, padding)
+    noised_BL = torch.where(draft_B[:, None], drafts_BL, noised_BL)
+    weights_BL = torch.where(draft_B[:, None], of_drafts_BL, weights_BL)
+    fed_BL = torch.arange(length) + length * noised_BL
+    seen_BLL = (fed_BL[:, None] <= fed_BL[:, :, None]) | draft_B[:, None, None]
+    seen_BLL = seen_BLL & (window_L[:, None] == window_L)
+    return _beside_clean(batch, vocabulary, noised_BL, weights_BL, shift, seen_BLL, window_L)
+
+
+def strides(
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, size: int,
+    padding: float = 1.0,
+) -> Example:  # fmt: skip
+    """Runs of `size` masks under causal attention, with shifted logits (I-DLM, 2604.11035).
+
+    The noised copy of an answer is masks alone, in runs that begin at a place drawn for each batch;
+    a mask sees the clean copy before its run and the masks of the run before it, and predicts the
+    position behind it. The clean copy is causal and predicts next tokens.
+    """
+    length = batch.ids_BL.shape[1]
+    place_L = torch.arange(length) + torch.randint(size, (1,), generator=rng)
+    offset_BL, answer_BL = _grid(batch)
+    told_BL = (offset_BL > 0) & (offset_BL <= (batch.total_B - batch.prompt_B + 1)[:, None])
+    told_BL = (told_BL & ~batch.drill_B[:, None]) | batch.asked_BL
+    weights_BL = _per_row_mean(told_BL * _counts(batch, padding))
+    run_L = place_L // size
+    seen_BLL = (run_L[:, None] == run_L) & (place_L <= place_L[:, None])
+    return _beside_clean(batch, vocabulary, answer_BL, weights_BL, shift, seen_BLL[None], run_L)
+
+
+def _beside_clean(
+    batch: Batch, vocabulary: Vocabulary, noised_BL: Tensor, weights_BL: Tensor, shift: int,
+    seen_BLL: Tensor, window_L: Tensor,
+) -> Example:  # fmt: skip
+    """The example of a noised copy and a causal clean one, which predicts next tokens.
+
+    `seen_BLL`: what noised rows see of their own window; of the clean copy they see the windows
+    before it.
+    """
+    count, length = noised_BL.shape
+    inputs_BL = batch.ids_BL.masked_fill(noised_BL, vocabulary.mask_id)
+    next_BL = NEXT_TOKEN * _spoken(batch)
+    next_BL[:, 0] = 0
+    masks, nexts = (w.reshape(-1).nonzero()[:, 0] for w in (weights_BL, next_BL))
+    rows_N = torch.cat(
+        [2 * masks - masks % length - shift, 2 * nexts - nexts % length + length - 1]
+    )
+    weights_N = torch.cat([weights_BL.reshape(-1)[masks], next_BL.reshape(-1)[nexts]]) / count
+    targets_N = batch.ids_BL.reshape(-1)[torch.cat([masks, nexts])]
+    before_BLL = (window_L[:, None] > window_L).expand_as(seen_BLL)
+    causal_BLL = torch.ones(length, length, dtype=torch.bool).tril().expand_as(seen_BLL)
+    noised_rows = torch.cat([seen_BLL, before_BLL], 2)
+    clean_rows = torch.cat([torch.zeros_like(seen_BLL), causal_BLL], 2)
+    bias = torch.where(torch.cat([noised_rows, clean_rows], 1), 0.0, NEVER)[:, None]
+    both_BL, twice_L = torch.cat([inputs_BL, batch.ids_BL], 1), torch.arange(length).repeat(2)
+    return Example(both_BL, rows_N, targets_N, weights_N, bias, twice_L)
 
 
 def twin_mask(length: int, size: int) -> Tensor:

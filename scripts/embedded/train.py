@@ -42,6 +42,14 @@ LORA_TARGETS = ("q", "k", "v", "o")
 PROBE_ROWS = 256  # texts of a task whose content tokens are predicted during training
 PROBE_SEED = 99
 LOG_EVERY = 200  # steps
+TOKEN_CAUSAL = ("causal", "feed_order", "strides")  # objectives in which text sees its past alone
+IN_BLOCKS: dict[str, Callable[..., objectives.Example]] = {
+    "blocks": objectives.blocks,
+    "edits": objectives.blocks,
+    "complementary": objectives.complementary,
+    "feed_order": objectives.feed_order,
+    "strides": objectives.strides,
+}
 COUNTED = ("phase", "step", "log", "seconds")  # fields of a training in its state file
 
 
@@ -263,10 +271,9 @@ def make_example(training: ModelTraining, phase: Phase, rng: torch.Generator) ->
         "causal": objectives.causal,
         "masked": partial(objectives.masked, shares=phase.states, padding=phase.padding),
         "rising": objectives.rising,
-        "blocks": partial(objectives.blocks, size=phase.block, padding=phase.padding),
-        "edits": partial(objectives.blocks, size=phase.block, padding=phase.padding),
-        "complementary": partial(objectives.complementary, size=phase.block, padding=phase.padding),
     }
+    for name, function in IN_BLOCKS.items():
+        functions[name] = partial(function, size=phase.block, padding=phase.padding)
     return functions[phase.objective](batch, training.vocabulary, rng, shift)
 
 
@@ -393,7 +400,7 @@ def probe(training: ModelTraining, phase: Phase, trained: network.Weights, task:
     position_L = torch.arange(batch.ids_BL.shape[1])
     hidden_BL = (position_L[None] >= chosen_B[:, None]) & answer_BL
     inputs_BL = batch.ids_BL.masked_fill(hidden_BL, training.vocabulary.mask_id)
-    size = 1 if phase.objective == "causal" else phase.block
+    size = 1 if phase.objective in TOKEN_CAUSAL else phase.block
     bias = objectives.causal_mask(len(position_L), size) if size else None
     weights = effective_weights(training, trained)
     rope = network.rotary(training.sizes, position_L)

@@ -16,6 +16,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.caches import BlockCache
 from dllm_bench.methods.common import Best, Blocks, Confidence, Eos, NegEntropy, Threshold
 from dllm_bench.methods.wedlm import FeedOrder, NearEntropy, Sliding, Tempered, seen_in_feed_order
 from tests.helpers import VOCAB, Watched, tiny_denoiser
@@ -66,6 +67,12 @@ def test_it_is_greedy_decoding_from_left_to_right(model: Any, decoder: MaskedDec
     assert found == texts(model, ONE_BY_ONE)
     assert all(born == tuple(range(20)) for _, born in found)
     assert found != texts(model, DECODER), "else the law says nothing"
+
+
+def test_whatever_its_blocks_the_attention_is_causal() -> None:
+    plain = replace(BLOCKS, cache=BlockCache())
+    forms = [one.summary().attention for one in (DECODER, BLOCKS, plain)]
+    assert forms == ["feed_order", "feed_order", "block_causal"]
 
 
 @pytest.mark.parametrize("decoder", [DECODER, BLOCKS], ids=["window", "blocks"])

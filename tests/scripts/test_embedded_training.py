@@ -231,6 +231,88 @@ def test_complementary_rows_mask_each_scored_position_once() -> None:
     assert len(once) == len(set(once)) and {row // count for row, _ in asked} == {0, 1}
 
 
+def test_masks_are_fed_last_as_in_decoding() -> None:
+    """A row of a window alone, its rows in the order in which WeDLM feeds them."""
+    batch, (weights, sizes), size = _batch(), _random("wedlm"), 16
+    example = objectives.feed_order(batch, _vocabulary(), torch.Generator().manual_seed(1), 0, size)
+    assert example.bias is not None and example.positions_L is not None
+    length = batch.ids_BL.shape[1]
+    states_BLD = _twin_states(weights, sizes, example)
+    masked_BL = example.inputs_BL[:, :length] == _vocabulary().mask_id
+    seen_BLL = example.bias[:, 0, :length, :length] == 0
+    mixed, drafts = 0, 0
+    for row, at in {(int(n) // (2 * length), int(n) % (2 * length)) for n in example.rows_N}:
+        if at >= length:
+            continue
+        window = [p for p in range(length) if seen_BLL[row, at, p] or seen_BLL[row, p, at]]
+        masks = [p for p in window if masked_BL[row, p]]
+        clean = [p for p in window if not masked_BL[row, p]]
+        is_draft = bool(seen_BLL[row, window][:, window].all())
+        if is_draft and len(masks) > 1:  # a token, then masks
+            assert (clean, len(window)) == ([window[0]], len(window)) and window[0] < masks[0]
+        drafts += is_draft and len(masks) > 1
+        mixed += not is_draft and bool(clean) and max(clean) > at
+        order = [*range(window[0]), *clean, *masks]
+        both = torch.cat([batch.ids_BL[row], example.inputs_BL[row, :length]])
+        fed = torch.tensor([p + length * (p >= window[0]) for p in order])
+        mask = objectives.causal_mask(len(order))
+        if is_draft:
+            mask[window[0] :, window[0] :] = 0.0
+        rope = network.rotary(sizes, torch.tensor(order))
+        alone_BLD = network.hidden_states(weights, sizes, both[fed][None], rope, mask)
+        assert torch.allclose(states_BLD[row, at], alone_BLD[0, order.index(at)], atol=TOLERANCE)
+    assert mixed > 3 and drafts > 3
+
+
+def _twin_states(
+    weights: network.Weights, sizes: network.NetworkSizes, example: objectives.Example
+) -> torch.Tensor:
+    assert example.positions_L is not None
+    rope = network.rotary(sizes, example.positions_L)
+    return network.hidden_states(weights, sizes, example.inputs_BL, rope, example.bias)
+
+
+def test_a_mask_of_a_stride_predicts_the_position_behind_it() -> None:
+    """From the clean text before its run and the masks of the run up to itself."""
+    batch, (weights, sizes), run = _batch(), _random("qwen3"), 3
+    vocabulary = _vocabulary()
+    example = objectives.strides(batch, vocabulary, torch.Generator().manual_seed(1), 1, run)
+    assert example.bias is not None
+    length = batch.ids_BL.shape[1]
+    states_BLD = _twin_states(weights, sizes, example)
+    behind = set()
+    for flat, target in zip(example.rows_N.tolist(), example.targets_N.tolist(), strict=True):
+        row, at = flat // (2 * length), flat % (2 * length)
+        assert target == batch.ids_BL[row, at % length + 1]
+        if at >= length:
+            continue
+        own_L = example.bias[0, 0, at, :length] == 0
+        start = int(own_L.nonzero()[0])
+        run_of = example.inputs_BL[row, start : at + 1].tolist()
+        assert len(run_of) <= run and run_of[-1] == vocabulary.mask_id
+        behind.add(run_of.count(vocabulary.mask_id))
+        text = [*batch.ids_BL[row, :start].tolist(), *run_of]
+        rope = network.rotary(sizes, torch.arange(len(text)))
+        mask = objectives.causal_mask(len(text))
+        alone_BLD = network.hidden_states(weights, sizes, torch.tensor([text]), rope, mask)
+        assert torch.allclose(states_BLD[row, at], alone_BLD[0, -1], atol=TOLERANCE)
+    assert behind == {1, 2, 3}
+
+
+@pytest.mark.parametrize(("name", "shift"), [("feed_order", 0), ("strides", 1)])
+def test_the_clean_copy_predicts_the_next_token_of_the_answer(name: str, shift: int) -> None:
+    batch, rng = _batch(), torch.Generator().manual_seed(1)
+    example = getattr(objectives, name)(batch, _vocabulary(), rng, shift, 4)
+    length = batch.ids_BL.shape[1]
+    clean_N = example.rows_N % (2 * length) >= length
+    plain = objectives.causal(batch, _vocabulary(), rng, 1)
+    rows_N = example.rows_N[clean_N] // (2 * length) * length + example.rows_N[clean_N] % length
+    assert rows_N.tolist() == plain.rows_N.tolist()
+    assert example.targets_N[clean_N].tolist() == plain.targets_N.tolist()
+    assert torch.allclose(example.weights_N[clean_N], plain.weights_N * objectives.NEXT_TOKEN)
+    assert example.weights_N[~clean_N].sum().item() == pytest.approx(1.0)
+
+
 def test_dropped_norms_keep_the_size_of_a_head() -> None:
     weights, source = _random("qwen3")
     target = network.sizes_of_layout("fast_dllm_v2", source.vocab_size)
@@ -331,6 +413,8 @@ def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float
             "tiny-sdar",
             "tiny-llada-long",
             "tiny-llada-moe-free",
+            "tiny-wedlm",
+            "tiny-idlm",
         ],
     ),
 )

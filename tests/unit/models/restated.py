@@ -242,5 +242,7 @@ FORWARDS: dict[str, Callable[..., Tensor]] = {
     "sdar_moe": softmax_moe,
     "nemotron_labs_diffusion": nemotron,
     "llada2_moe": llada2,
-    **dict.fromkeys(("dream", "fast_dllm_qwen", "sdar", "qwen2", "qwen3", "llama"), standard),
+    **dict.fromkeys(
+        ("dream", "fast_dllm_qwen", "sdar", "wedlm", "qwen2", "qwen3", "llama"), standard
+    ),
 }

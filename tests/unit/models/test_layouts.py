@@ -6,15 +6,19 @@ Also: the published names, written out; cached forwards; rotary embeddings in ol
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
+from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.models.adapters import ADAPTERS
-from dllm_bench.models.load import load_model
+from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
+from dllm_bench.registry import instantiate
 from tests.helpers import CONFIGS, load_denoiser, shard, tiny_checkpoint
 from tests.unit.models.forms import (
     BLOCK,
@@ -30,6 +34,8 @@ from tests.unit.models.forms import (
     step,
 )
 from tests.unit.models.restated import restated
+
+NEW = 12
 
 
 @pytest.mark.parametrize("layout", CONFIGS)
@@ -87,6 +93,13 @@ NAMES = {  # a layer's tensors as published, and those outside of the layers
         "mlp.down_proj",
         "model.embed_tokens model.norm lm_head",
     ),
+    "wedlm": (
+        "model.layers.1.",
+        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
+        "self_attn.q_norm self_attn.k_norm post_attention_layernorm mlp.gate_proj mlp.up_proj "
+        "mlp.down_proj",
+        "model.embed_tokens model.norm lm_head",
+    ),
     "nemotron_diffusion": (
         "encoder.layers.1.",
         "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
@@ -131,6 +144,51 @@ def test_tiny_checkpoints_have_the_published_names(layout: str, tmp_path: Path) 
     assert {name for name in found if name.startswith(prefix)} == expected
     layer = prefix.removesuffix("1.")
     assert {n for n in found if not n.startswith(layer)} == {f"{n}.weight" for n in outside.split()}
+
+
+AUTOREGRESSIVE = ("model.attention_form=causal", "model.block=null", "model.shifted=true")
+SETTINGS = [  # yaml of a model, the layout of its weights, and its own decoder
+    ("wedlm-8b", "wedlm", ["decoder=wedlm"]),
+    ("wedlm-8b-instruct", "wedlm", ["decoder=wedlm_blocks"]),
+    ("i-dlm-8b", "sdar", ["decoder=idlm"]),
+    ("nemotron-labs-diffusion-8b", "nemotron_diffusion", ["decoder=nemotron", *AUTOREGRESSIVE]),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "settings"), SETTINGS)
+def test_weights_of_2026_are_decoded_by_the_settings_of_their_yaml(
+    name: str, layout: str, settings: list[str], tmp_path: Path
+) -> None:
+    """Without a warning; those that verify give the text of one token per forward."""
+    path = str(tiny_checkpoint(layout, tmp_path, seed=7))
+    config = compose([f"model={name}", *settings])
+    own = {"path": path, "chat": False, "mask_token": None, "dtype": "float32", "device": "cpu"}
+    loaded = load_model(ModelSpec(**{**config["model"], **own}))
+    text = decoded(loaded, settings)
+    assert len(text.ids) == NEW
+    if loaded.attention_form == "causal":
+        assert text.ids == decoded(loaded, ["decoder=ar_speculative"]).ids
+    else:
+        summary = made(settings).summary()
+        assert loaded.attention_warning(str(summary.attention), summary.block or 0) is None
+        assert loaded.attention_warning("block_causal", 16)
+
+
+def made(settings: list[str]) -> Any:
+    plain = compose(settings)["decoder"]
+    return instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+
+
+def decoded(loaded: LoadedModel, settings: list[str]) -> Generation:
+    request = Request("settings", tuple(canvas()[0].tolist()), NEW)
+    generation: Generation = made(settings).generate(loaded.denoiser, request)
+    return generation
+
+
+def test_wedlm_of_another_base_is_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("wedlm", tmp_path, seed=7, qk_norm=False)
+    with pytest.raises(DllmBenchError, match="qk_norm=False, which the wedlm adapter"):
+        load_denoiser(folder)
 
 
 @pytest.mark.parametrize("layout", CONFIGS)
