@@ -422,7 +422,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-wedlm",
             "wedlm",
-            (Phase("feed_order", 900, 450, 2e-3, FREE, lengths=FREE_ROWS, block=16, padding=0.1),),
+            (Phase("feed_order", 680, 300, 2e-3, FREE, lengths=FREE_ROWS, block=16, padding=0.1),),
             start="tiny-qwen3",
             seed=61,
             pool_size=60_000,
@@ -431,7 +431,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-idlm",
             "qwen3",
-            (Phase("strides", 1000, 450, 2e-3, FREE, lengths=FREE_ROWS, block=3, padding=0.1),),
+            (Phase("strides", 447, 0, 2e-3, FREE, lengths=FREE_ROWS, block=3, padding=0.1),),
             start="tiny-qwen3",
             seed=62,
             pool_size=60_000,
