@@ -422,7 +422,12 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-wedlm",
             "wedlm",
-            (Phase("feed_order", 680, 300, 2e-3, FREE, lengths=FREE_ROWS, block=16, padding=0.1),),
+            (
+                Phase("feed_order", 680, 300, 2e-3, FREE, lengths=FREE_ROWS, block=16, padding=0.1),
+                Phase(
+                    "feed_order", 2400, 1200, 2e-3, FREE, lengths=FREE_ROWS, block=16, padding=0.1
+                ),
+            ),
             start="tiny-qwen3",
             seed=61,
             pool_size=60_000,
