@@ -61,8 +61,8 @@ LOSSLESS = {
     "guided": replace(BASE, cache=NoCache(), guidance=0.5),
 }
 CONFIGURED = ("ssd", "freedave", "freedave_dream")
-MASKLESS = ("tiny-qwen3", "tiny-idlm", "tiny-diffusion-gemma")
-EMBEDDED = [n for n in options("model") if n.startswith("tiny-") and n not in MASKLESS]
+UNFIT = ("tiny-qwen3", "tiny-idlm", "tiny-diffusion-gemma", "tiny-wedlm")  # no masks, blocks of 1
+EMBEDDED = [n for n in options("model") if n.startswith("tiny-") and n not in UNFIT]
 ASKED = [replace(r, prompt_ids=tuple(20 + x for x in r.prompt_ids)) for r in REQUESTS]
 
 
