@@ -100,13 +100,13 @@ def write_archive(archive: Path, files: Mapping[str, bytes]) -> None:
 
 def add(results: Path, reference: Path, tables: Sequence[str]) -> int:
     """Add the sealed records of `results` to a reference and write these of its tables anew;
-    returns the number of records that are new."""
+    returns the number of records that are new; a run that was made again replaces the former."""
     archive = reference / "runs.tar.xz"
     with tarfile.open(archive) as packed:
         members = ((member.name, packed.extractfile(member)) for member in packed)
         files = {name: content.read() for name, content in members if content}
     records = {r.relative_to(results).as_posix(): r.read_bytes() for r in results.glob(RECORDS)}
-    write_archive(archive, records | files)
+    write_archive(archive, files | records)
     ship_index(reference / "runs")
     for table in tables:
         if main(["table", table, "--results", str(reference)]):
@@ -114,7 +114,7 @@ def add(results: Path, reference: Path, tables: Sequence[str]) -> int:
         for other in (reference / "tables").glob(f"{table}.*"):
             if other.suffix not in (".md", ".json"):
                 other.unlink()
-    return len(records.keys() - files.keys())
+    return sum(files.get(name) != content for name, content in records.items())
 
 
 def ship_index(runs: Path) -> None:

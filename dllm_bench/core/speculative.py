@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dllm_bench.core.decoder import Piece
 from dllm_bench.core.denoiser import AddedRows, Denoiser, KVCache
+from dllm_bench.core.trace import ForwardKind
 
 GREEDY = 1e-5
 """Below this temperature the most probable token is taken."""
@@ -152,6 +153,8 @@ class Proposal:
     it."""
     calls: int = 0
     """Calls of the drafter's network."""
+    kind: ForwardKind = ForwardKind.DRAFT
+    """`SELF_DRAFT` if that network is the target's."""
     fed: int = 0
     """Positions these calls fed."""
     cached: int = 0

@@ -45,6 +45,7 @@ class ForwardKind(StrEnum):
     REFRESH = "refresh"  # feeds cached positions again to renew their K/V
     DENOISE = "denoise"
     DRAFT = "draft"  # the network of a drafter
+    SELF_DRAFT = "self_draft"  # the model drafts for itself; unlike `DRAFT`, a forward of the model
     HEAD = "head"  # the sequential head of a block drafter, which draws token after token
     VERIFY = "verify"  # the target judges draft tokens
 

@@ -388,7 +388,7 @@ class _ActiveRequest:
             return
         has_head = len(self.clock.marks) - 1 > len(self.forwards)
         self.clock.mark()
-        row = Forward(ForwardKind.DRAFT, 1, proposal.fed, proposal.cached, calls=proposal.calls)
+        row = Forward(proposal.kind, 1, proposal.fed, proposal.cached, calls=proposal.calls)
         head = Forward(ForwardKind.HEAD, 1, 0, 0, calls=len(proposal))
         self.forwards += [row, head] if has_head else [row]
 

@@ -45,7 +45,7 @@ class BidirectionalDraft(Draft):
         # The row that predicts p in autoregression is that of the slot at p - 1.
         first = anchor + (1 if self.shifted else 2)
         feed, rows = (anchor, anchor + 1 + self.tokens), (first, first + self.tokens)
-        plan = ForwardPlan(ForwardKind.DRAFT, feed, rows, store=(anchor, anchor))
+        plan = ForwardPlan(ForwardKind.SELF_DRAFT, feed, rows, store=(anchor, anchor))
         logits_1DV = model.forward(canvas_1L, plan, kv)
         drafts_D, laws_DV = sampler.sample(logits_1DV[0])
-        return Proposal(drafts_D, laws_DV, calls=1, fed=plan.fed, cached=anchor)
+        return Proposal(drafts_D, laws_DV, calls=1, kind=plan.kind, fed=plan.fed, cached=anchor)

@@ -70,6 +70,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 LOOP = {
     ForwardKind.PREFILL,
     ForwardKind.DRAFT,
+    ForwardKind.SELF_DRAFT,
     ForwardKind.HEAD,
     ForwardKind.VERIFY,
 }
@@ -86,8 +87,9 @@ def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -
         return {}
     verified = [(index, row) for index, row in enumerate(rows) if row.kind == ForwardKind.VERIFY]
     spent = {kind: sum(row.ms for row in rows if row.kind == kind) / 1000 for kind in LOOP}
+    spent[ForwardKind.DRAFT] += spent.pop(ForwardKind.SELF_DRAFT)
     timed = any(spent.values())
-    columns: dict[str, Any] = {f"{kind}_s": spent[kind] for kind in LOOP if timed}
+    columns: dict[str, Any] = {f"{kind}_s": seconds for kind, seconds in spent.items() if timed}
     columns["rounds"] = _stored_rounds(trace, born)
     if all(row.survival for _, row in verified):
         columns["survival"] = [list(row.survival) for _, row in verified]

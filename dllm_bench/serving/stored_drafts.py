@@ -70,8 +70,11 @@ class StoredDrafts:
         texts = tuple(filter(None, (drafts_of_text(*sample) for sample in kept)))
         rows = [row for trace, _, _ in kept for row in trace.forwards]
         ms = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in ForwardKind}
-        steps = (ms[ForwardKind.DRAFT] + ms[ForwardKind.HEAD]) / (ms[ForwardKind.VERIFY] or 1.0)
-        calls = [row for row in rows if row.kind == ForwardKind.DRAFT]
+        drafts = (ForwardKind.DRAFT, ForwardKind.SELF_DRAFT)
+        steps = sum(ms[kind] for kind in (*drafts, ForwardKind.HEAD)) / (
+            ms[ForwardKind.VERIFY] or 1
+        )
+        calls = [row for row in rows if row.kind in drafts]
         return cls(texts, steps, _width(calls), sum(row.calls for row in calls) / (len(calls) or 1))
 
     def halves(self) -> tuple[StoredDrafts, StoredDrafts]:

@@ -18,6 +18,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.idlm import StridedDraft
 from dllm_bench.methods.nemotron import BidirectionalDraft
+from dllm_bench.metrics.sample_stats import count_sample
 from tests.helpers import VOCAB, Watched, tiny_denoiser
 from tests.speculative import Chain
 
@@ -69,11 +70,14 @@ def test_a_stride_never_takes_more_forwards_than_tokens() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_block_that_is_right_is_committed_with_the_targets_own_token(tokens: int) -> None:
-    found = decode(counting(at_mask=1), BidirectionalDraft(tokens))
+    model = counting(at_mask=1)
+    found = decode(model, BidirectionalDraft(tokens))
     assert set(found.ids) == {1}
     kinds = [row.kind for row in found.trace.forwards]
-    assert kinds[:3] == [ForwardKind.PREFILL, ForwardKind.DRAFT, ForwardKind.VERIFY]
+    assert kinds[:3] == [ForwardKind.PREFILL, ForwardKind.SELF_DRAFT, ForwardKind.VERIFY]
     assert set(committed(found)[2::2]) == {tokens + 1}
+    counts = count_sample(found, model.special)
+    assert counts["forwards"] == len(kinds), "a draft of the model's own counts as a forward"
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -87,7 +91,7 @@ def test_a_block_sees_itself_and_the_causal_text_before_it(shifted: bool) -> Non
     draft = BidirectionalDraft(tokens, shifted)
     found = SpeculativeDecoder(draft).generate(watched, Request("self", (5, 9, 2, 7), NEW))
     rows = [row for row in found.trace.forwards if row.kind == ForwardKind.VERIFY]
-    feeds = [plan.feed for plan in watched.plans if plan.kind == ForwardKind.DRAFT]
+    feeds = [plan.feed for plan in watched.plans if plan.kind == ForwardKind.SELF_DRAFT]
     assert len(rows) == len(feeds) > 3
     text = [5, 9, 2, 7, *found.ids]
     for row, (anchor, _) in zip(rows, feeds, strict=True):
@@ -104,7 +108,7 @@ def whole_forward(model: Any, text: list[int], tokens: int, shifted: bool) -> Te
     nothing_E = torch.empty(0, dtype=torch.long)
     first = len(text) + (not shifted)
     plan = ForwardPlan(
-        ForwardKind.DRAFT,
+        ForwardKind.SELF_DRAFT,
         feed=(0, length),
         rows=(first, first + tokens),
         store=(0, 0),

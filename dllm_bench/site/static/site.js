@@ -334,7 +334,7 @@ class Viewer {
     const { drafted, proposed, accepted, survival } = this.sample.steps;
     if (!drafted || i < 0) return [];
     const made = i; // a draft is shown from its own forward on, with verdicts after the verification
-    if (["draft", "head"].includes(this.sample.steps.kind[i])) {
+    if (["draft", "self_draft", "head"].includes(this.sample.steps.kind[i])) {
       while (i < this.forwards - 1 && this.sample.steps.kind[i] !== "verify") i += 1;
     }
     const kind = (k) => (i > made ? "pending"
