@@ -23,6 +23,7 @@ experts, quantised and compiled models, unmerged adapters, and reading only a sh
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,7 @@ from dllm_bench.core.contracts import Scores, WorkerGroup
 from dllm_bench.core.decoder import Condition, Decoder, DecoderSummary, needing
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.request import Generation, Option, Request
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import selected
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -225,6 +226,8 @@ BRANCH, TENSOR = "branch", "tensor"
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 IDLE = timedelta(days=7)  # time limit of the channel: processes may wait long for the next request
 OVER, PREPARE, GENERATE = range(3)
+ANNOUNCED = "prompt_ids max_new_tokens seed reference pinned options".split()
+"""Fields of a request that the other processes get."""
 
 
 @dataclass(frozen=True)
@@ -320,18 +323,21 @@ class RankGroup:
 
 def encoded(request: Request) -> list[int]:
     """Return a request as numbers, without its id and text, which decoding does not need."""
-    reference = request.reference
-    known = -1 if reference is None else len(reference)
-    head = [request.max_new_tokens, request.seed, known]
-    return [*head, *(reference or ()), *request.prompt_ids]
+    return list(json.dumps([getattr(request, name) for name in ANNOUNCED]).encode())
 
 
 def decoded(numbers: list[int]) -> Request:
     """Inverse of `encoded`."""
-    new, seed, known, *ids = numbers
-    reference = None if known < 0 else tuple(ids[:known])
-    prompt = tuple(ids[max(known, 0) :])
-    return Request("announced", prompt, new, seed=seed, reference=reference)
+    prompt, new, seed, reference, pinned, options = json.loads(bytes(numbers))
+    return Request(
+        "announced",
+        tuple(prompt),
+        new,
+        seed=seed,
+        reference=None if reference is None else tuple(reference),
+        pinned=tuple(map(tuple, pinned)),
+        options=tuple(Option(*map(tuple, one)) for one in options),
+    )
 
 
 @dataclass(frozen=True)

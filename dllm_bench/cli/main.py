@@ -14,6 +14,7 @@ names a folder of further configuration files.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,6 +125,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        show_error(
+            f"dllm-bench: no space is left to write{where}. What was finished is stored; free some "
+            "space, or name another folder with --results, and run the same command again."
+        )
+        return 2
 
 
 def choices_lines() -> Iterator[str]:

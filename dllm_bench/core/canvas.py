@@ -37,8 +37,6 @@ class CanvasModel(Denoiser, Protocol):
 class CanvasScores:
     """The result of a forward over a canvas, at the temperature of its step."""
 
-    logits_CV: Tensor
-    """Logits divided by the temperature, float32."""
     drawn_C: Tensor
     """A token drawn at every position."""
     top_C: Tensor

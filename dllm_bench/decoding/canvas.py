@@ -96,7 +96,7 @@ class CanvasDecoder(ComposedDecoder):
             read = read_logits(logits_1CV, entropy=True)
             assert read.neg_entropy_KW is not None
             top_C, entropy_C = read.ids_KW[0], -read.neg_entropy_KW[0]
-            scores = CanvasScores(logits_1CV[0], drawn_C1[:, 0], top_C, entropy_C)
+            scores = CanvasScores(drawn_C1[:, 0], top_C, entropy_C)
             noise_C, accepted_C = self.renoise(*size, numbers), self.accept(scores)
             canvas_C = torch.where(accepted_C, scores.drawn_C, noise_C)
             facts_2 = torch.stack([self.settle(before, scores), accepted_C.sum()])

@@ -6,11 +6,13 @@ Mostly called in this process for speed; what has to hold for the installed comm
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,6 +226,17 @@ def test_only_the_arguments_that_are_required_are_named_as_missing(capsys: Captu
         with pytest.raises(SystemExit):
             main(command.split())
         assert f"arguments are required: {missing}\n" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def full(words: list[str]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "results/table.md")
+
+    monkeypatch.setattr("dllm_bench.cli.main.command_named", lambda name: SimpleNamespace(run=full))
+    assert main(["run"]) == 2
+    assert "no space is left to write (results/table.md)" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_ends_the_print_of_defaults_in_silence(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.request import Generation, Option, Request
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache
@@ -130,7 +130,15 @@ def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, tmp_path)
         assert here == alone(decoders, "llada")
 
 
-@pytest.mark.parametrize("reference", [None, (), (7, 8)])
-def test_a_request_is_announced_in_numbers(reference) -> None:
-    request = replace(REQUEST, id="announced", reference=reference)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"reference": ()},
+        {"reference": (7, 8), "pinned": ((0, 5), (2, 9))},
+        {"options": (Option((1, 2), (3,)), Option((1,), (4, 5)))},
+    ],
+)
+def test_a_request_is_announced_in_numbers(fields) -> None:
+    request = replace(REQUEST, id="announced", **fields)
     assert decoded(encoded(request)) == request
