@@ -34,6 +34,7 @@ here = pytest.mark.skipif(
 )
 COUNTS = {  # metric -> (numerator, denominator) of one sample
     "tpf/committed": lambda c, i: (c["committed"][i], c["forwards"][i]),
+    "tpf/net": lambda c, i: (c["committed"][i], c["forwards"][i]),  # where nothing is masked again
     "tpf/lopa": lambda c, i: (c["allocated"][i], c["forwards"][i] + 1),
     "tpf/lopa_dist": lambda c, i: (c["committed"][i], c["forwards"][i] + 1),
     "tpf/lopa_coder": lambda c, i: (c["content"][i], c["forwards"][i]),
@@ -78,11 +79,14 @@ def trainings(one: Judgement) -> list[tuple[list[RunRecord], list[RunRecord]]]:
         return [(records(one.sides.ours), records(one.sides.theirs))]
     seeds = len(one.claim.trainings["training"].split())
     sides = []
-    for (first,) in (one.sides.ours.runs, one.sides.theirs.runs):
-        alike = [run for run in one.runs if plain(run.command) == plain(first.command)]
-        found = [run.record for run in sorted(alike, key=lambda run: seed_of(run.command))]
-        assert len(found) in (1, seeds), one.claim.name
-        sides.append([[record] for record in found] * (seeds if len(found) == 1 else 1))
+    for side in (one.sides.ours.runs, one.sides.theirs.runs):
+        by_benchmark = []
+        for first in side:
+            alike = [run for run in one.runs if plain(run.command) == plain(first.command)]
+            found = [run.record for run in sorted(alike, key=lambda run: seed_of(run.command))]
+            assert len(found) in (1, seeds), one.claim.name
+            by_benchmark.append(found * (seeds if len(found) == 1 else 1))
+        sides.append([list(records) for records in zip(*by_benchmark, strict=True)])
     return list(zip(*sides, strict=True))
 
 

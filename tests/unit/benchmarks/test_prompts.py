@@ -234,7 +234,12 @@ REFUSALS = [
     ),
     (
         LmEvalBenchmark(
-            name="m", task="mbpp", max_new_tokens=64, primary=COMPLETION, data_dir="absent"
+            name="m",
+            task="mbpp",
+            max_new_tokens=64,
+            primary=COMPLETION,
+            data_dir="absent",
+            allow_code_execution=True,
         ),
         "reads mbpp/mbpp.jsonl",
     ),
