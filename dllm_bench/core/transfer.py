@@ -1,6 +1,7 @@
 """Copy between host and device: to the device without waiting, back in one wait for all tensors.
 
-Also rows of several tensors at once.
+Also operations on tensors in which Python numbers would mean such a copy, and on the fields of a
+dataclass.
 """
 
 from __future__ import annotations

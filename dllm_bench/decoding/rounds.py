@@ -90,7 +90,7 @@ class WindowTracker:
 
 
 def in_parts(values: Sequence[int], parts: int) -> list[Sequence[int]]:
-    """The values cut into parts of equal length."""
+    """Cut values into parts of equal length."""
     size = len(values) // parts
     return [values[k * size : (k + 1) * size] for k in range(parts)]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.declared import Positive
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Context, Sampler
 from dllm_bench.core.transfer import constant, to_device
@@ -38,7 +38,7 @@ class DDTree(DFlash):
     """Whether blocks get shorter near the limit of a text, to `budget` and one more than the tokens
     left, as the released buffer has room for. Its slice of their logits begins with the anchor's
     slot, so that every marginal is read one slot late. The text is the same."""
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("verify", Condition.DRAFT_TREES)})
+    needs = needing({"verify": Condition.DRAFT_TREES})
 
     def __post_init__(self) -> None:
         super().__post_init__()

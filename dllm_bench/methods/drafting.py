@@ -22,13 +22,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.declared import Positive, Probability
-from dllm_bench.core.decoder import Condition, Conditions, Need
+from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import (
@@ -162,7 +162,7 @@ class RandomDraft(Draft):
 
     tokens: Positive
     """Draft tokens per round."""
-    gives: ClassVar[Conditions] = frozenset({Condition.DRAWS})
+    gives = frozenset({Condition.DRAWS})
 
     @property
     def longest(self) -> int:
@@ -378,7 +378,7 @@ class SurvivalThreshold(VerifyLength):
     temperatures: Temperatures = field(default_factory=Temperatures)
     """Calibration of the confidence head."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("draft", Condition.SURVIVAL_ESTIMATES)})
+    needs = needing({"draft": Condition.SURVIVAL_ESTIMATES})
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
         return [

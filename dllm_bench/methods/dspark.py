@@ -21,11 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import ClassVar
 
 import torch
 
-from dllm_bench.core.decoder import Condition, Conditions, Need
+from dllm_bench.core.decoder import Condition, Conditions, holding, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import (
     HeadState,
@@ -61,7 +60,7 @@ class DSpark(DFlash):
 
     @property
     def gives(self) -> Conditions:
-        return frozenset({Condition.SURVIVAL_ESTIMATES} if self.drafter.has_confidence_head else ())
+        return holding({Condition.SURVIVAL_ESTIMATES: self.drafter.has_confidence_head})
 
     def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
         network, context, hidden_NH, logits_NV = block
@@ -162,7 +161,7 @@ class HardwareAwareLength(VerifyLength):
     temperatures: Temperatures = field(default_factory=Temperatures)
     """Calibration of the confidence head."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("draft", Condition.SURVIVAL_ESTIMATES)})
+    needs = needing({"draft": Condition.SURVIVAL_ESTIMATES})
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
         return early_stop(acceptance_probabilities(proposals, self.temperatures), self.profile)

@@ -103,7 +103,7 @@ def attention_mask(
 ) -> Tensor | None:
     """Return the additive mask, broadcastable to (1, 1, K * F, C + K * F); None where everything is
     seen."""
-    base = None if shape.sees_all else _structural(shape, dtype, device)
+    base = None if shape.sees_all else _shared_structure(shape, dtype, device)
     if visible_K is None:
         return base
     hidden = _hidden(shape, visible_K)
@@ -148,9 +148,9 @@ def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor |
     return mask_FX.masked_fill(hidden_FX, -torch.inf)[None, None]
 
 
-def _structural(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`_structure`; of causal rows after all that is cached it is the end of a longer one's rows,
-    so that drafts of one length have one mask wherever they are verified.
+def _shared_structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return `_structure`; for causal rows after all that is cached, a view of a longer mask's last
+    columns, so that drafts of one length share one mask wherever they are verified.
     """
     start, stop = shape.feed
     longer = stop + -stop % CAUSAL_KEYS

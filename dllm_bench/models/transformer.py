@@ -361,7 +361,7 @@ class TransformerDenoiser(Denoiser):
         return self._rotated[1]
 
     def _new_rotations(self, hidden: Tensor, plan: ForwardPlan, times: int) -> dict[str, Rotation]:
-        """`_span_rotations` of another span than the last one: views of those of the first
+        """Return `_span_rotations` of a new span: views of the embeddings kept for the first
         positions, if a span is fed and a position's angle does not depend on the text's length.
         """
         rope_type = getattr(self._module.model.rotary_emb, "rope_type", "default")
