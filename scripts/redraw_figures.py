@@ -30,7 +30,7 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, names_of
-from dllm_bench.tables.plan import SharedRuns, plan
+from dllm_bench.tables.plan import plan_common, plans_of
 from dllm_bench.tables.spec import EMBEDDED
 from scripts.update_reference import REFERENCE
 
@@ -58,16 +58,14 @@ def redraw(names: Sequence[str], folder: Path) -> None:
     with tarfile.open(REFERENCE / "runs.tar.xz") as packed:
         packed.extractall(folder, filter="data")
     store, profile = Store(folder / "runs"), load_profile(EMBEDDED)
-    settings, shared = SettingsCache(folder, compose), SharedRuns()
+    settings = SettingsCache(folder, compose)
     for name in names:
         figure = load_figure(name)
-        planned = plan(
-            figure.table, profile, settings.compose, store, False, settings.resolve, shared
-        )
-        built = build_figure(figure, profile, planned, store) if not figure.calls else None
+        [planned] = plan_common(profile, plans_of([figure.table], settings, store))
+        built = None if figure.calls else build_figure(figure, *planned[1:], store)
         if built is None:
             points = frame_of_points([*measured_points(figure), *figure.reported])
-            built = BuiltFigure(figure, build(figure.table, profile, planned), points)
+            built = BuiltFigure(figure, build(*planned), points)
         for path in write(built, FIGURES):
             path.unlink() if path.suffix == ".png" else print(path)
 

@@ -31,7 +31,7 @@ from dllm_bench.store.store import RunState, Store, read_record
 from dllm_bench.tables.derive import measure_run
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, load_table, names_of, title_of
-from dllm_bench.tables.plan import plan_common
+from dllm_bench.tables.plan import plan_common, plans_of
 from dllm_bench.tables.spec import EMBEDDED
 from dllm_bench.tables.view import DISTURBED
 from scripts.embedded.card import measured
@@ -175,9 +175,10 @@ def stored_findings(judgements: Sequence[Judgement] | None = None) -> Findings:
     """The findings, from the committed records and what they say about the claims."""
     profile, store = load_profile(EMBEDDED), Store(REFERENCE / "runs")
     settings = SettingsCache(REFERENCE, compose)
-    given = (profile, settings.compose, store, settings.resolve)
-    needed = [load_table(name) for name in tables_needed()]
-    tables = {table.name: build(table, *plan_common(table, *given)) for table in needed}
+    tables = {}
+    for name in tables_needed():
+        [planned] = plan_common(profile, plans_of([load_table(name)], settings, store))
+        tables[name] = build(*planned)
     judgements = judgements or judge_stored(profile, store, settings)
     return Findings(judgements, tables, " --results results/reference")
 

@@ -26,7 +26,7 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import slug
 from dllm_bench.store.store import Store, read_record
 from dllm_bench.tables.load import load_profile, matching_names
-from dllm_bench.tables.plan import plan
+from dllm_bench.tables.plan import plan_common, plans_of
 from dllm_bench.tables.spec import EMBEDDED
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = N
     """
     drawn, store, chosen = load_figure(name), open_store(results), load_profile(profile)
     settings = SettingsCache(store.root.parent, compose)
-    cells = plan(drawn.table, chosen, settings.compose, store, resolve=settings.resolve)
+    [planned] = plan_common(chosen, plans_of([drawn.table], settings, store))
     settings.save()
-    built = build_figure(drawn, chosen, cells, store)
+    built = build_figure(drawn, planned.profile, planned.cells, store)
     return Picture(headline(built), lambda: _points(built), lambda form: images(built)[form])
 
 

@@ -35,7 +35,7 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.load import names_of
-from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, PlannedTable, distinct_runs
 from dllm_bench.tables.spec import Profile
 from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
@@ -165,8 +165,16 @@ def judge_stored(
 
     claims = [load_claim(name) for name in names_of("claim")]
     planner = StoredPlanner(profile, settings, store, names or StoredNames())
-    planned = [[] if one.untestable else planner.plan(one.cells()) for one in claims]
-    return judge_claims(claims, planned, profile, OneTokenRuns(store))
+    testable = planner.plan(one.cells() for one in claims if not one.untestable)
+    return judge_claims(claims, cells_of_claims(claims, testable), profile, OneTokenRuns(store))
+
+
+def cells_of_claims(
+    claims: Sequence[Claim], testable: Sequence[PlannedTable]
+) -> list[list[PlannedCell]]:
+    """Return the cells of each claim, none for an untestable one."""
+    planned = iter(testable)
+    return [[] if one.untestable else next(planned).cells for one in claims]
 
 
 def tests_of(judgement: Judgement) -> int:

@@ -22,16 +22,16 @@ from dllm_bench.tables.load import available_here, load_profile, names_of, title
 from dllm_bench.tables.plan import (
     PlannedCell,
     PlannedRun,
-    SharedRuns,
-    common_items,
+    PlannedTable,
+    cells_of,
     distinct_runs,
     missing_trained_files,
-    plan,
+    plan_common,
+    plans_of,
 )
 from dllm_bench.tables.render import write
 from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
-PlannedTable = tuple[PaperTable, Profile, list[PlannedCell]]
 EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
 SINGLE_COMMANDS = 3  # commands printed for missing runs; the rendered table lists all
 STAGES = (10, 30, 60, 120, 250, 500)  # every run reaches a stage's items before any run goes on
@@ -102,8 +102,7 @@ def plan_and_fill(
     growing: with --run, brings all runs to the same number of items and writes the tables after
     each stage.
 
-    Returns each table with its profile and plan, and an error message for each run that failed. If
-    some runs have fewer items than requested, all are planned with the smallest number.
+    Returns the planned tables (`plan_common`) and an error message for each run that failed.
     """
     check_options(arguments)
     profile = chosen_profile(arguments)
@@ -112,7 +111,7 @@ def plan_and_fill(
         return plan_whole(arguments, papers, store, profile)
 
     planned = plans(profile)
-    if arguments.retime and remove_disturbed([*cells_of(planned)], store):
+    if arguments.retime and remove_disturbed(cells_of(planned), store):
         planned = plans(profile)
     runs = distinct_runs(cells_of(planned))
     stages = stages_of(runs) if growing and arguments.run else []
@@ -126,8 +125,7 @@ def plan_and_fill(
     failed = fill(arguments, runs, store, stages, show)
     if arguments.submit or (arguments.run and any(run.open for run in runs)):
         planned = plans(profile)
-    common = None if arguments.commands else common_items(cells_of(planned))
-    return plans(profile.at_most(common)) if common else planned, failed
+    return planned if arguments.commands else plan_common(profile, plans, planned), failed
 
 
 def plan_whole(
@@ -137,11 +135,9 @@ def plan_whole(
     profile: Profile | None = None,
 ) -> list[PlannedTable]:
     """Plan each table with a profile, by default the one that the arguments choose."""
-    profile = profile or chosen_profile(arguments)
-    settings = SettingsCache(store.root.parent, compose)
-    shared = (settings.compose, store, arguments.submit, settings.resolve, SharedRuns())
-    fills = arguments.run or arguments.submit
-    planned = [(paper, profile, plan(paper, profile, *shared, fills)) for paper in papers]
+    settings, fills = SettingsCache(store.root.parent, compose), arguments.run or arguments.submit
+    plans = plans_of(papers, settings, store, any_machine=arguments.submit, download=fills)
+    planned = plans(profile or chosen_profile(arguments))
     settings.save()
     return planned
 
@@ -226,7 +222,7 @@ class GrowingTables:
     def announce(self, planned: Sequence[PlannedTable], stages: Sequence[int]) -> None:
         """Print the planned runs and the output folder, before the first run."""
         runs = [run for run in distinct_runs(cells_of(planned)) if run.open]
-        names = " and ".join(paper.name for paper, _, _ in planned[:SINGLE_COMMANDS])
+        names = " and ".join(paper.name for paper, *_ in planned[:SINGLE_COMMANDS])
         more = f" and {len(planned) - SINGLE_COMMANDS} more" if planned[SINGLE_COMMANDS:] else ""
         first = f", first of {' then '.join(map(str, stages))} items" if stages else ""
         print_lines(
@@ -255,11 +251,6 @@ class GrowingTables:
         settings.save()
         with explain_write_errors(self.folder):
             return tables, [path for built in tables for path in write(built, self.folder)]
-
-
-def cells_of(planned: Sequence[PlannedTable]) -> Iterator[PlannedCell]:
-    """Yield the cells of all tables."""
-    return (cell for _, _, cells in planned for cell in cells)
 
 
 def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:

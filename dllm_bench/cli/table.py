@@ -16,7 +16,13 @@ from pathlib import Path
 from dllm_bench.claims import view as claim_view
 from dllm_bench.claims.evidence import OneTokenRuns
 from dllm_bench.claims.spec import load_claim
-from dllm_bench.claims.verdict import COMMAND, ClaimVerdict, Judgement, judge_claims
+from dllm_bench.claims.verdict import (
+    COMMAND,
+    ClaimVerdict,
+    Judgement,
+    cells_of_claims,
+    judge_claims,
+)
 from dllm_bench.cli.common import Command, open_store, print_failures, print_lines
 from dllm_bench.cli.planned import (
     SINGLE_COMMANDS,
@@ -36,7 +42,7 @@ from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_table, matching_names, names_of
-from dllm_bench.tables.plan import distinct_runs
+from dllm_bench.tables.plan import cells_of, distinct_runs
 from dllm_bench.tables.spec import PaperTable
 
 # --- tables --------------------------------------------------------------------------------------
@@ -74,7 +80,7 @@ def outlook_lines(
     from dllm_bench.runs.progress import duration  # its metrics take time to import
 
     whole = Namespace(**{**vars(arguments), "limit": None, "passes": None, "run": False})
-    planned = [cell for _, _, cells in plan_whole(whole, papers, store) for cell in cells]
+    planned = cells_of(plan_whole(whole, papers, store))
     runs = [run for run in distinct_runs(planned) if run.open and run.spec]
     known = [r for run in runs if run.spec and (r := store.largest_record(run.spec))]
     seconds = [float(s) for record in known for s in record.columns["seconds"] if s is not None]
@@ -246,10 +252,8 @@ def judged(
     reading = dict.fromkeys(("run", "retime", "submit", "wait"), False)
     asked = Namespace(**{**vars(arguments), **reading, "slurm": [], "jobs": None})
     planned = plan_and_fill(asked, list(testable.values()), store)[0]
-    cells = {name: entry[2] for name, entry in zip(testable, planned, strict=True)}
-    all_cells = [cells.get(claim.name, []) for claim in claims]
-    profile = chosen_profile(arguments)
-    return judge_claims(claims, all_cells, profile, OneTokenRuns(store)), failed
+    given = (claims, cells_of_claims(claims, planned), chosen_profile(arguments))
+    return judge_claims(*given, OneTokenRuns(store)), failed
 
 
 def verdict_lines(judgements: Sequence[Judgement], arguments: Namespace) -> Iterator[str]:

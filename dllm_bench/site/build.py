@@ -202,9 +202,9 @@ class SiteBuilder:
         for name in self.track(names_of("table"), "tables"):
             if not planner.has_run(name):
                 continue
-            planned = planner.plan(table := load_table(name))
+            [planned] = planner.plan([load_table(name)])
             similar = similar or measured_runs(self.store, self.settings)
-            built = build_table(table, planner.profile, planned, similar)
+            built = build_table(*planned, similar)
             stem = table_stem(built)
             for form, text in render(built).items():
                 if form in DOWNLOADS:

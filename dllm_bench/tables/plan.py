@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dllm_bench.benchmarks.items import local_data_only
 from dllm_bench.core.errors import DllmBenchError
@@ -26,6 +26,7 @@ from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.nolinks import is_folder
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.seal import first_items
+from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, slug
 from dllm_bench.store.store import Store
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
@@ -143,15 +144,59 @@ class PlannedCell:
         return () if self.run.state in without_run else (self.run,)
 
 
-RunKey = tuple[Query, Query, bool]
-"""(overrides, hardware needed, whether only a setting is read)."""
+RunKey = tuple[Query, Query, bool, int | None]
+"""(overrides, hardware needed, whether only a setting is read, items at most)."""
 SharedRuns = dict[RunKey, PlannedRun]
 """Runs that several cells or tables need."""
 
 
-def shared_key(cell: Cell) -> RunKey:
+def shared_key(cell: Cell, profile: Profile) -> RunKey:
     """Return a key that cells with the same run share."""
-    return cell.run, cell.needs, bool(cell.metric.setting)
+    return cell.run, cell.needs, bool(cell.metric.setting), profile.most
+
+
+class PlannedTable(NamedTuple):
+    """A table, the profile that it was planned with, and its cells: what `frame.build` reads."""
+
+    table: PaperTable
+    profile: Profile
+    cells: list[PlannedCell]
+
+
+Plans = Callable[[Profile], list[PlannedTable]]
+
+
+def cells_of(planned: Iterable[PlannedTable]) -> list[PlannedCell]:
+    """Return the cells of all tables."""
+    return [cell for one in planned for cell in one.cells]
+
+
+def plan_common(
+    profile: Profile, plans: Plans, planned: list[PlannedTable] | None = None
+) -> list[PlannedTable]:
+    """Plan tables as they are shown: if some runs have fewer items than requested, all are planned
+    with the smallest number.
+
+    plans: plans the tables with a profile; planned: what it gave for this one, if known.
+    """
+    planned = plans(profile) if planned is None else planned
+    items = common_items(cells_of(planned))
+    return plans(profile.at_most(items)) if items else planned
+
+
+def plans_of(
+    tables: Sequence[PaperTable],
+    settings: SettingsCache,
+    store: Store,
+    any_machine: bool = False,
+    download: bool = False,
+) -> Plans:
+    """Return a function that plans tables with a profile; the arguments are those of `plan`."""
+    shared: SharedRuns = {}
+    given = (settings.compose, store, any_machine, settings.resolve, shared, download)
+    return lambda profile: [
+        PlannedTable(table, profile, plan(table, profile, *given)) for table in tables
+    ]
 
 
 def plan(
@@ -169,7 +214,8 @@ def plan(
 
     any_machine: the runs may be made on another machine, so this one need not have their device.
     resolve: replaces `inputs.resolve`, for example by a cached one.
-    shared: runs planned before with the same profile and store; new ones are added.
+    shared: runs planned before, with this profile or for other items, and with this store; new ones
+        are added.
     download: items that are not on this disk may be fetched, as in runs.
     """
     jobs, shared = SlurmJobs.of(store), {} if shared is None else shared
@@ -180,7 +226,7 @@ def plan(
 
     def run_of(cell: Cell) -> PlannedRun:
         cell = replace(cell, run=profile.run_of(table.name, cell))
-        key = shared_key(cell)
+        key = shared_key(cell, profile)
         if key not in shared:
             run = _planned_run(cell, profile, compose, specify, store, any_machine)
             shared[key] = with_job(run, jobs)
@@ -239,20 +285,6 @@ def common_items(planned: Iterable[PlannedCell]) -> int | None:
     return min(
         (run.items for run in distinct_runs(planned) if run.open and run.items), default=None
     )
-
-
-def plan_common(
-    table: PaperTable, profile: Profile, compose: Compose, store: Store, resolve: Resolve
-) -> tuple[Profile, list[PlannedCell]]:
-    """Plan a table as `dllm-bench table` shows it: if some runs have fewer items than requested,
-    all are planned with the smallest number. Returns the profile with that number of items, and the
-    cells.
-    """
-    planned = plan(table, profile, compose, store, resolve=resolve)
-    if items := common_items(planned):
-        profile = profile.at_most(items)
-        planned = plan(table, profile, compose, store, resolve=resolve)
-    return profile, planned
 
 
 def _planned_run(

@@ -9,7 +9,7 @@ composed at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -26,9 +26,11 @@ from dllm_bench.tables.plan import (
     CellState,
     PlannedCell,
     PlannedRun,
+    PlannedTable,
     RunKey,
     SharedRuns,
     plan,
+    plan_common,
     shared_key,
 )
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
@@ -78,10 +80,19 @@ class StoredPlanner:
         queries = self.settings.cached(key, lambda: self._distinct(load_table(name)))
         return any(map(self._is_begun, queries))
 
-    def plan(self, table: PaperTable) -> list[PlannedCell]:
-        """Return the table's cells; runs that cannot be stored count as missing. If no run of the
-        table was begun, none is composed.
+    def plan(self, tables: Iterable[PaperTable]) -> list[PlannedTable]:
+        """Plan tables as they are shown (`plan_common`); runs that cannot be stored count as
+        missing. If no run of a table was begun, none is composed.
         """
+
+        def plans(profile: Profile) -> list[PlannedTable]:
+            cells_of = replace(self, profile=profile)._cells
+            return [PlannedTable(table, profile, cells_of(table)) for table in asked]
+
+        asked = [*tables]
+        return plan_common(self.profile, plans)
+
+    def _cells(self, table: PaperTable) -> list[PlannedCell]:
         is_begun = any(map(self._is_begun, self._distinct(table)))
         two = len(BENCHMARK_AND_MODEL)
         known = self.shared | {
@@ -118,7 +129,7 @@ class StoredPlanner:
         seen = set[RunKey]()
         for cell in cells_with_runs(table):
             cell = replace(cell, run=self.profile.run_of(table.name, cell))
-            key = shared_key(cell)
+            key = shared_key(cell, self.profile)
             is_elsewhere = cell.needs and not self.profile.embedded
             if key not in seen and not is_elsewhere:
                 with suppress(DllmBenchError):  # `plan` gives the reason

@@ -18,6 +18,7 @@ from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.paths import CONFIG_DIR, options
 from dllm_bench.store.store import Store
+from dllm_bench.tables.render import render
 from tests import pieces
 from tests.laws.test_product import check_laws, check_repeats
 from tests.tiers import covering_pairs
@@ -84,6 +85,19 @@ def test_a_plug_in_goes_through_a_run_and_a_table(
     runs = db.records(tmp_path)
     assert set(runs["decoder.select.n"]) == {2, 4}
     assert set(runs["model"]) == {"stride-llada"}
+
+
+@pytest.mark.usefixtures("plugin")
+def test_python_and_the_report_show_the_items_that_the_command_shows(tmp_path: Path) -> None:
+    """Runs with fewer items than the table asks for: their common number."""
+    given = ("--profile", "own", "--results", str(tmp_path))
+    assert main(["table", "stride/table1", *given, "--run", "--limit", "1"]) == 0
+    assert main(["table", "stride/table1", *given]) == 0
+    table = db.table("stride/table1", profile="own", results=tmp_path)
+    assert list(table.to_pandas().state) == ["sealed", "sealed"]
+    assert main(["report", *given]) == 0
+    written = [path.read_text() for path in tmp_path.rglob("*.csv")]
+    assert written == [render(table.built)["csv"]] * 2, "by the command and by the report"
 
 
 PIECE = """

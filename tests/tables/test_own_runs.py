@@ -19,7 +19,7 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables import view
 from dllm_bench.tables.frame import BuiltTable, Row, build
 from dllm_bench.tables.load import parse_table
-from dllm_bench.tables.plan import distinct_runs
+from dllm_bench.tables.plan import PlannedTable, distinct_runs
 from dllm_bench.tables.render import as_json
 from dllm_bench.tables.spec import PaperTable, Profile
 from tests.tables import test_areas
@@ -78,7 +78,7 @@ def test_speeds_have_runs_of_their_own(profile, scores, tmp_path, monkeypatch) -
               for run in (*runs["score"], *runs["tps"])]  # fmt: skip
     assert chosen == [(scores, None)] * 2 + [("12", "5")] * 2
     assert len(distinct_runs(planned)) == 4, "a ratio takes the runs of its two sides"
-    lines = list(command.command_lines([(table(), profile, planned)]))
+    lines = list(command.command_lines([PlannedTable(table(), profile, planned)]))
     assert sum("limit=12" in line and "benchmark.repeats=5" in line for line in lines) == 2
     quick = planned_small(Store(tmp_path), profile.limited(3), monkeypatch, table())
     assert {run.chosen["limit"] for run in distinct_runs(quick)} == {"3"}

@@ -28,7 +28,7 @@ from dllm_bench.store.store import RECORD, Store, read_record
 from dllm_bench.tables.derive import has_curve
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import CellState, PlannedCell, plan_common
+from dllm_bench.tables.plan import CellState, PlannedCell, plan_common, plans_of
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import TableMetric
 from dllm_bench.tables.view import number
@@ -56,8 +56,9 @@ def committed(name: str) -> dict[str, Any]:
 @cache
 def built(name: str) -> BuiltTable:
     """The table from the committed records."""
-    table, profile, known = load_table(name), load_profile("embedded"), settings()
-    return build(table, *plan_common(table, profile, known.compose, STORE, known.resolve))
+    plans = plans_of([load_table(name)], settings(), STORE)
+    [planned] = plan_common(load_profile("embedded"), plans)
+    return build(*planned)
 
 
 def again(metric: TableMetric, columns: Mapping[str, list]) -> float:

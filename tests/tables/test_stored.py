@@ -72,7 +72,7 @@ def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path
     given = (load_profile("embedded"), SettingsCache(tmp_path, noting), store)
     planner = StoredPlanner(*given, StoredNames.of(store))
     assert not planner.has_run(name) and not composed
-    cells = planner.plan(load_table(name))
+    cells = planner.plan([load_table(name)])[0].cells
     runs = [run for cell in cells for run in cell.runs]
     assert runs and not composed
     assert {run.reason for run in runs} == {NOT_STORED}
