@@ -8,11 +8,13 @@ for the current step or two steps ahead. The simulation itself is in `serving/`;
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dllm_bench.api.comparison import sealed_record
 from dllm_bench.cli.common import (
     add_results_option,
     open_store,
@@ -22,9 +24,14 @@ from dllm_bench.cli.common import (
 )
 from dllm_bench.site.format import align
 from dllm_bench.store.files import csv_text, write_atomic
+from dllm_bench.store.store import RunEntry
 
 if TYPE_CHECKING:
-    from dllm_bench.cli.simulate_points import Points
+    from dllm_bench.methods.drafting import Temperatures
+    from dllm_bench.serving.load_simulation import FrontierPoint, ServicePoint
+    from dllm_bench.serving.stored_drafts import StoredDrafts
+
+    Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
 
 HEADINGS = {
     "system": "system",
@@ -86,12 +93,45 @@ def run(arguments: Namespace) -> int:
     """Simulate, print the points, and write them if requested."""
     store = open_store(arguments)
     entries = [store.find(name) for name in arguments.runs]
-    from dllm_bench.cli.simulate_points import simulated  # torch takes seconds to import
-
     points = simulated(arguments, entries)
     if arguments.out:
         write_atomic(arguments.out, as_csv(points))
     return print_lines(lines(points))
+
+
+def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
+    """Return the points that the options describe: autoregressive decoding once, then each drafter
+    under every rule."""
+    # torch takes seconds to import
+    from dllm_bench.figures.run_series import StoredRun
+    from dllm_bench.methods.drafting import read_temperatures
+    from dllm_bench.runs import simulated_load as load
+    from dllm_bench.serving.load_simulation import frontier, under_arrivals
+
+    fit = load.fitted
+    if arguments.raw or arguments.temperatures:
+        given = read_temperatures(arguments.temperatures)
+
+        def fit(drafts: StoredDrafts) -> Temperatures:
+            return given
+
+    profile = load.profile_of(arguments.profile, (entry.spec.model.name for entry in entries))
+    stored = [
+        load.drafts_of(entry.spec, StoredRun(sealed_record(entry), entry.path).samples)
+        for entry in entries
+    ]
+    rules = {"autoregressive": {"rule": load.NO_DRAFTS}}
+    systems = load.systems_of("", stored[0], profile, rules, fit)
+    labels = Counter(entry.spec.label for entry in entries)
+    for entry, drafts in zip(entries, stored, strict=True):
+        name = entry.spec.label
+        name = name if labels[name] == 1 else f"{name}-{entry.spec.short}"
+        rules = load.compared_rules(drafts, arguments.tau)
+        systems += load.systems_of(name, drafts, profile, rules, fit)
+    if not arguments.arrivals:
+        return frontier(systems, profile, arguments.requests)
+    most, level = max(arguments.requests), arguments.level
+    return under_arrivals(systems, profile, most, arguments.arrivals, level, arguments.seed)
 
 
 def lines(points: Points) -> Iterator[str]:

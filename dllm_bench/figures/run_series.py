@@ -20,26 +20,16 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.core.trace import Trace
 from dllm_bench.methods.drafting import (
     StepProfile,
-    Temperatures,
-    check_step_profile,
-    read_step_profile,
 )
 from dllm_bench.metrics import calibration
-from dllm_bench.metrics.calibration import fit_temperatures
 from dllm_bench.paths import place_of
+from dllm_bench.runs.simulated_load import drafts_of, profile_of, systems_of
 from dllm_bench.runs.token_replay import TokenReplay, read_replays
 from dllm_bench.serving.load_simulation import (
     FrontierPoint,
-    NewLengthRule,
-    ServingSystem,
-    asynchronous_rule,
-    fixed_rule,
     frontier,
-    hardware_aware_rule,
-    threshold_rule,
 )
 from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.groups import setting_in
@@ -326,14 +316,6 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
 # texts, and the second half is served. Settings: `rule` with its `tau` or `tokens`, `profile` (file
 # by model), `requests` (numbers of concurrent requests).
 
-LENGTH_RULES: Mapping[str, Callable[[StepProfile, Settings], NewLengthRule]] = {
-    "none": lambda profile, settings: fixed_rule(0),
-    "fixed": lambda profile, settings: fixed_rule(settings.get("tokens")),
-    "threshold": lambda profile, settings: threshold_rule(settings["tau"]),
-    "hardware_aware": lambda profile, settings: hardware_aware_rule(profile),
-    "asynchronous": lambda profile, settings: asynchronous_rule(profile),
-}
-
 
 def user_and_device_speed(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield tokens/s per device against tokens/s per user, a point per number of requests."""
@@ -363,12 +345,8 @@ def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
 def _served(run: StoredRun, settings_json: str) -> list[FrontierPoint]:
     settings = json.loads(settings_json)
     profile = _profile(run.record.spec.model.name, settings["profile"])
-    to_fit, to_serve = _drafts(run).halves()
-    texts = to_serve.served(Temperatures(fit_temperatures(to_fit.observed())))
-    drafting = to_serve.drafting(profile, settings.get("tokens"))
-    draft_s = (lambda requests: 0.0) if settings["rule"] == "none" else drafting
-    system = ServingSystem("", texts, LENGTH_RULES[settings["rule"]](profile, settings), draft_s)
-    return frontier([system], profile, settings["requests"])
+    systems = systems_of("", _drafts(run), profile, {"": settings})
+    return frontier(systems, profile, settings["requests"])
 
 
 def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
@@ -379,14 +357,12 @@ def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
             f"The figure names no step profile of {model}; measure one with `dllm-bench train sps "
             f"{model}` and add its file to the profiles of {', '.join(files)}."
         )
-    check_step_profile(files[model], model)
-    return read_step_profile(files[model])
+    return profile_of(files[model], [model])
 
 
 @lru_cache(maxsize=8)
 def _drafts(run: StoredRun) -> StoredDrafts:
-    samples = run.samples
-    return StoredDrafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)
+    return drafts_of(run.record.spec, run.samples)
 
 
 RUN_SERIES: Mapping[str, RunSeries] = {

@@ -36,6 +36,11 @@ class FakeRun:
     record: Any = None
 
 
+def greedy(model: str) -> Namespace:
+    """The specification of a greedy run."""
+    return Namespace(model=ModelGroup({"name": model}), decoder={}, short="0123456789")
+
+
 def masked(born: list[int]) -> SampleRecord:
     return sample("a", [7] * len(born), born, [STEP] * (max(born) + 1))
 
@@ -164,9 +169,7 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
     from random import Random
 
     samples = [drafted_sample(f"s{i}", Random(i), 0, surviving=True) for i in range(24)]
-    run = FakeRun(
-        samples, record=Namespace(spec=Namespace(model=ModelGroup({"name": "tiny-qwen3"})))
-    )
+    run = FakeRun(samples, record=Namespace(spec=greedy("tiny-qwen3")))
     files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
     settings = {"profile": files, "requests": [1, 4]}
     none = list(run_series.verified_per_request(run, {**settings, "rule": "none"}))
@@ -179,9 +182,7 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
     assert [r["x"] for r in front] == pytest.approx([s["y"] / s["x"] for s in speed])
     aware = list(run_series.verified_per_request(run, {**settings, "rule": "hardware_aware"}))
     assert all(1 <= read["y"] <= 8 for read in aware)
-    other = FakeRun(
-        samples, record=Namespace(spec=Namespace(model=ModelGroup({"name": "qwen3-4b"})))
-    )
+    other = FakeRun(samples, record=Namespace(spec=greedy("qwen3-4b")))
     with pytest.raises(DllmBenchError, match="no step profile of qwen3-4b"):
         list(run_series.verified_per_request(other, {**settings, "rule": "none"}))
 
@@ -195,9 +196,7 @@ def test_a_chain_asked_for_one_token_makes_one_call() -> None:
         for one in made:
             one.trace["calls"] = [calls if kind == "draft" else 1 for kind in one.trace["kind"]]
             one.trace["fed"] = [7 if kind == "draft" else 1 for kind in one.trace["kind"]]
-        run = FakeRun(
-            made, record=Namespace(spec=Namespace(model=ModelGroup({"name": "tiny-qwen3"})))
-        )
+        run = FakeRun(made, record=Namespace(spec=greedy("tiny-qwen3")))
         files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
         settings = {"profile": files, "requests": [1], "rule": "fixed", **rule}
         return next(iter(run_series.device_speed(run, settings)))["y"]

@@ -1,0 +1,108 @@
+"""What `dllm-bench simulate` and DSpark's figures of serving simulate, from stored runs.
+
+The first half of a run's texts fits the temperatures of its confidence head, the second half is
+served. Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import Trace
+from dllm_bench.methods.drafting import (
+    StepProfile,
+    Temperatures,
+    check_step_profile,
+    read_step_profile,
+)
+from dllm_bench.metrics.calibration import fit_temperatures
+from dllm_bench.serving.load_simulation import (
+    NewLengthRule,
+    ServingSystem,
+    asynchronous_rule,
+    fixed_rule,
+    hardware_aware_rule,
+    threshold_rule,
+)
+from dllm_bench.serving.stored_drafts import StoredDrafts
+from dllm_bench.store.groups import setting_in
+from dllm_bench.store.record import SampleRecord
+from dllm_bench.store.spec import RunSpec
+
+FitTemperatures = Callable[[StoredDrafts], Temperatures]  # from the texts that are not served
+NO_DRAFTS, WHOLE_DRAFTS = "none", "fixed"
+LENGTH_RULES: Mapping[str, Callable[[StepProfile, Mapping[str, Any]], NewLengthRule]] = {
+    NO_DRAFTS: lambda profile, settings: fixed_rule(0),
+    WHOLE_DRAFTS: lambda profile, settings: fixed_rule(settings.get("tokens")),
+    "threshold": lambda profile, settings: threshold_rule(settings["tau"]),
+    "hardware_aware": lambda profile, settings: hardware_aware_rule(profile),
+    "asynchronous": lambda profile, settings: asynchronous_rule(profile),
+}
+"""Name of a rule -> makes it from a step profile and settings (`tokens` or `tau`)."""
+
+
+def drafts_of(spec: RunSpec, samples: Iterable[SampleRecord]) -> StoredDrafts:
+    """Return the drafts that a greedy run stored; DllmBenchError if it cannot be simulated."""
+    temperature = setting_in(spec.decoder, "temperature", 0)
+    if temperature > 0:
+        raise DllmBenchError(
+            f"Run {spec.short} sampled at temperature {temperature}; drafts are "
+            "recorded along greedy text, run it with decoder.temperature=0."
+        )
+    drafts = StoredDrafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)
+    if len(drafts.texts) < 2:
+        raise DllmBenchError(
+            f"Run {spec.short} holds drafts of {len(drafts.texts)} texts; name a run of a "
+            "speculative decoder with more items."
+        )
+    return drafts
+
+
+def profile_of(source: str, models: Iterable[str]) -> StepProfile:
+    """Return the step times in a file; they must be measured with the model of all runs."""
+    for model in dict.fromkeys(models):
+        check_step_profile(source, model)
+    return read_step_profile(source)
+
+
+def fitted(drafts: StoredDrafts) -> Temperatures:
+    """Return the temperatures that calibrate a confidence head on these drafts."""
+    return Temperatures(fit_temperatures(drafts.observed()))
+
+
+def systems_of(
+    name: str,
+    drafts: StoredDrafts,
+    profile: StepProfile,
+    rules: Mapping[str, Mapping[str, Any]],
+    fit: FitTemperatures = fitted,
+) -> list[ServingSystem]:
+    """Return the systems that serve the second half of the texts, one for each length rule.
+
+    rules: title of the system, after `name` -> settings of the rule: `rule` (of `LENGTH_RULES`),
+        and its `tokens` or `tau`.
+    """
+    first, second = drafts.halves()
+    texts = second.served(fit(first))
+
+    def system(title: str, settings: Mapping[str, Any]) -> ServingSystem:
+        rule = LENGTH_RULES[settings["rule"]](profile, settings)
+        if settings["rule"] == NO_DRAFTS:
+            return ServingSystem(title, texts, rule)
+        drafting = second.drafting(profile, settings.get("tokens"))
+        return ServingSystem(name + title, texts, rule, drafting)
+
+    return [system(title, settings) for title, settings in rules.items()]
+
+
+def compared_rules(drafts: StoredDrafts, tau: float) -> dict[str, dict[str, Any]]:
+    """Return the rules that `simulate` compares: whole drafts and, with a confidence head, those
+    that cut them."""
+    rules: dict[str, dict[str, Any]] = {"": {"rule": WHOLE_DRAFTS}}
+    if drafts.halves()[0].observed():
+        rules[f" threshold {tau}"] = {"rule": "threshold", "tau": tau}
+        rules |= {" scheduler": {"rule": "hardware_aware"}}
+        rules |= {" two steps ahead": {"rule": "asynchronous"}}
+    return rules
