@@ -159,7 +159,7 @@ class BranchWorkerGroup(WorkerGroup):
         return packed
 
     def _sum(self, values: Tensor) -> Tensor:
-        """On every worker, the values of the only worker where they are not 0, bit for bit."""
+        """Copy the values of the only worker where they are not 0 to every worker, bit for bit."""
         with record_function(EXCHANGE):
             dist.all_reduce(values.view(torch.uint8), group=self.group)
         self.traffic.exchanged[-1] += values.nbytes
@@ -167,7 +167,7 @@ class BranchWorkerGroup(WorkerGroup):
 
 
 def shrunk(values: Tensor) -> Tensor:
-    """int64 as int32: token ids, positions and counters fit."""
+    """Convert int64 to int32: token ids, positions and counters fit."""
     return values.int() if values.dtype == torch.int64 else values
 
 
@@ -281,13 +281,16 @@ class RankGroup:
         shard(denoiser, self.mesh[TENSOR])
 
     def generate(self, decoder: Decoder, model: Denoiser, request: Request) -> Generation:
-        """This process's part in decoding `request`."""
+        """Do this process's part in decoding `request`."""
         if self.layout.branches > 1 and isinstance(decoder, MaskedDecoder):
             return decoder.generate(model, request, self.workers)
         return decoder.generate(model, request)
 
     def announce(self, what: int, which: int = 0, request: Request | None = None) -> None:
-        """Process 0 tells the others what to do next and with which decoder, in two broadcasts."""
+        """Tell the other processes what to do next and with which decoder, in two broadcasts.
+
+        Called by process 0.
+        """
         numbers = [] if request is None else encoded(request)
         for message in ([what, which, len(numbers)], numbers):
             dist.broadcast(torch.tensor(message, dtype=torch.int64), src=0, group=self.channel)
@@ -316,7 +319,7 @@ class RankGroup:
         dist.destroy_process_group()
 
     def leave(self) -> None:
-        """Process 0 announces the end and leaves the group."""
+        """Announce the end and leave the group; called by process 0."""
         self.announce(OVER)
         dist.destroy_process_group()
 
@@ -327,7 +330,7 @@ def encoded(request: Request) -> list[int]:
 
 
 def decoded(numbers: list[int]) -> Request:
-    """Inverse of `encoded`."""
+    """Make a request from the numbers that `encoded` returned."""
     prompt, new, seed, reference, pinned, options = json.loads(bytes(numbers))
     return Request(
         "announced",

@@ -52,7 +52,7 @@ def plugin_folders() -> tuple[Path, ...]:
 
 
 def further_conf_dirs() -> list[Path]:
-    """Folders with configuration of other packages and of the user."""
+    """Return the folders with configuration of other packages and of the user."""
     folders = [folder / "conf" for folder in plugin_folders()]
     own = os.environ.get(CONFIG_DIR)
     if own and not expanded(own).is_dir():
@@ -132,7 +132,7 @@ def conf_file(name: str) -> Path:
 
 
 def assets_dir() -> Path:
-    """Embedded weights, tokenizer and task data."""
+    """Return the folder of embedded weights, tokenizer and task data."""
     return PACKAGE / ASSETS
 
 

@@ -85,7 +85,7 @@ _names: dict[Callable[..., Any], str] = {}
 
 
 def register(name: str) -> Callable[[Registered], Registered]:
-    """Class or function decorator that declares a stable name, `<kind>.<name>`.
+    """Declare a stable name, `<kind>.<name>`, for the decorated class or function.
 
     The name enters run hashes: choose it once and never reuse it for something else.
     """
@@ -242,7 +242,7 @@ def _build(plain: Any) -> Any:
 
 
 def construct(factory: Callable[..., Any], arguments: Mapping[str, Any], title: str) -> Any:
-    """`factory(**arguments)` after a check of names and types; `title` opens the errors."""
+    """Call `factory(**arguments)` after checking names and types; `title` begins the errors."""
     check_arguments(factory, arguments, title)
     return factory(**arguments)
 
@@ -285,8 +285,9 @@ def check_plain_types(plain: Any) -> None:
 
 @cache
 def _plain_types(target: str) -> dict[str, Any]:
-    """Field -> type, for the fields of a class of this package, bases included, whose types are
-    plain.
+    """Return field -> type, for those fields of a class of this package whose types are plain.
+
+    Fields of base classes are included.
     """
     module, _, name = target.rpartition(".")
     types = dict[str, Any]()
@@ -351,7 +352,7 @@ def _check_target(plain: Mapping[str, Any]) -> None:
 
 @cache
 def _declared_types(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Argument -> type; "return" -> the class of what `factory` makes."""
+    """Return argument -> type; "return" -> the class of what `factory` makes."""
     is_class = inspect.isclass(factory)
     holder = factory.__init__ if is_class and not is_dataclass(factory) else factory
     try:

@@ -133,7 +133,7 @@ def merge_groups(groups: tuple[str, ...]) -> DictConfig:
 
 @cache
 def compose_groups(overrides: tuple[str, ...]) -> DictConfig:
-    """Hydra's configuration for the overrides. Cached: the caller must not change it."""
+    """Compose Hydra's configuration for the overrides, cached: the caller must not change it."""
     base = version.VersionBase.instance()
     before = base.version_base
     try:

@@ -48,7 +48,7 @@ def random_model(
     quantization: str = "none",
     compile_mode: str = "none",
 ) -> TransformerDenoiser:
-    """Dream's architecture in the given shape, with rows that predict their own position."""
+    """Build Dream's architecture in the given shape, with rows that predict their own position."""
     from dllm_bench.models.acceleration import quantize
     from dllm_bench.models.load import denoiser_class
 
@@ -136,13 +136,13 @@ class Ceilings:
 
 
 def layer_parameters(shape: dict[str, int]) -> int:
-    """Number of weights in the linear layers of all transformer blocks."""
+    """Return the number of weights in the linear layers of all transformer blocks."""
     width, kv = shape["width"], shape["width"] * shape["kv_heads"] // shape["heads"]
     return shape["layers"] * (2 * width * (width + kv) + 3 * width * shape["mlp"])
 
 
 def roofline_ms(one: RoundShape, kind: str, k: int, window: int, ceilings: Ceilings) -> float:
-    """The shortest possible time of a round of k + 1 branches, under the measured ceilings.
+    """Return the shortest possible time of a round of k + 1 branches under the measured ceilings.
 
     Bytes: every weight, the cached K/V and the logits once. Operations: two per weight and row, and
     four per head dimension, query and key. FP8 halves the bytes of layers, not of the head.
@@ -160,7 +160,7 @@ def roofline_ms(one: RoundShape, kind: str, k: int, window: int, ceilings: Ceili
 
 
 def measured_ceilings(device: str, dtype: torch.dtype, kind: str = "none") -> Ceilings:
-    """Bytes per second of a large copy, and operations per second of large matrix products."""
+    """Measure bytes per second of a large copy, and operations per second of large products."""
     cuda = device == "cuda"
     side = 8192 if cuda else 256
     a = torch.ones(side, side, dtype=dtype, device=device)
@@ -176,7 +176,7 @@ def measured_ceilings(device: str, dtype: torch.dtype, kind: str = "none") -> Ce
 
 
 def copied_per_s(device: str) -> float:
-    """Bytes read and written per second in a large copy."""
+    """Measure the bytes read and written per second in a large copy."""
     cuda = device == "cuda"
     source = torch.zeros(2**31 if cuda else 2**22, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
@@ -184,7 +184,7 @@ def copied_per_s(device: str) -> float:
 
 
 def seconds(work: Callable[[], object], cuda: bool, repeats: int = 10) -> float:
-    """Median time of one call after a warm-up."""
+    """Return the median time of one call after a warm-up."""
     spent = []
     for _ in range(repeats + 3):
         if cuda:

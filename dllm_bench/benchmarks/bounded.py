@@ -163,7 +163,7 @@ os.register_at_fork(after_in_child=_IDLE.clear)  # the pipes are the parent's
 
 
 def serve() -> None:
-    """Answer requests from standard input until it ends; the main function of a helper."""
+    """Answer requests from standard input until it ends. This is the main function of a helper."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # libraries may print
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

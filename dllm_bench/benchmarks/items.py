@@ -248,7 +248,10 @@ class LazyRequests(Sequence[Request]):
         max_new_tokens: int,
         stop: tuple[str, ...],
     ) -> None:
-        """`prompt_of` gives an item's text or chat turns; `Request.prompt` keeps turns as JSON."""
+        """Store what requests are made from. `prompt_of` returns an item's text or chat turns.
+
+        `Request.prompt` holds turns as JSON.
+        """
         self._items, self._prompt_of, self._encode = items, prompt_of, encode
         self._max_new_tokens, self._stop = max_new_tokens, stop
 

@@ -80,8 +80,10 @@ class DllmBenchLM(LM):
         metrics: Callable[[], Metrics] = dict,
         likelihood: Score | None = None,
     ) -> None:
-        """`name` tells apart lm-eval's cached requests of different models; `metrics` gives those
-        of all texts so far.
+        """Wrap functions that generate and score.
+
+        name: distinguishes lm-eval's cached requests of different models. metrics: returns those of
+        all texts so far.
         """
         super().__init__()
         self._likelihood = likelihood

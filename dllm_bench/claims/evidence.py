@@ -70,8 +70,10 @@ Rows = Mapping[tuple[str, frozenset[tuple[str, str]]], Row]
 
 
 def sides_of(claim: Claim, planned: Sequence[PlannedCell], profile: Profile) -> list[Sides]:
-    """Both sides of a claim whose runs are sealed, on each of its trainings. Where settings are
-    chosen, the development half of the items decides, and the rows are of the test half alone.
+    """Return both sides of a claim whose runs are sealed, for each of its trainings.
+
+    If settings are chosen, the development half of the items decides, and the rows are of the test
+    half alone.
     """
     halves = (DEVELOPMENT, TEST) if claim.chooses else (None,)
     rows = [_rows_of([only_half(cell, half) for cell in planned], profile) for half in halves]
@@ -117,12 +119,12 @@ def _rows_of(planned: Sequence[PlannedCell], profile: Profile) -> Rows:
 
 
 def _row(rows: Rows, claim: Claim, keys: Keys, definition: str = "") -> Row:
-    """The row of a claim's setting, by default of its metric."""
+    """Return the row of a claim's setting for a metric, by default the claim's."""
     return rows[definition or claim.metric, frozenset({**(claim.at or {}), **keys}.items())]
 
 
 def value_of(row: Row) -> float:
-    """The number of a row whose runs are sealed; DllmBenchError if they do not define it."""
+    """Return the number of a row whose runs are sealed; DllmBenchError if they do not define it."""
     if math.isnan(row.value):
         raise DllmBenchError(
             f"{row.definition} of {row.planned.run.command} was to be compared, and its samples do "
@@ -132,8 +134,9 @@ def value_of(row: Row) -> float:
 
 
 def only_half(planned: PlannedCell, half: int | None) -> PlannedCell:
-    """The cell with every second item of its records: even places in the order of the items' names
-    are the development half, odd ones the test half. None: the cell as it is.
+    """Return the cell with every second item of its records, or as it is if `half` is None.
+
+    Items are sorted by name: even places are the development half, odd ones the test half.
     """
     if half is None:
         return planned
@@ -156,7 +159,7 @@ def _half_of(record: RunRecord, half: int) -> RunRecord:
 
 
 def effect_of(claim: Claim, sides: Sides) -> Effect:
-    """Effect, interval and tests; DllmBenchError if the two sides cannot be compared."""
+    """Return effect, interval and tests; DllmBenchError if the two sides cannot be compared."""
     import numpy as np
 
     ours, theirs = sides
@@ -196,10 +199,10 @@ def effect_of(claim: Claim, sides: Sides) -> Effect:
 
 
 def crossed(evidence: Sequence[Effect]) -> Effect:
-    """The mean effect over trainings whose items are the same, a geometric mean for ratios.
+    """Return the mean effect over trainings with the same items, a geometric mean for ratios.
 
-    Its variance is that between trainings plus that of the items, which all trainings share; the
-    tests have a degree of freedom less than there are trainings.
+    Its variance is that between trainings plus that of the items, which all trainings share. The
+    tests have one degree of freedom less than there are trainings.
     """
     from statistics import fmean, variance
 
@@ -228,14 +231,14 @@ def crossed(evidence: Sequence[Effect]) -> Effect:
 
 
 def trained_parts(row: Row) -> set[str]:
-    """Hashes of the weights that a side's runs use: model, drafter, filter."""
+    """Return the hashes of the weights that a side's runs use: model, drafter, filter."""
     specs = [record.spec for record in records_of(row.planned)]
     heads = {str(v) for spec in specs for key, v in leaves(spec.decoder) if key.endswith("sha256")}
     return heads | {str(spec.inputs.get("weights")) for spec in specs}
 
 
 def _in_points(shares: Effect) -> Effect:
-    """An effect of shares, in points."""
+    """Convert an effect of shares to points."""
     scaled = ("value", "low", "high", "error", "centre")
     return replace(shares, **{name: PERCENT * getattr(shares, name) for name in scaled})
 
@@ -266,14 +269,14 @@ class OneTokenRuns:
 
 
 def is_one_token(record: RunRecord) -> bool:
-    """Whether a masked decoding committed at most one token per forward, in every sample."""
+    """Return whether a masked decoder committed at most one token per forward in every sample."""
     made, forwards = (record.columns.get(name, []) for name in ("committed", "forwards"))
     pairs = list(zip(made, forwards, strict=True)) if made and not is_speculative(record) else []
     return bool(pairs) and all(m is not None and f and m <= f for m, f in pairs)
 
 
 def is_speculative(record: RunRecord) -> bool:
-    """Whether drafts were verified by an autoregressive target."""
+    """Return whether an autoregressive target verified drafts."""
     return any(record.columns.get("rounds", []))
 
 
@@ -290,7 +293,7 @@ def loss_of_baseline(sides: Sides, one_token: RecordsBeside) -> float | None:
 
 
 def _losses(record: RunRecord, others: Sequence[RunRecord]) -> Iterator[float]:
-    """Mean score of each other run minus the baseline's, on the items that both graded."""
+    """Yield each other run's mean score minus the baseline's, on the items that both graded."""
     inputs, own = record.spec.inputs, record.values
     for other in others:
         is_same = all(other.spec.inputs.get(k) == inputs.get(k) for k in ("weights", "dataset"))

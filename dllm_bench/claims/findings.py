@@ -68,7 +68,7 @@ class Findings:
         return {one.claim.name: view.verdict_text(one) for one in self.judgements}
 
     def paragraphs(self, part: str) -> list[Paragraph]:
-        """The paragraphs of a part of the prose whose tables have all numbers."""
+        """Return those paragraphs of a part of the prose whose tables have all numbers."""
         made = (self._paragraph(one) for one in self.texts[part])
         return [paragraph for paragraph in made if paragraph]
 
@@ -85,7 +85,7 @@ class Findings:
             }
 
     def _row(self, one: Judgement) -> tuple[str, ...]:
-        """A claim, verdict, effect, items, why, command."""
+        """Return a claim's sentence, verdict, effect, items, reason and command."""
         _, verdict, effect, n, _, why = view.row(one)
         sentence = f"{one.claim.sentence} ({one.claim.stands.partition(', ')[2]})"
         why = f"{why} {one.claim.remark}".rstrip()
@@ -156,7 +156,7 @@ class Findings:
         return to_support, sum(bool(before & SUPPORT) and last == AGAINST for before, last in ends)
 
     def _paragraph(self, plain: Mapping[str, Any]) -> Paragraph | None:
-        """A paragraph with its numbers; None if a table does not have them all."""
+        """Return a paragraph with its numbers; None if a table does not have them all."""
         tables, said = self.tables, self.said
         if any(entry["table"] not in tables for entry in plain["numbers"].values()):
             return None
@@ -178,13 +178,13 @@ class Findings:
 
 @lru_cache
 def prose() -> dict[str, Any]:
-    """The texts of `findings.yaml`."""
+    """Read the texts of `findings.yaml`."""
     return read_yaml(PROSE)
 
 
 @lru_cache
 def history() -> dict[str, list[dict[str, str]]]:
-    """Claim -> every verdict of earlier findings, oldest first (`scripts.claim_history`)."""
+    """Return claim -> every verdict of earlier findings, oldest first (`scripts.claim_history`)."""
     return read_yaml(HISTORY)
 
 
@@ -203,14 +203,14 @@ def history_rows(judgements: Sequence[Judgement]) -> Iterator[tuple[str, ...]]:
 
 
 def tables_needed() -> list[str]:
-    """The tables whose numbers the prose quotes."""
+    """Return the tables whose numbers the prose quotes."""
     texts = (*prose()["practice"], *prose()["unmeasured"])
     entries = (number["table"] for one in texts for number in one["numbers"].values())
     return list(dict.fromkeys(entries))
 
 
 def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:
-    """The one cell that an entry of the prose names."""
+    """Return the one cell that an entry of the prose names."""
     cells = tables[entry["table"]].cells
     for level, name in {**entry["at"], "metric": entry["metric"]}.items():
         cells = cells[cells.index.get_level_values(level) == name]
@@ -224,7 +224,7 @@ def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:
 
 
 def markdown(found: Findings, link: Callable[[str], str]) -> str:
-    """The page as Markdown; `link` gives the address of a table."""
+    """Return the page as Markdown; `link` returns the address of a table."""
 
     def linked(one: Paragraph) -> str:
         numbers = {

@@ -114,7 +114,7 @@ class Claim:
         return abs(self.stated if self.is_difference else math.log(self.stated)) / 2
 
     def beyond(self, share: float) -> float:
-        """The effect that is `share` margins above none."""
+        """Return the effect that differs from no effect by `share` margins."""
         step = share * self.margin
         return step if self.is_difference else math.exp(step)
 
@@ -138,7 +138,7 @@ class Claim:
         return tuple(dict.fromkeys((self.metric, *((SCORE,) if self.chooses else ()))))
 
     def cells(self) -> PaperTable:
-        """The cells of both sides, as a table that is planned and run like any other."""
+        """Return the cells of both sides as a table that is planned and run like any other."""
         whole = source_table(self.table)
         wanted = [
             {**(one.at or {}), **side}
@@ -164,7 +164,7 @@ class Claim:
         )
 
     def by_training(self) -> list[Claim]:
-        """The claim on each of its trainings."""
+        """Return one claim for each of its trainings."""
         if not self.trainings:
             return [self]
         ((facet, names),) = self.trainings.items()
@@ -189,20 +189,20 @@ def _skip(keys: Keys) -> Rule:
 
 
 def source_table(name: str) -> PaperTable:
-    """The table called `<paper>/<table>`, or what `figure/<paper>/<figure>` plans and measures."""
+    """Load the table `<paper>/<table>`, or what `figure/<paper>/<figure>` plans and measures."""
     kind, _, rest = name.partition("/")
     return load_figure(rest).table if kind == "figure" else load_table(name)
 
 
 @lru_cache
 def load_claim(name: str) -> Claim:
-    """The claim called `<paper>/<claim>`."""
+    """Load the claim called `<paper>/<claim>`."""
     require_name("claim", name)
     return read_claim(name, conf_file(f"claim/{name}.yaml"))
 
 
 def read_claim(name: str, path: Path) -> Claim:
-    """A claim from its yaml file."""
+    """Read a claim from its yaml file."""
     plain = read_yaml(path)
     known = [field.name for field in fields(Claim) if field.name != "name"]
     unknown = [key for key in plain if key not in known]
@@ -226,7 +226,7 @@ def read_claim(name: str, path: Path) -> Claim:
 
 
 def _converted(plain: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The entries that are no plain text or number."""
+    """Yield the entries that are not plain text or numbers, converted to the types of `Claim`."""
     for side in ("ours", "theirs"):
         if side in plain:
             settings = plain[side] if isinstance(plain[side], list) else [plain[side]]

@@ -141,7 +141,7 @@ def judge_claims(
     profile: Profile,
     one_token: RecordsBeside | None = None,
 ) -> list[Judgement]:
-    """All claims of the family, each with its planned cells (none for an untestable one).
+    """Judge all claims of the family, each with its planned cells (none for an untestable one).
 
     profile: what they were planned with.
     one_token: finds the decodings that baselines are checked against; None: they are not checked.
@@ -157,9 +157,9 @@ def judge_claims(
 def judge_stored(
     profile: Profile, store: Store, settings: SettingsCache, names: StoredNames | None = None
 ) -> list[Judgement]:
-    """All claims of `conf/claim`, from the runs that are stored.
+    """Judge all claims of `conf/claim` from the stored runs.
 
-    names: the names of stored runs; where these show that no run of a claim is stored, it is not
+    names: the names of stored runs. If they show that no run of a claim is stored, the claim is not
         composed, and counts as not run even if its runs would be unavailable.
     """
 
@@ -178,7 +178,7 @@ def cells_of_claims(
 
 
 def tests_of(judgement: Judgement) -> int:
-    """How many tests of the family belong to a claim, whether its runs are sealed or not."""
+    """Return how many tests of the family belong to a claim, whether or not its runs are sealed."""
     if judgement.claim.untestable:
         return 0
     return 3 if judgement.claim.direction is Direction.EQUAL else 2
@@ -193,7 +193,7 @@ def _measured(
     profile: Profile,
     one_token: RecordsBeside | None,
 ) -> Judgement:
-    """The claim with its evidence, or with the reason why there is none."""
+    """Return the claim with its evidence, or with the reason why there is none."""
     command = f"{COMMAND} {claim.name} {profile.flags} --run"
     runs = tuple(distinct_runs(planned))
 
@@ -224,7 +224,10 @@ def _measured(
 def _bar(
     claim: Claim, trained: Sequence[Sides], one_token: RecordsBeside | None
 ) -> tuple[ClaimVerdict, str]:
-    """Why the effect of a claim gives no verdict; not settled and no reason if it may."""
+    """Return the verdict and reason that keep a claim from being tested.
+
+    Not settled and no reason if nothing does.
+    """
     found = (ClaimVerdict.NOT_SETTLED, "")
     if is_about_training(claim, trained[0]) and len(trained) < FEWEST_TRAININGS:
         number = "one training" if len(trained) == 1 else f"{len(trained)} trainings"
@@ -244,8 +247,9 @@ def _bar(
 
 
 def is_about_training(claim: Claim, sides: Sides) -> bool:
-    """Whether the two sides use different weights, and the metric depends on them: a target's
-    verified text does not depend on the drafter.
+    """Return whether the two sides use different weights and the metric depends on them.
+
+    A target's verified text does not depend on the drafter.
     """
     if claim.is_difference and all(map(is_speculative, records_of(sides.ours.planned))):
         return False
@@ -253,7 +257,7 @@ def is_about_training(claim: Claim, sides: Sides) -> bool:
 
 
 def _tests(judgement: Judgement) -> PValues:
-    """The two tests of a claim, before correction."""
+    """Return the p-values of a claim's tests, before correction."""
     claim, evidence = judgement.claim, judgement.evidence
     if evidence is None:
         return PValues()
@@ -274,7 +278,7 @@ def _tests(judgement: Judgement) -> PValues:
 
 
 def _judged(raw: Judgement, tests: PValues, level: float) -> Judgement:
-    """The judgement with its verdict; `level` is the strictest level of the family."""
+    """Return the judgement with its verdict; `level` is the strictest level of the family."""
     if raw.evidence is None or raw.sides is None or raw.verdict is not ClaimVerdict.NOT_SETTLED:
         return raw
     verdict, why = _verdict(raw.claim, raw.evidence, tests)
@@ -302,7 +306,7 @@ def _verdict(claim: Claim, evidence: Effect, tests: PValues) -> tuple[ClaimVerdi
 
 
 def _verdict_of_size(claim: Claim, evidence: Effect, stated: float) -> tuple[ClaimVerdict, str]:
-    """How a shown effect compares with the printed one."""
+    """Compare a shown effect with the printed one, and return verdict and reason."""
     size, (low, high) = effect_text(claim, stated), claim.band
     if evidence.low <= stated <= evidence.high:
         if low <= evidence.low and evidence.high <= high:
@@ -326,7 +330,7 @@ def _verdict_of_equality(claim: Claim, tests: PValues) -> tuple[ClaimVerdict, st
 
 
 def effect_text(claim: Claim, value: float) -> str:
-    """An effect with its unit."""
+    """Return an effect with its unit as text."""
     return f"{value:+.1f} points" if claim.is_difference else f"× {value:.3g}"
 
 
@@ -334,11 +338,11 @@ def effect_text(claim: Claim, value: float) -> str:
 
 
 def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int | None:
-    """Items a run so that the smallest effect worth seeing is found with `POWER`; None where the
-    pilot's items do not differ at all.
+    """Return the items a run needs to find the smallest effect worth seeing with `POWER`.
 
-    Scores: from the share of discordant items (Connor 1987), smoothed by one item more each way.
-    Other numbers: from the standard error. Equivalence: two one-sided tests, no true difference.
+    None if the pilot's items do not differ at all. Scores: from the share of discordant items
+    (Connor 1987), smoothed by one more item each way. Other numbers: from the standard error.
+    Equivalence: two one-sided tests, no true difference.
     runs: runs of a side, whose items share the work. level: of the test.
     """
     from scipy.special import ndtri

@@ -14,7 +14,7 @@ LEAST_P = 0.0001  # smaller ones are not told apart
 
 
 def row(judgement: Judgement) -> tuple[str, ...]:
-    """One judgement under `HEADS`; n is the items of one run, p is after Holm's correction."""
+    """Return one judgement under `HEADS`; n: items of one run, p: after Holm's correction."""
     evidence = judgement.evidence
     if evidence is None:
         return (judgement.claim.name, judgement.verdict, NOTHING, NOTHING, NOTHING, judgement.why)
@@ -31,7 +31,7 @@ def row(judgement: Judgement) -> tuple[str, ...]:
 
 
 def interval_text(judgement: Judgement) -> str:
-    """The effect with its interval; empty if there is none."""
+    """Return the effect with its interval as text; empty if there is none."""
     evidence, claim = judgement.evidence, judgement.claim
     if evidence is None:
         return ""
@@ -41,23 +41,23 @@ def interval_text(judgement: Judgement) -> str:
 
 
 def verdict_text(judgement: Judgement) -> str:
-    """The verdict with the effect, for a sentence: "contradicted, -6.0 [-8.3, -3.5] points"."""
+    """Return the verdict and effect for a sentence: "contradicted, -6.0 [-8.3, -3.5] points"."""
     return ", ".join(filter(None, (str(judgement.verdict), interval_text(judgement))))
 
 
 def command(claim: Claim, results: str = "") -> str:
-    """The one command that prints a claim's verdict from stored runs."""
+    """Return the one command that prints a claim's verdict from stored runs."""
     return f"{COMMAND} {claim.name}{results}"
 
 
 def counts_text(judgements: Sequence[Judgement]) -> str:
-    """How many claims have each verdict: "3 confirmed, 1 contradicted"."""
+    """Return how many claims have each verdict: "3 confirmed, 1 contradicted"."""
     counts = Counter(one.verdict for one in judgements)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in ClaimVerdict if counts[verdict])
 
 
 def details(judgement: Judgement) -> Iterator[str]:
-    """Everything about one claim, line by line."""
+    """Yield everything about one claim, line by line."""
     claim, evidence = judgement.claim, judgement.evidence
     yield f"“{claim.sentence}” ({claim.stands})"
     yield f"{judgement.verdict}: {judgement.why}"
@@ -76,12 +76,12 @@ def details(judgement: Judgement) -> Iterator[str]:
 
 
 def differing(keys: dict[str, str], other: dict[str, str]) -> str:
-    """The facet values of a side that the other side has not."""
+    """Return the facet values of a side that the other side does not have."""
     return ", ".join(name for facet, name in keys.items() if other[facet] != name)
 
 
 def power_text(judgement: Judgement) -> str:
-    """The items that are needed to see the smallest effect worth seeing."""
+    """Return how many items are needed to see the smallest effect worth seeing, as text."""
     claim = judgement.claim
     size = effect_text(claim, claim.beyond(1)).lstrip("+")
     return (

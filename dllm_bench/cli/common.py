@@ -78,7 +78,7 @@ def positive_int(text: str) -> int:
 
 
 def positive_ints(text: str) -> tuple[int, ...]:
-    """Whole numbers above zero, separated by commas."""
+    """Parse whole numbers above zero, separated by commas."""
     return tuple(positive_int(part) for part in text.split(","))
 
 

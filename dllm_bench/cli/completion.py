@@ -130,7 +130,7 @@ def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
 
 
 def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
-    """The dotted names of all settings of a run with some choices, from its yaml files."""
+    """Yield the dotted names of all settings of a run with some choices, from its yaml files."""
     from dllm_bench.store.groups import default_settings
 
     chosen_by_default = (one for one in read("run.yaml")["defaults"] if isinstance(one, dict))

@@ -109,7 +109,7 @@ def gpu_lines(arguments: Namespace) -> Iterator[Line]:
 
 
 def machine_lines(paths: Paths) -> Iterator[Line]:
-    """The report on everything but models; `paths` is the configuration group of that name."""
+    """Report on everything but models; `paths` is the configuration group of that name."""
     yield from python_lines()
     yield from package_lines()
     yield from device_lines()
@@ -119,7 +119,7 @@ def machine_lines(paths: Paths) -> Iterator[Line]:
 
 
 def python_lines() -> Iterator[Line]:
-    """Python, this package and the machine."""
+    """Report on Python, this package and the machine."""
     python = f"{platform.python_version()} ({sys.executable})"
     supported = sys.version_info >= (3, 11)
     yield OK if supported else REQUIRED_MISSING, "python", python
@@ -131,7 +131,7 @@ def python_lines() -> Iterator[Line]:
 
 
 def package_lines() -> Iterator[Line]:
-    """Required and optional packages."""
+    """Report on required and optional packages."""
     for name in REQUIRED:
         installed = installed_version(name)
         missing = (REQUIRED_MISSING, name, "not installed; run make again")
@@ -143,7 +143,7 @@ def package_lines() -> Iterator[Line]:
 
 
 def device_lines() -> Iterator[Line]:
-    """The devices torch can use, and its threads."""
+    """Report on the devices torch can use, and its threads."""
     if find_spec("torch") is None:
         return
     import torch  # `package_lines` states that it is missing; importing it at the top would fail
@@ -159,7 +159,7 @@ def device_lines() -> Iterator[Line]:
 
 
 def kernel_line(has_cuda: bool) -> Line:
-    """Whether this package's Triton kernels run; they are tried on two rows of logits."""
+    """Report whether this package's Triton kernels run, by trying them on two rows of logits."""
     import torch
 
     from dllm_bench.decoding import fused  # imports torch
@@ -172,7 +172,7 @@ def kernel_line(has_cuda: bool) -> Line:
 
 
 def asset_lines() -> Iterator[Line]:
-    """The embedded models: present, and how large."""
+    """Report which embedded models are present, and how large they are."""
     if find_spec("torch") is None:
         return
     from dllm_bench.models.sources import SHIPPED_MODELS  # imports torch
@@ -191,7 +191,7 @@ def asset_lines() -> Iterator[Line]:
 
 
 def path_lines(paths: Paths) -> Iterator[Line]:
-    """The results directory and the data directory."""
+    """Report on the results directory and the data directory."""
     results = results_directory(paths.results)
     yield OK, "results", str(results.absolute())
     if not supports_flock(results):
@@ -210,7 +210,7 @@ def path_lines(paths: Paths) -> Iterator[Line]:
 
 
 def sandbox_lines() -> Iterator[Line]:
-    """How generated code would be isolated from this machine."""
+    """Report how generated code would be isolated from this machine."""
     try:
         steps = ", ".join(isolation())
         yield OK, "sandbox", f"{steps}; {CONSENT_VARIABLE}=1 allows generated code"

@@ -115,7 +115,7 @@ def gpu_lines(fake: bool, quick: bool, out: Path | None) -> Iterator[Line]:
 
 
 def run_step(name: str, check: GpuCheck) -> dict[str, Any]:
-    """State, facts and problems of a step."""
+    """Run a step, and return its state, facts and problems."""
     if check.fake and name in NEED_CUDA:
         return {"state": SKIPPED, "why": NEED_CUDA[name]}
     started = time.monotonic()
@@ -140,7 +140,7 @@ def in_words(entry: Mapping[str, Any]) -> str:
 
 
 def machine_facts(check: GpuCheck) -> Found:
-    """Device, driver and packages; on a CUDA device the kernels have to work."""
+    """Report device, driver and packages; on a CUDA device the kernels have to work."""
     found = {**machine(check.device), **packages()}
     broken = not check.fake and not all(fused.works(dtype) for dtype in fused.DTYPES)
     return found, ["the Triton kernels do not work, logits are read in several passes"] * broken
@@ -262,12 +262,12 @@ def rounds(check: GpuCheck) -> Found:
 
 
 def traced_graphs() -> int:
-    """Graphs that torch.compile has traced in this process."""
+    """Return the number of graphs that torch.compile has traced in this process."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def launches(model: TransformerDenoiser, one: RoundShape, k: int, window: int) -> float:
-    """Kernels and graphs that the host starts in a round."""
+    """Count the kernels and graphs that the host starts in a round."""
     profiler = torch.profiler
     with profiler.profile(activities=[*profiler.ProfilerActivity]) as seen:
         made = random_rounds(model, one.prefix, k, window, PROFILED)
@@ -275,7 +275,7 @@ def launches(model: TransformerDenoiser, one: RoundShape, k: int, window: int) -
 
 
 def memory(check: GpuCheck) -> Found:
-    """Peak memory of Dream-7B's shape, compared with its weights, K/V and logits."""
+    """Compare the peak memory of Dream-7B's shape with that of its weights, K/V and logits."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -341,14 +341,14 @@ def embedded(name: str, device: str, dtype: str) -> LoadedModel:
 
 
 def requests(model: LoadedModel) -> Sequence[Request]:
-    """Questions of different lengths."""
+    """Return questions of different lengths."""
     said = "Tom has {} apples. He buys {} more. " + "He eats one. " * 2 + "How many has he now?"
     texts = [said.format(9**count, count) for count in range(1, BATCH + 1)]
     return [Request(text, tuple(model.encode(text)), NEW, seed=i) for i, text in enumerate(texts)]
 
 
 def margin_at_difference(name: str, law: Generation, other: Generation) -> float:
-    """Difference of the two largest probabilities where two texts first differ, on the CPU."""
+    """Return the two largest probabilities' difference where two texts first differ, on the CPU."""
     pairs = zip(law.ids, law.born, other.ids, other.born, strict=False)
     apart = [i for i, (a, b, c, d) in enumerate(pairs) if (a, b) != (c, d)]
     if not apart:  # one text is the beginning of the other

@@ -75,7 +75,7 @@ def missing_lines(spec: ModelSpec) -> Iterator[Line]:
 
 
 def server_text(model: ModelGroup) -> str:
-    """That the server answers, and the models it lists; raises if it does not answer."""
+    """Say that the server answers and which models it lists; raise if it does not answer."""
     with closing(Client(engine_of(model))) as client:
         names = ", ".join(client.model_names())
     return f"{model.url} answers; it lists {names or 'no models'}: choose with model.name=NAME"
@@ -115,7 +115,7 @@ def manifest_line(source: str) -> Line:
 
 
 def architecture_lines(checkpoint: Inspection) -> Iterator[Line]:
-    """Adapter, form of attention, number of parameters and dtypes."""
+    """Report adapter, form of attention, number of parameters and dtypes."""
     opened = checkpoint.opened
     form = opened.attention_form.replace("_", "-")
     block = f" over blocks of {opened.spec.block}" if opened.spec.block else ""
@@ -127,7 +127,7 @@ def architecture_lines(checkpoint: Inspection) -> Iterator[Line]:
 
 
 def text_lines(checkpoint: Inspection) -> Iterator[Line]:
-    """Special token ids with their texts, and the chat template."""
+    """Report the special token ids with their texts, and the chat template."""
     yield OK, "special ids", ", ".join(f"{r} {text}" for r, text in checkpoint.named_ids().items())
     if checkpoint.text.tokenizer is None:
         text = "no tokenizer files next to the weights; requests need text"

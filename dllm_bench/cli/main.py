@@ -206,7 +206,7 @@ def parser_of_names(
 
 
 def command_named(command: str) -> Any:
-    """The module of a command, imported now; its entry in `KINDS` if the module has several."""
+    """Import the module of a command; if it has several, return the command's entry in `KINDS`."""
     name, _, kind = command.partition(" ")
     module = import_module(f"dllm_bench.cli.{MODULES.get(name, name.replace('-', '_'))}")
     return getattr(module, "KINDS", {}).get(kind or name, module)

@@ -62,7 +62,7 @@ class DecodingOrderPainter:
         self.styles = [forward_style(i, len(order.steps)) for i in range(len(order.steps))]
 
     def everything(self, canvas: bool) -> RenderableType:
-        """Headline, text, forwards, legend; with `canvas`, then the canvas after every forward."""
+        """Return headline, text, forwards, legend; with `canvas`, also the canvas by forward."""
         parts: list[RenderableType] = [self.headline(), Text(), self.text(), Text()]
         parts += [self.forwards(), Text(), self.legend()]
         for index in range(len(self.order.steps) if canvas else 0):

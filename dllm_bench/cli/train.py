@@ -71,14 +71,14 @@ def add_benchmarks(parser: ArgumentParser, text: str) -> None:
 
 
 def given_fields(arguments: Namespace, job: Any) -> dict[str, Any]:
-    """The fields of a job that options were given for."""
+    """Return those fields of a job for which options were given."""
     names = {field.name for field in fields(job)} & set(vars(arguments))
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     return {name: tuple(v) if name == "benchmarks" else v for name, v in given.items()}
 
 
 def model_here(config: RunConfig) -> ModelGroup:
-    """The model with the hardware of this machine."""
+    """Resolve the model with the hardware of this machine."""
     return inputs.resolve_model(config.model, inputs.resolve_hardware(config.hardware))
 
 
@@ -216,7 +216,7 @@ def train_drafter(arguments: Namespace) -> int:
 
 
 def drafter_job(arguments: Namespace) -> DrafterJob:
-    """The job of the kind of drafter, with the options that were given."""
+    """Make the job for the kind of drafter, with the options that were given."""
     from dllm_bench.training.drafters import KINDS
 
     job = KINDS[arguments.drafter]

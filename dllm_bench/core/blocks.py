@@ -47,7 +47,7 @@ class BlockGrid:
         return len(ends) - (-rest // self.block)
 
     def start(self, n: int) -> int:
-        """Canvas position at which block `n` begins and block n - 1 ends."""
+        """Return the canvas position at which block `n` begins and block n - 1 ends."""
         known = min(n, len(self.ends))
         base = self.ends[known - 1] if known else self.origin
         return min(base + (n - known) * self.block, self.length)
@@ -96,7 +96,7 @@ class BlockProgress:
         return stays == LEFT if stays else self.masks_left(n) == 0
 
     def all_finished(self, opened: int) -> bool:
-        """Whether the first `opened` blocks are finished."""
+        """Return whether the first `opened` blocks are finished."""
         return max(self.stays, default=0) <= 0 and self.finished >= min(opened, self.grid.blocks)
 
     def open_masks(self, opened: int) -> int:
@@ -135,7 +135,7 @@ class Window:
         return replace(self, visible_K=None).take(j.reshape(1))
 
     def until(self, end: Tensor) -> Window:
-        """The window whose open block ends at `end` (0-d int64)."""
+        """Return the window whose open block ends at `end` (0-d int64)."""
         position_W = constant(range(self.start, self.stop), self.eligible_KW.device)
         return replace(self, eligible_KW=self.eligible_KW & (position_W < end), end=end)
 
@@ -168,7 +168,7 @@ class Window:
         return values_KX[:, : self.width] if values_KX.shape[1] > self.width else values_KX
 
     def forced(self, where_KW: Tensor, fallback_KW: Tensor) -> Tensor:
-        """`fallback` in the blocks that must progress and have no position in `where`, (K, W)."""
+        """Return `fallback` in the blocks that must progress and have none of `where`, (K, W)."""
         chosen_KN1, fallback_KNP = self.blocks(where_KW).any(-1, True), self.blocks(fallback_KW)
         if self.must_KN is not None:
             fallback_KNP = fallback_KNP & self.must_KN[..., None]

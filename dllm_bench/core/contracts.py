@@ -52,22 +52,25 @@ class MaskedPiece(Piece):
         return "masked"
 
     def on_start(self, round: Round) -> None:
-        """Before the wait, K branches: ask for values that the host needs (`Round.ask`)."""
+        """Ask for values that the host needs (`Round.ask`); called before the wait, K branches."""
 
     def on_plan(self, round: Round) -> None:
-        """After the cache's plan: replace `round.plan`, for example to limit which positions are
-        visible."""
+        """Replace `round.plan`, for example to limit which positions are visible.
+
+        Called after the cache's plan.
+        """
 
     def on_scores(self, round: Round) -> None:
-        """After the scores, for all K branches: store information from the logits in
-        `round.state.memo`, which follows the branch that continues.
+        """Store information from the logits in `round.state.memo`; called after the scores.
+
+        It is called for all K branches; the memo follows the branch that continues.
         """
 
     def on_commit(self, round: Round) -> None:
-        """After the commit, K = 1: revise, remember, cut, insert, keep the open block open
-        (`HOLD`).
+        """Revise, remember, cut, insert, or keep the open block open (`HOLD`).
 
-        Positions committed by this forward have `born_KL` = `state.forwards`.
+        Called after the commit, K = 1. Positions committed by this forward have `born_KL` =
+        `state.forwards`.
         """
 
 
@@ -227,7 +230,7 @@ class Scores:
         return {name: value for name, value in values.items() if value is not None}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Scores:
-        """Scores of `function` of every tensor that is present, called once for each of them."""
+        """Apply `function` to every tensor that is present, once to each, and return the scores."""
         once = cache(function)  # tensors are equal as keys if they are the same
         return replace(self, **{name: once(value) for name, value in self.tensors().items()})
 

@@ -169,7 +169,7 @@ class ForwardPlan:
         return self.store[0] < self.store[1]
 
     def positions(self, device: torch.device) -> Tensor:
-        """Canvas position of every row that a branch feeds, int64 (fed,)."""
+        """Return the canvas position of every row that a branch feeds, int64 (fed,)."""
         if self.sets is not None:
             return self.sets.feed_F
         return fed_positions(self.feed, self.added, device)

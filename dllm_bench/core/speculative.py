@@ -44,7 +44,7 @@ class Target(Denoiser, Protocol):
         """Return logits (..., V) of normalised hidden states (..., H)."""
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        """Weights (N, H) of the head for these tokens."""
+        """Return the weights (N, H) of the head for these tokens."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,9 @@ class BlockNetwork(Protocol):
     def block(
         self, context: Context, slots: int, first: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states (D, H) and logits (D, V) of the slots that predict a token, or of all from
-        `first` on.
+        """Return hidden states (D, H) and logits (D, V) of the slots that predict a token.
+
+        first: return those of all slots from this one on instead.
         """
 
     def transition(
@@ -233,9 +234,9 @@ class BlockNetwork(Protocol):
         of the slot's candidates `ids`."""
 
     def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
-        """Logit (...) of the probability that a slot's token is accepted if all before it are.
+        """Return the logit (...) of the probability that a token is accepted if all before it are.
 
-        Of slots with hidden states (..., H) after the tokens (...).
+        Its slot has the hidden state (..., H) and comes after the token (...).
         """
 
 

@@ -161,8 +161,10 @@ class DecodeState:
         self.fill(where_KW & self.masked_KL[:, start:stop], ids_KW, start)
 
     def fill(self, where_KW: Tensor, ids_KW: Tensor, start: int = 0) -> None:
-        """`commit` at positions that are known to be masked, of the first branches if `where` has
-        fewer."""
+        """Do what `commit` does, at positions that are known to be masked.
+
+        If `where` has fewer branches than the state, only the first ones are filled.
+        """
         span = slice(len(where_KW)), slice(start, start + where_KW.shape[1])
         tokens_KW, born_KW = self.tokens_KL[span], self.born_KL[span]
         where_KW = where_KW & (ids_KW != self.special.mask)
@@ -179,11 +181,11 @@ class DecodeState:
     ) -> None:
         """Mask committed positions again, and write `ids` over committed ones.
 
-        The tensors cover the W positions from `start` on. Prompt positions stay as they are, and so
-        do masked positions that are not in `show`. At masked positions in `show` the input token
-        becomes `ids`; they still count as masked, unless `write` is also true, which commits them.
-        Writing the mask id masks a position again. Masking a position that the current forward
-        committed is not counted as a change.
+        The tensors cover the W positions from `start` on. Prompt positions do not change, nor do
+        masked positions outside `show`. Masked positions in `show` get `ids` as their input token
+        and still count as masked; if `write` is also true, they are committed. Writing the mask id
+        masks a position again. Masking a position that the current forward committed is not counted
+        as a change.
         """
         assert self.changes_KL is not None
         span = slice(start, start + remask_KW.shape[1])

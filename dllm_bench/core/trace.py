@@ -139,7 +139,7 @@ class Trace:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> Trace:
-        """Inverse of `columns`. Missing columns get their defaults."""
+        """Make a trace from what `columns` returned. Missing columns get their defaults."""
         rows = zip(*columns.values(), strict=True)
         return cls([_forward(dict(zip(columns, row, strict=True))) for row in rows])
 
@@ -160,7 +160,7 @@ def _stored(value: Any) -> Any:
 
 
 def _forward(row: dict[str, Any]) -> Forward:
-    """Inverse of `_stored` for a row."""
+    """Make a forward from a row written by `_stored`."""
     lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
     if "changes" in lists:
         lists["changes"] = tuple(Change(*change) for change in lists["changes"])

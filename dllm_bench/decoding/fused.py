@@ -24,7 +24,7 @@ WARPS = 8  # of 32 threads with 32 logits each: 64 registers on an H200, nothing
 
 
 def available(logits: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Whether the kernels can take these logits: by their device and dtype, and by Triton.
+    """Return whether the kernels accept these logits: their device and dtype, and Triton's state.
 
     dtype: what logits are rounded to first, their own if None.
     """
@@ -33,8 +33,9 @@ def available(logits: Tensor, dtype: torch.dtype | None = None) -> bool:
 
 @cache
 def works(dtype: torch.dtype, to: torch.dtype | None = None, device: str = "cuda") -> bool:
-    """Whether the kernels run on logits of `dtype` that are rounded to `to`, and agree with torch:
-    tried once, on two rows.
+    """Return whether the kernels run on logits of `dtype` rounded to `to`, and agree with torch.
+
+    Tried once, on two rows.
     """
     try:
         compare_kernels(device, dtype, to or dtype)
@@ -70,7 +71,7 @@ def compare_kernels(device: str, dtype: torch.dtype, to: torch.dtype) -> None:
 def row_statistics(
     logits_RV: Tensor, entropy: bool, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """best_R, index_R (int64, the first of equal ones), sum_R; sum of p ln p if `entropy`.
+    """Return best_R, index_R (int64, the first of equal ones), sum_R; sum of p ln p if `entropy`.
 
     dtype: what logits are rounded to first, their own if None; sums are float64 if it is, else
     float32. A token at -inf adds nothing to the sums. The sums of a row with a nan are nan, those
@@ -94,7 +95,7 @@ def row_statistics(
 def neg_entropy(
     logits_RV: Tensor, best_R: Tensor, sum_R: Tensor, dtype: torch.dtype, eps: float
 ) -> Tensor:
-    """Sum of p ln(p + eps) over each row, in nats, every step rounded to `dtype`: (R,) of it.
+    """Return the sum (R,) of p ln(p + eps) over each row, in nats, every step rounded to `dtype`.
 
     best_R, sum_R: what `row_statistics` found for the dtype.
     """
@@ -109,11 +110,11 @@ def neg_entropy(
 
 
 def keep_top_p(logits_RV: Tensor, top_p: float) -> Tensor:
-    """`numerics.keep_top_p` of rows of float32 or shorter, by a search for the least token kept.
+    """Apply `numerics.keep_top_p` to rows of float32 or shorter: search for the least token kept.
 
-    It is the largest whose equals and betters sum to more than `top_p`. Each launch finds four
-    bits of its key from the sums over the parts that the one before wrote; of equals the lowest
-    ids stay.
+    It is the largest whose equals and betters sum to more than `top_p`. Each launch finds four bits
+    of its key from the sums over the parts that the one before wrote; of equals the lowest ids
+    stay.
     """
     from dllm_bench.decoding import kernels
 
@@ -138,7 +139,7 @@ def keep_top_p(logits_RV: Tensor, top_p: float) -> Tensor:
 
 
 def _rows(logits_RV: Tensor) -> tuple[int, int, tuple[Tensor, int, int]]:
-    """Number of rows, parts of a row, and the kernels' `rows`."""
+    """Return the number of rows, the number of parts of a row, and the kernels' argument `rows`."""
     rows, length = logits_RV.shape
     if logits_RV.stride(-1) != 1:
         logits_RV = logits_RV.contiguous()

@@ -70,7 +70,7 @@ def of_parts(
     TO: tl.constexpr,
     ENTROPY: tl.constexpr,
 ) -> None:
-    """Statistics of parts, of logits rounded to TO: one program per part of a row."""
+    """Compute statistics of parts, of logits rounded to TO: one program per part of a row."""
     program = tl.program_id(0)
     at_S = program % PARTS * SPAN + tl.arange(0, SPAN)
     logit_S = part_of(rows, program // PARTS, at_S, TO)
@@ -82,8 +82,10 @@ def of_parts(
 def of_rows(
     part_4RX: tl.tensor, of_row: tl.tuple, PARTS: tl.constexpr, ENTROPY: tl.constexpr
 ) -> None:
-    """Statistics of rows, the sum of p ln p in place of weighted sums, and again the index: one
-    program per row; P is PARTS rounded up to a power of two.
+    """Compute statistics of rows from those of their parts: one program per row.
+
+    The sum of p ln p replaces the weighted sums; the index is also stored as an integer. P is PARTS
+    rounded up to a power of two.
 
     of_row: statistics (4, R) and index (R,), int64.
     """
@@ -111,7 +113,7 @@ def entropy_of_parts(
     TO: tl.constexpr,
     EPS: tl.constexpr,
 ) -> None:
-    """Sum of p ln(p + EPS) over parts, in which every step is rounded to TO as torch does."""
+    """Sum p ln(p + EPS) over parts, rounding every step to TO as torch does."""
     program = tl.program_id(0)
     row, at_S = program // PARTS, program % PARTS * SPAN + tl.arange(0, SPAN)
     mass_S = tl.exp(part_of(rows, row, at_S, TO) - tl.load(best_R + row))
@@ -124,7 +126,7 @@ def entropy_of_parts(
 
 @triton.jit
 def key_of(value_S: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """Integers of BITS bits in the order of float32 numbers that need no more; -0 is 0."""
+    """Return integers of BITS bits in the order of float32 numbers that need no more; -0 is 0."""
     key_S = tl.where(value_S == 0, 0.0, value_S).to(tl.int32, bitcast=True)
     return tl.where(key_S < 0, key_S ^ 0x7FFFFFFF, key_S) >> (32 - BITS)
 
@@ -160,7 +162,7 @@ def mass_of_parts(
     BITS: tl.constexpr,
     SEARCHED: tl.constexpr,
 ) -> None:
-    """Mass of a part's tokens from each value of a digit on: one program per part of a row.
+    """Sum the mass of a part's tokens at or above each value of a digit: one program per part.
 
     search: best_R, sum_R, top_p; least_DR and mass_DXJ, which digit after digit fills.
     """
@@ -192,7 +194,7 @@ def equals_of_parts(
     SPAN: tl.constexpr,
     BITS: tl.constexpr,
 ) -> None:
-    """Mass of a part's tokens above the least key kept; mass of an equal one; number of equals."""
+    """Sum a part's mass above the least key kept; find the mass of an equal token; count those."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     best_R, sum_R, top_p, least_DR, mass_DXJ = search
     row = program // PARTS

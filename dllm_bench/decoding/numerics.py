@@ -28,13 +28,13 @@ Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 def dtype_of(logits: Tensor, precision: Precision) -> torch.dtype:
-    """The dtype `precision` names."""
+    """Return the dtype that `precision` names."""
     named: torch.dtype = logits.dtype if precision == "model" else getattr(torch, precision)
     return named
 
 
 def rounded(logits_KWV: Tensor, precision: Precision) -> Tensor:
-    """The logits in the dtype `precision` names."""
+    """Round the logits to the dtype that `precision` names."""
     return logits_KWV.to(dtype_of(logits_KWV, precision))
 
 
@@ -48,7 +48,7 @@ def forbid(logits: Tensor, ids: Iterable[int]) -> None:
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """The values in float32 if their dtype is shorter; float64 stays."""
+    """Return the values in float32 if their dtype is shorter; float64 stays."""
     return values if values.dtype.itemsize >= torch.float32.itemsize else values.float()
 
 
@@ -68,7 +68,7 @@ def read_logits(
     ids_KW: Tensor | None = None,
     eps: float = 0.0,
 ) -> Candidates:
-    """Token, probability and, if `entropy`, negative entropy of every row, in one pass.
+    """Return token, probability and, if `entropy`, negative entropy of every row, in one pass.
 
     ids_KW: the tokens to look up; None: the most probable ones. Entropy with `eps`, or in a dtype
     shorter than float32, is that of `neg_entropy`, rounded where the published form is: it takes a
@@ -92,14 +92,14 @@ def read_logits(
 def _published_entropy(
     logits_RV: Tensor, best_R: Tensor, sum_R: Tensor, dtype: torch.dtype, eps: float
 ) -> Tensor:
-    """`neg_entropy` (R,) of rows whose maximum and sum of exponentials are known."""
+    """Return `neg_entropy` (R,) of rows whose maximum and sum of exponentials are known."""
     if fused.available(logits_RV, dtype):
         return fused.neg_entropy(logits_RV, best_R, sum_R, dtype, eps)
     return torch.cat([neg_entropy(part.to(dtype), "model", eps) for part in _portions(logits_RV)])
 
 
 def _portions(logits_RV: Tensor) -> Sequence[Tensor]:
-    """The rows, on a CPU as many at a time as fit into its cache."""
+    """Split the rows, on a CPU into as many at a time as fit into its cache."""
     share = max(1, CACHED // logits_RV.shape[1])
     if logits_RV.device.type != "cpu" or logits_RV.shape[0] <= share:
         return (logits_RV,)
@@ -107,9 +107,10 @@ def _portions(logits_RV: Tensor) -> Sequence[Tensor]:
 
 
 def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
-    """Maximum, its index (the first of equal ones), and sums over each row rounded to `dtype`.
+    """Return each row's maximum, its index (the first of equal ones), and its sums.
 
-    The sums are of exp(x - max) and, if `entropy`, of p ln p. Each (R,), in float32 or float64.
+    Rows are rounded to `dtype`. The sums are of exp(x - max) and, if `entropy`, of p ln p. Each is
+    (R,), in float32 or float64.
     """
     if fused.available(logits_RV, dtype):
         return fused.row_statistics(logits_RV, entropy, dtype)
@@ -125,7 +126,7 @@ def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statisti
 
 
 def _passes(logits_RV: Tensor, entropy: bool, room: Tensor | None = None) -> Statistics:
-    """`statistics` of a few rows; `room` (2, R, V) is memory for intermediate results.
+    """Return `statistics` of a few rows; `room` (2, R, V) is memory for intermediate results.
 
     torch's softmax would lose digits in long rows (2e-5 at 131,072 tokens).
     """
@@ -142,9 +143,9 @@ def _passes(logits_RV: Tensor, entropy: bool, room: Tensor | None = None) -> Sta
 
 
 def argmax(values_XV: Tensor) -> Tensor:
-    """Index of the maximum over V, the first of equal ones, int64 (X,).
+    """Return the index of the maximum over V, the first of equal ones, int64 (X,).
 
-    On the CPU by NumPy, which is as fast as finding the value alone.
+    On the CPU NumPy finds it, as fast as the value alone.
     """
     if values_XV.device.type == "cpu" and values_XV.dtype != torch.bfloat16:
         return torch.from_numpy(values_XV.numpy().argmax(-1))
@@ -152,15 +153,15 @@ def argmax(values_XV: Tensor) -> Tensor:
 
 
 def top1(logits_KWV: Tensor, precision: Precision = "float32") -> tuple[Tensor, Tensor]:
-    """Most probable token and its probability: ids_KW int64, probability_KW."""
+    """Return the most probable token and its probability: ids_KW int64, probability_KW."""
     seen = read_logits(logits_KWV, precision)
     return seen.ids_KW, seen.probability_KW
 
 
 def neg_entropy(logits_KWV: Tensor, precision: Precision = "float32", eps: float = 0.0) -> Tensor:
-    """sum p ln(p + eps) of softmax(logits) in nats, (K, W); ids at -inf contribute 0.
+    """Return the sum of p ln(p + eps) of softmax(logits) in nats, (K, W); ids at -inf contribute 0.
 
-    As published, with every step rounded to the precision; `read_logits` is faster.
+    As published, every step is rounded to the precision; `read_logits` is faster.
     """
     probability_KWV = probabilities(logits_KWV, precision)
     if eps == 0:
@@ -169,13 +170,13 @@ def neg_entropy(logits_KWV: Tensor, precision: Precision = "float32", eps: float
 
 
 def probabilities(logits_KWV: Tensor, precision: Precision = "float32") -> Tensor:
-    """softmax(logits), (K, W, V), rounded to the precision."""
+    """Return softmax(logits), (K, W, V), rounded to the precision."""
     logits_KWV = rounded(logits_KWV, precision)
     return at_least_float32(logits_KWV).softmax(dim=-1).to(logits_KWV.dtype)
 
 
 def margin(logits_KWV: Tensor, precision: Precision = "float32") -> Tensor:
-    """Difference of the two largest probabilities, (K, W)."""
+    """Return the difference of the two largest probabilities, (K, W)."""
     logits_KWV = rounded(logits_KWV, precision)
     dtype, logits_KWV = logits_KWV.dtype, at_least_float32(logits_KWV)
     two_KW2 = logits_KWV.topk(2, dim=-1).values
@@ -187,15 +188,15 @@ def margin(logits_KWV: Tensor, precision: Precision = "float32") -> Tensor:
 
 
 def stable_top(values_KW: Tensor, n: int) -> Tensor:
-    """Indices (K, n) of the n largest values, ties to the lower position."""
+    """Return the indices (K, n) of the n largest values, ties to the lower position."""
     return values_KW.sort(dim=-1, descending=True, stable=True).indices[:, :n]
 
 
 def generator(state: DecodeState, use: str = "", device: str = "") -> torch.Generator:
-    """The generator of one forward's random numbers, seeded by the request's seed and the forward.
+    """Make the generator of one forward's random numbers.
 
-    use: names a stream other than the one of the tokens. device: where it draws, by default the
-    state's.
+    Its seed depends on the request's seed and the forward. use: names a stream other than the one
+    of the tokens. device: where it draws, by default the state's.
     """
     text = f"{state.seed}/{state.forwards}{use}".encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
@@ -205,19 +206,19 @@ def generator(state: DecodeState, use: str = "", device: str = "") -> torch.Gene
 def draw(
     logits_KWV: Tensor, temperature: float, numbers: torch.Generator, window: Window
 ) -> Tensor:
-    """Tokens (K, W) drawn from softmax(logits / temperature): argmax of l - T ln(-ln U)."""
+    """Draw tokens (K, W) from softmax(logits / temperature): argmax of l - T ln(-ln U)."""
     return argmax(add_gumbel(logits_KWV, temperature, numbers, window))
 
 
 def add_gumbel(
     values_KX: Tensor, temperature: float, numbers: torch.Generator, window: Window
 ) -> Tensor:
-    """values + T * Gumbel noise; the n largest are n draws without replacement from
-    softmax(values / T).
+    """Add Gumbel noise, times the temperature T, to the values.
 
-    Each window position has its own uniform number, whichever rows are given, and all branches
-    share it, so what the base draws does not depend on the number of branches. Uniform numbers have
-    the precision of the values, float32 at least: 24 bits, which cut Gumbel noise at 16.6.
+    The n largest results are n draws without replacement from softmax(values / T). Each window
+    position has its own uniform number, whichever rows are given, and all branches share it, so
+    what the base draws does not depend on the number of branches. Uniform numbers have the
+    precision of the values, float32 at least: 24 bits, which cut Gumbel noise at 16.6.
     """
     values_KX = at_least_float32(values_KX)
     shape = (window.width, *values_KX.shape[2:])
@@ -230,7 +231,7 @@ def add_gumbel(
 
 
 def keep_top_p(logits_KWV: Tensor, top_p: float, released_ties: bool = False) -> Tensor:
-    """-inf at tokens whose more probable tokens already sum to more than `top_p`; 1 drops nothing.
+    """Set tokens to -inf if more probable ones already sum to more than `top_p`; 1 drops nothing.
 
     The most probable one stays. Of equal tokens the earlier ones count as more probable, or, with
     `released_ties`, those that torch.sort returns first.
@@ -259,7 +260,7 @@ def keep_top_p(logits_KWV: Tensor, top_p: float, released_ties: bool = False) ->
 
 
 def _keep_top_p_sorted(logits_KWV: Tensor, top_p: float) -> Tensor:
-    """`keep_top_p` in the order of torch.sort, which is not stable, in the logits' own dtype."""
+    """Apply `keep_top_p` in torch.sort's order, which is not stable, in the logits' own dtype."""
     sorted_KWV, order_KWV = torch.sort(logits_KWV, dim=-1, descending=True)
     beyond_KWV = sorted_KWV.softmax(dim=-1).cumsum(dim=-1) > top_p
     beyond_KWV = torch.nn.functional.pad(beyond_KWV[..., :-1], (1, 0))
@@ -268,13 +269,13 @@ def _keep_top_p_sorted(logits_KWV: Tensor, top_p: float) -> Tensor:
 
 
 def descending(values_X: Tensor) -> Tensor:
-    """Sorted along the last dimension, largest first; on the CPU by NumPy, 20 times faster."""
+    """Sort along the last dimension, largest first; on the CPU by NumPy, 20 times faster."""
     if values_X.device.type == "cpu":
         return torch.from_numpy(np.sort(values_X.numpy(), axis=-1)).flip(-1)
     return torch.sort(values_X, dim=-1, descending=True).values
 
 
 def keep_top_k(logits_KWV: Tensor, top_k: int) -> Tensor:
-    """-inf below the `top_k`-th largest logit; tokens equal to it stay."""
+    """Set logits below the `top_k`-th largest to -inf; tokens equal to it stay."""
     least_KW1 = logits_KWV.topk(min(top_k, logits_KWV.shape[-1]), dim=-1).values[..., -1:]
     return logits_KWV.masked_fill(logits_KWV < least_KW1, -torch.inf)

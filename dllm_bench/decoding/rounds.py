@@ -40,8 +40,11 @@ class WindowTracker:
         stays: Sequence[int] = (),
         ends: Sequence[int] = (),
     ) -> list[BlockProgress]:
-        """Every branch at the beginning of a round; `masks`: `masks_per_block` of the last window,
-        flattened; `ends`: where blocks end that a piece has ended in that round."""
+        """Return the progress of every branch at the beginning of a round.
+
+        masks: `masks_per_block` of the last window, flattened. ends: where blocks end that a piece
+        ended in that round.
+        """
         self.grid = replace(self.grid, length=length, ends=(*self.grid.ends, *ends))
         opened, branches = self.opened[winner], len(closed)
         parts = zip(in_parts(masks, branches), closed, in_parts(stays, branches), strict=True)
@@ -53,8 +56,9 @@ class WindowTracker:
     def move(
         self, branches: Sequence[BlockProgress], opened: Sequence[int], masked_KL: Tensor
     ) -> Window:
-        """The next window: from the base's first unfinished block to the last open one of any
-        branch; `opened` blocks are open in each.
+        """Return the next window: from the base's first unfinished block to the last open block.
+
+        opened: how many blocks are open in each branch.
         """
         grid = self.grid
         ends = [grid.start(n) for n in opened]
@@ -84,7 +88,7 @@ class WindowTracker:
     def _must(
         self, branches: Sequence[BlockProgress], blocks: range, device: torch.device
     ) -> Tensor | None:
-        """Blocks of the window that must progress, (K, N); None: all."""
+        """Return which blocks of the window must progress, (K, N); None: all."""
         rows = [[self.schedule.must_progress(branch, n) for n in blocks] for branch in branches]
         return None if all(map(all, rows)) else to_device(rows, device)
 
@@ -96,7 +100,7 @@ def in_parts(values: Sequence[int], parts: int) -> list[Sequence[int]]:
 
 
 def masks_per_block(masked_KL: Tensor, window: Window) -> Tensor:
-    """Masks left in the blocks of a window, int64 (K, N)."""
+    """Count the masks left in the blocks of a window, int64 (K, N)."""
     masked_KW = window.of(masked_KL)
     if window.end is not None:
         masked_KW = masked_KW & window.eligible_KW
@@ -170,7 +174,7 @@ class RoundLog:
             self.rows[-1] |= self.kv.work._asdict()
 
     def trace(self, span: slice, revised: Sequence[tuple[Tensor, Tensor]]) -> Trace:
-        """One row per forward; a round lasts from its copy to the host to the next one.
+        """Return one row per forward; a round lasts from its copy to the host to the next one.
 
         revised: `Round.revised`, of a decoder that revises after every forward.
         """
@@ -185,7 +189,7 @@ class RoundLog:
         return Trace([Forward(**row) for row in self.rows])
 
     def generation(self, round: Round) -> Generation:
-        """All tokens of opened blocks, those after the first end token included."""
+        """Return all tokens of opened blocks, including those after the first end token."""
         request, state = round.request, round.state
         span = slice(state.prompt_len, self.open_end)
         ids = tuple(state.tokens_KL[-1, span].tolist())
@@ -198,7 +202,7 @@ class RoundLog:
 def changes_of(
     revised: Sequence[tuple[Tensor, Tensor]], span: slice
 ) -> Iterator[tuple[Change, ...]]:
-    """What each round changed on the canvas positions `span`, by the canvas after each."""
+    """Yield what each round changed on the canvas positions `span`, given the canvas after each."""
     if not revised:
         return
     tokens, born = zip(*revised, strict=True)

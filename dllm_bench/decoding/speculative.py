@@ -153,14 +153,14 @@ class Rejection(Verify):
 
     @staticmethod
     def acceptance_probability(tokens_D: Tensor, draft_DV: Tensor, target_RV: Tensor) -> Tensor:
-        """Probability (D,) that each token is accepted if all before it are."""
+        """Return the probability (D,) that each token is accepted if all before it are."""
         tokens_D1 = tokens_D[:, None]
         draft_D = draft_DV.gather(1, tokens_D1)[:, 0].clamp(min=TINY)
         return (target_RV[:-1].gather(1, tokens_D1)[:, 0] / draft_D).clamp(max=1)
 
     @staticmethod
     def next_distribution(count: Tensor, draft_DV: Tensor, target_RV: Tensor) -> Tensor:
-        """Probabilities (V,) of the token after `count` accepted ones."""
+        """Return the probabilities (V,) of the token after `count` accepted ones."""
         nothing_1V = torch.zeros_like(target_RV[:1])
         target_V = row_at(target_RV, count)
         residual_V = (target_V - row_at(torch.cat([draft_DV, nothing_1V]), count)).clamp(min=0)
@@ -194,7 +194,7 @@ class SpeculativeDecoder(ComposedDecoder):
     needs = needing(CAUSAL_MODEL)
 
     def prepare(self, model: Target, request: Request) -> Request:
-        """The request with what the pieces have to know beforehand; loads the drafter's network.
+        """Return the request with what the pieces must know beforehand; load the drafter's network.
 
         DllmBenchError if the model is not autoregressive or does not fit the drafter.
         """
@@ -209,7 +209,7 @@ class SpeculativeDecoder(ComposedDecoder):
         return DecoderSummary(drafts=True, uses_seed=drawn)
 
     def uniforms(self, request: Request, device: torch.device) -> Uniforms:
-        """The source of the request's random numbers, seeded by `request.seed`."""
+        """Return the source of the request's random numbers, seeded by `request.seed`."""
         generator = torch.Generator(device).manual_seed(request.seed)
         return lambda n: torch.rand(n, generator=generator, dtype=torch.float64, device=device)
 
@@ -276,7 +276,7 @@ class SpeculativeDecoder(ComposedDecoder):
             one.ahead_DV = logits_RV[len(verified.accepted) + 1 :]
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
-        """The draft after the committed tokens, before it is cut."""
+        """Draft after the committed tokens; the draft is not yet cut."""
         sampler = one.sampler
         if not self.verify.reads_probabilities:
             sampler = replace(sampler, temperature=0.0)
@@ -316,7 +316,7 @@ class SpeculativeDecoder(ComposedDecoder):
 
 
 def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan]) -> list[Tensor]:
-    """One forward of the target for all requests; its K/V are stored. Logits (R, V) of each.
+    """Run one forward of the target for all requests, store K/V, return each one's logits (R, V).
 
     A single request is fed as it is; several form a batch of unequal lengths.
     """
@@ -356,7 +356,7 @@ class _ActiveRequest:
     def start(
         cls, model: Target, request: Request, draft: Draft, sampler: Sampler
     ) -> _ActiveRequest:
-        """The prompt on a canvas with room for all that the last round may add."""
+        """Put the prompt on a canvas with room for all that the last round may add."""
         prompt = len(request.prompt_ids)
         room = prompt + request.max_new_tokens + draft.longest + 1
         host_1L = torch.full((1, room), model.special.mask)
@@ -419,8 +419,9 @@ class _ActiveRequest:
         self.ended = self.ended or first_end(tokens, self.model.special) is not None
 
     def _with_bytes(self, row: Forward) -> Forward:
-        """The row with what it reads of the target's cache and leaves in it; a drafter's is not
-        counted.
+        """Add the bytes that a row reads from the target's cache and leaves in it.
+
+        A drafter's cache is not counted.
         """
         if row.kind not in (ForwardKind.PREFILL, ForwardKind.VERIFY):
             return row
@@ -428,7 +429,7 @@ class _ActiveRequest:
         return replace(row, read_bytes=each * row.cached, kept_bytes=each * (row.cached + row.fed))
 
     def generation(self) -> Generation:
-        """All committed tokens; those beyond the limit are cut by the reason "length"."""
+        """Return all committed tokens; those beyond the limit are cut by the reason "length"."""
         ids = tuple(self.tokens_L[len(self.request.prompt_ids) :].tolist())
         cut = cut_reasons(ids, self.request.max_new_tokens, self.model.special)
         rows = zip(self.forwards, self.clock.spans_ms(), strict=True)
@@ -448,7 +449,7 @@ class _Verified(NamedTuple):
 def _copy_to_host(
     results: Sequence[VerifyResult], drafts: Sequence[Proposal]
 ) -> Iterator[_Verified]:
-    """What was verified for each request, in one copy for all; survival logits to 4 digits."""
+    """Copy what was verified for all requests to the host at once; survival logits to 4 digits."""
     joined, lengths = [], []
     for result, draft in zip(results, drafts, strict=True):
         decided = (result.count.reshape(1), result.bonus.reshape(1))

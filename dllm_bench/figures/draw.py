@@ -251,9 +251,10 @@ def panel_title(panel: Panel, room: int, common: str) -> str:
 
 
 def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Iterable[float]) -> None:
-    """Label the ticks of an axis with plain numbers, integers for integer values. A logarithmic
-    axis starts with 0 if a value is 0, and has a tick at each value if there are few. `values`:
-    those of all panels, which share the range.
+    """Label the ticks of an axis with plain numbers, integers for integer values.
+
+    A logarithmic axis starts with 0 if a value is 0, and has a tick at each value if there are few.
+    `values`: those of all panels, which share the range.
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -277,9 +278,11 @@ def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Iterable[flo
 
 
 def name_categories(ax: Axes, panel: Panel) -> None:
-    """Label the categories of the x axis, with the model and benchmark measured where there are
-    several, and with the earlier category that has the same runs; a category without a number
-    shows the reason. Several models: they are what was run, so their names come first.
+    """Label the categories of the x axis.
+
+    Where there are several models or benchmarks, a label names those measured; models come first,
+    as they are what was run. It also names the earlier category that has the same runs. A category
+    without a number shows the reason.
     """
     order, figure = panel.built.categories, panel.built.figure
     labels = figure.facet_labels(figure.draw.x.facet)

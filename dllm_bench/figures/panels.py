@@ -111,14 +111,14 @@ class Panel:
                     yield look, curve, not measured
 
     def switches(self) -> dict[float, str]:
-        """Place on the x axis -> replaced settings, for curves that mix settings."""
+        """Return place on the x axis -> replaced settings, for curves that mix settings."""
         mixed = (p for _, p in self.by_series(measured=True) if p.switched.nunique() > 1)
         marked = (p for points in mixed for p in points[points.switched != ""].itertuples())
         return {p.place: p.switched for p in marked if not isinstance(p.x, str)}
 
 
 def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
-    """Line and marker of a series, for `Axes.plot`."""
+    """Return a series' line and marker as arguments of `Axes.plot`."""
     return {
         "color": look.colour,
         "marker": look.marker,
@@ -176,7 +176,7 @@ def _hides(bar: tuple[float, float, float], other: tuple[float, int, int, float,
 
 
 def lines(ax: Axes, panel: Panel) -> None:
-    """One line per series."""
+    """Draw one line per series."""
     for look, points, reported in panel.curves():
         every = max(1, len(points) // MARKERS) if len(points) > MANY_POINTS else 1
         ax.plot(points.place, points.y, markevery=every, **line_settings(look, reported))
@@ -366,19 +366,19 @@ def bar_settings(look: style.Look) -> dict[str, Any]:
 
 
 def line_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
-    """Legend entry: a piece of the line with its marker."""
+    """Make a legend entry: a piece of the line with its marker."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **line_settings(look, reported))
 
 
 def mark_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
-    """Legend entry: the marker alone."""
+    """Make a legend entry: the marker alone."""
     return line_swatch(replace(look, line="none"), label, reported)
 
 
 def reported_swatch(label: str, on_bars: bool) -> Artist:
-    """Legend entry: how the paper's numbers are drawn."""
+    """Make a legend entry that shows how the paper's numbers are drawn."""
     from matplotlib.lines import Line2D
 
     plain = line_settings(style.Look(style.INK, "o"), reported=True)
@@ -386,14 +386,17 @@ def reported_swatch(label: str, on_bars: bool) -> Artist:
 
 
 def front_swatch() -> Artist:
-    """Legend entry: a piece of the Pareto front."""
+    """Make a legend entry: a piece of the Pareto front."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label="Pareto front", **FRONT_LINE)
 
 
 def box_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
-    """Legend entry: a piece of the bar; the paper's bars are diamonds, which have their own."""
+    """Make a legend entry: a piece of the bar.
+
+    The paper's numbers on bars are diamonds, which have an entry of their own.
+    """
     from matplotlib.patches import Patch
 
     return Patch(label=label, **bar_settings(look))
@@ -419,7 +422,7 @@ class PanelKind:
     """True if panels of one quantity have one y range."""
 
     def width(self, categories: int) -> float:
-        """Width of a panel with `categories` categories, in units of `style.PANEL_INCHES`."""
+        """Return the width of a panel of `categories` categories, in `style.PANEL_INCHES`."""
         return max(self.wide, self.per_category * categories)
 
 

@@ -103,9 +103,10 @@ def tokens_per_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def progress(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Committed positions against steps, both in percent of the text's positions, mean over
-    samples (CreditDecoding, figure 9). One token per step is the diagonal. Setting `every`: the
-    distance of the points in percent.
+    """Yield the share of committed positions by step, both in percent of the text's positions.
+
+    Mean over samples (CreditDecoding, figure 9). One token per step is the diagonal. Setting
+    `every`: the distance of the points in percent.
     """
     counts = [(committed_per_step(sample), len(sample.born)) for sample in run.samples]
     for percent in range(0, 101, settings["every"]):
@@ -114,7 +115,10 @@ def progress(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def step_of_position(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Step at which a position was committed, mean over samples (CreditDecoding, figure 8)."""
+    """Yield the step at which each position was committed, mean over samples.
+
+    CreditDecoding, figure 8.
+    """
     for position in range(max(len(sample.born) for sample in run.samples)):
         steps = [s.born[position] + 1 for s in run.samples if position < len(s.born)]
         committed = [step for step in steps if step > 0]
@@ -215,8 +219,9 @@ def probability(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def rank(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Rank of the final token (1: it is the candidate) at some positions of one text, by step up to
-    its commit; a panel per position.
+    """Yield the rank of the final token at some positions of one text, by step up to its commit.
+
+    Rank 1: it is the candidate. There is a panel per position.
     """
     for sample, replay in one_sample(run, settings):
         for position in chosen_positions(settings, len(sample.born)):
@@ -245,8 +250,9 @@ def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[Po
 
 
 def rank_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """By position and step of one text: log2 of the final token's rank; a point without value where
-    the position was committed.
+    """Yield log2 of the final token's rank, by position and step of one text.
+
+    A point without value marks where the position was committed.
     """
     for sample, replay in one_sample(run, settings):
         for position, committed in enumerate(sample.born):
@@ -259,7 +265,7 @@ def rank_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def probability_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """By position and step: probability of the final token, mean over the samples that have one."""
+    """Yield the final token's probability by position and step, mean over the samples with one."""
     values: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample, replay in run.replays:
         for position, committed in enumerate(sample.born):
@@ -292,12 +298,12 @@ def filter_loss(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
 
 def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Observed against predicted survival of draft prefixes, by bin of the prediction: a panel per
-    position of the draft, a series before and one after temperature scaling.
+    """Yield observed against predicted survival of draft prefixes, by bin of the prediction.
 
-    The prediction for a prefix is the product of the drafter's confidences up to its position (see
-    `metrics/calibration`). Temperatures are fitted on the first half of the samples; both series
-    are of the second half. Settings: `positions`, `bins`.
+    There is a panel per position of the draft, with a series before and one after temperature
+    scaling. The prediction for a prefix is the product of the drafter's confidences up to its
+    position (see `metrics/calibration`). Temperatures are fitted on the first half of the samples;
+    both series are of the second half. Settings: `positions`, `bins`.
     """
     stats = run.record.samples
     if stats.survival.isna().any():

@@ -97,7 +97,7 @@ class Daedal(InTurn):
         return BlockGrid(prompt_len, self.block, prompt_len, prompt_len + min(self.initial, new))
 
     def opened(self, branch: BlockProgress) -> int:
-        """None while the length is sought."""
+        """Return 0 blocks while the length is sought."""
         return 0 if HELD in branch.stays else super().opened(branch)
 
     def on_start(self, round: Round) -> None:
@@ -119,7 +119,7 @@ class Daedal(InTurn):
         return any(round.host.get(SIZING, ()))
 
     def _seek(self, flag: Tensor, round: Round) -> None:
-        """If `flag` (0-d bool), let the next forward only find the length, with no block open."""
+        """Let the next forward only find the length, with no block open, if `flag` (0-d bool)."""
         round.state.memo[HOLD] = flag.reshape(1) * HELD
         round.ask(SIZING, flag)
 

@@ -71,7 +71,7 @@ class DDTree(DFlash):
 def likeliest_tree(
     logits_NV: Tensor, budget: int, width: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens (D,) of the most probable prefixes of N slots, the most probable first, and parents.
+    """Return tokens (D,) of the most probable prefixes of N slots, best first, and parents.
 
     Parents are those of `Proposal`. D is `budget`, or the number of prefixes if there are fewer.
     width: tokens of a slot that are considered; None: as many as `budget`.

@@ -85,7 +85,7 @@ class DFlash(Draft):
         return self.drafter.on(target).new_cache(length)
 
     def slots_in(self, context: Context) -> int:
-        """Slots of the next block."""
+        """Return the number of slots of the next block."""
         return self._slots
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
@@ -101,7 +101,7 @@ class DFlash(Draft):
         return Proposal(*drawn, calls=1, fed=fed, cached=cached)
 
     def _first(self, slots: int) -> int | None:
-        """The first slot of a block of `slots` to draw from; None: the first that predicts."""
+        """Return the first slot of a block to draw from; None: the first that predicts."""
         return None
 
     def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:

@@ -266,7 +266,7 @@ class StepProfile:
         return (1 - part) / r0 + part / r1
 
     def rate(self, tokens: int) -> float:
-        """Steps per second."""
+        """Return the steps per second."""
         return 1 / self.step_s(tokens)
 
 

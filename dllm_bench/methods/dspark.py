@@ -100,7 +100,7 @@ def admit(probabilities: Probabilities, n: int) -> list[int]:
 
 
 def throughputs(probabilities: Probabilities, profile: StepProfile) -> list[float]:
-    """Θ_0, Θ_1, …: expected tokens per second with the n most likely tokens verified.
+    """Return Θ_0, Θ_1, …: expected tokens per second with the n most likely tokens verified.
 
     The list ends at the largest step in the profile; DllmBenchError if there are more requests than
     that.

@@ -70,7 +70,10 @@ class DriftTest:
     def __call__(
         self, query_AFE: Tensor, key_GXE: Tensor, scaling: float, mask_11FX: Tensor | None
     ) -> Tensor:
-        """Test the layer, and track a token for the next forward: what rows give it, (X,)."""
+        """Test whether the layer has drifted, and choose a token to track in the next forward.
+
+        Return the attention weights (X,) of that token's row.
+        """
         if self._is_whole:
             query_AFE = query_AFE.index_select(1, self.always_R)
             if mask_11FX is not None and mask_11FX.shape[2] > 1:

@@ -131,13 +131,16 @@ class Lookahead(Explore):
 
 
 def mean_of(confidence_KW: Tensor, masked_KW: Tensor) -> Tensor:
-    """Mean of the masked confidences (Eq. 2), (K,); 1 without any."""
+    """Return the mean of the masked confidences (Eq. 2), (K,); 1 if none is masked."""
     mean_K = (confidence_KW * masked_KW).sum(1) / masked_KW.sum(1)
     return mean_K.nan_to_num_(1.0, torch.inf, -torch.inf)
 
 
 def mean_lowest(confidence_KW: Tensor, masked_KW: Tensor, fraction: float) -> Tensor:
-    """Mean of the lowest `fraction` (one at least) of the masked confidences, (K,); 1 without."""
+    """Return the mean of the lowest `fraction` (at least one) of the masked confidences, (K,).
+
+    1 if none is masked.
+    """
     take_K = (masked_KW.sum(1) * fraction).long().clamp(min=1)
     low_KW = confidence_KW.masked_fill(~masked_KW, torch.inf).sort(dim=1).values
     taken_KW = constant(range(low_KW.shape[1]), low_KW.device) < take_K[:, None]

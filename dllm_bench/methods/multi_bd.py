@@ -130,7 +130,7 @@ class EditBlocks(Budgeted):
 
 
 def counted(key: MemoKey[Tensor], where_KW: Tensor, window: Window, state: DecodeState) -> Tensor:
-    """How many forwards `where` (bool) was true for, this one included, of each position (K, W)."""
+    """Count the forwards, with this one, in which `where` (bool) held at each position, (K, W)."""
     known_KL = state.recall(key, torch.long)
     count_KW = window.of(known_KL) + where_KW
     state.memo[key] = window.put(known_KL, count_KW)

@@ -100,7 +100,7 @@ class Calibrated(Score):
         return Scores(ids_KW, probability_KW, self._placed(surprise_KW, window))
 
     def _placed(self, surprise_KW: Tensor, window: Window) -> Tensor:
-        """Surprise and position in the block together, (K, W)."""
+        """Combine surprise and position in the block, (K, W)."""
         place_W = constant(range(window.width), surprise_KW.device) % window.block
         if self.position == "exponential":
             return torch.exp(-self.decay * place_W) * surprise_KW

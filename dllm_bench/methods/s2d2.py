@@ -133,7 +133,7 @@ class SelfVerified(Select):
             round.plan = replace(round.plan, added=self._rows(round, verifies))
 
     def _rows(self, round: Round, verifies: bool) -> AddedRows:
-        """The block's drafts if it is verified, and what all rows see."""
+        """Return the drafts of the block if it is verified, and what each row sees."""
         window, state = round.window, round.state
         device = state.tokens_KL.device
         feed_F, block_E = (
@@ -191,7 +191,7 @@ class SelfVerified(Select):
             memo[LAWS] = logits_KWV.softmax(-1)
 
     def _bandit_verifies(self, span_KW: Tensor, logits_KWV: Tensor, round: Round) -> Tensor:
-        """Whether the bandit lets the drafts be verified, bool (K,); remembers the case."""
+        """Return whether the bandit lets the drafts be verified, bool (K,); remember the case."""
         memo, window = round.state.memo, round.window
         if TRIED not in memo:
             memo[TRIED] = memo[REWARD] = logits_KWV.new_zeros(len(span_KW), 2 * CASES).double()
@@ -221,7 +221,7 @@ class SelfVerified(Select):
             memo[key] = memo[key].scatter_add(1, at_K1, values_K.double()[:, None])
 
     def _acceptance(self, logits_KWV: Tensor) -> Tensor:
-        """The estimate for each row, (K, W)."""
+        """Estimate the probability that each row's draft is accepted, (K, W)."""
         if self.estimate == "entropy":
             return normalised_neg_entropy(logits_KWV).exp()
         laws_KWV = logits_KWV.softmax(-1)
@@ -264,7 +264,7 @@ class SelfVerified(Select):
         memo[TAKEN] = taken_KW
 
     def _filled(self, scores: Scores, left: Window, missing_K: Tensor) -> Tensor:
-        """The drafts that fill a verifying forward up, bool (K, W)."""
+        """Return the drafts that fill up a verifying forward, bool (K, W)."""
         if self.fill == "first":
             return first_masks(left.eligible_KW, missing_K[:, None])
         filled_KW = most_confident(scores, left, missing_K)
@@ -290,7 +290,7 @@ class SelfVerified(Select):
 
 
 def without_routed(where_KW: Tensor, state: DecodeState) -> Tensor:
-    """The positions, or none where the drafts are verified, (K, W)."""
+    """Return the positions, or none where the drafts are verified, (K, W)."""
     routed_K = state.memo.get(ROUTED)
     return where_KW if routed_K is None else where_KW & ~routed_K[:, None]
 
@@ -313,31 +313,31 @@ class InOrder(Select):
 
 
 def first_masks(masked_KW: Tensor, count: Tensor | int) -> Tensor:
-    """The first `count` masks, bool (K, W)."""
+    """Return the first `count` masks, bool (K, W)."""
     return masked_KW & (masked_KW.cumsum(1) <= count)
 
 
 def normalised_neg_entropy(logits_KWV: Tensor) -> Tensor:
-    """Sum of p ln p of each row, divided by ln V, (K, W): -1 of a uniform distribution."""
+    """Return the sum of p ln p of each row, divided by ln V, (K, W); -1 if all are equal."""
     read = read_logits(logits_KWV, "float32", entropy=True)
     assert read.neg_entropy_KW is not None
     return read.neg_entropy_KW / math.log(logits_KWV.shape[-1])
 
 
 def first_run(masked_KW: Tensor) -> Tensor:
-    """The first contiguous masks, bool (K, W)."""
+    """Return the first contiguous masks, bool (K, W)."""
     begun_KW = masked_KW.cumsum(1) > 0
     return masked_KW & ((begun_KW & ~masked_KW).cumsum(1) == 0)
 
 
 def uniforms(state: DecodeState, count: int) -> Tensor:
-    """Random numbers of a verification, (count,) float64."""
+    """Draw the random numbers of a verification, (count,) float64."""
     numbers = generator(state, "s2d2")
     return torch.rand(count, generator=numbers, dtype=torch.float64, device=numbers.device)
 
 
 def drawn(law_KV: Tensor, draft_KV: Tensor, state: DecodeState) -> Tensor:
-    """Tokens (K,) from what `law` has more than `draft`; from `law` if it has nothing more."""
+    """Draw tokens (K,) from the excess of `law` over `draft`; from `law` if there is none."""
     residual_KV = (law_KV - draft_KV).clamp(min=0)
     residual_KV = torch.where(residual_KV.sum(1, keepdim=True) > 0, residual_KV, law_KV)
     return torch.multinomial(residual_KV, 1, generator=generator(state, "s2d2 residual"))[:, 0]

@@ -54,7 +54,7 @@ class FeedOrder(Cache):
 
 
 def seen_in_feed_order(masked_F: Tensor) -> Tensor:
-    """What each of F rows sees if masks are fed after all others, bool (F, F)."""
+    """Return what each of F rows sees if masks are fed after all others, bool (F, F)."""
     place_F = constant(range(len(masked_F)), masked_F.device) + len(masked_F) * masked_F
     return place_F <= place_F[:, None]
 

@@ -72,7 +72,7 @@ class Effect:
         return min(1.0, 2 * min(self.p_below(none), self.p_above(none)))
 
     def p_below(self, value: float) -> float:
-        """One-sided p-value of a true effect of at least `value`."""
+        """Return the one-sided p-value of a true effect of at least `value`."""
         from scipy.stats import t
 
         distance = self._at(value) - self.centre
@@ -81,7 +81,7 @@ class Effect:
         return float(t.sf(distance / self.error, self.freedom))
 
     def p_above(self, value: float) -> float:
-        """One-sided p-value of a true effect of at most `value`."""
+        """Return the one-sided p-value of a true effect of at most `value`."""
         if self.error == 0:
             return 1.0 if self._at(value) >= self.centre else 0.0
         return 1 - self.p_below(value)

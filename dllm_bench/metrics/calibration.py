@@ -85,8 +85,9 @@ def _sigmoid(logit: float) -> float:
 def outcomes_by_position(
     rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = ()
 ) -> list[Outcomes]:
-    """Predictions and outcomes at every position that any draft was verified at, over the drafts
-    verified up to it.
+    """Return predictions and outcomes at every position at which any draft was verified.
+
+    Each position counts the drafts that were verified up to it.
     """
     predicted = [survival_probabilities(r.logits, temperatures) for r in rounds]
     pairs = list(zip(predicted, rounds, strict=True))
@@ -253,8 +254,9 @@ def observed_run(samples: DataFrame) -> ObservedRun:
 
 
 def outcomes_of(samples: DataFrame, part: str, k: int) -> Outcomes:
-    """Predictions and outcomes at position k, from 1, of a part of the samples: an attribute of
-    `ObservedRun`; none beyond the longest draft.
+    """Return predictions and outcomes at position k, from 1; none beyond the longest draft.
+
+    part: which samples, an attribute of `ObservedRun`.
     """
     by_position: list[Outcomes] = getattr(observed_run(samples), part)
     return by_position[k - 1] if k <= len(by_position) else Outcomes((), ())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _commits(samples: DataFrame) -> Series:
-    """Number of commits; a position that was masked again counts each time it is committed."""
+    """Count commits; a position that was masked again counts each time it is committed."""
     return samples.committed + samples.remasked.fillna(0)
 
 

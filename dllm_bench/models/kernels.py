@@ -40,8 +40,9 @@ def rotate(
     eps: tl.tensor,
     SHAPE: tl.constexpr,
 ) -> None:
-    """Norm and rotate a head of queries or keys, or copy one of values: one program per
-    head of a row. Keys and values go to their slots.
+    """Normalise and rotate a head of queries or keys, or copy one of values.
+
+    One program per head of a row. Keys and values go to their slots.
 
     weight: of the norm, or None. rows: positions of a sequence. strides: elements between
     sequences, heads and rows of the slots. SHAPE: heads of all kinds, heads of keys, head size.

@@ -192,7 +192,7 @@ def _version(file: Path) -> tuple[str, int, int]:
 
 @lru_cache(maxsize=64)
 def _cached_hash(files: tuple[tuple[Path, str, int, int], ...]) -> str:
-    """Hash of files, computed once per process for each version of them."""
+    """Hash files, once per process for each version of them."""
     from dllm_bench.models import checkpoint  # imports torch
 
     return checkpoint.files_hash(file for file, *_ in files)

@@ -115,8 +115,7 @@ class WandbLogger(Observer):
         )
 
     def _log_earlier(self, running: RunningMetrics) -> None:
-        """Log the samples of earlier sessions that W&B does not have; offline, this means all of
-        them."""
+        """Log the samples of earlier sessions that W&B does not have; offline, all of them."""
         if self._run is None:
             return
         if self._run.offline:

@@ -60,16 +60,16 @@ class Observer:
     """
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
-        """Called when a session begins; `running` holds the samples of earlier sessions."""
+        """Begin to observe a session; `running` holds the samples of earlier sessions."""
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        """Called when a sample is finished and stored."""
+        """Take note of a sample that is finished and stored."""
 
     def finish(self, record: RunRecord) -> None:
-        """Called when the run is sealed."""
+        """Take note that the run is sealed."""
 
     def close(self) -> None:
-        """Called when the session is over, whether or not the run is sealed."""
+        """Finish when the session is over, whether or not the run is sealed."""
 
 
 class ObserverGroup(Observer):

@@ -72,7 +72,10 @@ def tradeoff_plots(
 
 
 def decoder_colours(plotted: Sequence[Sequence[KnownRun]]) -> dict[str, str]:
-    """Decoder -> CSS class of its colour: those on the fronts first, then those of most runs."""
+    """Return decoder -> CSS class of its colour.
+
+    Decoders on the fronts come first, then those with most runs.
+    """
     best = [family(known[i][0]) for known in plotted for i in front_of(known)]
     often = Counter(family(record) for known in plotted for record, _, _ in known)
     names = dict.fromkeys([*best, *(name for name, _ in often.most_common())])
@@ -291,6 +294,6 @@ def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
 
 
 def ratio(record: RunRecord, reference: RunRecord, metric: str) -> str:
-    """A metric's ratio to the reference's, as text; empty where undefined."""
+    """Return a metric's ratio to the reference's as text; empty if undefined."""
     value, other = record.summary.get(metric), reference.summary.get(metric)
     return f"{value / other:.2f}" if value is not None and other else ""

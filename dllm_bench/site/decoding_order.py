@@ -30,7 +30,7 @@ EVEN_CONTRAST = 0.18  # luminance on which black and white are equally legible (
 
 
 def colours_of_forward(forward: int, forwards: int) -> tuple[str, tuple[int, int, int]]:
-    """(text colour, background as RGB) of a forward among `forwards`, counted from 0."""
+    """Return (text colour, background as RGB) of a forward among `forwards`, counted from 0."""
     place = forward / max(forwards - 1, 1) * (len(SCALE) - 1)
     low = min(int(place), len(SCALE) - 2)
     start, end = SCALE[low], SCALE[low + 1]

@@ -100,7 +100,7 @@ def state_class(state: str) -> str:
 
 @cache
 def templates() -> Environment:
-    """The templates of the pages, and those of the tables; with filters of numbers and texts."""
+    """Load the templates of pages and tables, with filters for numbers and texts."""
     found = environment(TEMPLATES)
     found.filters.update(commit=commit, css_of_state=state_class, number=number)
     found.filters.update(significant=significant, utc=moment)
@@ -108,7 +108,7 @@ def templates() -> Environment:
 
 
 def moment(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
-    """A moment, in seconds since the epoch, as text."""
+    """Return a moment, in seconds since the epoch, as text."""
     return f"{datetime.fromtimestamp(seconds, UTC):{form}} UTC"
 
 

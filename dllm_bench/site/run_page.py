@@ -56,7 +56,7 @@ PER_POSITION = "@k"  # ends the name of a metric that has a value per position o
 
 
 def run_title(spec: RunSpec) -> str:
-    """Decoder, model and benchmark in words."""
+    """Name decoder, model and benchmark in words."""
     return f"{spec.label} · {spec.model.name} on {spec.benchmark.name}"
 
 
@@ -113,7 +113,7 @@ def bracketed(ends: tuple[float, float] | None) -> str:
 
 
 def remarks(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Verdicts, further scores, and settings that had no effect."""
+    """Yield verdicts, further scores, and settings that had no effect."""
     yield "Verdicts", ", ".join(f"{name} {count}" for name, count in record.verdicts.items())
     if len(record.scores) > 1:
         yield "Scores", ", ".join(f"{k} {100 * v:.1f} %" for k, v in record.scores.items())
@@ -125,7 +125,7 @@ def remarks(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def snippet(text: str) -> str:
-    """The beginning of a text in one line."""
+    """Return the beginning of a text as one line."""
     line = " ".join(text.split())
     return printable(line[:SNIPPET]) + ("…" if len(line) > SNIPPET else "")
 
@@ -152,7 +152,7 @@ def sample_page(record: RunRecord) -> str:
 
 
 def metric_texts(record: RunRecord) -> dict[str, str]:
-    """Metric -> value as text, empty if it is undefined; one value per position for a family."""
+    """Return metric -> value as text, empty if undefined; for a family one value per position."""
     samples = record.samples
     texts = {name: significant(value) for name, value in measure_all(samples).items()}
     for name, family in FAMILIES.items():
@@ -221,7 +221,7 @@ def piece_settings(plain: Mapping[str, Any]) -> Plain:
 
 
 def run_facts(session: Session) -> list[tuple[str, str]]:
-    """Machine and packages of one start of the run."""
+    """Return machine and packages of one start of the run."""
     machine = {k: v for k, v in session.environment.items() if k not in ("packages", "diff")}
     packages = session.environment.get("packages") or {}
     return [

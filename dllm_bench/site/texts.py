@@ -67,7 +67,7 @@ class TextSource:
         return (folder and read_token_texts(folder)) or ids_as_text
 
     def prompts(self, spec: RunSpec, samples: Mapping[str, SampleRecord]) -> dict[str, str]:
-        """Sample id -> prompt, where it is the one the sample was decoded with."""
+        """Return sample id -> prompt, if it is the one that the sample was decoded with."""
         stored = {key: readable(one.prompt) for key, one in samples.items() if one.prompt}
         if samples and len(stored) == len(samples):
             return stored
@@ -81,7 +81,7 @@ class TextSource:
     def answers(
         self, spec: RunSpec, samples: Mapping[str, SampleRecord]
     ) -> Mapping[str, GradedAnswer]:
-        """Sample id -> what grading looked at; empty if the items are not those of the run."""
+        """Return sample id -> what was graded; empty if the items are not those of the run."""
         try:
             benchmark = inputs.benchmark_of(self._here(spec).benchmark)
             if benchmark.dataset_hash() != spec.inputs.get("dataset"):

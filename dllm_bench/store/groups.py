@@ -230,14 +230,14 @@ KINDS = {
 
 @cache
 def declarations(kind: type[Group]) -> dict[str, tuple[Field[Any], Any]]:
-    """Setting -> the field that declares it, and its type."""
+    """Return setting -> the field that declares it, and its type."""
     of: Any = kind
     hints = get_type_hints(kind, include_extras=True)
     return {one.name: (one, hints[one.name]) for one in fields(of)}
 
 
 def default_settings() -> Plain:
-    """The defaults of the single settings of a run, those that no choice of a group gives."""
+    """Return the defaults of a run's single settings, those that no choice of a group gives."""
     own = {name: one for name, (one, _) in declarations(RunConfig).items() if name not in DECODERS}
     single = {name: one.default for name, one in own.items() if one.default is not MISSING}
     return {**single, "provenance": {f.name: f.default for f in fields(ProvenanceGroup)}}
@@ -245,7 +245,7 @@ def default_settings() -> Plain:
 
 @cache
 def role_of(key: str) -> Role:
-    """The role of a dotted configuration key; DllmBenchError if nothing declares it."""
+    """Return the role of a dotted configuration key; DllmBenchError if nothing declares it."""
     group, _, rest = key.partition(".")
     if group in DECODERS:
         is_runtime = rest == "name" or ("." in rest and key.split(".")[-1] in RUNTIME_OF_PIECES)
@@ -282,7 +282,7 @@ def require_numbers(plain: object, key: str = "") -> None:
 
 
 def setting_in(decoder: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """A dotted setting of a decoder as plain data; its pieces are classes that import torch."""
+    """Look up a dotted setting of a decoder as plain data; its pieces' classes import torch."""
     value: Any = decoder
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

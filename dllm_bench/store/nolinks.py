@@ -32,7 +32,7 @@ class LinkError(DllmBenchError):
 
 
 def guard(results: Path) -> None:
-    """From now on, follow no link below this results folder."""
+    """Follow no link below this results folder from now on."""
     _results.update((os.path.abspath(results), os.path.join(os.getcwd(), results)))
 
 

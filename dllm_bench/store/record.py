@@ -140,7 +140,7 @@ class SampleRecord:
 
     @classmethod
     def from_line(cls, line: str | bytes, run: str = "") -> SampleRecord:
-        """Inverse of `to_line`; raises ValueError for anything else.
+        """Read a line that `to_line` wrote; ValueError for anything else.
 
         run: if given, the short hash of the run that the line must belong to.
         """
@@ -331,7 +331,7 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str, source: str = "record.json") -> Self:
-        """Inverse of `to_json`; `source` names the file in an error."""
+        """Read what `to_json` wrote; `source` names the file in an error."""
         try:
             plain = parse(text)
             _check_schema(plain.get("schema"), source)

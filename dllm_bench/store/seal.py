@@ -141,7 +141,7 @@ CHAT, MULTITURN = "chat", "chat_multiturn"
 
 
 def settings_without_effect(spec: RunSpec, samples: Sequence[SampleRecord]) -> dict[str, float]:
-    """Setting -> share of the samples it had no effect on; settings with a share of 0 left out."""
+    """Return setting -> share of the samples on which it had no effect, without shares of 0."""
     benchmark, decoder = spec.benchmark, spec.decoder
     checks = {**_of_prompt(benchmark), **_of_end(benchmark), **_of_decoder(decoder)}
     checks |= _of_seed(spec)
@@ -150,7 +150,7 @@ def settings_without_effect(spec: RunSpec, samples: Sequence[SampleRecord]) -> d
 
 
 def _of_seed(spec: RunSpec) -> dict[str, HasNoEffect]:
-    """Another seed than the default, if no decoder of the run draws anything by it.
+    """Check for a seed other than the default if no decoder of the run draws by it.
 
     Nothing is known of what pieces from outside draw, or of a server's decoder.
     """
@@ -164,13 +164,13 @@ def _of_seed(spec: RunSpec) -> dict[str, HasNoEffect]:
 
 
 def _draws(plain: Mapping[str, Any]) -> bool:
-    """Whether the decoder that plain data describes draws by the request's seed."""
+    """Return whether the decoder that plain data describes draws by the request's seed."""
     own = {key: value for key, value in plain.items() if key != "name"}
     return bool(instantiate(own, "decoder").summary().uses_seed)
 
 
 def _of_prompt(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
-    """A chat template without chat turns, or one turn per example without examples."""
+    """Check for a chat template without chat turns, or one turn per example without examples."""
     template, chat = benchmark.template, benchmark.chat
     without_turns = template.startswith(CHAT) and not chat
     without_shots = template == MULTITURN and chat and not benchmark.shots
@@ -189,8 +189,10 @@ def _of_end(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
 
 
 def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, HasNoEffect]:
-    """Branches that never win, a cache that is never read, an end token that never occurs, a
-    reviser that changes nothing.
+    """Return checks for pieces without effect.
+
+    They are branches that never win, a cache that is never read, an end token that never occurs,
+    and a reviser that changes nothing.
     """
     checks: dict[str, HasNoEffect] = {}
     slots = ("explore", "cache", "stop", "revise")
@@ -208,21 +210,22 @@ def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, HasNoEffect]:
 
 
 def _piece_of(decoder: Mapping[str, Any], slot: str) -> Any:
-    """The piece in a slot; None without one, if its plug-in is not installed, or if it is of
-    another slot.
-    """
+    """Make the piece in a slot; None if it is of another slot or its plug-in is not installed."""
     with suppress(DllmBenchError):
         return instantiate(decoder.get(slot), slot)
     return None
 
 
 def _reads_nothing(sample: SampleRecord) -> bool:
-    """Whether no forward read from the cache: no position, and no byte where those are stored."""
+    """Return whether no forward read from the cache: no position and, where stored, no byte."""
     forwards = Trace.from_columns(sample.trace).forwards
     return not any(forward.cached or forward.read_bytes for forward in forwards)
 
 
 def _base_always_wins(sample: SampleRecord, copies: int) -> bool:
-    """copies: of each branch, in a forward; 2 under guidance."""
+    """Return whether the base branch won in every forward.
+
+    copies: of each branch, in a forward; 2 under guidance.
+    """
     forwards = Trace.from_columns(sample.trace).forwards
     return all(forward.winner == forward.branches // copies - 1 for forward in forwards)

@@ -151,7 +151,7 @@ class RunSpec:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
-        """Inverse of `to_plain`; raises ValueError for values of other types."""
+        """Read what `to_plain` returned; ValueError for values of other types."""
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(plain) - known)
         if unknown:

@@ -200,8 +200,9 @@ def forwards_per_token(
 
 
 def seconds_scale(config: RunConfig, measured: MeasuredRuns) -> float:
-    """Measured ÷ estimated seconds per forward on the same hardware (of the same model, if there
-    are any); 1 if nothing was measured there.
+    """Return measured ÷ estimated seconds per forward on the same hardware.
+
+    Runs of the same model are used if there are any; 1 if nothing was measured there.
     """
     ratios = []
     for run in measured.similar(config, "hardware"):

@@ -51,7 +51,7 @@ class ResampledNumber(NamedTuple):
 
 
 def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
-    """The number of a cell whose runs are sealed, and its interval if it has one."""
+    """Compute the number of a cell whose runs are sealed, and its interval if it has one."""
     draws = number_of(planned).draws
     return (None, None) if math.isnan(draws[0]) else (float(draws[0]), interval(planned, draws))
 
@@ -63,9 +63,11 @@ def measure_run(name: str, record: RunRecord) -> tuple[float | None, Interval | 
 
 
 def interval(planned: PlannedCell, draws: Any) -> Interval | None:
-    """The interval of a cell's number, whose resamples are given: of a score, a share or a
-    difference of scores by its counts, which is better than by its resamples; None if it has none
-    (see above), or no width though it is a difference of scores.
+    """Return the interval of a cell's number; `draws` are its resamples.
+
+    Counts give a better one than resamples do, so they are used for a score, a share or a
+    difference of scores. None if the number has no interval (see above), or a difference of scores
+    one without width.
     """
     record, metric = planned.run.record, planned.cell.metric
     if record and metric.is_score and record.score:
@@ -85,7 +87,7 @@ def interval(planned: PlannedCell, draws: Any) -> Interval | None:
 
 
 def ends_of(draws: Any) -> Interval:
-    """The interval of a number by its resamples."""
+    """Return the interval of a number by its resamples."""
     import numpy as np
 
     low, high = np.quantile(np.round(draws[1:], DIGITS), ENDS)  # equal bytes on every processor
@@ -93,8 +95,9 @@ def ends_of(draws: Any) -> Interval:
 
 
 def paired_scores(ours: PlannedCell, theirs: PlannedCell) -> list[tuple[list[float], list[float]]]:
-    """The right/wrong values of two scores by benchmark, on the items that both graded, in their
-    order; empty for fractional values and sides of different benchmarks.
+    """Return the right/wrong values of two scores by benchmark, on the items that both graded.
+
+    They are in the items' order; empty for fractional values and sides of different benchmarks.
     """
     pairs = []
     for one, other in zip(records_of(ours), records_of(theirs), strict=True):
@@ -107,7 +110,7 @@ def paired_scores(ours: PlannedCell, theirs: PlannedCell) -> list[tuple[list[flo
 
 
 def number_of(planned: PlannedCell) -> ResampledNumber:
-    """The number of a cell whose runs are sealed, plain or derived."""
+    """Compute the number of a cell whose runs are sealed, plain or derived."""
     import numpy as np
 
     known = {id(leaf): _plain(leaf) for leaf in leaves_of(planned)}
@@ -125,13 +128,14 @@ def number_of(planned: PlannedCell) -> ResampledNumber:
 
 
 def are_paired(items: Set[Items]) -> bool:
-    """Whether runs of these items draw equal ones wherever they share a benchmark."""
+    """Return whether runs of these items draw equal ones wherever they share a benchmark."""
     return len(items) == len({benchmark for benchmark, _ in items})
 
 
 def _combined(planned: PlannedCell, known: Mapping[int, Any]) -> Any:
-    """The formula of a cell, in the metric's unit; `known`: the numbers of the cells without parts
-    by their identity.
+    """Compute a cell's formula in the metric's unit.
+
+    known: the numbers of the cells without parts, by their identity.
     """
     if not planned.parts:
         return known[id(planned)]
@@ -156,7 +160,7 @@ def plain_value(planned: PlannedCell) -> float | None:
 
 
 def _plain(planned: PlannedCell) -> ResampledNumber:
-    """The number of one run."""
+    """Compute the number of one run."""
     import numpy as np
 
     record, metric, value = planned.run.record, planned.cell.metric, plain_value(planned)
@@ -218,7 +222,7 @@ def leaves_of(planned: PlannedCell) -> list[PlannedCell]:
 
 
 def records_of(planned: PlannedCell) -> list[RunRecord]:
-    """The records of the sealed runs that a cell is computed from."""
+    """Return the records of the sealed runs that a cell is computed from."""
     return [leaf.run.record for leaf in leaves_of(planned) if leaf.run.record]
 
 
@@ -267,7 +271,7 @@ def curve_of(planned: PlannedCell) -> Curve:
 
 
 def _area(planned: PlannedCell, numbers: Sequence[Any]) -> Any:
-    """The area under the points that count by their measured values."""
+    """Compute the area under the points that count by their measured values."""
     import numpy as np
 
     names = planned.cell.curve

@@ -113,12 +113,12 @@ class BuiltTable:
         return sorted({text for record in self.records for text in input_texts(record)})
 
     def states(self) -> dict[CellState, int]:
-        """State -> number of runs, in the order of `CellState`."""
+        """Return state -> number of runs, in the order of `CellState`."""
         states = [run.state for run in self.runs]
         return {state: states.count(state) for state in CellState if state in states}
 
     def status_counts(self) -> dict[str, int]:
-        """Status -> number of cells, the most frequent first."""
+        """Return status -> number of cells, the most frequent first."""
         return dict(Counter(self.cells.status).most_common())
 
 
@@ -128,8 +128,9 @@ def build(
     planned: Sequence[PlannedCell],
     measured: MeasuredRuns | None = None,
 ) -> BuiltTable:
-    """The table with every number that the sealed records give. Costs are estimated from the runs
-    `measured`, by default the table's own.
+    """Build the table with every number that the sealed records give.
+
+    measured: the runs that costs are estimated from, by default the table's own.
     """
     records = (run.record for run in distinct_runs(planned) if run.record)
     costs = CostModel(planned, measured or MeasuredRuns.of(records))
@@ -137,13 +138,13 @@ def build(
 
 
 def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[str]) -> DataFrame:
-    """A row per cell, with every number that the sealed records give.
+    """Return a row per cell, with every number that the sealed records give.
 
     The frame's index are facets and metric. Its columns: definition, unit; state of the run; status
     (`MEASURED`, `UNDEFINED`, or a `CellState`); value, low, high (NaN: none), n samples; text of a
     setting; reported value, delta to it, verdict; reason why there is no number or no comparison;
-    disturbed, whether a timed run began on a busy machine; runs, curve of an area, draws (value
-    and resamples as one array) with the items that they draw, and planned, the cell with its runs.
+    disturbed, whether a timed run began on a busy machine; runs, curve of an area, draws (value and
+    resamples as one array) with the items that they draw, and planned, the cell with its runs.
     """
     import pandas as pd
 

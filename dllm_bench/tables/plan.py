@@ -248,7 +248,7 @@ def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]
 
 
 def _runs_of_part(planned: PlannedCell) -> tuple[object, ...]:
-    """The runs of a part of an average, which counts parts of the same runs once."""
+    """Return the runs of a part of an average, which counts parts of the same runs once."""
     return tuple(run.key for run in planned.runs) or (id(planned),)
 
 

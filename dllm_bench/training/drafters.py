@@ -228,7 +228,7 @@ def prompts_of(job: DrafterJob) -> list[str]:
 
 
 def texts_file(job: DrafterJob, weights: str) -> str:
-    """Name of the file with a target's answers; `weights` is the hash of the target's weights."""
+    """Name the file with a target's answers; `weights` is the hash of the target's weights."""
     asked = "-".join(job.benchmarks)
     if job.flan is not None:
         asked = "-".join([*job.benchmarks, f"flan{prompts.hash_of_rows(job.flan)[:10]}"])
@@ -400,7 +400,7 @@ def train(
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Rise linearly over the first 4 % of the steps, then fall along a cosine to 0."""
+    """Return a factor that rises linearly over 4 % of the steps, then falls by cosine to 0."""
     warm = max(1, round(WARMUP * steps))
     if step < warm:
         return (step + 1) / warm

@@ -192,7 +192,7 @@ def judge(
 def main(
     payload: dict[str, Any], report: Callable[..., None], answer: JudgedProcess
 ) -> tuple[str, str]:
-    """Work out the expected values, then compare the solution's results; (verdict, detail)."""
+    """Compute the expected values, compare the solution's results, and return (verdict, detail)."""
     sys.set_int_max_str_digits(0)
     stages = expected(payload)
     limits_s = {

@@ -58,7 +58,9 @@ class JudgedProcess:
     def __init__(
         self, pid: int, requests: int, results: int, schedule: int, limits: dict[str, float]
     ) -> None:
-        """requests, results: the supervisor's ends of the pipes; schedule: the open file
+        """Attach to a running process.
+
+        requests, results: the supervisor's ends of the pipes; schedule: the open file
         /proc/PID/schedstat or -1; limits: `cpu_s` and `wall_s`.
         """
         self.pid, self.requests, self.results = pid, requests, results
