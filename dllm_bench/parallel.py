@@ -179,7 +179,7 @@ BY_INPUT = ("self_attn.o_proj", "mlp.down_proj")
 
 
 def shard(denoiser: TransformerDenoiser, mesh: DeviceMesh) -> None:
-    """Split the module behind `denoiser` over a mesh of one dimension, in place."""
+    """Split the module of `denoiser` over a mesh of one dimension, in place."""
     check(denoiser, mesh.size())
     split = (*BY_OUTPUT, *BY_OUTPUT_MLP)
     layers = "model.layers.*."

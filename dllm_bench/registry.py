@@ -116,8 +116,10 @@ def name_of(registered: Callable[..., Any]) -> str:
 
 
 def find(target: str) -> Callable[..., Any]:
-    """Return the registered class or function behind a `_target_`: a registered name or a dotted
-    path."""
+    """Return the registered class or function that a `_target_` names.
+
+    A `_target_` is a registered name or a dotted path.
+    """
     if target in _objects:
         return _objects[target]
     if target.startswith(PACKAGE):
@@ -232,7 +234,7 @@ def instantiate(plain: Any, kind: str | None) -> Any:
 
 
 def _build(plain: Any) -> Any:
-    """Return the object behind checked plain data, innermost first."""
+    """Build the object that checked plain data describes, innermost part first."""
     if isinstance(plain, Mapping):
         parts = {key: _build(value) for key, value in plain.items() if key != TARGET}
         return find(str(plain[TARGET]))(**parts) if TARGET in plain else parts

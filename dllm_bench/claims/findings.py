@@ -238,5 +238,5 @@ def markdown(found: Findings, link: Callable[[str], str]) -> str:
 
 
 def statements(found: Findings) -> str:
-    """Compute, power, contamination and the verdicts, a paragraph each."""
+    """Return a paragraph each on compute, power, contamination and the verdicts."""
     return environment(TEMPLATES).get_template("statements.md").render(found=found)

@@ -94,7 +94,7 @@ def all_lines(arguments: Namespace) -> list[Line]:
 
 
 def gpu_lines(arguments: Namespace) -> Iterator[Line]:
-    """Return the checks of a CUDA device."""
+    """Run the checks of a CUDA device; yield a line for each."""
     from dllm_bench.cli import doctor_gpu  # imports torch
 
     if arguments.model:

@@ -147,7 +147,7 @@ def machine_facts(check: GpuCheck) -> Found:
 
 
 def numerics(check: GpuCheck) -> Found:
-    """Return token, probability and entropy of rows of logits, compared with float64."""
+    """Compare token, probability and entropy of rows of logits with float64."""
     problems, worst = [], 0.0
     rows = (1, 8) if check.quick else (1, 8, 256)
     cases = list(product(LENGTHS, rows, (torch.float32, torch.bfloat16)))
@@ -180,8 +180,7 @@ def relative(values: Tensor, law: Tensor) -> float:
 
 
 def decoders(check: GpuCheck) -> Found:
-    """Return tokens and commit steps on the device, alone and in a batch, compared with the
-    CPU's."""
+    """Compare tokens and commit steps on the device, alone and in a batch, with the CPU's."""
     names = list(DECODERS)[:QUICK_DECODERS] if check.quick else list(DECODERS)
     problems, near = [], 0
     for name in names:
@@ -200,7 +199,7 @@ def decoders(check: GpuCheck) -> Found:
 
 
 def short_dtype(check: GpuCheck) -> Found:
-    """Return the share of texts in bfloat16 that are the same alone and in a batch."""
+    """Count the texts in bfloat16 that are the same alone and in a batch."""
     alone, batched = (decoded("fast_dllm", check.device, n, "bfloat16") for n in (1, BATCH))
     equal = sum(alone[key].ids == batched[key].ids for key in alone)
     problems = [] if len(batched) == BATCH else [f"{BATCH - len(batched)} texts are missing"]
@@ -226,8 +225,10 @@ def waits(check: GpuCheck) -> Found:
 
 
 def rounds(check: GpuCheck) -> Found:
-    """Return rounds with random weights in each mode of hardware.compile. The shape is Dream-7B's;
-    on the CPU it is a small one, without torch.compile, which takes minutes there.
+    """Measure rounds with random weights in each mode of hardware.compile.
+
+    The shape is Dream-7B's; on the CPU it is a small one, without torch.compile, which takes
+    minutes there.
     """
     one = RoundShape(CPU, torch.float32, SMALL, 1024, 64)
     if not check.fake:
@@ -292,7 +293,7 @@ def memory(check: GpuCheck) -> Found:
 
 
 def bandwidth(check: GpuCheck) -> Found:
-    """Return bytes of logits read per second."""
+    """Measure the bytes of logits read per second."""
     logits_1RV = hard_logits(8, LONG)[None].to(check.device, torch.bfloat16)
     calls = 5 if check.fake else 100
     read_logits(logits_1RV, entropy=True)

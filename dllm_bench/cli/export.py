@@ -48,7 +48,7 @@ def run(arguments: Namespace) -> int:
 
 
 def export_decoder(words: list[str], folder: Path) -> int:
-    """Return a folder for transformers."""
+    """Write a folder that transformers can load a decoder from, and list its files."""
     if not words:
         raise DllmBenchError(f"export {CUSTOM_GENERATE} needs a decoder: a name of conf/decoder.")
     from dllm_bench.api.compose import compose_decoder
@@ -66,7 +66,7 @@ def export_decoder(words: list[str], folder: Path) -> int:
 
 
 def export_runs(arguments: Namespace) -> int:
-    """Return runs in one of the forms."""
+    """Write runs in one of the forms."""
     require_known("form", arguments.to, FORMS)
     if arguments.to == "eee" and not arguments.organization:
         raise DllmBenchError(

@@ -110,7 +110,7 @@ def one_line(text: str) -> str:
 
 
 def named_text(name: str, text: str) -> Iterator[str]:
-    """Yield a text behind its name; below it if it has several lines."""
+    """Yield a text after its name; below it if it has several lines."""
     first, *rest = text.split("\n")
     yield from (f"{name}:", first, *rest) if rest else (f"{name}: {first}",)
 

@@ -155,15 +155,14 @@ class Window:
         return canvas_KL
 
     def blocks(self, values_KW: Tensor, fill: float = 0.0) -> Tensor:
-        """Return (K, W) -> (K, N, P); positions beyond the end of a short last block hold
-        `fill`."""
+        """Reshape (K, W) to (K, N, P); positions beyond a short last block's end hold `fill`."""
         short = -self.width % self.block
         if short:
             values_KW = torch.nn.functional.pad(values_KW, (0, short), value=fill)
         return values_KW.reshape(values_KW.shape[0], -1, self.block)
 
     def flat(self, values_KNP: Tensor) -> Tensor:
-        """Return (K, N, P) -> (K, W), the inverse of `blocks`."""
+        """Reshape (K, N, P) to (K, W), the inverse of `blocks`."""
         values_KX = values_KNP.reshape(values_KNP.shape[0], -1)
         return values_KX[:, : self.width] if values_KX.shape[1] > self.width else values_KX
 

@@ -167,7 +167,7 @@ class MaskedDecoder(ComposedDecoder):
     def decode(
         self, model: Denoiser, request: Request, workers: WorkerGroup = ONE_WORKER
     ) -> DecodeSteps:
-        """Yield the loop: yields the copies and forwards it wants, returns the generation."""
+        """Run the loop: yield the copies and forwards it requests, return the generation."""
         request = self.prepare(model, request)
         round, tracker, log = self._begin(model, request, workers)
         last: tuple[Scores, Window] | None = None

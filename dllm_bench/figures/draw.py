@@ -241,7 +241,7 @@ def simulated_on(panel: Panel) -> str:
 
 
 def panel_title(panel: Panel, room: int, common: str) -> str:
-    """Return its names, and what was measured unless that is `common` to all panels."""
+    """Return the panel's names, and what was measured unless that is `common` to all panels."""
     label = panel.built.figure.label
     same = f"the runs of {label(panel.same_runs)}" if panel.same_runs else origin(panel)
     own = "" if same == common else same

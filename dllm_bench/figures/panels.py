@@ -94,7 +94,9 @@ class Panel:
         return self.quantity in self.built.figure.draw.log_y
 
     def by_series(self, measured: bool) -> Iterator[tuple[style.Look, DataFrame]]:
-        """Look and points of each series, measured or reported, the points from left to right."""
+        """Yield look and points of each series, measured or reported, the points from left to
+        right.
+        """
         points = self.placed[self.placed.kind.eq(MEASURED) == measured]
         for name in self.built.series:
             if (own := points[points.series == name]).size:
@@ -361,7 +363,7 @@ def _draw_place(ax: Axes, number: StatedNumber) -> None:
 
 
 def bar_settings(look: style.Look) -> dict[str, Any]:
-    """Fill of a bar, for `Axes.bar`; hatched, so that series differ in a grey print."""
+    """Return the fill of a bar for `Axes.bar`, hatched, so that series differ in a grey print."""
     return {"facecolor": look.colour, "edgecolor": "white", "hatch": look.hatch, "linewidth": 0.6}
 
 

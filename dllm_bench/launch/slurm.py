@@ -228,8 +228,10 @@ def folder_of(store: Store) -> Path:
 
 
 def read_tickets(path: Path) -> tuple[list[JobTicket], int]:
-    """Return (This user's tickets in a file, number of other lines); jobs of other lines run
-    unwatched."""
+    """Return (this user's tickets in a file, number of other lines).
+
+    Jobs of other lines run unwatched.
+    """
     own, lines = list[JobTicket](), whole_lines(path)
     for line in lines:
         with suppress(ValueError, AttributeError, TypeError):  # damaged, or of another form

@@ -87,7 +87,7 @@ that request's prompt in view."""
 
 
 def reuse_prefix(reuse: Reuse, round: Round) -> None:
-    """Take them before the first forward; for exact reuse, only whole blocks."""
+    """Reuse the previous prompt's K/V before the first forward; for exact reuse, whole blocks."""
     if reuse != "none" and not round.begun:
         grid = round.window.block if reuse == "exact" else 1
         round.model.reuse_prefix(round.kv, round.request.prompt_ids, grid, by=round.decoder)
@@ -205,7 +205,7 @@ class PrefixCache(Cache):
         return window.start, window.visible
 
     def _kept(self, window: Window) -> int:
-        """End of the positions whose K/V are kept."""
+        """Return the end of the positions whose K/V are kept."""
         return window.start
 
 

@@ -147,7 +147,7 @@ def mean_of(amount: Column) -> Ratio:
 
 
 def percentile_of(amount: Column, percent: float) -> MetricFunction:
-    """Return percentile over the samples that have the amount, with linear interpolation."""
+    """Return a percentile over the samples that have the amount, with linear interpolation."""
 
     def compute(samples: DataFrame) -> float | None:
         values = amount(samples).dropna()

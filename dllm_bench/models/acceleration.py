@@ -90,8 +90,7 @@ def run_layers(
     rotations: dict[str, Rotation],
     stored: list[list[KeysValues]],
 ) -> tuple[Tensor, list[KeysValues]]:
-    """Return all layers in order: the last hidden states, and each layer's fresh keys and
-    values."""
+    """Run all layers in order; return the last hidden states, and each layer's fresh K/V."""
     cache = _CacheView(stored)
     for layer, kind in zip(layers, kinds, strict=True):
         hidden = layer(

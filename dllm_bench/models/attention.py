@@ -320,7 +320,7 @@ class FreshCache(Protocol):
     """What a layer's attention does with its fresh K/V."""
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Any:
-        """Take fresh K/V of a layer; what is attended to, in a batch of each request."""
+        """Take fresh K/V of a layer; return what is attended to, in a batch for each request."""
 
     def slots(self, layer: int, rows: int) -> Slots | None:
         """Return the place where the K/V of that many rows are written before `update`; None: no

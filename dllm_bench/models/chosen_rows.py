@@ -101,7 +101,7 @@ class RowLayer:
         return self._layer.attended(self._of_rows(self._normed_1XH, 1), mask, (cos, sin), cache)
 
     def _renewed(self, output: int, fresh_1RH: Tensor | None) -> Tensor:
-        """Keep fresh outputs of attention or MLP; those of all X positions, (1, X, H)."""
+        """Keep fresh outputs of attention or MLP; return those of all X positions, (1, X, H)."""
         outputs = self._kept.outputs
         if len(outputs) == output:
             assert fresh_1RH is not None

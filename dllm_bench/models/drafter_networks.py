@@ -452,7 +452,7 @@ class BlockDraftNetwork(DraftNetwork):
     def draft_bias(
         self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """Return the same for the logits (N,) of the draft vocabulary."""
+        """Return what `transition` does, for the logits (N,) of the draft vocabulary."""
         return cast(tuple[Tensor, HeadState], self.markov_head(self.places(token), hidden_H, state))
 
     def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:
@@ -476,7 +476,7 @@ class ChainDraftNetwork(DraftNetwork):
         self.layers = nn.ModuleList([ChainLayer(config)])
 
     def extend(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed the newly committed tokens; hidden state (1, 1, H) and logits (1, V) of the next."""
+        """Feed newly committed tokens; return hidden state (1, 1, H) and logits (1, V) after them."""
         assert context.features_1FC is not None
         rows = context.features_1FC.shape[1]
         hidden_1FH = self.fc(context.features_1FC)

@@ -389,7 +389,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
         return forward
 
     def run_fixed(self, forward: FixedForward) -> tuple[Tensor, Tensor | None]:
-        """Return the layers over what was written into `forward`."""
+        """Run the layers over what was written into `forward`."""
         hidden_KFH = self._embed_fed(forward.ids_KF, None)
         masks = dict.fromkeys(self._kinds, forward.mask)
         rotations = self._rotations(hidden_KFH, forward.position_1F)

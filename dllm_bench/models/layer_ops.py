@@ -121,8 +121,9 @@ def rotated(heads_PNAE: Tensor, rotation: Rotation) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _signed(cos_1NE: Tensor, sin_1NE: Tensor) -> Rotation:
-    """Return both for all heads, (1, N, 1, E), the sine negative in the first half of E: once for
-    all layers, because tensors are equal as keys if they are the same.
+    """Return cosine and sine for all heads, (1, N, 1, E), the sine negative in the first half of E.
+
+    Cached once for all layers: tensors are equal as keys if they are the same.
     """
     first, second = sin_1NE.chunk(2, -1)
     return cos_1NE.unsqueeze(2), torch.cat([-first, second], -1).unsqueeze(2)

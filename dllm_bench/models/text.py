@@ -121,9 +121,10 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def read_token_texts(folder: Path) -> Callable[[Sequence[int]], str] | None:
-    """Return what decodes token ids as `read_tokenizer`'s does, special tokens included, read
-    without transformers, which take seconds to import; None where tokenizer.json does not hold all
-    tokens.
+    """Return a function that decodes token ids as `read_tokenizer`'s does, special tokens included.
+
+    It is read without transformers, which takes seconds to import. None if tokenizer.json does not
+    hold all tokens.
     """
     from tokenizers import Tokenizer
 

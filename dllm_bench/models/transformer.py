@@ -151,9 +151,10 @@ class TransformerDenoiser(Denoiser):
     def forward_batch(
         self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """Compute `forward` of several requests of any lengths at once: the logits of each.
+        """Compute `forward` of several requests of any lengths at once; return the logits of each.
 
-        Where layers choose rows, each layer computes other rows of every request: one by one then.
+        If layers choose rows, they choose others in every request, so requests are computed one by
+        one.
         """
         if any(plan.recompute is not None for plan in plans):
             return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
@@ -171,7 +172,7 @@ class TransformerDenoiser(Denoiser):
         ]
 
     def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """Check the plan and prepare the cache for it; the fed tokens (K, F)."""
+        """Check the plan and prepare the cache for it; return the fed tokens (K, F)."""
         self._check(plan, tokens_KL.shape[1])
         kv.begin(plan, tokens_KL.shape[1])
         if plan.sets is not None:

@@ -46,7 +46,7 @@ class ServedRunSession(runner.RunSession):
             self.client.close()
 
     def _note(self) -> str | None:
-        """Return none: the server decodes, with whatever attention it uses."""
+        """Return no warning: the server decodes, with whatever attention it uses."""
         return None
 
     def _begin(self, requests: Sequence[Request]) -> int:

@@ -279,7 +279,7 @@ class Client:
         return bytes(ids).decode(errors="replace")
 
     def attention_warning(self, attention: str, block: int) -> str | None:
-        """Return none: the server's attention is unknown."""
+        """Return no warning: the server's attention is unknown."""
         return None
 
 

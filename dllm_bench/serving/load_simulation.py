@@ -310,12 +310,12 @@ def fixed_rule(tokens: int | None = None) -> NewLengthRule:
 
 
 def threshold_rule(tau: float) -> NewLengthRule:
-    """Return the tokens before the first one whose own probability is below tau."""
+    """Return the rule that verifies the tokens before the first with a probability below tau."""
     return lambda: lambda probabilities: [likely_prefix(row, tau) for row in probabilities]
 
 
 def hardware_aware_rule(profile: StepProfile) -> NewLengthRule:
-    """Return DSpark's Algorithm 1 with early stop."""
+    """Return the rule of DSpark's Algorithm 1 with early stop."""
 
     def rule(probabilities: Probabilities) -> list[int]:
         return early_stop(probabilities, profile)

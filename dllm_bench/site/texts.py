@@ -49,7 +49,7 @@ class TextSource:
     requests: dict[str, list[Request]] = field(default_factory=dict)
 
     def decode(self, spec: RunSpec) -> DecodeTokens:
-        """Return the token ids to text, by the tokenizer of the run's model."""
+        """Return a function from token ids to text, by the tokenizer of the run's model."""
         key = digest([spec.model, spec.inputs.get("tokenizer")])
         if key not in self.decoders:
             try:
@@ -59,8 +59,10 @@ class TextSource:
         return self.decoders[key]
 
     def _decoder(self, spec: RunSpec) -> DecodeTokens:
-        """Return the token ids to text, by the tokenizer that was kept of an object, or the
-        checkpoint's."""
+        """Return a function from token ids to text, by the tokenizer of a checkpoint or an object.
+
+        An object's tokenizer is the one that was kept.
+        """
         if not spec.model.is_object:
             return token_decoder(on_this_machine("model", spec.model, self.compose))
         folder = kept_tokenizer(spec.inputs.get("tokenizer"))
@@ -111,7 +113,7 @@ class TextSource:
 
 
 def token_decoder(model: Mapping[str, Any]) -> DecodeTokens:
-    """Return the token ids to text with a model's own tokenizer; special tokens stay visible."""
+    """Return a function from token ids to text by a model's own tokenizer; special tokens stay."""
     spec = inputs.model_spec(model)
     folder = checkpoint_folder(spec.path, spec.revision)
     if decode := read_token_texts(folder):
@@ -135,7 +137,7 @@ def requests_of(spec: RunSpec) -> list[Request]:
 
 
 def ids_as_text(ids: Sequence[int]) -> str:
-    """Return the token ids as numbers, for a model without a tokenizer."""
+    """Write token ids as numbers, for a model without a tokenizer."""
     return str(list(ids))
 
 

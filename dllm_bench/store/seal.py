@@ -178,7 +178,7 @@ def _of_prompt(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
 
 
 def _of_end(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
-    """Stop strings that cut nothing, and `escape_until` if there is nothing to escape."""
+    """Check for stop strings that cut nothing, and `escape_until` with nothing to escape."""
     stop, hard, escapes = benchmark.stop, benchmark.hard_stop, benchmark.escape_until
     checks: dict[str, HasNoEffect] = {}
     if escapes and not stop:

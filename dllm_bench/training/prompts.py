@@ -169,8 +169,10 @@ def hash_of_rows(folder: Path) -> str:
 
 
 def encoder(encode: Encode, chat: bool) -> Callable[[str], list[int]]:
-    """Return the prompt -> ids, as benchmarks do it: one user turn for chat models, else the plain
-    text."""
+    """Return a function prompt -> ids that encodes as benchmarks do.
+
+    A prompt is one user turn for chat models, else plain text.
+    """
     if not chat:
         return encode
     return lambda text: encode([{"role": "user", "content": text}])

@@ -112,15 +112,14 @@ def mbpp_continued(text: str, doc: Doc) -> str:
 
 
 def grade_humaneval(doc: Doc, results: list[str]) -> dict[str, float]:
-    """Return the right if the item's own `check` returns."""
+    """Grade as right if the item's own `check` returns."""
     tests = f"\n{doc['test']}\ncheck({doc['entry_point']})\n"
     reference = doc["prompt"] + doc["canonical_solution"]
     return verdict_metrics(verdict_of(results[0], Tests(tests, reference, (doc["entry_point"],))))
 
 
 def grade_mbpp(doc: Doc, results: list[str]) -> dict[str, float]:
-    """Return the right if all assertions hold; the item's set-up code may use what the answer
-    defines."""
+    """Grade as right if all assertions hold; the set-up code may use what the answer defines."""
     tests = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
     return verdict_metrics(verdict_of(results[0], Tests(tests, doc["code"])))
 

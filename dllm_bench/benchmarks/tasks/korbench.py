@@ -97,7 +97,7 @@ def prompt(doc: Doc) -> str:
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:
-    """Return the right if the item's matcher accepts the answer."""
+    """Grade as right if the item's matcher accepts the answer."""
     return {"accuracy": float(matcher(doc)(results[0], doc["answer"]))}
 
 
@@ -169,26 +169,26 @@ def any_order(text: str, gold: str) -> bool:
 
 
 def same_inequalities(text: str, gold: str) -> bool:
-    """Return the same signs and bounds; the expression that they bound is not compared."""
+    """Return whether signs and bounds are the same; the bounded expressions are not compared."""
     pattern = r"([≥≤])\s*(-?\d+\.?\d*)"
     answer, expected = (sorted(re.findall(pattern, tight(one) or "")) for one in (text, gold))
     return answer == expected
 
 
 def same_characters(text: str, gold: str) -> bool:
-    """Return the same letters and digits in any order (sets)."""
+    """Return whether letters and digits are the same, in any order (sets)."""
     answer, expected = (sorted(re.sub(r"\W+", "", tight(one) or "")) for one in (text, gold))
     return answer == expected
 
 
 def same_numbers(text: str, gold: str) -> bool:
-    """Return the same whole numbers in the same order (matrices)."""
+    """Return whether the whole numbers are the same, in the same order (matrices)."""
     answer, expected = (re.findall(r"\d+", tight(one) or "") for one in (text, gold))
     return [*map(int, answer)] == [*map(int, expected)]
 
 
 def same_mathematics(text: str, gold: str) -> bool:
-    """Return the same number of alternatives, and each of the gold answer is among those given."""
+    """Return whether both have as many alternatives, and each gold one equals a given one."""
     answer, expected = (_expressions(one) for one in (text, gold))
     if len(answer) != len(expected) or not answer:
         return False
@@ -204,7 +204,7 @@ def _expressions(text: str) -> list[str]:
 
 
 def alternatives(text: str, gold: str) -> bool:
-    """Return the same alternatives in any order."""
+    """Return whether the alternatives are the same, in any order."""
     answer, expected = (
         sorted((tight(one) or "").replace("\\text{or}", "or").split("or")) for one in (text, gold)
     )
@@ -269,8 +269,7 @@ def same_but_layout(text: str | None, gold: str | None) -> bool:
 
 
 def same_word_characters(text: str | None, gold: str | None) -> bool:
-    """Return the other rules: the same letters and digits in order; other characters do not
-    count."""
+    """Apply the other rules: the same letters and digits in order, whatever is between them."""
     answer, expected = (re.sub(r"\W+", "", one or "") for one in (text, gold))
     return text is not None and answer == expected
 

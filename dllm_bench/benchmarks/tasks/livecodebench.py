@@ -70,7 +70,7 @@ def last_fenced(text: str, doc: Doc) -> str:
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:
-    """Return the right if all tests pass."""
+    """Grade as right if all tests pass."""
     return verdict_metrics(_verdict(results[0], doc["function"], doc["tests"]))
 
 

@@ -70,8 +70,7 @@ def normalised(answer: str) -> str:
 
 
 def plain(answer: str) -> str:
-    """Return the rest of appendix D: without units, layout, dollar signs and commas between
-    thousands.
+    """Remove units, layout, dollar signs and commas between thousands: the rest of appendix D.
 
     Unit words inside LaTeX commands stay.
     """

@@ -189,7 +189,10 @@ def miniparallel(doc: Doc, results: list[str]) -> Metrics:
 
 
 def bare_words(text: str) -> str:
-    """Lower case without punctuation, articles and spare spaces (SQuAD, simple-evals)."""
+    """Return the text in lower case without punctuation, articles and spare spaces.
+
+    As in SQuAD and simple-evals.
+    """
     text = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(ARTICLES.sub(" ", text).split())
 

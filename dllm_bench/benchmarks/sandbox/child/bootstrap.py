@@ -239,7 +239,7 @@ def attempt(held: list[str], step: Callable[..., None], *args: object) -> None:
 
 
 def enclose(job: dict[str, Any]) -> list[str]:
-    """Return the steps that both processes share; returns the names of those taken."""
+    """Take the isolation steps that both processes share; return the names of those taken."""
     held: list[str] = []
     attempt(held, other_uid)
     attempt(held, namespaces)

@@ -32,7 +32,7 @@ def remote(answer: JudgedProcess, name: str) -> Callable[..., Any]:
 def main(
     payload: dict[str, Any], report: Callable[..., None], answer: JudgedProcess
 ) -> tuple[str, str]:
-    """Load the program, then run the tests; (verdict, detail)."""
+    """Load the program, then run the tests; return (verdict, detail)."""
     ended = answer.load(answer.cpu_s)
     if ended[0] != "ended":
         return ended

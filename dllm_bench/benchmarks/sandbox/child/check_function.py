@@ -56,7 +56,7 @@ def close(got: Any, want: Any, atol: float) -> bool:
 
 
 def equal(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Return the usual rule: equality, else closeness within a tolerance if there is one."""
+    """Apply the usual rule: equality, else closeness within a tolerance if there is one."""
     same: bool = got == want
     tolerance = atol or (FLOAT_ATOL if is_floats(want) else 0)
     if same or not tolerance:

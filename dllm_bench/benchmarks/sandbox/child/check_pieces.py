@@ -23,7 +23,7 @@ def main(
     report: Callable[..., None],
     answer: JudgedProcess,
 ) -> tuple[str, str]:
-    """Load the program, then run the pieces; (verdict, detail).
+    """Load the program, then run the pieces; return (verdict, detail).
 
     payload: (source, (expected value of this expression,) or () for a statement).
     """

@@ -118,7 +118,7 @@ class JudgedProcess:
             yield result
 
     def stop(self, grace_s: float = 0.0) -> int:
-        """Reap the process, killed if it has not ended after `grace_s`; its exit status."""
+        """Reap the process, killed if it has not ended after `grace_s`; return its exit status."""
         until = time.monotonic() + grace_s
         while self._status is None:
             late = time.monotonic() >= until
