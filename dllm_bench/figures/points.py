@@ -51,12 +51,12 @@ BLANK: Mapping[str, Any] = {
 """The columns of a figure's points and of its csv, with the value that stands for an absent one.
 
 Panel, series, and quantity on the y axis; x, a number or a category; y, with low and high ends of
-its interval or band; z, the value of a heat map at (x, y); n samples (or what a run series counts)
-behind it. Kind: `measured`, or `printed`, `digitised` or `stated` for the paper's. State of its
-run, a `CellState`, and the reason why it has no number. Source: what was measured, as "models on
-benchmarks", or where a reported point stands. Hashes of the runs behind it. Switched: settings of
-its run that the profile replaced, such as a shorter block. At: its x in a sweep, or the axis of a
-stated number. Front: whether no point of its panel beats it.
+its interval or band; z, the value of a heat map at (x, y); n, the number of samples, or of what a
+run series counts. Kind: `measured`, or `printed`, `digitised` or `stated` for the paper's. State of
+its run, a `CellState`, and the reason why it has no number. Source: what was measured, as "models
+on benchmarks", or where a reported point stands. Hashes of its runs. Switched: settings of its run
+that the profile replaced, such as a shorter block. At: its x in a sweep, or the axis of a stated
+number. Front: whether no point of its panel beats it.
 """
 NUMBERS = ("y", "low", "high", "z")
 

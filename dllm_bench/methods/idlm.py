@@ -1,4 +1,4 @@
-"""I-DLM (arXiv 2604.11035): masks behind the draft make the next draft in the verifying forward.
+"""I-DLM (arXiv 2604.11035): masks after the draft make the next draft in the verifying forward.
 
 Written after a reading of the released code, thuEcstasy/I-DLM@3342a17 (idlm_blockN.py); there are
 no recorded cases. For causal models that were trained to predict at masks as well. Left out:

@@ -62,7 +62,7 @@ class MaskShape:
     window: int = 0
     """Positions that a sliding window sees back; 0: no window."""
     added: AddedRows | None = None
-    """Rows fed behind the others, see `ForwardPlan.added`; None: none."""
+    """Rows fed after the others, see `ForwardPlan.added`; None: none."""
     alone: int | None = None
     """Position from which each is seen by itself only; None: no such positions."""
 

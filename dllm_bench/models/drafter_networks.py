@@ -476,7 +476,10 @@ class ChainDraftNetwork(DraftNetwork):
         self.layers = nn.ModuleList([ChainLayer(config)])
 
     def extend(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed newly committed tokens; return hidden state (1, 1, H) and logits (1, V) after them."""
+        """Feed the newly committed tokens; return the next hidden state and logits.
+
+        Shapes: (1, 1, H) and (1, V).
+        """
         assert context.features_1FC is not None
         rows = context.features_1FC.shape[1]
         hidden_1FH = self.fc(context.features_1FC)

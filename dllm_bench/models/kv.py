@@ -304,7 +304,7 @@ class PositionCache:
             kept_N2GSE = fresh_N2KGFE[:, :, 0].index_select(3, rows_S)
             stored_N21GCE[:, :, 0, :, first:last] = kept_N2GSE
         else:
-            # They were written behind what was cached: the first of them are in their place.
+            # They were written after what was cached: the first of them are in their place.
             places = [self.kept.feed[0] + row for row in rows]
             if places != [*range(first, last)]:
                 self._move(places, first)

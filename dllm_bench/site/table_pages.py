@@ -22,7 +22,7 @@ from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.plan import PlannedRun
 
 DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
-COUNT = "n"  # the column of a figure's csv with the samples behind a point
+COUNT = "n"  # the column of a figure's csv with the number of samples of a point
 SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
 SHOWN_POINTS = 1000  # a heat map has many more
 FINDINGS_PAGE = "findings.html"

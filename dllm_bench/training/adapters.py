@@ -415,7 +415,7 @@ def card(title: str, training: AdapterTraining) -> str:
     )
     recipe = (
         f"Cross-entropy of the masked positions; {ALL_MASKED:.0%} of the blocks are masked\n"
-        f"wholly, {CUT:.0%} behind a random position, the others at random. AdamW, peak rate\n"
+        f"wholly, {CUT:.0%} after a random position, the others at random. AdamW, peak rate\n"
         f"{job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts a step, {training.step:,} of "
         f"{job.steps:,} steps, seed {job.seed},\n{training.seconds / 60:.0f} "
         f"{'core-minutes' if on_cpu else 'minutes'} on {training.denoiser.device.type}."

@@ -1,4 +1,4 @@
-"""Train the embedded DiffusionGemma: uniform-state diffusion of one canvas behind a clean text.
+"""Train the embedded DiffusionGemma: uniform-state diffusion of one canvas after a clean text.
 
 A step encodes rows of prompt and answer causally and denoises, in the same forward, one canvas of
 each row: a share of its tokens, drawn for each row, is replaced by random ones. The loss is the

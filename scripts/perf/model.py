@@ -55,7 +55,7 @@ H200 = DeviceConstants(bytes_per_s=4.8e12, flop_per_s=8e14, gap_s=2e-6, launch_s
 
 @dataclass(frozen=True)
 class Round:
-    """A forward of K branches over a window behind a cached prefix."""
+    """A forward of K branches over a window after a cached prefix."""
 
     shape: dict[str, int]
     """Of the model, as `DREAM_7B`."""

@@ -58,7 +58,7 @@ class ProgramOutcome:
     seconds: float
     """Wall time."""
     detail: str = ""
-    """The error, signal or limit behind the verdict."""
+    """The error, signal or limit that caused the verdict."""
     reports: tuple[tuple[str, ...], ...] = ()
     """The words of each `report(...)` call of one of our own child programs."""
     held: tuple[str, ...] = ()
