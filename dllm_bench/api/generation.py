@@ -250,8 +250,9 @@ def gap_filler(decoder: Decoder, every: bool, max_new_tokens: int | None) -> Mas
         )
     if max_new_tokens is not None:
         raise DllmBenchError(
-            "Of a prompt with masks only the masks are filled, but max_new_tokens="
-            f"{max_new_tokens} was given; leave that out, or end the prompt before the first mask."
+            "In a prompt with masks only these are filled, but "
+            f"max_new_tokens={max_new_tokens} was given; leave that out, or end the prompt before "
+            "the first mask."
         )
     if not every:
         raise DllmBenchError(

@@ -38,7 +38,7 @@ MAX_MEMORY = 4 * 2**30
 """Bytes that a helper may allocate."""
 START = "from dllm_bench.benchmarks.bounded import serve; serve()"
 FAULTS = (DllmBenchError, ImportError, OSError)
-"""Errors of this machine or its settings; any other is of the text."""
+"""Errors caused by this machine or its settings; the text causes all others."""
 ENDED = {
     signal.SIGPROF: ("time", f"reading it took more than {MAX_CPU_S} CPU seconds"),
     signal.SIGSEGV: ("nesting", "its nesting exceeded the stack"),

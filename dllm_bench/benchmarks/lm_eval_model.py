@@ -47,7 +47,7 @@ Metrics = Mapping[str, float | None]
 
 
 class NamedGenerate(Protocol):
-    """A `Generate` whose name tells its model, decoder and settings from others."""
+    """A `Generate` whose name distinguishes its model, decoder and settings from others."""
 
     @property
     def name(self) -> str:

@@ -381,8 +381,8 @@ class _ActiveRequest:
     def record_draft(self, proposal: Proposal) -> None:
         """Add the drafter's forward of a round to the trace.
 
-        A draft without a network has none: its time is part of the next forward. A sequential head
-        has a row of its own, from where the drafter called `head_begins`.
+        A draft without a network has no forward: its time is part of the next one. A sequential
+        head has a row of its own, from where the drafter called `head_begins`.
         """
         if not proposal.calls:
             return

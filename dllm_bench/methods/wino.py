@@ -46,7 +46,7 @@ class Capped(Select):
         super().__post_init__()
         if self.least > self.most:
             raise DllmBenchError(
-                f"Capped has least {self.least} and most {self.most}; give least up to most."
+                f"Capped has least={self.least}, above most={self.most}; lower least or raise most."
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -347,8 +347,8 @@ def function_sha256(function: Function, name: str, weights_hash: str | None) -> 
         return state_sha256(function)
     if not weights_hash:
         raise DllmBenchError(
-            f"Model {name!r} is a function, whose weights cannot be hashed, so a stored run could "
-            "not be told from one of other weights; give wrap(..., weights_hash=TEXT), a text that "
+            f"Model {name!r} is a function, whose weights cannot be hashed, so nobody could "
+            "tell which weights made a stored run; give wrap(..., weights_hash=TEXT), a text that "
             "changes whenever the weights or the function do, or use evaluate, which stores "
             "nothing."
         )

@@ -72,8 +72,9 @@ class ServedRunSession(runner.RunSession):
         earlier = [session.environment.get("server") for session in self.opened.sessions]
         if earlier and earlier[-1] != server:
             raise DllmBenchError(
-                f"{self.opened.folder} was begun on a server that said {earlier[-1]}, this one "
-                f"says {server}; use the earlier one, or name the engine with model.engine=NAME."
+                f"{self.opened.folder} was begun on a server that described itself as "
+                f"{earlier[-1]}, but this one is {server}; use the earlier server, or name the "
+                "engine with model.engine=NAME."
             )
 
     def _warmup(self, request: Request, turn: int) -> Request:

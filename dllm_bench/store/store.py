@@ -433,8 +433,8 @@ def read_head(folder: Path) -> RunHead | None:
         return RunHead(spec, total)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedRunError(
-            f"{path} is damaged ({error}); give the command that made the run again, which writes "
-            "it anew and keeps the samples that belong to it."
+            f"{path} is damaged ({error}); repeat the command that made the run: it rewrites the "
+            "file and keeps the samples that belong to the run."
         ) from error
 
 

@@ -105,7 +105,10 @@ def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingT
 
 
 def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Parameter]:
-    """Add the adapter that training begins with to the module; its parameters by published name."""
+    """Add the adapter that training starts from to the module.
+
+    Return its parameters by published name.
+    """
     denoiser = loaded.denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     layout, module = ADAPTERS[loaded.metadata.adapter], denoiser.module
