@@ -27,9 +27,7 @@ from dllm_bench.store.files import csv_text, write_atomic
 from dllm_bench.store.store import RunEntry
 
 if TYPE_CHECKING:
-    from dllm_bench.methods.drafting import Temperatures
-    from dllm_bench.serving.load_simulation import FrontierPoint, ServicePoint
-    from dllm_bench.serving.stored_drafts import StoredDrafts
+    from dllm_bench.serving.load_simulation import FrontierPoint, ServicePoint, ServingSystem
 
     Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
 
@@ -108,26 +106,19 @@ def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
     from dllm_bench.runs import simulated_load as load
     from dllm_bench.serving.load_simulation import frontier, under_arrivals
 
-    fit = load.fitted
-    if arguments.raw or arguments.temperatures:
-        given = read_temperatures(arguments.temperatures)
-
-        def fit(drafts: StoredDrafts) -> Temperatures:
-            return given
-
+    is_given = arguments.raw or arguments.temperatures
+    given = read_temperatures(arguments.temperatures) if is_given else None
     profile = load.profile_of(arguments.profile, (entry.spec.model.name for entry in entries))
-    stored = [
-        load.drafts_of(entry.spec, StoredRun(sealed_record(entry), entry.path).samples)
-        for entry in entries
-    ]
-    rules = {"autoregressive": {"rule": load.NO_DRAFTS}}
-    systems = load.systems_of("", stored[0], profile, rules, fit)
+    systems: list[ServingSystem] = []
     labels = Counter(entry.spec.label for entry in entries)
-    for entry, drafts in zip(entries, stored, strict=True):
-        name = entry.spec.label
-        name = name if labels[name] == 1 else f"{name}-{entry.spec.short}"
-        rules = load.compared_rules(drafts, arguments.tau)
-        systems += load.systems_of(name, drafts, profile, rules, fit)
+    for entry in entries:
+        label = entry.spec.label
+        name = label if labels[label] == 1 else f"{label}-{entry.spec.short}"
+        run = StoredRun(sealed_record(entry), entry.path)
+        drafts = load.drafts_of(entry.spec, run.samples)
+        rules = load.compared_rules(name, drafts, arguments.tau)
+        plain, *drafted = load.systems_of(drafts, profile, rules, given)
+        systems += drafted if systems else [plain, *drafted]
     if not arguments.arrivals:
         return frontier(systems, profile, arguments.requests)
     most, level = max(arguments.requests), arguments.level

@@ -8,9 +8,10 @@ for every claim.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from dllm_bench.claims import view as claim_view
@@ -28,6 +29,7 @@ from dllm_bench.cli.planned import (
     SINGLE_COMMANDS,
     GrowingTables,
     add_options,
+    check_options,
     chosen_profile,
     command_lines,
     default_jobs,
@@ -42,15 +44,10 @@ from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_table, matching_names, names_of
-from dllm_bench.tables.plan import cells_of, distinct_runs
+from dllm_bench.tables.plan import cells_of, distinct_runs, plan_common
 from dllm_bench.tables.spec import PaperTable
 
 # --- tables --------------------------------------------------------------------------------------
-
-
-def add_table_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `table`."""
-    add_options(parser, "table")
 
 
 def show_tables(arguments: Namespace) -> int:
@@ -180,11 +177,6 @@ def empty_cell_reasons(built: BuiltTable) -> dict[str, int]:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def add_figure_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `figure`."""
-    add_options(parser, "figure")
-
-
 def draw_figures(arguments: Namespace) -> int:
     """Make missing runs if requested, draw, and print what is still missing. A file is kept if the
     new drawing would lose some of its points.
@@ -216,11 +208,6 @@ def draw_figures(arguments: Namespace) -> int:
 # --- claims --------------------------------------------------------------------------------------
 
 
-def add_claims_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `claims`."""
-    add_options(parser, "claim")
-
-
 def judge(arguments: Namespace) -> int:
     """Run what is missing if asked to, judge, print the verdicts."""
     store = open_store(arguments)
@@ -242,17 +229,14 @@ def judged(
     """Return all claims with their verdicts, then an error message for each run that failed. With
     --run or --submit, missing runs of the shown claims are made first.
     """
-    failed: list[str] = []
-
+    check_options(arguments)
     claims = [load_claim(name) for name in names_of("claim")]
     testable = {claim.name: claim.cells() for claim in claims if not claim.untestable}
-    if arguments.run or arguments.submit:
-        tables = [table for name, table in testable.items() if name in shown]
-        failed.extend(plan_and_fill(arguments, tables, store)[1])
-    reading = dict.fromkeys(("run", "retime", "submit", "wait"), False)
-    asked = Namespace(**{**vars(arguments), **reading, "slurm": [], "jobs": None})
-    planned = plan_and_fill(asked, list(testable.values()), store)[0]
-    given = (claims, cells_of_claims(claims, planned), chosen_profile(arguments))
+    tables, asked = list(testable.values()), [testable[name] for name in shown if name in testable]
+    fills, profile = arguments.run or arguments.submit, chosen_profile(arguments)
+    failed = plan_and_fill(arguments, asked, store)[1] if fills else []
+    planned = plan_common(profile, partial(plan_whole, arguments, tables, store))
+    given = (claims, cells_of_claims(claims, planned), profile)
     return judge_claims(*given, OneTokenRuns(store)), failed
 
 
@@ -271,7 +255,7 @@ def verdict_lines(judgements: Sequence[Judgement], arguments: Namespace) -> Iter
 
 
 KINDS = {
-    "table": Command(add_table_arguments, show_tables),
-    "figure": Command(add_figure_arguments, draw_figures),
-    "claims": Command(add_claims_arguments, judge),
+    "table": Command(partial(add_options, kind="table"), show_tables),
+    "figure": Command(partial(add_options, kind="figure"), draw_figures),
+    "claims": Command(partial(add_options, kind="claim"), judge),
 }

@@ -351,7 +351,7 @@ def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
 def _served(run: StoredRun, settings_json: str) -> list[FrontierPoint]:
     settings = json.loads(settings_json)
     profile = _profile(run.record.spec.model.name, settings["profile"])
-    systems = systems_of("", _drafts(run), profile, {"": settings})
+    systems = systems_of(_drafts(run), profile, {"": settings})
     return frontier(systems, profile, settings["requests"])
 
 
@@ -406,11 +406,7 @@ COUNTED: Mapping[str, str] = {
 }
 """Run series -> unit that the `n` of its points counts, if not samples."""
 
-SIMULATED = (
-    user_and_device_speed.__name__,
-    device_speed.__name__,
-    verified_per_request.__name__,
-)
+SIMULATED = tuple(name for name, unit in COUNTED.items() if unit == "requests")
 """Run series whose numbers come from a simulated load, on the step profile in their settings."""
 
 

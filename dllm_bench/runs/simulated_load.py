@@ -31,7 +31,6 @@ from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
-FitTemperatures = Callable[[StoredDrafts], Temperatures]  # from the texts that are not served
 NO_DRAFTS, WHOLE_DRAFTS = "none", "fixed"
 LENGTH_RULES: Mapping[str, Callable[[StepProfile, Mapping[str, Any]], NewLengthRule]] = {
     NO_DRAFTS: lambda profile, settings: fixed_rule(0),
@@ -67,42 +66,38 @@ def profile_of(source: str, models: Iterable[str]) -> StepProfile:
     return read_step_profile(source)
 
 
-def fitted(drafts: StoredDrafts) -> Temperatures:
-    """Return the temperatures that calibrate a confidence head on these drafts."""
-    return Temperatures(fit_temperatures(drafts.observed()))
-
-
 def systems_of(
-    name: str,
     drafts: StoredDrafts,
     profile: StepProfile,
     rules: Mapping[str, Mapping[str, Any]],
-    fit: FitTemperatures = fitted,
+    temperatures: Temperatures | None = None,
 ) -> list[ServingSystem]:
     """Return the systems that serve the second half of the texts, one for each length rule.
 
-    rules: title of the system, after `name` -> settings of the rule: `rule` (of `LENGTH_RULES`),
-        and its `tokens` or `tau`.
+    rules: name of the system -> settings of its rule: `rule` (of `LENGTH_RULES`), `tokens` or
+        `tau`; temperatures: of the confidence head, fitted on the first half if None.
     """
     first, second = drafts.halves()
-    texts = second.served(fit(first))
+    texts = second.served(temperatures or Temperatures(fit_temperatures(first.observed())))
 
-    def system(title: str, settings: Mapping[str, Any]) -> ServingSystem:
+    def system(name: str, settings: Mapping[str, Any]) -> ServingSystem:
         rule = LENGTH_RULES[settings["rule"]](profile, settings)
         if settings["rule"] == NO_DRAFTS:
-            return ServingSystem(title, texts, rule)
+            return ServingSystem(name, texts, rule)
         drafting = second.drafting(profile, settings.get("tokens"))
-        return ServingSystem(name + title, texts, rule, drafting)
+        return ServingSystem(name, texts, rule, drafting)
 
-    return [system(title, settings) for title, settings in rules.items()]
+    return [system(name, settings) for name, settings in rules.items()]
 
 
-def compared_rules(drafts: StoredDrafts, tau: float) -> dict[str, dict[str, Any]]:
-    """Return the rules that `simulate` compares: whole drafts and, with a confidence head, those
-    that cut them."""
-    rules: dict[str, dict[str, Any]] = {"": {"rule": WHOLE_DRAFTS}}
-    if drafts.halves()[0].observed():
-        rules[f" threshold {tau}"] = {"rule": "threshold", "tau": tau}
-        rules |= {" scheduler": {"rule": "hardware_aware"}}
-        rules |= {" two steps ahead": {"rule": "asynchronous"}}
-    return rules
+def compared_rules(name: str, drafts: StoredDrafts, tau: float) -> dict[str, dict[str, Any]]:
+    """Return the rules that `simulate` compares: none, whole drafts and, with a confidence head,
+    those that cut them."""
+    rules = {"autoregressive": {"rule": NO_DRAFTS}, name: {"rule": WHOLE_DRAFTS}}
+    if not drafts.halves()[0].observed():
+        return rules
+    return rules | {
+        f"{name} threshold {tau}": {"rule": "threshold", "tau": tau},
+        f"{name} scheduler": {"rule": "hardware_aware"},
+        f"{name} two steps ahead": {"rule": "asynchronous"},
+    }

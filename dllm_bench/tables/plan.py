@@ -180,8 +180,8 @@ def plan_common(
     plans: plans the tables with a profile; planned: what it gave for this one, if known.
     """
     planned = plans(profile) if planned is None else planned
-    items = common_items(cells_of(planned))
-    return plans(profile.at_most(items)) if items else planned
+    fewer = [run.items for run in distinct_runs(cells_of(planned)) if run.open and run.items]
+    return plans(profile.at_most(min(fewer))) if fewer else planned
 
 
 def plans_of(
@@ -278,13 +278,6 @@ def _items_asked(run: PlannedRun) -> float:
     """Return the number of items requested for the run."""
     limit = run.spec.limit if run.spec else None
     return inf if limit is None else limit
-
-
-def common_items(planned: Iterable[PlannedCell]) -> int | None:
-    """Return the number of items that every begun run has, if some have fewer than requested."""
-    return min(
-        (run.items for run in distinct_runs(planned) if run.open and run.items), default=None
-    )
 
 
 def _planned_run(

@@ -190,6 +190,7 @@ def test_unset_consent_is_one_sentence_before_anything_is_decoded(
         (["table", "lopa/table5", "--slurm", "partition=x"], "--slurm goes with --submit"),
         (["table", "lopa/table5", "--run", "--submit"], "one of them"),
         (["table", "lopa/table5", "--retime"], "goes with --run"),
+        (["claims", "--retime"], "goes with --run"),
         (["figure", "lopa/figure1", "--jobs", "2"], "--jobs goes with --run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
