@@ -148,12 +148,6 @@ SETTINGS: list[tuple[Make, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), SETTINGS)
-def test_a_setting_without_sense_is_refused(make: Make, words: str) -> None:
-    with pytest.raises(DllmBenchError, match=words):
-        make()
-
-
 PARTS: list[tuple[Make, str]] = [
     *(
         (partial(fit, cache=DPadCache(inner)), f"DPadCache needs a inner with spans .*{inner}")
@@ -246,12 +240,6 @@ PARTS: list[tuple[Make, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), PARTS)
-def test_parts_that_do_not_fit_name_each_other(make: Make, words: str) -> None:
-    with pytest.raises(DllmBenchError, match=words):
-        make()
-
-
 REQUESTS: list[tuple[Make, str]] = [
     (
         partial(
@@ -289,7 +277,7 @@ REQUESTS: list[tuple[Make, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), REQUESTS)
-def test_a_request_that_cannot_be_decoded_is_refused(make: Make, words: str) -> None:
+@pytest.mark.parametrize(("make", "words"), [*SETTINGS, *PARTS, *REQUESTS])
+def test_what_makes_no_sense_or_does_not_fit_is_refused(make: Make, words: str) -> None:
     with pytest.raises(DllmBenchError, match=words):
         make()

@@ -70,6 +70,12 @@ def test_what_was_read_of_a_file_does_not_stay_in_memory(
         del weights
 
 
+def refuses(folder: Path, words: str, **settings: Any) -> None:
+    """Check that loading the folder fails with these words."""
+    with pytest.raises(DllmBenchError, match=words):
+        load_model(spec(folder, **settings))
+
+
 def test_bfloat16_on_a_cpu(folder: Path) -> None:
     half, single = load_model(spec(folder, dtype="bfloat16")), load_model(spec(folder))
     assert logits(half).dtype == torch.bfloat16
@@ -82,8 +88,7 @@ def test_auto_means_float32_on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     facts = load_model(ModelSpec("tiny", str(folder))).metadata
     assert (facts.dtype, facts.device) == ("float32", "cpu")
-    with pytest.raises(DllmBenchError, match="no CUDA"):
-        load_model(spec(folder, device="cuda"))
+    refuses(folder, "no CUDA", device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -133,62 +138,50 @@ def test_text_goes_both_ways(folder: Path) -> None:
 
 def test_text_settings_that_do_not_fit(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(DllmBenchError, match="no chat template"):
-        load_model(spec(folder, chat=True))
+    refuses(folder, "no chat template", chat=True)
     for file in folder.glob("*token*"):
         file.unlink()
     with pytest.raises(DllmBenchError, match="no tokenizer files"):
         load_model(spec(folder)).encode("w1")
     edit(folder / "config.json", bos_token_id=None)
-    with pytest.raises(DllmBenchError, match="bos: true"):
-        load_model(spec(folder, bos=True))
+    refuses(folder, "bos: true", bos=True)
 
 
 def test_the_adapter_must_be_the_checkpoints(layout: str, folder: Path) -> None:
     other = LAYOUTS[1 - LAYOUTS.index(layout)]
-    with pytest.raises(DllmBenchError, match=f"asks for adapter '{other}'"):
-        load_model(spec(folder, adapter=other))
+    refuses(folder, f"asks for adapter '{other}'", adapter=other)
     edit(folder / "config.json", model_type="gpt2")
-    with pytest.raises(DllmBenchError, match="model_type 'gpt2'"):
-        load_model(spec(folder))
+    refuses(folder, "model_type 'gpt2'")
 
 
 def test_configs_that_would_be_loaded_wrongly(layout: str, folder: Path) -> None:
     config = folder / "config.json"
     key, value = {"llada": ("alibi", True), "dream": ("hidden_act", "gelu")}[layout]
     edit(config, rms_norm_eps=None)
-    with pytest.raises(DllmBenchError, match="no 'rms_norm_eps'"):
-        load_model(spec(folder))
+    refuses(folder, "no 'rms_norm_eps'")
     edit(config, **{key: value})
-    with pytest.raises(DllmBenchError, match=f"{key}={value!r}"):
-        load_model(spec(folder))
+    refuses(folder, f"{key}={value!r}")
     config.write_text("{")
-    with pytest.raises(DllmBenchError, match="not valid JSON"):
-        load_model(spec(folder))
+    refuses(folder, "not valid JSON")
     config.unlink()
-    with pytest.raises(DllmBenchError, match=r"holds no config\.json"):
-        load_model(spec(folder))
+    refuses(folder, r"holds no config\.json")
 
 
 def test_tensors_that_do_not_fit_are_named(layout: str, folder: Path) -> None:
     name, whole = PARAMETER[layout], tensors(folder)
     save_file({n: t for n, t in whole.items() if n != name}, folder / "model.safetensors")
     module_name = "model.layers.1.self_attn.o_proj.weight"
-    with pytest.raises(DllmBenchError, match=f"missing: {module_name}|missing: {name}"):
-        load_model(spec(folder))
+    refuses(folder, f"missing: {module_name}|missing: {name}")
     save_file(whole | {"extra.weight": torch.ones(2)}, folder / "model.safetensors")
-    with pytest.raises(DllmBenchError, match=r"unexpected: extra\.weight"):
-        load_model(spec(folder))
+    refuses(folder, r"unexpected: extra\.weight")
     save_file(whole | {name: torch.ones(3, 32)}, folder / "model.safetensors")
-    with pytest.raises(DllmBenchError, match=rf"mis-shaped: {name} \(3, 32\) instead of \(32, 32"):
-        load_model(spec(folder))
+    refuses(folder, rf"mis-shaped: {name} \(3, 32\) instead of \(32, 32")
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:
     torch.save(tensors(folder), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(DllmBenchError, match=r"pickled weights only \(pytorch_model\.bin\)"):
-        load_model(spec(folder))
+    refuses(folder, r"pickled weights only \(pytorch_model\.bin\)")
 
 
 @pytest.mark.parametrize(
