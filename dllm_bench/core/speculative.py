@@ -224,9 +224,9 @@ class BlockNetwork(Protocol):
         """
 
     def transition(
-        self, token: Tensor, hidden_H: Tensor, state: HeadState
-    ) -> tuple[Tensor, HeadState]:
-        """Return the term (V,) that the token (0-d) before a slot adds to its logits, and the next
+        self, logits_1V: Tensor, token: Tensor, hidden_H: Tensor, state: HeadState
+    ) -> HeadState:
+        """Add to a slot's logits, in place, what the token (0-d) before it adds; returns the next
         state."""
 
     def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:

@@ -67,9 +67,9 @@ class DSpark(DFlash):
         context.head_begins()
         tokens, distributions = [context.tokens_L[-1:]], []
         state: HeadState = None
-        for hidden_H, logits_V in zip(hidden_NH, logits_NV, strict=True):
-            bias_V, state = network.transition(tokens[-1][0], hidden_H, state)
-            token_1, probabilities_1V = sampler.sample((logits_V + bias_V)[None])
+        for hidden_H, logits_1V in zip(hidden_NH, logits_NV.split(1), strict=True):
+            state = network.transition(logits_1V, tokens[-1][0], hidden_H, state)
+            token_1, probabilities_1V = sampler.sample(logits_1V)
             tokens.append(token_1)
             distributions.append(probabilities_1V)
         text_R, survival_D = torch.cat(tokens), None

@@ -60,7 +60,12 @@ class MarkovHead(nn.Module):
     ) -> tuple[Tensor, HeadState]:
         """Return the bias (V,) of a slot with hidden state h after `token`, and the head's next
         state."""
-        return self.markov_w2(self.markov_w1(token)), None
+        code, state = self.code(token, hidden_H, state)
+        return self.markov_w2(code), state
+
+    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
+        """Return the `rank` numbers that W2 turns into the bias, and the head's next state."""
+        return self.markov_w1(token), None
 
 
 class GatedHead(MarkovHead):
@@ -77,10 +82,8 @@ class GatedHead(MarkovHead):
         """Return the scale of each of the `rank` numbers, in (0, 1)."""
         return self.gate_proj(torch.cat([hidden_H, self.markov_w1(token)], dim=-1)).sigmoid()
 
-    def forward(
-        self, token: Tensor, hidden_H: Tensor, state: HeadState
-    ) -> tuple[Tensor, HeadState]:
-        return self.markov_w2(self.gate(token, hidden_H) * self.markov_w1(token)), None
+    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
+        return self.gate(token, hidden_H) * self.markov_w1(token), None
 
 
 class RnnHead(MarkovHead):
@@ -94,9 +97,7 @@ class RnnHead(MarkovHead):
         super().__init__(vocabulary, rank, hidden)
         self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
 
-    def forward(
-        self, token: Tensor, hidden_H: Tensor, state: HeadState
-    ) -> tuple[Tensor, HeadState]:
+    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
         embedded = self.markov_w1(token)
         if state is None:
             state = torch.zeros_like(embedded)
@@ -104,7 +105,7 @@ class RnnHead(MarkovHead):
         gate, candidate, output = joint.chunk(3, dim=-1)
         gate = gate.sigmoid()
         state = gate * state + (1 - gate) * candidate.tanh()
-        return self.markov_w2(output.tanh()), state
+        return output.tanh(), state
 
 
 class PathSelector(nn.Module):
@@ -442,17 +443,23 @@ class BlockDraftNetwork(DraftNetwork):
         return hidden_DH, self.logits(hidden_DH, context.target)
 
     def transition(
-        self, token: Tensor, hidden_H: Tensor, state: HeadState
-    ) -> tuple[Tensor, HeadState]:
-        """Return what the previous token adds to a slot's logits (V,), and the head's next
+        self, logits_1V: Tensor, token: Tensor, hidden_H: Tensor, state: HeadState
+    ) -> HeadState:
+        """Add to a slot's logits, in place, what the previous token adds; returns the head's next
         state."""
-        bias_N, state = self.draft_bias(token, hidden_H, state)
-        return self.spread(bias_N, 0.0), state
+        head = self.markov_head
+        code_R, state = head.code(self.places(token), hidden_H, state)
+        if self.drafter_config.draft_ids:
+            logits_1V.index_add_(1, self.draft_ids, head.markov_w2(code_R)[None])
+        else:
+            logits_1V.addmm_(code_R[None], head.markov_w2.weight.mT)
+        return state
 
     def draft_bias(
         self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """Return what `transition` does, for the logits (N,) of the draft vocabulary."""
+        """Return what the previous token adds to a slot's logits (N,) of the draft vocabulary, and
+        the head's next state."""
         return cast(tuple[Tensor, HeadState], self.markov_head(self.places(token), hidden_H, state))
 
     def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:

@@ -296,8 +296,8 @@ def check_heads(network: Any, entry: Any, anchor: Any, stored: Any, name: str) -
     state, corrected, survival = None, [], []
     for token, hidden_H, base_V in zip(before, hidden_DH, base_NV, strict=True):
         survival.append(network.survival(token, hidden_H))
-        bias_V, state = network.transition(token, hidden_H, state)
-        corrected.append(base_V + bias_V)
+        corrected.append(base_V.clone())
+        state = network.transition(corrected[-1][None], token, hidden_H, state)
     wanted = stored[f"{name}/corrected_logits"][0], stored[f"{name}/confidence_logits"][0]
     torch.testing.assert_close(torch.stack(corrected), wanted[0], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(torch.stack(survival), wanted[1], atol=TOLERANCE, rtol=0)
@@ -314,7 +314,7 @@ def test_heads_alone(kind: str) -> None:
     state, biases, states, survival = None, [], [], []
     for token, hidden_H in zip(torch.tensor(entry["prev_tokens"]), hidden_DH, strict=True):
         survival.append(network.survival(token, hidden_H))
-        bias_V, state = network.transition(token, hidden_H, state)
+        bias_V, state = network.draft_bias(token, hidden_H, state)
         biases.append(bias_V)
         states.append(state)
     found = {"prefix_bias": biases, "confidence_logits": survival}
