@@ -336,11 +336,9 @@ class Round:
         """Return requested values of all canvas positions, on the host (L,)."""
         return torch.tensor(self.host[key])[: self.state.length]
 
-    def revise(
-        self, remask_KW: Tensor, write_KW: Tensor, ids_KW: Tensor, show_KW: Tensor | None = None
-    ) -> None:
+    def revise(self, write_KW: Tensor, ids_KW: Tensor, show_KW: Tensor | None = None) -> None:
         """Change committed positions from the window's start on; see `DecodeState.revise`."""
-        self.state.revise(remask_KW, write_KW, ids_KW, show_KW, start=self.window.start)
+        self.state.revise(write_KW, ids_KW, show_KW, start=self.window.start)
         self.revised.append((self.state.tokens_KL[-1].clone(), self.state.born_KL[-1].clone()))
 
     def end_block(self, end: Tensor) -> None:

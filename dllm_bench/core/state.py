@@ -96,7 +96,7 @@ class DecodeState:
     ends_given: bool = False  # whether the canvas may contain end tokens that were not decoded
     changes_KL: Tensor | None = None  # number of revisions of a committed position, int32; None if
     # the decoder does not revise
-    remasked_K: Tensor | None = None  # positions masked again by the last revision, int64
+    remasked_KW: Tensor | None = None  # whether the last revision masked a position again, bool
     reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
 
     @classmethod
@@ -172,32 +172,24 @@ class DecodeState:
         born_KW.masked_fill_(where_KW, self.forwards)
 
     def revise(
-        self,
-        remask_KW: Tensor,
-        write_KW: Tensor,
-        ids_KW: Tensor,
-        show_KW: Tensor | None = None,
-        start: int = 0,
+        self, write_KW: Tensor, ids_KW: Tensor, show_KW: Tensor | None = None, start: int = 0
     ) -> None:
-        """Mask committed positions again, and write `ids` over committed ones.
+        """Write `ids` over committed positions; the mask id masks a position again.
 
         The tensors cover the W positions from `start` on. Prompt positions do not change, nor do
         masked positions outside `show`. Masked positions in `show` get `ids` as their input token
-        and still count as masked; if `write` is also true, they are committed. Writing the mask id
-        masks a position again. Masking a position that the current forward committed is not counted
-        as a change.
+        and still count as masked; if `write` is also true, they are committed. Masking a
+        position that the current forward committed is not counted as a change.
         """
         assert self.changes_KL is not None
-        span = slice(start, start + remask_KW.shape[1])
+        span = slice(start, start + write_KW.shape[1])
         tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
-        remask_KW = remask_KW | (write_KW & (ids_KW == self.special.mask))
-        ids_KW = ids_KW.masked_fill(remask_KW, self.special.mask)
-        where_KW = (remask_KW | write_KW) & (born_KW >= 0)
-        self.remasked_K = (where_KW & remask_KW).sum(1)
-        self.changes_KL[:, span] += where_KW & (born_KW < self.forwards)
+        changes_KW, where_KW = self.changes_KL[:, span], write_KW & (born_KW >= 0)
+        self.remasked_KW = where_KW & (ids_KW == self.special.mask)
+        changes_KW += where_KW & (born_KW < self.forwards)
         torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
         born_KW.masked_fill_(where_KW, self.forwards)
-        born_KW.masked_fill_(where_KW & remask_KW, MASKED)
+        born_KW.masked_fill_(self.remasked_KW, MASKED)
         if show_KW is not None:
             show_KW = show_KW & (born_KW == MASKED)
             torch.where(show_KW, ids_KW, tokens_KW, out=tokens_KW)
@@ -247,7 +239,7 @@ class DecodeState:
 
     def take(self, index: Tensor) -> DecodeState:
         """Return the branches `index` (int64), in that order, memo included."""
-        names = ("tokens_KL", "born_KL", "changes_KL", "remasked_K", "reference_KL")
+        names = ("tokens_KL", "born_KL", "changes_KL", "remasked_KW", "reference_KL")
         return replace(self, memo=self.memo.take(index), **selected(self, names, index))
 
     def fork(self, k: int) -> DecodeState:

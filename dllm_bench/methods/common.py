@@ -194,9 +194,11 @@ def count_in_block(
 
     `key` holds the open block and its count, (K, 2).
     """
-    block_K, count_K, known_K2 = open_block(window), counts_K.long(), state.memo.get(key)
-    if known_K2 is not None:
-        count_K = count_K + known_K2[:, 1] * (known_K2[:, 0] == block_K)
+    block_K, known_K2 = open_block(window), state.memo.get(key)
+    if known_K2 is None:
+        count_K = counts_K.long()
+    else:
+        count_K = counts_K + known_K2[:, 1] * (known_K2[:, 0] == block_K)
     state.memo[key] = torch.stack([block_K, count_K], 1)
     return count_K
 
@@ -208,8 +210,8 @@ def open_block(window: Window) -> Tensor:
     """
     eligible_KW, before = window.eligible_KW, window.start - window.origin
     if window.width <= window.block:
-        number = before // window.block
-        return eligible_KW.new_full(eligible_KW.shape[:1], number, dtype=torch.long)
+        number = constant(before // window.block, eligible_KW.device)
+        return number.expand(len(eligible_KW))
     return (eligible_KW.int().argmax(1) + before) // window.block
 
 
@@ -223,7 +225,7 @@ def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None
         return eligible_KW
     if count_K is None:
         best_K1 = confidence_order(scores, window, 1)
-        return torch.zeros_like(eligible_KW).scatter_(1, best_K1, True) & eligible_KW
+        return (constant(range(window.width), best_K1.device) == best_K1) & eligible_KW
     return first_of(confidence_order(scores, window), count_K, window)
 
 
@@ -269,7 +271,7 @@ def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Te
 def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
     """Return the eligible ones among the first `count` positions of an order, bool (K, W)."""
     chosen_KW = constant(range(order_KW.shape[1]), count_K.device) < count_K[:, None]
-    return torch.zeros_like(chosen_KW).scatter_(1, order_KW, chosen_KW) & window.eligible_KW
+    return torch.empty_like(chosen_KW).scatter_(1, order_KW, chosen_KW) & window.eligible_KW
 
 
 @register("select.threshold")
@@ -402,8 +404,9 @@ class Best(Select):
         if self._single:
             return most_confident(scores, window)
         count_K = torch.full_like(window.eligible_KW[:, 0], self.number, dtype=torch.long)
-        if self.refills and state.remasked_K is not None:
-            count_K = torch.where(state.remasked_K > 0, state.remasked_K, count_K)
+        if self.refills and state.remasked_KW is not None:
+            remasked_K = state.remasked_KW.sum(1)
+            count_K = torch.where(remasked_K > 0, remasked_K, count_K)
         return most_confident(scores, window, count_K)
 
 

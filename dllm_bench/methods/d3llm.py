@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockProgress, Window
@@ -15,6 +14,7 @@ from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, needing
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import constant
 from dllm_bench.methods.caches import scoring_window, spans_given
 from dllm_bench.methods.common import Pipeline, most_confident
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -143,6 +143,6 @@ class EndFill(Revise):
         over_K1 = ~(open_KL & ~behind_KL).any(1, keepdim=True)
         shown_KL = masked_KL & ~open_KL  # since the last forward
         write_KL = (behind_KL & ~masked_KL & ~ends_KL) | shown_KL | (filled_KL & over_K1)
-        end_KL = torch.full_like(tokens_KL, state.special.eos)
-        parts = (torch.zeros_like(write_KL), write_KL, end_KL, filled_KL | shown_KL)
+        end_KL = constant(state.special.eos, tokens_KL.device).expand_as(tokens_KL)
+        parts = (write_KL, end_KL, filled_KL | shown_KL)
         round.revise(*(part[:, round.window.start :] for part in parts))

@@ -95,7 +95,8 @@ class Edit(Budgeted):
     # no limit
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        rounds_K, full_K = post_rounds(window, state), ~window.eligible_KW.any(1)
+        masked_K = window.eligible_KW.any(1)
+        rounds_K = post_rounds(masked_K, window, state)
         write_KW = (
             self.revisable(window, state)
             & (scores.ids_KW != window.of(state.tokens_KL))
@@ -104,11 +105,11 @@ class Edit(Budgeted):
         )
         moves_K = write_KW.any(1)
         if self.tau < 1 or self.steps is not None:  # otherwise there is nothing to edit
-            moves_K = moves_K | ~full_K
+            moves_K = moves_K | masked_K
         holds_K = moves_K & (rounds_K < self.rounds + self.ignores_last)
         left_K = None
         if self.steps is not None:
-            begun_K = count_in_block(BEGUN, ~full_K, window, state)
-            left_K = torch.where(full_K, ~holds_K, begun_K >= self.steps)
+            begun_K = count_in_block(BEGUN, masked_K, window, state)
+            left_K = torch.where(masked_K, begun_K >= self.steps, ~holds_K)
         hold(holds_K, state, left_K)
         return overwriting(write_KW, scores)

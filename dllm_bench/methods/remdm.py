@@ -55,7 +55,7 @@ class ReMDM(Budgeted):
         remask_KW = largest(-confidence_KW, committed_KW, due_K * self.number)
         over_K = step_K + 1 >= 2 * steps
         hold(~over_K, state, left_K=over_K)
-        return masking(remask_KW, scores)
+        return masking(remask_KW, state)
 
     def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         """Return the probability with which each token of the window was committed, (K, W)."""
@@ -94,4 +94,4 @@ class ReMDMLoop(ReadsStanding):
         least_KW = largest(-state.memo[STANDING], committed_KW, remasks_K * self.number)
         hold(round_K + 1 < 2 * self.loops, state)
         remask_KW = least_KW | (fresh_KW & remasks_K[:, None])
-        return masking(remask_KW, scores)
+        return masking(remask_KW, state)

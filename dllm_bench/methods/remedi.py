@@ -54,4 +54,4 @@ class KeepBest(Budgeted):
         committed_KW = window.of(state.born_KL) >= 0
         remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep_K)
         hold(step_K + 1 < steps, state)
-        return masking(remask_KW, scores)
+        return masking(remask_KW, state)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -33,9 +34,8 @@ REVISES_CANVAS = needing({"schedule": Condition.HELD_BLOCKS, "cache": Condition.
 class Revision(NamedTuple):
     """Proposed changes of the committed positions of the window."""
 
-    remask_KW: Tensor  # bool: positions to mask again
     write_KW: Tensor  # bool: positions to overwrite
-    ids_KW: Tensor  # int64: the new tokens
+    ids_KW: Tensor  # int64: the new tokens; the mask id masks a position again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,26 +62,24 @@ class Budgeted(Revise):
         free."""
         if self.per_position is self.per_block is self.per_request is None:
             return wanted
-        changed_KW = wanted.remask_KW | wanted.write_KW
         fresh_KW = window.of(state.born_KL) == state.forwards
-        allowed_KW = fresh_KW | self._within_budgets(changed_KW, window, state)
-        return wanted._replace(
-            remask_KW=wanted.remask_KW & allowed_KW, write_KW=wanted.write_KW & allowed_KW
-        )
+        allowed_KW = fresh_KW | self._within_budgets(wanted.write_KW, window, state)
+        return wanted._replace(write_KW=wanted.write_KW & allowed_KW)
 
     def _within_budgets(self, changed_KW: Tensor, window: Window, state: DecodeState) -> Tensor:
         """Return the proposed changes that the budgets allow, bool (K, W)."""
         assert state.changes_KL is not None
         changed_KW = changed_KW & self.revisable(window, state)
         changes_KW = window.of(state.changes_KL)
-        order_KW = changed_KW.cumsum(1)
-        for budget, spent_KX in (
-            (self.per_block, changes_KW),
-            (self.per_request, state.changes_KL),
-        ):
-            if budget is not None:
-                left_K1 = budget - spent_KX.sum(1, keepdim=True)
-                changed_KW = changed_KW & (order_KW <= left_K1)
+        limits = (self.per_block, changes_KW), (self.per_request, state.changes_KL)
+        left = [
+            budget - spent_KX.sum(1, keepdim=True)
+            for budget, spent_KX in limits
+            if budget is not None
+        ]
+        if left:
+            order_KW = changed_KW.cumsum(1)
+            changed_KW = changed_KW & (order_KW <= reduce(torch.minimum, left))
         return changed_KW
 
     def revisable(self, window: Window, state: DecodeState) -> Tensor:
@@ -116,20 +114,21 @@ def committed_before(window: Window, state: DecodeState) -> Tensor:
     return (born_KW >= 0) & (born_KW < state.forwards)
 
 
-def masking(remask_KW: Tensor, scores: Scores) -> Revision:
-    """Return the revision that masks these positions (bool, (K, W)) again and overwrites none."""
-    return Revision(remask_KW, torch.zeros_like(remask_KW), scores.ids_KW)
+def masking(remask_KW: Tensor, state: DecodeState) -> Revision:
+    """Return the revision that masks these positions (bool, (K, W)) again."""
+    mask = constant(state.special.mask, remask_KW.device)
+    return Revision(remask_KW, mask.expand_as(remask_KW))
 
 
 def overwriting(write_KW: Tensor, scores: Scores) -> Revision:
     """Return the revision that writes the candidates at these positions (bool, (K, W))."""
-    return Revision(torch.zeros_like(write_KW), write_KW, scores.ids_KW)
+    return Revision(write_KW, scores.ids_KW)
 
 
-def post_rounds(window: Window, state: DecodeState) -> Tensor:
+def post_rounds(masked_K: Tensor, window: Window, state: DecodeState) -> Tensor:
     """Return the number of rounds of the open block that began without masks, including this one,
-    (K,)."""
-    return count_in_block(POST_ROUNDS, ~window.eligible_KW.any(1), window, state)
+    (K,); `masked`: whether this one began with masks."""
+    return count_in_block(POST_ROUNDS, ~masked_K, window, state)
 
 
 def hold(held_K: Tensor, state: DecodeState, left_K: Tensor | None = None) -> None:
@@ -146,4 +145,4 @@ def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tenso
     rank_W = constant(range(values_KW.shape[1]), values_KW.device)
     count_K1 = count_K[:, None] if isinstance(count_K, Tensor) else count_K
     taken_KW = (rank_W < count_K1).expand_as(where_KW)
-    return torch.zeros_like(where_KW).scatter(1, order_KW, taken_KW) & where_KW
+    return torch.empty_like(where_KW).scatter_(1, order_KW, taken_KW) & where_KW

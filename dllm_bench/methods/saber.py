@@ -82,7 +82,7 @@ class ConfidenceDrop(Budgeted):
         gained_K = (accepted_K - 1).clamp(min=0)  # another selector may commit fewer than n
         count_K = torch.minimum(count_K, gained_K) * window.of(state.masked_KL).any(1)
         remask_KW = largest(fell_KW, (born_KW >= 0) & fell_KW.isfinite(), count_K)
-        return masking(remask_KW, scores)
+        return masking(remask_KW, state)
 
     def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         """Return the confidence of the last forward, (K, L); remember that of this one.

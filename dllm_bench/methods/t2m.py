@@ -54,18 +54,19 @@ class Remask(ReadsStanding):
     # found no committed position in the block
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        rounds_K, full_K = post_rounds(window, state), ~window.eligible_KW.any(1)
+        masked_K = window.eligible_KW.any(1)
+        rounds_K = post_rounds(masked_K, window, state)
         committed_KW = committed_before(window, state)
         doubt_KW, wrong_KW = self._judged(scores, window, state)
         most_K = (committed_KW.sum(1).double() * self.ratio).long().clamp(min=1)
         remask_KW = largest(doubt_KW, wrong_KW & self.revisable(window, state), most_K)
         moves_K = remask_KW.any(1)
         if self._looks:
-            moves_K = moves_K | ~full_K
+            moves_K = moves_K | masked_K
         if not self.edits_end:
             moves_K &= ~(state.tokens_KL[:, state.prompt_len :] == state.special.eos).any(1)
         hold(moves_K & (rounds_K < self.rounds), state)
-        return masking(remask_KW, scores)
+        return masking(remask_KW, state)
 
     def revisable(self, window: Window, state: DecodeState) -> Tensor:
         if not self.forgets or self.per_position is None:

@@ -98,7 +98,7 @@ class Wino(ReadsStanding):
         wrong_KW = self.revisable(window, state) & (support_KW < self.tau)
         most_K = (self._last(accepted_K, window, state) - 1) * (accepted_K > 1)
         remask_KW = largest(-support_KW, wrong_KW, most_K)
-        return masking(remask_KW, scores)
+        return masking(remask_KW, state)
 
     def _last(self, accepted_K: Tensor, window: Window, state: DecodeState) -> Tensor:
         """Return the number of commits of the block's last forward, (K,); remember that of this

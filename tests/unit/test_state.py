@@ -50,8 +50,10 @@ def revised() -> DecodeState:
 
 def revise(state: DecodeState, remask: list[bool], write: list[bool], ids: list[int]) -> None:
     """Revise the whole canvas of each branch alike."""
-    rows = (torch.tensor([row] * state.branches) for row in (remask, write, ids))
-    state.revise(*rows)
+    remask_KL, write_KL, ids_KL = (
+        torch.tensor([row] * state.branches) for row in (remask, write, ids)
+    )
+    state.revise(remask_KL | write_KL, ids_KL.masked_fill(remask_KL, SPECIAL.mask))
 
 
 def test_revising_masks_and_overwrites_committed_positions_only() -> None:
@@ -59,9 +61,9 @@ def test_revising_masks_and_overwrites_committed_positions_only() -> None:
     revise(state, [True, False, True, False, True], [False, True, False, True, True], [9] * 5)
     assert state.tokens_KL.tolist() == [[7, 8, 1, 9, 1]], "prompt and masks stay"
     assert state.born_KL.tolist() == [[PROMPT, PROMPT, MASKED, 1, MASKED]]
-    assert state.changes_KL is not None and state.remasked_K is not None
+    assert state.changes_KL is not None and state.remasked_KW is not None
     assert state.changes_KL.tolist() == [[0, 0, 1, 1, 0]]
-    assert state.remasked_K.tolist() == [1]
+    assert state.remasked_KW.sum(1).tolist() == [1]
 
 
 def test_writing_the_mask_token_masks_a_position_again() -> None:
@@ -87,7 +89,7 @@ def test_each_branch_carries_its_own_revisions() -> None:
     assert kept.changes_KL is not None and kept.changes_KL.sum() == 0
     again = other.fork(2).pick(torch.tensor(1))
     assert again.changes_KL is not None and again.changes_KL.tolist() == [[0, 0, 1, 0, 0]]
-    assert again.remasked_K is not None and again.remasked_K.tolist() == [1]
+    assert again.remasked_KW is not None and again.remasked_KW.sum(1).tolist() == [1]
 
 
 def test_fork_and_pick_carry_tokens_and_memo() -> None:
