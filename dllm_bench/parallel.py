@@ -120,18 +120,21 @@ class BranchWorkerGroup(WorkerGroup):
         self.traffic.committed[-1] += packed.nbytes
 
     def collect_winner(
-        self, winner: Tensor, branches: DecodeState, own: DecodeState, scores: Scores
+        self, winner: Tensor, branches: DecodeState, own: DecodeState, scores: Scores, drafts: bool
     ) -> tuple[DecodeState, Scores]:
         if self._branches == 1:
             return own, scores
         memo = own.memo.tensors()
         learned = {key: v for key, v in memo.items() if self._before.get(key) is not v}
         each = {id(value): value for value in scores.tensors().values()}
-        rows = iter(self._of_winner(winner, [*each.values(), *learned.values()]))
+        canvas = [own.tokens_KL, own.born_KL] if drafts else []
+        rows = iter(self._of_winner(winner, [*each.values(), *learned.values(), *canvas]))
         scores = scores.map(lambda _: next(rows))
         state = branches.pick(winner)
-        for key, row in zip(learned, rows, strict=True):
-            state.memo[key] = row
+        for key in learned:
+            state.memo[key] = next(rows)
+        if drafts:
+            state.tokens_KL, state.born_KL = rows
         for number, value in own.memo.numbers().items():
             state.memo[number] = value
         return state, scores

@@ -389,9 +389,10 @@ class WorkerGroup:
         kv.keep(plan, winner)
 
     def collect_winner(
-        self, winner: Tensor, branches: DecodeState, own: DecodeState, scores: Scores
+        self, winner: Tensor, branches: DecodeState, own: DecodeState, scores: Scores, drafts: bool
     ) -> tuple[DecodeState, Scores]:
-        """Return state and scores of the winner; `own` are this worker's branches after scoring."""
+        """Return state and scores of the winner; `own` are this worker's branches after scoring,
+        and after the commit if they are `drafts`."""
         if branches.branches == 1:
             return own, scores
         return own.pick(winner), scores.pick(winner)

@@ -64,6 +64,11 @@ class Memo:
         """Return the value of `key`, None if nothing was remembered."""
         return self._values.get(key)
 
+    def pop(self, key: MemoKey[Remembered]) -> Remembered:
+        """Return the value of `key` and forget it, so that no fork or pick copies it."""
+        value: Remembered = self._values.pop(key)
+        return value
+
     def tensors(self) -> dict[MemoKey[Tensor], Tensor]:
         """Return the values that differ by branch."""
         return {key: v for key, v in self._values.items() if isinstance(v, Tensor)}

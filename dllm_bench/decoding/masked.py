@@ -188,9 +188,8 @@ class MaskedDecoder(ComposedDecoder):
             forbid(round.logits_KXV, self._forbidden(model.special))
             round.scores = self._score(round)
             self._act("on_scores", round)
-            self._pick(branches, window, round, workers)
+            self._commit_best(branches, window, round, workers)
             log.end(round.plan, branches)
-            round.ask(FORCED, self._commit(round.state, round.scores, round.window))
             self._act("on_commit", round)
             round.state.forwards += 1
             self._check_progress(round, log)
@@ -305,45 +304,44 @@ class MaskedDecoder(ComposedDecoder):
         """Whether a forward may commit nothing although positions are masked."""
         return not self.forbid_mask or Condition.NEVER_STALLS not in self.select.gives
 
-    def _pick(
+    def _commit_best(
         self, branches: DecodeState, window: Window, round: Round, workers: WorkerGroup
     ) -> None:
-        """Continue with the best branch of all workers' `branches`, and keep its K/V."""
+        """Continue with the best branch of all workers' `branches`, and commit the selector's
+        choice. Drafts are rated after that commit, so each of them makes it."""
+        forced_K = self._commit(round) if self._drafts else None
         several, winner = branches.branches > 1, constant(0, branches.tokens_KL.device)
         if several:
-            winner = self.explore.pick(workers.gather(self._rate(round)))
+            rating_K = self.explore.rate(round.scores, round.window, round.state)
+            winner = self.explore.pick(workers.gather(rating_K))
             round.ask(WINNER, winner)
         workers.keep(round.kv, round.plan, winner)
         round.state, round.scores = workers.collect_winner(
-            winner, branches, round.state, round.scores
+            winner, branches, round.state, round.scores, self._drafts
         )
         round.window = window.pick(winner) if several else round.window
+        if not self._drafts:
+            forced_K = self._commit(round)
+        elif forced_K is not None:
+            forced_K = workers.gather(forced_K).index_select(0, winner.reshape(1))
+        round.ask(FORCED, forced_K)
 
-    def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor | None:
+    def _commit(self, round: Round) -> Tensor | None:
         """Commit the selector's choice.
 
-        Returns the number of positions that the stall rule added (0-d), None if it was not needed.
+        Returns the number of positions that the stall rule added (K,), None if it was not needed.
         """
-        where_KW, ids_KW, forced = self.select(scores, window, state), scores.ids_KW, None
-        where_KW = where_KW & window.eligible_KW
+        state, scores, window = round.state, round.scores, round.window
+        ids_KW, forced_K = scores.ids_KW, None
+        where_KW = self.select(scores, window, state) & window.eligible_KW
         if self._stalls:
             fallback_KW, fallback_ids_KW = self.select.on_stall(scores, window, state)
             forced_KW = window.forced(where_KW, fallback_KW)
             if fallback_ids_KW is not ids_KW:
                 ids_KW = torch.where(forced_KW, fallback_ids_KW, ids_KW)
-            where_KW, forced = where_KW | forced_KW, forced_KW.sum()
+            where_KW, forced_K = where_KW | forced_KW, forced_KW.sum(1)
         state.fill(where_KW, ids_KW, window.start)
-        return forced
-
-    def _rate(self, round: Round) -> Tensor:
-        """Return the explorer's rating (K,); drafts are rated after the commit that the selector
-        would make."""
-        branches = round.state
-        if self._drafts:
-            every_K = constant(range(branches.branches), branches.tokens_KL.device)
-            branches = branches.take(every_K)  # a copy
-            self._commit(branches, round.scores, round.window)
-        return self.explore.rate(round.scores, round.window, branches)
+        return forced_K
 
     def _choose_rows(self, model: Denoiser, plan: ForwardPlan, window: Window) -> ForwardPlan:
         """Return the plan with logits of all rows that are read, and of no others if leaving them

@@ -59,8 +59,8 @@ class SelfDraft(Explore):
         where_KW = first_of(order_1W.expand(drafts + 1, -1), depth_K, window)
         branches.fill(where_KW, scores.ids_KW, window.start)
         place_1D = order_1W[:, :drafts]
-        ids_1D = scores.ids_KW.gather(1, place_1D)
-        ids_1D = ids_1D.masked_fill(~window.eligible_KW.gather(1, place_1D), -1)
+        nothing = constant(-1, order_1W.device)
+        ids_1D = torch.where(window.eligible_KW, scores.ids_KW, nothing).gather(1, place_1D)
         draft_12D = torch.stack([place_1D + window.start, ids_1D], 1)
         branches.memo[DRAFT] = draft_12D.expand(drafts + 1, -1, -1)
         return branches
@@ -68,9 +68,9 @@ class SelfDraft(Explore):
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
         """Return the number of draft tokens, from the first on, that agree with a branch's target,
         (K,)."""
-        place_KD, ids_KD = branches.memo[DRAFT].unbind(1)
+        place_KD, ids_KD = branches.memo.pop(DRAFT).unbind(1)
         agrees_KD = branches.tokens_KL.gather(1, place_KD) == ids_KD
-        return agrees_KD.long().cumprod(1).sum(1)
+        return agrees_KD.cumprod(1).sum(1)
 
     def pick(self, rating_K: Tensor) -> Tensor:
         """Return the branch that the walk from the base reaches; draft j is branch j - 1, the base

@@ -20,6 +20,7 @@ from dllm_bench.methods.caches import BlockCache, DualCache, NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Eos, NegEntropy, Pipeline, Threshold
 from dllm_bench.methods.credit import Credit
 from dllm_bench.methods.dream import Sampled
+from dllm_bench.methods.freedave import SelfDraft
 from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.parallel import ParallelLayout, RankGroup, decoded, encoded
 from tests.helpers import tiny_denoiser
@@ -39,6 +40,7 @@ CASES = {
     "credit": replace(LOPA, score=Credit(Confidence(), alpha=2.0), schedule=Blocks(16)),
     "dual": replace(LOPA, schedule=Blocks(8), cache=DualCache(2)),
     "drawn": replace(LOPA, score=Sampled(Confidence(), temperature=0.7), cache=BlockCache()),
+    "drafts": replace(LOPA, schedule=Blocks(8), explore=SelfDraft(4)),
 }
 FINAL = {
     name: case if case.guidance else replace(case, cache=BlockCache())
