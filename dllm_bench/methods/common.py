@@ -195,10 +195,8 @@ def count_in_block(
     `key` holds the open block and its count, (K, 2).
     """
     block_K, known_K2 = open_block(window), state.memo.get(key)
-    if known_K2 is None:
-        count_K = counts_K.long()
-    else:
-        count_K = counts_K + known_K2[:, 1] * (known_K2[:, 0] == block_K)
+    before_K = 0 if known_K2 is None else known_K2[:, 1] * (known_K2[:, 0] == block_K)
+    count_K = counts_K + before_K
     state.memo[key] = torch.stack([block_K, count_K], 1)
     return count_K
 

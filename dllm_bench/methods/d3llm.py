@@ -136,13 +136,13 @@ class EndFill(Revise):
         ends_KL = tokens_KL == state.special.eos
         new_KL = ends_KL.clone()
         new_KL[:, : state.prompt_len] = False
-        behind_KL = new_KL.cumsum(1) > new_KL.long()
+        behind_KL = new_KL.cumsum(1) > new_KL
         open_KL = masked_KL & (tokens_KL == state.special.mask)
         behind_KL &= open_KL.any(1, keepdim=True)
         filled_KL = open_KL & behind_KL
         over_K1 = ~(open_KL & ~behind_KL).any(1, keepdim=True)
         shown_KL = masked_KL & ~open_KL  # since the last forward
-        write_KL = (behind_KL & ~masked_KL & ~ends_KL) | shown_KL | (filled_KL & over_K1)
+        write_KL = (behind_KL & ~(masked_KL | ends_KL)) | shown_KL | (filled_KL & over_K1)
         end_KL = constant(state.special.eos, tokens_KL.device).expand_as(tokens_KL)
         parts = (write_KL, end_KL, filled_KL | shown_KL)
         round.revise(*(part[:, round.window.start :] for part in parts))

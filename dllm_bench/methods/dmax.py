@@ -17,7 +17,7 @@ from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, Condition
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.decoding.switches import with_added
-from dllm_bench.methods.common import count_in_block
+from dllm_bench.methods.caches import step_of_block
 from dllm_bench.methods.revising import (
     REVISES_BLOCK,
     Budgeted,
@@ -28,7 +28,6 @@ from dllm_bench.methods.revising import (
 )
 from dllm_bench.registry import register
 
-FORWARDS = MemoKey[Tensor]("soft.forwards")  # (K, 2): open block, its forwards
 ADDED = MemoKey[Tensor]("soft.added")  # added to embeddings of the window, (K, W, H)
 START = MemoKey[int]("soft.start")  # start of that window
 TINY = 1e-6  # added to a length before dividing by it, as released
@@ -85,8 +84,8 @@ class SoftRevision(Budgeted):
         write_KW = committed_before(window, state) & (scores.ids_KW != tokens_KW)
         changes_K = (write_KW | (born_KW == state.forwards)).any(1)
         doubtful_K = ((born_KW >= MASKED) & (scores.probability_KW < self.sure)).any(1)
-        forwards_K = count_in_block(FORWARDS, torch.ones_like(changes_K), window, state)
-        stays_K = changes_K & doubtful_K & (forwards_K < window.block)
+        forwards = step_of_block(state, window) + 1
+        stays_K = changes_K & doubtful_K & (forwards < window.block)
         if not self.released:
             masked_KW = (born_KW == MASKED) | (write_KW & (scores.ids_KW == state.special.mask))
             stays_K = stays_K | masked_KW.any(1)

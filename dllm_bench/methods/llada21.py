@@ -67,7 +67,7 @@ class Share(Select):
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         where_KW, ids_KW = super().on_stall(scores, window, state)
-        return where_KW & (not self.idle), ids_KW
+        return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
 
 
 BEGUN = MemoKey[Tensor]("edit.begun")  # (K, 2): open block, its forwards that began with masks

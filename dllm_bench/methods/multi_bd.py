@@ -125,7 +125,7 @@ class EditBlocks(Budgeted):
         share_KN = (same_KN / tokens_KN.clamp(min=1)).double()
         calm_KN = late_KN | (share_KN >= self.stable) | (tokens_KN == 0)
         held_KN = torch.where(calm_KN, HELD, LAST)
-        state.memo[HOLD] = held_KN * (done_KN.long().cumprod(1) == 0)
+        state.memo[HOLD] = held_KN * (done_KN.cumprod(1) == 0)
         return overwriting(window.flat(write_KNP), scores)
 
 

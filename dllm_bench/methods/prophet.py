@@ -93,7 +93,7 @@ class EarlyExit(Select):
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         where_KW, ids_KW = self.inner.on_stall(scores, self._open(window, state), state)
-        return where_KW & (not self.idle), ids_KW
+        return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
 
     def _steps(self, window: Window) -> int:
         """Return the number of forwards of a block."""

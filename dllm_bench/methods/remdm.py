@@ -7,22 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import Window
+from dllm_bench.core.blocks import HELD, LEFT, Window
 from dllm_bench.core.contracts import Scores
 from dllm_bench.core.declared import Count, Positive, PositiveProportion
 from dllm_bench.core.decoder import ONE_BRANCH
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
-from dllm_bench.methods.common import step_in_block
+from dllm_bench.methods.caches import step_of_block
 from dllm_bench.methods.revising import (
     REVISES_BLOCK,
     STANDING,
     Budgeted,
     ReadsStanding,
     Revision,
-    hold,
+    hold_only,
     largest,
     masking,
+    step_and_masks,
 )
 from dllm_bench.registry import register
 
@@ -47,14 +48,13 @@ class ReMDM(Budgeted):
     needs = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        step_K, _ = step_in_block(state, window)
+        step = step_of_block(state, window) + 1
         steps, first = self.steps or window.width, int(window.width * self.start)
         confidence_KW = self._recorded(scores, window, state)
-        due_K = (step_K + 1 >= first) & (step_K + 1 < first + steps)
+        number = self.number if first <= step < first + steps else 0
         committed_KW = window.of(state.born_KL) >= 0
-        remask_KW = largest(-confidence_KW, committed_KW, due_K * self.number)
-        over_K = step_K + 1 >= 2 * steps
-        hold(~over_K, state, left_K=over_K)
+        remask_KW = largest(-confidence_KW, committed_KW, number)
+        hold_only(HELD if step < 2 * steps else LEFT, state)
         return masking(remask_KW, state)
 
     def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -84,14 +84,11 @@ class ReMDMLoop(ReadsStanding):
     needs = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        step_K, masks_K = step_in_block(state, window)
-        before_K = (masks_K.double() * self.start).long() // self.number
-        round_K = step_K - before_K
-        looping_K = (round_K >= 0) & (round_K < 2 * self.loops)
-        remasks_K = looping_K & (round_K % 2 == 0)
+        step, masks = step_and_masks(window, state)
+        turn = step - int(masks * self.start) // self.number
+        hold_only(HELD if turn + 1 < 2 * self.loops else 0, state)
+        if not 0 <= turn < 2 * self.loops or turn % 2:
+            return masking(torch.zeros_like(window.eligible_KW), state)
         fresh_KW = window.of(state.born_KL) == state.forwards
-        committed_KW = self.revisable(window, state)
-        least_KW = largest(-state.memo[STANDING], committed_KW, remasks_K * self.number)
-        hold(round_K + 1 < 2 * self.loops, state)
-        remask_KW = least_KW | (fresh_KW & remasks_K[:, None])
-        return masking(remask_KW, state)
+        least_KW = largest(-state.memo[STANDING], self.revisable(window, state), self.number)
+        return masking(least_KW | fresh_KW, state)

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 
 import torch
 
-from dllm_bench.core.blocks import Window
+from dllm_bench.core.blocks import HELD, Window
 from dllm_bench.core.contracts import Round, Scores
 from dllm_bench.core.declared import Positive
 from dllm_bench.core.decoder import ONE_BRANCH
 from dllm_bench.core.state import DecodeState
-from dllm_bench.methods.common import step_in_block
 from dllm_bench.methods.revising import (
     REVISES_BLOCK,
     STANDING,
     Budgeted,
     Revision,
-    hold,
+    hold_only,
     largest,
     masking,
+    step_and_masks,
 )
 from dllm_bench.registry import register
 
@@ -41,17 +41,16 @@ class KeepBest(Budgeted):
 
     def on_scores(self, round: Round) -> None:
         window, state = round.window, round.state
-        masked_KW = window.of(state.masked_KL)
-        ids_KW = torch.where(masked_KW, round.scores.ids_KW, window.of(state.tokens_KL))
+        ids_KW = torch.where(window.eligible_KW, round.scores.ids_KW, window.of(state.tokens_KL))
         standing_KW1 = round.rows_KRV[:, : window.width].gather(-1, ids_KW[..., None])
         state.memo[STANDING] = standing_KW1[..., 0].float()
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        step_K, masks_K = step_in_block(state, window)
-        steps = self.steps or window.width
-        more_K = (step_K + 1 - (-masks_K % steps)).clamp(min=0) * (masks_K % steps > 0)
-        keep_K = (step_K + 1) * (masks_K // steps) + more_K
+        before, masks = step_and_masks(window, state)
+        step, steps = before + 1, self.steps or window.width
+        each, rest = divmod(masks, steps)
+        keep = step * each + max(step + rest - steps, 0)
         committed_KW = window.of(state.born_KL) >= 0
-        remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep_K)
-        hold(step_K + 1 < steps, state)
+        remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep)
+        hold_only(HELD if step < steps else 0, state)
         return masking(remask_KW, state)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -22,10 +21,12 @@ from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import constant, only
 from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
+from dllm_bench.methods.caches import step_of_block
 from dllm_bench.methods.common import count_in_block
 
 STANDING = MemoKey[Tensor]("revise.standing")  # value of the token at each position (K, W)
 POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K, 2): open block, its rounds without masks
+ENTRY_MASKS = MemoKey[int]("revise.entry_masks")  # of the open block
 
 REVISES_BLOCK = needing({"schedule": Condition.HELD_BLOCKS, "cache": Condition.FED_WINDOW})
 REVISES_CANVAS = needing({"schedule": Condition.HELD_BLOCKS, "cache": Condition.WHOLE_CANVAS})
@@ -70,16 +71,11 @@ class Budgeted(Revise):
         """Return the proposed changes that the budgets allow, bool (K, W)."""
         assert state.changes_KL is not None
         changed_KW = changed_KW & self.revisable(window, state)
-        changes_KW = window.of(state.changes_KL)
-        limits = (self.per_block, changes_KW), (self.per_request, state.changes_KL)
-        left = [
-            budget - spent_KX.sum(1, keepdim=True)
-            for budget, spent_KX in limits
-            if budget is not None
-        ]
-        if left:
-            order_KW = changed_KW.cumsum(1)
-            changed_KW = changed_KW & (order_KW <= reduce(torch.minimum, left))
+        of_block_KW, of_all_KL = window.of(state.changes_KL), state.changes_KL
+        for budget, spent_KX in ((self.per_block, of_block_KW), (self.per_request, of_all_KL)):
+            if budget is not None:
+                left_K1 = budget - spent_KX.sum(1, keepdim=True)
+                changed_KW = changed_KW & (changed_KW.cumsum(1) <= left_K1)
         return changed_KW
 
     def revisable(self, window: Window, state: DecodeState) -> Tensor:
@@ -116,8 +112,7 @@ def committed_before(window: Window, state: DecodeState) -> Tensor:
 
 def masking(remask_KW: Tensor, state: DecodeState) -> Revision:
     """Return the revision that masks these positions (bool, (K, W)) again."""
-    mask = constant(state.special.mask, remask_KW.device)
-    return Revision(remask_KW, mask.expand_as(remask_KW))
+    return Revision(remask_KW, constant(state.special.mask, remask_KW.device).expand_as(remask_KW))
 
 
 def overwriting(write_KW: Tensor, scores: Scores) -> Revision:
@@ -131,11 +126,26 @@ def post_rounds(masked_K: Tensor, window: Window, state: DecodeState) -> Tensor:
     return count_in_block(POST_ROUNDS, ~masked_K, window, state)
 
 
+def step_and_masks(window: Window, state: DecodeState) -> tuple[int, int]:
+    """Return the number of earlier forwards of the open block and its masks at entry, of the only
+    branch."""
+    step = step_of_block(state, window)
+    if step == 0:
+        assert window.masks is not None  # the host knows those of one branch
+        state.memo[ENTRY_MASKS] = window.masks
+    return step, state.memo[ENTRY_MASKS]
+
+
+def hold_only(flag: int, state: DecodeState) -> None:
+    """Set `HOLD` of the only branch: `HELD`, `LEFT` or 0."""
+    state.memo[HOLD] = constant(flag, state.tokens_KL.device).reshape(1)
+
+
 def hold(held_K: Tensor, state: DecodeState, left_K: Tensor | None = None) -> None:
     """Keep the open block open after this round, or close it with its masks, in branches whose flag
     (bool) is true."""
     hold_K = held_K * HELD
-    state.memo[HOLD] = hold_K if left_K is None else torch.where(left_K, LEFT, hold_K)
+    state.memo[HOLD] = hold_K if left_K is None else hold_K.masked_fill(left_K, LEFT)
 
 
 def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -32,7 +33,7 @@ from dllm_bench.core.decoder import (
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.core.transfer import constant
+from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.decoding.numerics import generator, read_logits
 from dllm_bench.methods.common import most_confident
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -135,27 +136,17 @@ class SelfVerified(Select):
     def _rows(self, round: Round, verifies: bool) -> AddedRows:
         """Return the drafts of the block if it is verified, and what each row sees."""
         window, state = round.window, round.state
-        device = state.tokens_KL.device
-        feed_F, block_E = (
-            torch.arange(*span, device=device)
-            for span in (round.plan.feed, (window.start, window.stop if verifies else window.start))
-        )
-        key_X = torch.cat([feed_F, block_E])
-        query_X1 = key_X[:, None]
-        added_X = torch.arange(len(key_X), device=device) >= len(feed_F)
-        sees_XX = torch.ones_like(query_X1 > key_X)
-        if verifies:
-            drafts_X = added_X & (key_X < query_X1)
-            sees_XX = drafts_X | (~added_X & (key_X < window.start))
-            sees_XX |= torch.eye(len(key_X), dtype=torch.bool, device=device)
+        start, again = window.start, window.width if verifies else 0
+        feed, device = range(*(x - start for x in round.plan.feed)), state.tokens_KL.device
+        place_X, sees_XX, causal_XX = fed_twice(feed, again, device)
         if self.causal != "none":
-            first = window.eligible_KW[0].long().cumsum(0).eq(0).sum() + window.start
-            end = first if self.causal == "decoded" else window.start
-            sees_XX = sees_XX & ((key_X <= query_X1) | (query_X1 >= end))
-        tokens_E = window.of(state.tokens_KL)[0, : len(block_E)]
+            before_W = window.eligible_KW[0].cumsum(0) == 0
+            end = before_W.sum() if self.causal == "decoded" else 0
+            sees_XX = sees_XX & (causal_XX | (place_X[:, None] >= end))
+        tokens_E = window.of(state.tokens_KL)[0, :again]
         if verifies:
             tokens_E = torch.where(window.eligible_KW[0], state.memo[DRAFTS][0], tokens_E)
-        return AddedRows(tokens_E, block_E, sees_XX)
+        return AddedRows(tokens_E, constant(range(start, start + again), device), sees_XX)
 
     def on_scores(self, round: Round) -> None:
         logits_KWV = round.rows_KRV[:, : round.window.width].float()
@@ -173,7 +164,7 @@ class SelfVerified(Select):
         verify_K = span_KW.sum(1) >= self.least
         if self.worth is not None:
             reached_KW = self._acceptance(logits_KWV).masked_fill(~span_KW, 1).cumprod(1)
-            cost_K = torch.full_like(reached_KW[:, 0], self.cost)
+            cost_K: Tensor | float = self.cost
             if self.cost_above is not None:
                 cost_K *= (masked_KW & (scores.probability_KW > self.cost_above)).sum(1)
             gain_K = (reached_KW * span_KW).sum(1) - cost_K
@@ -255,7 +246,7 @@ class SelfVerified(Select):
             taken_KW = taken_KW | (anywhere_KW & (ratio_KW >= self.ratio))
         if self.also_above is not None:
             taken_KW = taken_KW | (masked_KW & (memo[PROBABILITY] > self.also_above))
-        ids_KW = torch.where(first_KW & self.resamples, own_KW, drafts_KW)
+        ids_KW = torch.where(first_KW, own_KW, drafts_KW) if self.resamples else drafts_KW
         ids_KW = torch.where(masked_KW, ids_KW, window.of(round.state.tokens_KL))
         round.scores = Scores(ids_KW, memo[PROBABILITY], memo[PROBABILITY])
         if self.number > 1:
@@ -289,10 +280,28 @@ class SelfVerified(Select):
             round.ask(VERIFY, round.state.memo[ROUTED].long())
 
 
+@lru_cache(maxsize=4)
+def fed_twice(feed: range, again: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return places of the rows of a forward that feeds the first `again` positions of the block a
+    second time (X,), counted from the block's start, what each row sees (X, X), and what is not
+    after it (X, X).
+
+    Where nothing is fed twice all see all. Otherwise each row sees itself, what is fed before the
+    block, and second rows before it.
+    """
+    key_X = to_device([*feed, *range(again)], device)
+    causal_XX, sees_XX = key_X <= key_X[:, None], torch.ones_like(key_X > key_X[:, None])
+    if again:
+        second_X = constant(range(len(key_X)), device) >= len(feed)
+        sees_XX = (second_X & (key_X < key_X[:, None])) | (~second_X & (key_X < 0))
+        sees_XX |= torch.eye(len(key_X), dtype=torch.bool, device=device)
+    return key_X, sees_XX, causal_XX
+
+
 def without_routed(where_KW: Tensor, state: DecodeState) -> Tensor:
     """Return the positions, or none where the drafts are verified, (K, W)."""
     routed_K = state.memo.get(ROUTED)
-    return where_KW if routed_K is None else where_KW & ~routed_K[:, None]
+    return where_KW if routed_K is None else where_KW > routed_K[:, None]
 
 
 @register("select.in_order")
@@ -326,8 +335,9 @@ def normalised_neg_entropy(logits_KWV: Tensor) -> Tensor:
 
 def first_run(masked_KW: Tensor) -> Tensor:
     """Return the first contiguous masks, bool (K, W)."""
-    begun_KW = masked_KW.cumsum(1) > 0
-    return masked_KW & ((begun_KW & ~masked_KW).cumsum(1) == 0)
+    first_K1 = masked_KW.view(torch.uint8).argmax(1, keepdim=True)
+    place_KW = constant(range(1, masked_KW.shape[1] + 1), masked_KW.device) - first_K1
+    return masked_KW & (masked_KW.cumsum(1) == place_KW)  # places count from the first mask
 
 
 def uniforms(state: DecodeState, count: int) -> Tensor:

@@ -37,7 +37,7 @@ class AcceptedMean(Select):
         accepted_KL = state.recall(ACCEPTED, scores.probability_KW.dtype)
         seen_KX = accepted_KL[:, : window.stop]
         count_K = (seen_KX > 0).sum(1)
-        mean_K = torch.where(count_K > 0, seen_KX.sum(1) / count_K.clamp(min=1), 1.0)
+        mean_K = (seen_KX.sum(1) / count_K).masked_fill(count_K == 0, 1.0)
         where_KW = window.eligible_KW & (scores.probability_KW > mean_K[:, None])
         least_K = torch.full_like(count_K, self.number)
         few_K1 = where_KW.sum(1, keepdim=True) < self.number
@@ -81,7 +81,7 @@ class ConfidenceDrop(Budgeted):
         count_K = ((most_K + EIGHTH - 1) // EIGHTH).clamp(min=self.number // 2)
         gained_K = (accepted_K - 1).clamp(min=0)  # another selector may commit fewer than n
         count_K = torch.minimum(count_K, gained_K) * window.of(state.masked_KL).any(1)
-        remask_KW = largest(fell_KW, (born_KW >= 0) & fell_KW.isfinite(), count_K)
+        remask_KW = largest(fell_KW, (born_KW >= 0) & (fell_KW > -torch.inf), count_K)
         return masking(remask_KW, state)
 
     def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -22,6 +22,7 @@ from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, needi
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import stable_top
 from dllm_bench.methods.caches import NoCache, step_of_block
 from dllm_bench.registry import register
@@ -75,7 +76,7 @@ class SparseCache(Cache):
         branches, window, kv = round.state, round.window, round.kv
         step, plan = step_of_block(branches, window), NoCache().plan(round)
         span, device = (0, window.visible), branches.born_KL.device
-        everything_X = torch.arange(*span, device=device)
+        everything_X = constant(range(*span), device)
         nothing_X = everything_X[:0]
         if step == 0:
             return plan

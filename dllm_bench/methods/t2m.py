@@ -54,9 +54,8 @@ class Remask(ReadsStanding):
     # found no committed position in the block
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        masked_K = window.eligible_KW.any(1)
+        masked_K, committed_KW = window.eligible_KW.any(1), committed_before(window, state)
         rounds_K = post_rounds(masked_K, window, state)
-        committed_KW = committed_before(window, state)
         doubt_KW, wrong_KW = self._judged(scores, window, state)
         most_K = (committed_KW.sum(1).double() * self.ratio).long().clamp(min=1)
         remask_KW = largest(doubt_KW, wrong_KW & self.revisable(window, state), most_K)

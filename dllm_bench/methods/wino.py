@@ -107,7 +107,7 @@ class Wino(ReadsStanding):
         state.memo[ACCEPTED] = torch.stack([block_K, accepted_K], 1)
         if known_K2 is None:
             return torch.full_like(accepted_K, self.first)
-        return torch.where(known_K2[:, 0] == block_K, known_K2[:, 1], self.first)
+        return known_K2[:, 1].masked_fill(known_K2[:, 0] != block_K, self.first)
 
 
 @lru_cache(maxsize=16)

@@ -42,6 +42,8 @@ from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.layers import PlainLayer
 from dllm_bench.models.plain_module import RMSNorm
 
+HeadOutput = tuple[Tensor, HeadState]
+
 
 class MarkovHead(nn.Module):
     """DSpark's default head (§3.1): the bias W2 W1[x] on a slot's logits, x the previous token.
@@ -55,15 +57,13 @@ class MarkovHead(nn.Module):
         self.markov_w1 = nn.Embedding(vocabulary, rank)
         self.markov_w2 = nn.Linear(rank, vocabulary, bias=False)
 
-    def forward(
-        self, token: Tensor, hidden_H: Tensor, state: HeadState
-    ) -> tuple[Tensor, HeadState]:
+    def forward(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
         """Return the bias (V,) of a slot with hidden state h after `token`, and the head's next
         state."""
         code, state = self.code(token, hidden_H, state)
         return self.markov_w2(code), state
 
-    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
+    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
         """Return the `rank` numbers that W2 turns into the bias, and the head's next state."""
         return self.markov_w1(token), None
 
@@ -82,7 +82,7 @@ class GatedHead(MarkovHead):
         """Return the scale of each of the `rank` numbers, in (0, 1)."""
         return self.gate_proj(torch.cat([hidden_H, self.markov_w1(token)], dim=-1)).sigmoid()
 
-    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
+    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
         return self.gate(token, hidden_H) * self.markov_w1(token), None
 
 
@@ -97,7 +97,7 @@ class RnnHead(MarkovHead):
         super().__init__(vocabulary, rank, hidden)
         self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
 
-    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
+    def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
         embedded = self.markov_w1(token)
         if state is None:
             state = torch.zeros_like(embedded)
@@ -447,20 +447,17 @@ class BlockDraftNetwork(DraftNetwork):
     ) -> HeadState:
         """Add to a slot's logits, in place, what the previous token adds; returns the head's next
         state."""
-        head = self.markov_head
-        code_R, state = head.code(self.places(token), hidden_H, state)
+        code_R, state = self.markov_head.code(self.places(token), hidden_H, state)
         if self.drafter_config.draft_ids:
-            logits_1V.index_add_(1, self.draft_ids, head.markov_w2(code_R)[None])
+            logits_1V.index_add_(1, self.draft_ids, self.markov_head.markov_w2(code_R)[None])
         else:
-            logits_1V.addmm_(code_R[None], head.markov_w2.weight.mT)
+            logits_1V.addmm_(code_R[None], self.markov_head.markov_w2.weight.mT)
         return state
 
-    def draft_bias(
-        self, token: Tensor, hidden_H: Tensor, state: HeadState
-    ) -> tuple[Tensor, HeadState]:
+    def draft_bias(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
         """Return what the previous token adds to a slot's logits (N,) of the draft vocabulary, and
         the head's next state."""
-        return cast(tuple[Tensor, HeadState], self.markov_head(self.places(token), hidden_H, state))
+        return cast(HeadOutput, self.markov_head(self.places(token), hidden_H, state))
 
     def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:
         """Return what the path selector adds to the logits of each slot's candidates (N, K) after

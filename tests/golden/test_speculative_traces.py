@@ -293,15 +293,14 @@ def check_heads(network: Any, entry: Any, anchor: Any, stored: Any, name: str) -
     """Corrected logits and confidences of a block whose tokens are known."""
     hidden_DH, base_NV = stored[f"{name}/hidden"][0], stored[f"{name}/base_logits"][0]
     before = [anchor, *torch.tensor(entry["tokens"][:-1])]
-    state, corrected, survival = None, [], []
-    for token, hidden_H, base_V in zip(before, hidden_DH, base_NV, strict=True):
+    corrected_NV, state, survival = base_NV.clone(), None, []
+    for token, hidden_H, logits_1V in zip(before, hidden_DH, corrected_NV.split(1), strict=True):
         survival.append(network.survival(token, hidden_H))
-        corrected.append(base_V.clone())
-        state = network.transition(corrected[-1][None], token, hidden_H, state)
+        state = network.transition(logits_1V, token, hidden_H, state)
     wanted = stored[f"{name}/corrected_logits"][0], stored[f"{name}/confidence_logits"][0]
-    torch.testing.assert_close(torch.stack(corrected), wanted[0], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(corrected_NV, wanted[0], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(torch.stack(survival), wanted[1], atol=TOLERANCE, rtol=0)
-    assert torch.stack(corrected).argmax(-1).tolist() == entry["tokens"]
+    assert corrected_NV.argmax(-1).tolist() == entry["tokens"]
 
 
 @pytest.mark.parametrize("kind", DSPARKS)

@@ -48,17 +48,14 @@ def revised() -> DecodeState:
     return state
 
 
-def revise(state: DecodeState, remask: list[bool], write: list[bool], ids: list[int]) -> None:
+def revise(state: DecodeState, write: list[bool], ids: list[int]) -> None:
     """Revise the whole canvas of each branch alike."""
-    remask_KL, write_KL, ids_KL = (
-        torch.tensor([row] * state.branches) for row in (remask, write, ids)
-    )
-    state.revise(remask_KL | write_KL, ids_KL.masked_fill(remask_KL, SPECIAL.mask))
+    state.revise(*(torch.tensor([row] * state.branches) for row in (write, ids)))
 
 
 def test_revising_masks_and_overwrites_committed_positions_only() -> None:
     state = revised()
-    revise(state, [True, False, True, False, True], [False, True, False, True, True], [9] * 5)
+    revise(state, [True] * 5, [SPECIAL.mask, 9, SPECIAL.mask, 9, SPECIAL.mask])
     assert state.tokens_KL.tolist() == [[7, 8, 1, 9, 1]], "prompt and masks stay"
     assert state.born_KL.tolist() == [[PROMPT, PROMPT, MASKED, 1, MASKED]]
     assert state.changes_KL is not None and state.remasked_KW is not None
@@ -68,14 +65,14 @@ def test_revising_masks_and_overwrites_committed_positions_only() -> None:
 
 def test_writing_the_mask_token_masks_a_position_again() -> None:
     state = revised()
-    revise(state, [False] * 5, [False, False, True, False, False], [SPECIAL.mask] * 5)
+    revise(state, [False, False, True, False, False], [SPECIAL.mask] * 5)
     assert state.born_KL.tolist() == [[PROMPT, PROMPT, MASKED, 0, MASKED]]
 
 
 def test_taking_back_what_the_forward_has_committed_is_no_change() -> None:
     state = revised()
     state.commit(torch.tensor([[True]]), torch.tensor([[6]]), start=4)
-    revise(state, [False] * 4 + [True], [False] * 5, [0] * 5)
+    revise(state, [False] * 4 + [True], [SPECIAL.mask] * 5)
     assert state.born_KL[0, 4] == MASKED
     assert state.changes_KL is not None and state.changes_KL.sum() == 0
 
@@ -83,7 +80,7 @@ def test_taking_back_what_the_forward_has_committed_is_no_change() -> None:
 def test_each_branch_carries_its_own_revisions() -> None:
     branches = revised().fork(2)
     other = branches.pick(torch.tensor(0))
-    revise(other, [False, False, True, False, False], [False] * 5, [0] * 5)
+    revise(other, [False, False, True, False, False], [SPECIAL.mask] * 5)
     kept = branches.pick(torch.tensor(1))
     assert kept.tokens_KL.tolist() == [[7, 8, 4, 5, 1]]
     assert kept.changes_KL is not None and kept.changes_KL.sum() == 0
