@@ -61,6 +61,7 @@ TWICE = ("eagle3", "dspark_threshold")
 """Decoders that wait twice a round: once for what was accepted, which the next draft continues, and
 once for what of the draft is verified. Verifying whole drafts would need the first wait alone, and
 feed the target positions that these decoders do not feed: their cost would be another one's."""
+FEWER = {"diffusion_gemma": ["decoder.anneal.steps=12"]}  # of 48: a random canvas never settles
 REPLAYED = ("lopa", "ar", "fast_dllm_dual", "dspark", "lopa_dream", "d2f", "sdar", "vanilla")
 REPLAY = 17  # launches of a replayed forward: the graph, what it reads, head and norm
 ON_CPU_ALONE = "decoding/numerics.py"  # has a question that is worth its answer on a CPU alone
@@ -83,7 +84,8 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     def decoder(name: str) -> Any:
         if name in decoders():
             return decoders()[name]
-        plain = with_drafter(compose([f"decoder={name}"])["decoder"], tmp_path_factory.mktemp(name))
+        composed = compose([f"decoder={name}", *FEWER.get(name, ())])["decoder"]
+        plain = with_drafter(composed, tmp_path_factory.mktemp(name))
         return instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
 
     return decoder
@@ -94,11 +96,9 @@ def model(layout: str, dtype: str) -> TransformerDenoiser:
     """A random model, of one layer unless drafters read its layers."""
     changes = {} if layout == "qwen3" else {"n_layers": 1, "num_hidden_layers": 1}
     made = tiny_denoiser(layout, 1, **changes)
+    module = made.module.to(getattr(torch, dtype))
     return TransformerDenoiser(
-        made.module.to(getattr(torch, dtype)),
-        made.special,
-        made.shifted,
-        attention_form=made.attention_form,
+        module, made.special, made.shifted, attention_form=made.attention_form
     )
 
 
@@ -143,8 +143,7 @@ def decoded(
     """
     real, watch, reads = model_for(decoder, dtype), Watch(), HostReads()
     if kind is not None:
-        form = {"attention_form": real.attention_form}
-        real = kind(real.module, real.special, real.shifted, **form)
+        real = kind(real.module, real.special, real.shifted, attention_form=real.attention_form)
     fake = claimed_model(real)
     if isinstance(decoder, MaskedDecoder):  # rows are left out as with a large vocabulary
         real.vocab_size = fake.vocab_size = LARGE
