@@ -19,7 +19,7 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.trace import GIVEN
-from dllm_bench.core.transfer import constant, selected
+from dllm_bench.core.transfer import constant, selected, to_device
 
 MASKED = -1  # value of `born` at a position that is still masked
 PROMPT = GIVEN  # value of `born` at a position that is not decoded: prompt, pinned or inserted
@@ -117,22 +117,21 @@ class DecodeState:
         Without `length` there are as many masks as the request has new tokens.
         """
         check_prompt(request, special)
-        prompt = torch.tensor(request.prompt_ids, dtype=torch.long, device=device)
-        wanted = len(prompt) + request.max_new_tokens
-        length = length or wanted
-        tokens_KL = torch.full((1, length), special.mask, dtype=torch.long, device=device)
-        born_KL = torch.full((1, length), MASKED, dtype=torch.int32, device=device)
-        tokens_KL[0, : len(prompt)] = prompt
-        born_KL[0, : len(prompt)] = PROMPT
-        for place, token in request.pinned:
-            check_pinned(request, place, length - len(prompt))
-            tokens_KL[0, len(prompt) + place], born_KL[0, len(prompt) + place] = token, PROMPT
-        state = cls(tokens_KL, born_KL, len(prompt), special, seed=request.seed, wanted=wanted)
+        prompt, place = len(request.prompt_ids), torch.device(device)
+        wanted = prompt + request.max_new_tokens
+        masks = (length or wanted) - prompt
+        tokens_L = [*request.prompt_ids, *[special.mask] * masks]
+        born_L = torch.tensor([PROMPT] * prompt + [MASKED] * masks, dtype=torch.int32)
+        for index, token in request.pinned:
+            check_pinned(request, index, masks)
+            tokens_L[prompt + index], born_L[prompt + index] = token, PROMPT
+        tokens_KL, born_KL = to_device([tokens_L], place), to_device(born_L[None], place)
+        state = cls(tokens_KL, born_KL, prompt, special, seed=request.seed, wanted=wanted)
         state.ends_given = any(token in special.ends for _, token in request.pinned)
         if request.reference is not None:
-            state.reference_KL = tokens_KL.clone()
-            reference = torch.tensor(request.reference, device=device)[: length - len(prompt)]
-            state.reference_KL[0, len(prompt) : len(prompt) + len(reference)] = reference
+            reference = request.reference[:masks]
+            tokens_L[prompt : prompt + len(reference)] = reference
+            state.reference_KL = to_device([tokens_L], place)
         return state
 
     @property
