@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Reads, Round, Score, Scores
@@ -15,7 +16,7 @@ from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Condi
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.core.transfer import only, true_indices
+from dllm_bench.core.transfer import constant, only, true_indices
 from dllm_bench.decoding.numerics import stable_top, top1
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Confidence, Ranked
@@ -62,15 +63,13 @@ class Density(Score):
 
 def density(masked_KL: Tensor, prompt_len: int, sigma: float) -> Tensor:
     """Return the density of decoded positions, float32 (K, L); 1 in the prompt."""
-    decoded_KL = (~masked_KL).float()
-    decoded_KG = decoded_KL[:, prompt_len:]
+    decoded_KG = (~masked_KL[:, prompt_len:]).float()
     size = decoded_KG.shape[1]
     around_KX = torch.cat(
         [torch.ones_like(decoded_KG), decoded_KG, decoded_KG[:, -1:].expand(-1, size)], 1
     )
     weight_XG = weights(size, sigma, masked_KL.device)
-    density_KG = around_KX @ weight_XG
-    return torch.cat([torch.ones_like(decoded_KL[:, :prompt_len]), density_KG], 1)
+    return pad(around_KX @ weight_XG, (prompt_len, 0), value=1.0)
 
 
 @lru_cache(maxsize=4)
@@ -210,13 +209,13 @@ class D2Cache(Cache):
         """Return the best masks, those of the open block first, bool (1, L)."""
         masked_1L, start = state.masked_KL, window.origin
         size: Tensor | int
-        position_L = torch.arange(state.length, device=masked_1L.device)
+        position_L = constant(range(state.length), masked_1L.device)
         if self.released:
             block_1L = torch.zeros_like(masked_1L)
             window.of(block_1L).copy_(window.eligible_KW)
-            first_11, size = block_1L.int().argmax(1, keepdim=True), block_1L.sum()
+            first_11, size = block_1L.view(torch.uint8).argmax(1, keepdim=True), block_1L.sum()
         else:
-            first_11, size = masked_1L.int().argmax(1, keepdim=True), window.block
+            first_11, size = masked_1L.view(torch.uint8).argmax(1, keepdim=True), window.block
             number_L = (position_L - start) // window.block
             block_1L = masked_1L & (number_L == (first_11 - start) // window.block)
         reached_1 = (masked_1L.cumsum(1) < self.current).sum(1).clamp(max=state.length - 1)
@@ -235,7 +234,7 @@ class D2Cache(Cache):
         assert last.sets is not None
         place_X, fed = torch.cat([last.sets.read_C, last.sets.feed_F]), last.fed
         mass_X = weights_NFX.new_ones(len(place_X))
-        for weight_FX in weights_NFX.flip(0):
+        for weight_FX in reversed(weights_NFX.unbind()):
             half_F = mass_X[-fed:] / 2
             mass_X = half_F @ weight_FX + torch.cat([mass_X[:-fed], half_F])
         mass_L = mass_X.new_zeros(fed_1L.shape[1]).index_copy_(0, place_X, mass_X)
@@ -243,7 +242,7 @@ class D2Cache(Cache):
         share_1L, order_1L = (mass_1L / mass_1L.sum()).sort(dim=1, descending=True, stable=True)
         kept_1L = share_1L.cumsum(1) <= self.rollout
         kept_1L[:, 0] = True
-        return torch.zeros_like(fed_1L).scatter_(1, order_1L, kept_1L)
+        return torch.empty_like(fed_1L).scatter_(1, order_1L, kept_1L)
 
 
 def inflated(fed_1L: Tensor, distance: int) -> Tensor:
