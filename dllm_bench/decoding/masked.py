@@ -309,7 +309,8 @@ class MaskedDecoder(ComposedDecoder):
     ) -> None:
         """Continue with the best branch of all workers' `branches`, and commit the selector's
         choice. Drafts are rated after that commit, so each of them makes it."""
-        forced_K = self._commit(round) if self._drafts else None
+        now = (round.state, round.scores, round.window)
+        forced_K = self._commit(*now) if self._drafts else None
         several, winner = branches.branches > 1, constant(0, branches.tokens_KL.device)
         if several:
             rating_K = self.explore.rate(round.scores, round.window, round.state)
@@ -321,17 +322,16 @@ class MaskedDecoder(ComposedDecoder):
         )
         round.window = window.pick(winner) if several else round.window
         if not self._drafts:
-            forced_K = self._commit(round)
+            forced_K = self._commit(round.state, round.scores, round.window)
         elif forced_K is not None:
             forced_K = workers.gather(forced_K).index_select(0, winner.reshape(1))
         round.ask(FORCED, forced_K)
 
-    def _commit(self, round: Round) -> Tensor | None:
+    def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor | None:
         """Commit the selector's choice.
 
         Returns the number of positions that the stall rule added (K,), None if it was not needed.
         """
-        state, scores, window = round.state, round.scores, round.window
         ids_KW, forced_K = scores.ids_KW, None
         where_KW = self.select(scores, window, state) & window.eligible_KW
         if self._stalls:
