@@ -228,7 +228,7 @@ def test_a_run_is_of_one_server(tmp_path: Path) -> None:
     answer = said("#### 1", new=3, chat=False)
     with pytest.raises(DllmBenchError, match="gave no answer"):
         attempt("vllm", answer, answer, answer, Reply(status=500))
-    with pytest.raises(DllmBenchError, match=r"vllm.*says .*sglang.*model.engine"):
+    with pytest.raises(DllmBenchError, match=r"vllm.*but this one is .*sglang.*model.engine"):
         attempt("sglang", answer)
     assert len(attempt("vllm", answer).columns["id"]) == 3
 
