@@ -8,11 +8,11 @@ take the same steps. launch/ starts the processes and notices when one dies.
 Branches (LoPA, arXiv 2512.16229, §3.3): branch k goes to worker k mod size. There are two exchanges
 a round: the ratings of all branches (a number each), and the winner's scores (token, probability
 and confidence per window position) with what a score remembers. From these every worker makes the
-same next branches. Drafts (FreeDave) are rated after their commit, so the winner's canvas is sent,
-too, and how many positions the stall rule has committed in each draft. K/V are kept by one of two
-protocols: "winner" stores the own branch's first and then overwrites it with the winner's, by one
-all-reduce; "none" relies on block-causal attention, under which the K/V that are kept are the same
-in all branches. Left out: overlap of an exchange with the next forward.
+same next branches. Branches that are drafts are rated after their commit, so the winner's canvas
+is sent, too, and how many positions the stall rule has committed in each draft. K/V are kept by one
+of two protocols: "winner" stores the own branch's first and then overwrites it with the winner's,
+by one all-reduce; "none" relies on block-causal attention, under which the K/V that are kept are
+the same in all branches. Left out: overlap of an exchange with the next forward.
 
 Tensors: torch's own plans, applied to the transformers module of a denoiser. Projections to the
 heads and to the MLP's hidden layer are split by output, those back by input, so that a layer costs

@@ -226,8 +226,8 @@ class BlockNetwork(Protocol):
     def transition(
         self, logits_1V: Tensor, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> HeadState:
-        """Add to a slot's logits, in place, what the token (0-d) before it adds; returns the next
-        state."""
+        """Add to a slot's logits (1, V), in place, what the token (0-d) before it contributes;
+        return the head's next state."""
 
     def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:
         """Return the terms (N, K, K) that each of a row's tokens, before a slot, adds to the logits

@@ -117,7 +117,7 @@ class DecodeState:
         Without `length` there are as many masks as the request has new tokens.
         """
         check_prompt(request, special)
-        prompt, place = len(request.prompt_ids), torch.device(device)
+        prompt, device = len(request.prompt_ids), torch.device(device)
         wanted = prompt + request.max_new_tokens
         masks = (length or wanted) - prompt
         tokens_L = [*request.prompt_ids, *[special.mask] * masks]
@@ -125,13 +125,13 @@ class DecodeState:
         for index, token in request.pinned:
             check_pinned(request, index, masks)
             tokens_L[prompt + index], born_L[prompt + index] = token, PROMPT
-        tokens_KL, born_KL = to_device([tokens_L], place), to_device(born_L[None], place)
+        tokens_KL, born_KL = to_device([tokens_L], device), to_device(born_L[None], device)
         state = cls(tokens_KL, born_KL, prompt, special, seed=request.seed, wanted=wanted)
         state.ends_given = any(token in special.ends for _, token in request.pinned)
         if request.reference is not None:
             reference = request.reference[:masks]
             tokens_L[prompt : prompt + len(reference)] = reference
-            state.reference_KL = to_device([tokens_L], place)
+            state.reference_KL = to_device([tokens_L], device)
         return state
 
     @property
@@ -182,8 +182,8 @@ class DecodeState:
 
         The tensors cover the W positions from `start` on. Prompt positions do not change, nor do
         masked positions outside `show`. Masked positions in `show` get `ids` as their input token
-        and still count as masked; if `write` is also true, they are committed. Masking a
-        position that the current forward committed is not counted as a change.
+        and still count as masked; if `write` is also true, they are committed. Masking a position
+        that the current forward committed is not counted as a change.
         """
         assert self.changes_KL is not None
         span = slice(start, start + write_KW.shape[1])

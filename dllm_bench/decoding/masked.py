@@ -309,8 +309,7 @@ class MaskedDecoder(ComposedDecoder):
     ) -> None:
         """Continue with the best branch of all workers' `branches`, and commit the selector's
         choice. Drafts are rated after that commit, so each of them makes it."""
-        now = (round.state, round.scores, round.window)
-        forced_K = self._commit(*now) if self._drafts else None
+        forced_K = self._commit(round.state, round.scores, round.window) if self._drafts else None
         several, winner = branches.branches > 1, constant(0, branches.tokens_KL.device)
         if several:
             rating_K = self.explore.rate(round.scores, round.window, round.state)

@@ -267,7 +267,7 @@ def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Te
 
 
 def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
-    """Return the eligible ones among the first `count` positions of an order, bool (K, W)."""
+    """Return the eligible ones among the first `count` of an order of all W positions, (K, W)."""
     chosen_KW = constant(range(order_KW.shape[1]), count_K.device) < count_K[:, None]
     return torch.empty_like(chosen_KW).scatter_(1, order_KW, chosen_KW) & window.eligible_KW
 

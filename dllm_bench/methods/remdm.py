@@ -20,7 +20,7 @@ from dllm_bench.methods.revising import (
     Budgeted,
     ReadsStanding,
     Revision,
-    hold_only,
+    hold_only_branch,
     largest,
     masking,
     step_and_masks,
@@ -54,7 +54,7 @@ class ReMDM(Budgeted):
         number = self.number if first <= step < first + steps else 0
         committed_KW = window.of(state.born_KL) >= 0
         remask_KW = largest(-confidence_KW, committed_KW, number)
-        hold_only(HELD if step < 2 * steps else LEFT, state)
+        hold_only_branch(HELD if step < 2 * steps else LEFT, state)
         return masking(remask_KW, state)
 
     def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -86,7 +86,7 @@ class ReMDMLoop(ReadsStanding):
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         step, masks = step_and_masks(window, state)
         turn = step - int(masks * self.start) // self.number
-        hold_only(HELD if turn + 1 < 2 * self.loops else 0, state)
+        hold_only_branch(HELD if turn + 1 < 2 * self.loops else 0, state)
         if not 0 <= turn < 2 * self.loops or turn % 2:
             return masking(torch.zeros_like(window.eligible_KW), state)
         fresh_KW = window.of(state.born_KL) == state.forwards

@@ -23,7 +23,7 @@ from dllm_bench.methods.revising import (
     STANDING,
     Budgeted,
     Revision,
-    hold_only,
+    hold_only_branch,
     largest,
     masking,
     step_and_masks,
@@ -52,5 +52,5 @@ class KeepBest(Budgeted):
         keep = step * each + max(step + rest - steps, 0)
         committed_KW = window.of(state.born_KL) >= 0
         remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep)
-        hold_only(HELD if step < steps else 0, state)
+        hold_only_branch(HELD if step < steps else 0, state)
         return masking(remask_KW, state)

@@ -136,7 +136,7 @@ def step_and_masks(window: Window, state: DecodeState) -> tuple[int, int]:
     return step, state.memo[ENTRY_MASKS]
 
 
-def hold_only(flag: int, state: DecodeState) -> None:
+def hold_only_branch(flag: int, state: DecodeState) -> None:
     """Set `HOLD` of the only branch: `HELD`, `LEFT` or 0."""
     state.memo[HOLD] = constant(flag, state.tokens_KL.device).reshape(1)
 

@@ -282,12 +282,12 @@ class SelfVerified(Select):
 
 @lru_cache(maxsize=4)
 def fed_twice(feed: range, again: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return places of the rows of a forward that feeds the first `again` positions of the block a
-    second time (X,), counted from the block's start, what each row sees (X, X), and what is not
-    after it (X, X).
+    """Describe the X rows of a forward that feeds a span, then the block's first `again` positions
+    a second time.
 
-    Where nothing is fed twice all see all. Otherwise each row sees itself, what is fed before the
-    block, and second rows before it.
+    feed: the span, counted from the block's start. Returns the rows' places, counted so (X,), what
+    each row sees (X, X), and which rows are not after it (X, X). If nothing is fed twice, each row
+    sees all. Otherwise it sees itself, what lies before the block, and the second rows before it.
     """
     key_X = to_device([*feed, *range(again)], device)
     causal_XX, sees_XX = key_X <= key_X[:, None], torch.ones_like(key_X > key_X[:, None])

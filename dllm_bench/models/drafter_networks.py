@@ -43,6 +43,7 @@ from dllm_bench.models.layers import PlainLayer
 from dllm_bench.models.plain_module import RMSNorm
 
 HeadOutput = tuple[Tensor, HeadState]
+"""What a sequential head computes for a slot, and its next state."""
 
 
 class MarkovHead(nn.Module):
@@ -445,8 +446,8 @@ class BlockDraftNetwork(DraftNetwork):
     def transition(
         self, logits_1V: Tensor, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> HeadState:
-        """Add to a slot's logits, in place, what the previous token adds; returns the head's next
-        state."""
+        """Add to a slot's logits (1, V), in place, what the token before it contributes; return the
+        head's next state."""
         code_R, state = self.markov_head.code(self.places(token), hidden_H, state)
         if self.drafter_config.draft_ids:
             logits_1V.index_add_(1, self.draft_ids, self.markov_head.markov_w2(code_R)[None])

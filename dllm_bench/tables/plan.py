@@ -191,7 +191,10 @@ def plans_of(
     any_machine: bool = False,
     download: bool = False,
 ) -> Plans:
-    """Return a function that plans tables with a profile; the arguments are those of `plan`."""
+    """Return a function that plans tables with a profile.
+
+    settings: composes and resolves the settings of runs. The others are those of `plan`.
+    """
     shared: SharedRuns = {}
     given = (settings.compose, store, any_machine, settings.resolve, shared, download)
     return lambda profile: [

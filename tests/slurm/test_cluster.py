@@ -1,8 +1,8 @@
 """A table on a real SLURM cluster of one node: `pytest -m slurm`.
 
-Six runs as one array: one job is queued again by hand, one preempted, one timed out, one dies for
-good, two are preempted while they start. All but the dead one are sealed, and no finished sample is
-decoded twice. Beside that, jobs that wait for others, and Hydra's multirun.
+Six runs as one array: one job is queued again by hand, one preempted, one told that its time is
+over, one dies for good, two are preempted while they start. All but the dead one are sealed, and no
+finished sample is decoded twice. Beside that, jobs that wait for others, and Hydra's multirun.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SCRIPT = ROOT / "scripts" / "slurm_local.sh"
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
 SETTINGS = ["timeout_min=10", "partition=low"]
 SAMPLES = 20
-REST_S = 5  # of a job between two lives
+RESTS = 5  # looks at the queue, a second apart, between two lives of a job
 TOLD = "Caught signal SIGUSR2"
 
 
@@ -93,12 +93,12 @@ def hurry(over: threading.Event) -> None:
         pending = slurm_command("squeue", "-h", "-r", "-t", "PD", "-o", "%i %r").splitlines()
         resting = [line.split()[0] for line in pending if line.endswith(" BeginTime")]
         waits = Counter({job: waits[job] + 1 for job in resting})
-        for job in (job for job, seen in waits.items() if seen > REST_S):
+        for job in (job for job, seen in waits.items() if seen > RESTS):
             slurm_command("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
-def end_time_of(ticket: slurm.JobTicket, life: int) -> None:
-    """Tell a job that its time is over, as SLURM does, but not minutes late at a busy hour."""
+def tell_that_time_is_over(ticket: slurm.JobTicket, life: int) -> None:
+    """Tell a job that its time is over; SLURM does when it looks at the clock, or ends the job."""
     log, end = Path(ticket.log), 0.0
     while log.read_text().count(TOLD) < life:
         if time.monotonic() > end:
@@ -201,7 +201,7 @@ def test_a_table_survives_what_befalls_its_jobs(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, specs, sent = sweep.store, sweep.specs, sweep.tickets
-    end_time_of(sent["timed-out"], life=2)
+    tell_that_time_is_over(sent["timed-out"], life=2)
     failed = slurm.wait_for_jobs(store, ManyRunsProgress(0), sweep.asked, poll_s=0.5)
 
     assert len(failed) == 1 and sent["dead"].log in failed[0], controller_log()
