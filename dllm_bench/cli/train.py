@@ -180,6 +180,8 @@ def add_drafter_arguments(parser: ArgumentParser) -> None:
     text = "keep the target's outputs on the disk, up to this size (needs --draft-vocab)"
     parser.add_argument("--store-gib", type=positive_float, metavar="GIB", help=text)
     parser.add_argument("--seed", type=int, metavar="N")
+    text = "seed of prompts and answers, where several trainings share them (default: --seed)"
+    parser.add_argument("--text-seed", type=int, metavar="N", help=text)
     add_benchmarks(parser, PROMPTS_OF + ", ".join(DRAFTER_BENCHMARKS))
     text = "take prompts from jsonl rows (task, inputs), in turn with the benchmarks named"
     parser.add_argument("--flan", type=Path, metavar="DIR", help=text)

@@ -112,6 +112,13 @@ class DrafterJob(CheckedFields):
     store_gib: Amount = 0.0
     """What the target's outputs may take on the disk, GiB; 0: they are computed in every step."""
     seed: int = 0
+    text_seed: int | None = None
+    """Seed of prompts and answers; None: `seed`."""
+
+    @property
+    def texts_of_seed(self) -> int:
+        """The seed of prompts and answers."""
+        return self.seed if self.text_seed is None else self.text_seed
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -220,10 +227,10 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 def prompts_of(job: DrafterJob) -> list[str]:
     """Return the prompts of a job; a smaller job has the first of the same prompts."""
     if job.flan is None:
-        return prompts.train_prompts(job.benchmarks, job.prompts, job.seed)
+        return prompts.train_prompts(job.benchmarks, job.prompts, job.texts_of_seed)
     each = -(-job.prompts // (len(job.benchmarks) + 1))
-    given = [prompts.train_prompts((name,), each, job.seed) for name in job.benchmarks]
-    given.append(prompts.hashed_order(job.flan, each, job.seed))
+    given = [prompts.train_prompts((name,), each, job.texts_of_seed) for name in job.benchmarks]
+    given.append(prompts.hashed_order(job.flan, each, job.texts_of_seed))
     return [text for turn in zip(*given, strict=True) for text in turn][: job.prompts]
 
 
@@ -232,7 +239,7 @@ def texts_file(job: DrafterJob, weights: str) -> str:
     asked = "-".join(job.benchmarks)
     if job.flan is not None:
         asked = "-".join([*job.benchmarks, f"flan{prompts.hash_of_rows(job.flan)[:10]}"])
-    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.seed}-{job.max_new_tokens}"
+    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.texts_of_seed}-{job.max_new_tokens}"
     return f"texts-{weights[:10]}-{sampling}.jsonl"
 
 
@@ -246,10 +253,10 @@ def texts_of(
                 "The target is a chat model, but the gold answers are not written as chat turns; "
                 "choose texts=target."
             )
-        return data.gold_texts(loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.seed))
+        return data.gold_texts(loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.texts_of_seed))
     encode = prompts.encoder(loaded.text.encode, chat)
     requests = [
-        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.seed + index)
+        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.texts_of_seed + index)
         for index, prompt in enumerate(prompts_of(job))
     ]
     return data.generated_texts(loaded, requests, job.temperature, file, report)
