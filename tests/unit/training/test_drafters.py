@@ -512,6 +512,7 @@ def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) ->
     assert set(found[1::2]) <= {row["inputs"] for row in rows} and len(set(found[1::2])) == 10
     assert training.prompts_of(replace(asked, prompts=7)) == found[:7]
     assert training.prompts_of(replace(asked, seed=1))[1::2] != found[1::2]
+    assert training.prompts_of(replace(asked, seed=1, text_seed=asked.seed)) == found
     only = replace(asked, benchmarks=(), prompts=4, max_new_tokens=4)
     assert training.texts_file(only, "abc") != training.texts_file(asked, "abc")
     texts = training.texts_of(
