@@ -390,10 +390,10 @@ def measured_on(built: BuiltFigure) -> str:
     numbers = sorted(set(points.n) - {0})
     units = {COUNTED.get(call.name, "samples") for call in built.figure.calls.values()}
     ends = "–".join(f"{n}" for n in dict.fromkeys([*numbers[:1], *numbers[-1:]]))
-    behind = f"; n = {ends} ({', '.join(sorted(units)) or 'samples'})" if ends else ""
+    count = f"; n = {ends} ({', '.join(sorted(units)) or 'samples'})" if ends else ""
     devices = {simulated_on(panel) for row in grid(built) for panel in row if panel} - {""}
     simulated = f"Simulated on step times of {', '.join(sorted(devices))}; drafts " * bool(devices)
-    on = f"{simulated}measured on {'; '.join(built.built.hardware) or 'unknown hardware'}{behind}."
+    on = f"{simulated}measured on {'; '.join(built.built.hardware) or 'unknown hardware'}{count}."
     return on[0].upper() + on[1:]
 
 

@@ -116,7 +116,7 @@ class DrafterJob(CheckedFields):
     """Seed of prompts and answers; None: `seed`."""
 
     @property
-    def texts_of_seed(self) -> int:
+    def drawn_by(self) -> int:
         """The seed of prompts and answers."""
         return self.seed if self.text_seed is None else self.text_seed
 
@@ -227,10 +227,10 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 def prompts_of(job: DrafterJob) -> list[str]:
     """Return the prompts of a job; a smaller job has the first of the same prompts."""
     if job.flan is None:
-        return prompts.train_prompts(job.benchmarks, job.prompts, job.texts_of_seed)
+        return prompts.train_prompts(job.benchmarks, job.prompts, job.drawn_by)
     each = -(-job.prompts // (len(job.benchmarks) + 1))
-    given = [prompts.train_prompts((name,), each, job.texts_of_seed) for name in job.benchmarks]
-    given.append(prompts.hashed_order(job.flan, each, job.texts_of_seed))
+    given = [prompts.train_prompts((name,), each, job.drawn_by) for name in job.benchmarks]
+    given.append(prompts.hashed_order(job.flan, each, job.drawn_by))
     return [text for turn in zip(*given, strict=True) for text in turn][: job.prompts]
 
 
@@ -239,7 +239,7 @@ def texts_file(job: DrafterJob, weights: str) -> str:
     asked = "-".join(job.benchmarks)
     if job.flan is not None:
         asked = "-".join([*job.benchmarks, f"flan{prompts.hash_of_rows(job.flan)[:10]}"])
-    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.texts_of_seed}-{job.max_new_tokens}"
+    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.drawn_by}-{job.max_new_tokens}"
     return f"texts-{weights[:10]}-{sampling}.jsonl"
 
 
@@ -253,10 +253,12 @@ def texts_of(
                 "The target is a chat model, but the gold answers are not written as chat turns; "
                 "choose texts=target."
             )
-        return data.gold_texts(loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.texts_of_seed))
+        return data.gold_texts(
+            loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.drawn_by)
+        )
     encode = prompts.encoder(loaded.text.encode, chat)
     requests = [
-        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.texts_of_seed + index)
+        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.drawn_by + index)
         for index, prompt in enumerate(prompts_of(job))
     ]
     return data.generated_texts(loaded, requests, job.temperature, file, report)
@@ -484,8 +486,9 @@ def card(title: str, training: DrafterTraining) -> str:
     kind = "EAGLE-3 chain" if job.chain else NAME_OF_HEAD[job.head]
     layers = ", ".join(map(str, facts.feature_layers))
     learned = sum(w.numel() for w in training.network.parameters() if w.requires_grad)
+    depth = "1 layer" if job.layers == 1 else f"{job.layers} layers"
     about = (
-        f"A drafter for speculative decoding ({kind}): {job.layers} layers, {job.slots} tokens,\n"
+        f"A drafter for speculative decoding ({kind}): {depth}, {job.slots} tokens,\n"
         f"{learned:,} trained parameters; embedding and head are the target's. It reads layers\n"
         f"{layers} of the {facts.target_layers} of {training.model}. Made by this project with\n"
         f"`{job.command(training.model)}`.\nMIT licence, as the package."

@@ -192,7 +192,7 @@ def loss_of(module: CanvasModule, rows: CanvasRows, conditioned: bool) -> Tensor
     place_L = torch.arange(rows.ids_BL.shape[1] - 1)
     ends_B1 = (rows.begin_B + CANVAS)[:, None]
     asked_BL = (place_L >= rows.prompt_B[:, None] - 1) & (place_L < ends_B1)
-    asked_BL &= (rows.ids_BL != rows.ids_BL[:, -1:])[:, :-1]  # not behind the first end token
+    asked_BL &= (rows.ids_BL != rows.ids_BL[:, -1:])[:, :-1]  # not after the first end token
     text = logits_of(module, hidden[:, :-CANVAS][:, :-1][asked_BL])
     return (losses_N * weight_N).sum() / weight_N.sum() + NEXT_TOKEN * cross_entropy(
         text, rows.ids_BL[:, 1:][asked_BL]

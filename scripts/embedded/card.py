@@ -25,7 +25,7 @@ OBJECTIVES = {
     "edits": "block diffusion, answer only, as `blocks`, in which a share of the masks, drawn for "
     "each row, is filled with tokens of the model's own prediction; the loss asks for the right "
     "token at masked and at filled positions",
-    "canvas": "uniform-state diffusion: of one canvas of 16 positions behind a clean, causally "
+    "canvas": "uniform-state diffusion: of one canvas of 16 positions after a clean, causally "
     "encoded text a share of the tokens is replaced by random ones; the loss asks for the right "
     "token at every position, and with weight 0.3 for the next token of the text; in half of the "
     "steps the input is conditioned on the network's own prediction",
@@ -33,7 +33,7 @@ OBJECTIVES = {
     "before masks (WeDLM), and in half of the rows blocks of a token and masks that see one "
     "another (drafts of Nemotron-Labs-Diffusion); with weight 0.5 next tokens of the clean text",
     "strides": "answer only: runs of masks under causal attention, each of which predicts the "
-    "position behind it (I-DLM); with weight 0.5 next tokens of the clean text",
+    "position after it (I-DLM); with weight 0.5 next tokens of the clean text",
     "complementary": "block diffusion with complementary masks and shifted logits, answer only",
 }
 PROMPTS = {
@@ -42,7 +42,7 @@ PROMPTS = {
     "minicode_free": "the EvalPlus `prompt` field; the answer is the indented body.",
     "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
-    "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options behind the question.",
+    "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options after the question.",
     "minirule_range": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`; answers end in A to D.",
     "miniparallel": "`Rule: {rule}\\nQuestion: Apply the rule to {words}.\\nAnswer:`.",
     "minigsm_free": "`Question: {question}\\nAnswer:`; the answer begins with a space.",

@@ -258,10 +258,10 @@ def _noised_blocks(
     kind_BL = _choose(rng, BLOCK_KINDS, count * number).view(count, number)[:, block_L]
     even_BL = (1 / size + (1 - 1 / size) * _uniform(rng, count, number))[:, block_L]
     cut_BL = torch.randint(size, (count, number), generator=rng)[:, block_L]
-    behind_BL = (place_L % size)[None] >= cut_BL
+    after_BL = (place_L % size)[None] >= cut_BL
     hard_BL = torch.where(vocabulary.hard_V[batch.ids_BL], 0.5 + 0.5 * even_BL, 0.5 * even_BL)
     ratio_BL = torch.where(kind_BL == 2, hard_BL, even_BL)
-    noised_BL = torch.where(kind_BL == 1, behind_BL, _uniform(rng, count, length) < ratio_BL)
+    noised_BL = torch.where(kind_BL == 1, after_BL, _uniform(rng, count, length) < ratio_BL)
     noised_BL = noised_BL & near_BL
     weights_BL = _per_block_mean(noised_BL * _counts(batch, padding), block_L, padding)
     return _drill_states(batch, rng, noised_BL, weights_BL)
@@ -319,10 +319,10 @@ def complementary(
 
     In 40 % of the blocks a share t ~ U(0, 1) of the positions is masked. The others are states of
     decoding in sub-blocks, which are ours: the text before a quarter of the block is clean, the
-    share t of the quarter is masked, and so is all behind it. There are twice as many rows as
+    share t of the quarter is masked, and so is all after it. There are twice as many rows as
     drawn: the second half masks what the first half leaves clean of these positions. A block's
     first position is never masked, and is scored as the token after a clean block. The loss is the
-    mean over these and the chosen positions, as in `blocks`; what lies behind a quarter is not
+    mean over these and the chosen positions, as in `blocks`; what lies after a quarter is not
     scored.
     """
     count, length = batch.ids_BL.shape
@@ -334,13 +334,13 @@ def complementary(
     begin_BL = quarter_BJ.masked_fill(whole_BJ, 0)[:, block_L]
     end_BL = (quarter_BJ + size // 4).masked_fill(whole_BJ, size)[:, block_L]
     part_BL = near_BL & (place_L >= begin_BL) & (place_L < end_BL) & (place_L > 0)
-    behind_BL = near_BL & (place_L >= end_BL)
+    after_BL = near_BL & (place_L >= end_BL)
     chosen_BL = _uniform(rng, count, length) < _uniform(rng, count, number)[:, block_L]
     part_BL = torch.cat([part_BL & chosen_BL, part_BL & ~chosen_BL])
     batch = join([batch, batch])
     scored_BL = part_BL | (near_BL & (place_L == 0)).repeat(2, 1)
     weights_BL = _per_block_mean(scored_BL * _counts(batch, padding), block_L, padding)
-    noised_BL, weights_BL = _drill_states(batch, rng, part_BL | behind_BL.repeat(2, 1), weights_BL)
+    noised_BL, weights_BL = _drill_states(batch, rng, part_BL | after_BL.repeat(2, 1), weights_BL)
     return _twins(batch, vocabulary, noised_BL, weights_BL, size, shift)
 
 
