@@ -145,6 +145,7 @@ def load_profile(name: str) -> Profile:
     if plain["embedded"]:
         for group in OWN_GROUPS.keys() & replace.keys():
             replace[group] = {**available_here(group), **replace[group]}
+        replace["benchmark"] |= {name: name for name in plain.get("as_asked", ())}
     entries = (entry for part in (*papers, plain) for entry in part.get("instead", ()))
     instead = tuple(one for entry in entries for one in _instead(entry))
     return Profile(
@@ -152,6 +153,7 @@ def load_profile(name: str) -> Profile:
         embedded=bool(plain["embedded"]),
         replace=replace,
         set=tuple(plain["set"]),
+        as_asked=plain.get("as_asked", ()),
         default=tuple(plain.get("default", ())),
         instead=instead,
         untrained=plain.get("untrained", {}),

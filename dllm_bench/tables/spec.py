@@ -396,6 +396,8 @@ class Profile:
     """
     set: Query
     """Overrides that replace those of the same key, or are appended."""
+    as_asked: Collection[str] = ()
+    """Prompt sets that need no counterpart; `set` changes no setting of theirs."""
     default: Query = ()
     """Overrides for keys that a query does not set."""
     instead: tuple[Instead, ...] = ()
@@ -448,7 +450,9 @@ class Profile:
             result[key] = self._counterpart(key, value)
         given = dict(override.partition("=")[::2] for override in self.default)
         result |= {key: value for key, value in given.items() if key not in result}
-        result.update(override.partition("=")[::2] for override in self.set)
+        own = "benchmark." if result.get("benchmark") in self.as_asked else None
+        chosen = (override for override in self.set if not own or not override.startswith(own))
+        result.update(override.partition("=")[::2] for override in chosen)
         result[LIMIT] = self._items(result)
         model, benchmark = result.get("model"), result.get("benchmark")
         if model in self.untrained.get(benchmark or "", ()):

@@ -137,7 +137,8 @@ def test_the_embedded_profile_runs_small_models_and_tasks_alone(name: str) -> No
             continue
         chosen = dict(override.split("=", 1) for override in query)
         assert chosen["model"].startswith(("tiny-", "smollm2"))
-        assert chosen["benchmark"].startswith(("mini", "sentences"))
+        real = chosen["model"] == "smollm2" and chosen["benchmark"] in profile.as_asked
+        assert real or chosen["benchmark"].startswith(("mini", "sentences"))
         assert chosen["hardware"] == "cpu"
 
 
@@ -216,6 +217,14 @@ def test_numbers_of_times_come_from_runs_of_several_passes() -> None:
         for cell in table.cells():
             added = own if fits and cell.metric.name in timed else ()
             assert profile.run_of(table.name, cell) == (*cell.run, *added)
+
+
+def test_prompts_that_run_as_asked_keep_their_own_settings() -> None:
+    profile = load_profile("embedded")
+    asked = ("model=smollm2", "benchmark=deepspec_gsm8k", "limit=40")
+    assert profile.translate(asked) == (*asked, "seed=0", "hardware=cpu")
+    with pytest.raises(DllmBenchError, match="no counterpart of benchmark=deepspec_math500"):
+        profile.translate(("model=smollm2", "benchmark=deepspec_math500"))
 
 
 def test_a_model_is_not_asked_what_it_never_saw() -> None:
