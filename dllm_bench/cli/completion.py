@@ -18,12 +18,12 @@ import argcomplete
 from argcomplete.lexers import split_line
 
 from dllm_bench.cli.common import print_lines
-from dllm_bench.cli.main import COMMANDS, ESTIMATE, FLAGS, GROUPS, command_named
+from dllm_bench.cli.main import AS_SETTINGS, COMMANDS, ESTIMATE, FLAGS, GROUPS, command_named
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_dirs, conf_file, options, read_yaml
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
-OF_RUN = (*FLAGS, ESTIMATE, "--retry-errors", "--max-judge-errors")
+OF_RUN = (*FLAGS, ESTIMATE, *AS_SETTINGS)
 SETTINGS = "NAME=VALUE"  # metavar of settings
 OF_DECODER = ("decoder.", "decoder/")
 GROUP_OF = {"MODEL": "model", "DECODER": "decoder", "BENCHMARK": "benchmark"}

@@ -79,6 +79,11 @@ UNPARSED = ("run", "lm-eval")  # Hydra and lm-eval read these arguments
 MULTIRUN = ("-m", "--multirun")
 FLAGS = (*MULTIRUN, "-c", "--cfg", "-p", "--package", "-r", "--resolve", "-i", "--info")
 ESTIMATE = "--estimate"
+AS_SETTINGS = {  # flags of `run` -> the setting; without `=`, the value follows the flag
+    "--results": "paths.results",
+    "--retry-errors": "retry_errors=true",
+    "--max-judge-errors": "max_judge_errors",
+}
 RUN_HELP = """\
 usage: dllm-bench run [-m] [--cfg job] [GROUP=CHOICE ...] [SETTING=VALUE ...]
 
@@ -95,6 +100,7 @@ continues where it stopped.
   dllm-bench run --estimate model=llada-instruct             time, forwards and memory, run nothing
   dllm-bench run benchmark=minicode --retry-errors           grade again what could not be graded
   dllm-bench run benchmark=minicode --max-judge-errors 3     seal if at most 3 cannot be graded
+  dllm-bench run decoder=fast_dllm --results DIR             store it there (default: ./results)
 
 settings: seed, limit, batch (requests in one forward), measure_kl (the error of a cache), and
 everything `--cfg job` prints

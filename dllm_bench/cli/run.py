@@ -21,7 +21,7 @@ from dllm_bench.api.compose import (
 )
 from dllm_bench.api.preflight import check
 from dllm_bench.cli.common import print_failures, print_lines
-from dllm_bench.cli.main import ESTIMATE, FLAGS, MULTIRUN
+from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, MULTIRUN
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
@@ -230,14 +230,12 @@ def estimate_lines(config: RunConfig) -> Iterator[str]:
 
 
 def with_flags_as_settings(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments with `--retry-errors` and `--max-judge-errors N` written as settings."""
+    """Return the arguments with the flags of `AS_SETTINGS` written as settings."""
     settings, rest = [], iter(arguments)
     for argument in rest:
-        if argument == "--retry-errors":
-            argument = "retry_errors=true"
-        elif argument == "--max-judge-errors":
-            argument = f"max_judge_errors={next(rest, '')}"
-        settings.append(argument)
+        setting = AS_SETTINGS.get(argument, argument)
+        takes_value = argument in AS_SETTINGS and "=" not in setting
+        settings.append(f"{setting}={next(rest, '')}" if takes_value else setting)
     return settings
 
 
