@@ -181,22 +181,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """Return the command, with its group if it has one; exits on --help and on unknown names."""
+    """Return the command, with its group if it has one; exits on --help, which is also printed if
+    no name is given, and on unknown names."""
     if not arguments or arguments[0] not in COMMANDS:
         top = parser_of_names("dllm-bench", DESCRIPTION, COMMANDS, "COMMAND")
         top.add_argument(
             "--config-dir", metavar="DIR", help="folder of further yaml files, as conf/"
         )
         top.add_argument("--version", action="version", version=f"dllm-bench {__version__}")
-        top.parse_args(arguments)
+        top.parse_args(arguments or ["--help"])
     group = arguments[0]
     if group not in GROUPS:
         return group
     metavar, names = GROUPS[group]
     if len(arguments) < 2 or arguments[1] not in names:
-        parser_of_names(f"dllm-bench {group}", COMMANDS[group], names, metavar).parse_args(
-            arguments[1:]
-        )
+        parser = parser_of_names(f"dllm-bench {group}", COMMANDS[group], names, metavar)
+        parser.parse_args(arguments[1:] or ["--help"])
     return f"{group} {arguments[1]}"
 
 

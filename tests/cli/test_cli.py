@@ -215,6 +215,14 @@ def test_unknown_command_exits_2(capsys: Capture) -> None:
     assert "invalid choice: 'decode'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("group", [[], ["train"], ["runs"]])
+def test_without_a_name_the_help_is_printed(group: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(group)
+    assert exit_.value.code == 0
+    assert "-h, --help" in capsys.readouterr().out
+
+
 def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> None:
     done = dllm_bench("run", "--cfg", "job", "decoder=fast_dllm", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
