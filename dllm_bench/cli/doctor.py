@@ -67,7 +67,7 @@ def run(arguments: Namespace) -> int:
     """Print the report; 1 if something required is missing or a check of --gpu failed."""
     failed = False
     for mark, topic, text in gpu_lines(arguments) if arguments.gpu else all_lines(arguments):
-        show(f"{mark}  {topic:24}{text}")
+        show(f"{mark}  {topic:30} {text}")
         failed = failed or mark == REQUIRED_MISSING
     return 1 if failed else 0
 

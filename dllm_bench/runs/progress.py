@@ -223,9 +223,9 @@ def summary(record: RunRecord) -> list[str]:
     reasons = {**UNREPORTED, **UNTIMED}
     empty = {why for name, why in reasons.items() if None in record.columns.get(name, ())}
     lines += [f"left empty: {why}" for why in sorted(empty)]
-    for name, value in record.summary.items():
-        if value is not None:
-            lines.append(f"{name:28} {value:10.4g} {definitions.definition(name).unit}")
+    for name, metric in definitions.DEFINITIONS.items():
+        if (value := record.summary.get(name)) is not None:
+            lines.append(f"{name:28} {value:10.4g} {metric.unit}")
     return lines
 
 
