@@ -15,8 +15,9 @@ probabilities then sum to less than 1.
 
 Shapes: B texts, L positions of a text, N blocks (anchors) of a text, D slots of a block (draft
 tokens), H hidden size, C width of the features, V vocabulary, Q query positions (N times D), T
-attended positions (L plus Q). S slots of a block: in z-lab's format the first slot predicts nothing
-and the others their own position, so D = S - 1; else D = S.
+attended positions (L plus Q), U used columns of a text, M supervised columns of all texts. S slots
+of a block: in z-lab's format the first slot predicts nothing and the others their own position, so
+D = S - 1; else D = S.
 """
 
 from __future__ import annotations
@@ -381,61 +382,74 @@ def shifted(values_BL: Tensor, by: int) -> Tensor:
     return torch.cat([values_BL[:, by:], torch.zeros_like(values_BL[:, :by])], dim=1)
 
 
-def chain_forward(network: ChainDraftNetwork, rows: TargetRows) -> list[Tensor]:
-    """Return logits (B, L, V) of every step."""
-    layer = network.layers[0]
-    assert isinstance(layer, ChainLayer)
-    hidden_BLH = network.fc(rows.features_BLC)
-    count, length = rows.ids_BL.shape
-    position_BL = torch.arange(length, device=rows.ids_BL.device).expand(count, -1)
-    logits: list[Tensor] = []
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    for step in range(network.drafter_config.slots):
-        embedded_BLH = network.embed_tokens(shifted(rows.ids_BL, step + 1))
-        rotation = network.rotary_emb(embedded_BLH, position_BL + step)
-        pair_BL2H = layer.rows(embedded_BLH, hidden_BLH)
-        key, value = _keys_values(layer.self_attn, pair_BL2H, rotation)
-        keys, values = [*keys, key], [*values, value]
-        query = _queries(layer.self_attn, pair_BL2H, rotation)
-        mixed = _chain_attention(query, torch.cat(keys, dim=2), torch.cat(values, dim=2))
-        hidden_BLH = hidden_BLH + layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
-        hidden_BLH = hidden_BLH + layer.mlp(layer.post_attention_layernorm(hidden_BLH))
-        logits.append(network.lm_head(network.norm(hidden_BLH)))
-    return logits
-
-
-def _chain_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute attention to the columns of step 0 up to the query's own, and to its own of later
-    steps."""
-    length, steps = query.shape[2], keys.shape[2] // query.shape[2]
-    first = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    own = torch.eye(length, dtype=torch.bool, device=query.device)
-    mask = torch.cat([first, *[own] * (steps - 1)], dim=1)
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-
-
 def supervised_columns(answer_BL: Tensor) -> Tensor:
     """Return columns of step 0 whose next two tokens, anchor and label, are in the answer."""
     return shifted(answer_BL, 1) & shifted(answer_BL, 2)
 
 
+def chain_forward(
+    network: ChainDraftNetwork, rows: TargetRows, supervised_BL: Tensor
+) -> list[Tensor]:
+    """Return logits of every step in its supervised columns, (M, V), text after text.
+
+    Those of step s are `supervised_BL` moved left by s. All columns give step 0 keys and values;
+    the rest is computed for columns that a step supervises.
+    """
+    layer, slots = network.layers[0], network.drafter_config.slots
+    assert isinstance(layer, ChainLayer)
+    counts = [shifted(supervised_BL, step) for step in range(slots)]
+    used_BL = torch.stack(counts).any(0)
+    most = int(used_BL.sum(1).max())
+    column_BU = used_BL.int().sort(dim=1, descending=True, stable=True).indices[:, :most]
+    text_B1 = torch.arange(len(column_BU), device=column_BU.device)[:, None]
+    every_L = torch.arange(used_BL.shape[1], device=column_BU.device)
+    own_UU = torch.eye(most, dtype=torch.bool, device=column_BU.device)
+
+    def pairs(hidden_BXH: Tensor, position_BX: Tensor, step: int) -> tuple[Tensor, Rotation]:
+        tokens_BX = shifted(rows.ids_BL, step + 1)[text_B1, position_BX]
+        embedded_BXH = network.embed_tokens(tokens_BX)
+        rotation = network.rotary_emb(embedded_BXH, position_BX + step)
+        return layer.rows(embedded_BXH, hidden_BXH), rotation
+
+    features_BLH = network.fc(rows.features_BLC)
+    pair_BL2H, rotation = pairs(features_BLH, every_L.expand_as(used_BL), 0)
+    key, value = _keys_values(layer.self_attn, pair_BL2H, rotation)
+    mask_BUT, hidden_BUH = every_L <= column_BU[..., None], features_BLH[text_B1, column_BU]
+    logits: list[Tensor] = []
+    for step, count_BL in enumerate(counts):
+        pair_BU2H, rotation = pairs(hidden_BUH, column_BU, step)
+        if step:
+            more = _keys_values(layer.self_attn, pair_BU2H, rotation)
+            key, value = (torch.cat(both, 2) for both in zip((key, value), more, strict=True))
+            mask_BUT = torch.cat([mask_BUT, own_UU.expand(len(column_BU), -1, -1)], dim=2)
+        query = _queries(layer.self_attn, pair_BU2H, rotation)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask_BUT[:, None], enable_gqa=True
+        )
+        hidden_BUH = hidden_BUH + layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
+        hidden_BUH = hidden_BUH + layer.mlp(layer.post_attention_layernorm(hidden_BUH))
+        here_MH = hidden_BUH[count_BL[text_B1, column_BU]]
+        logits.append(network.lm_head(network.norm(here_MH)))
+    return logits
+
+
 def chain_losses(
     logits: Sequence[Tensor],
-    target_BLV: Tensor,
+    target_MV: Tensor,
     supervised_BL: Tensor,
-    whole_BL: Tensor | None = None,
+    whole_M: Tensor | None = None,
 ) -> list[Tensor]:
     """Return the soft cross-entropy of every step, each divided by B * L.
 
-    `target_BLV` are the target's logits after every position and `whole_BL` as in `target_law`,
-    `supervised_BL` the supervised columns of step 0; all move left by one column a step.
+    `target_MV` and `whole_M` (see `target_law`) are the target's, after the token that follows a
+    supervised column of step 0. The same tokens are the labels of all steps, as far as a column is
+    that far before them.
     """
-    losses, every_BLV = [], target_law(target_BLV.float(), whole_BL)
-    for step, draft_BLV in enumerate(logits):
-        law_BLV = shifted(every_BLV, step + 1)
-        ce_BL = -(law_BLV * draft_BLV.float().log_softmax(-1)).sum(-1)
-        losses.append((ce_BL * shifted(supervised_BL, step)).sum() / supervised_BL.numel())
+    law_MV, column_M = target_law(target_MV.float(), whole_M), supervised_BL.nonzero()[:, 1]
+    losses = []
+    for step, draft_MV in enumerate(logits):
+        ce_M = -(law_MV[column_M >= step] * draft_MV.float().log_softmax(-1)).sum(-1)
+        losses.append(ce_M.sum() / supervised_BL.numel())
     return losses
 
 

@@ -445,10 +445,14 @@ def loss_of(
     """Return the loss of one batch; measured: with terms that it does not weigh."""
     network, rows = training.network, training.rows(texts)
     if isinstance(network, ChainDraftNetwork):
-        logits = objectives.chain_forward(network, rows)
-        target_BLV = network.lm_head(rows.last_BLH)
         supervised_BL = objectives.supervised_columns(rows.answer_BL)
-        steps = objectives.chain_losses(logits, target_BLV, supervised_BL, rows.whole_BL)
+        logits, before_label = (
+            objectives.chain_forward(network, rows, supervised_BL),
+            supervised_BL.roll(1, 1),
+        )
+        target_MV = network.lm_head(rows.last_BLH[before_label])
+        whole_M = None if rows.whole_BL is None else rows.whole_BL[before_label]
+        steps = objectives.chain_losses(logits, target_MV, supervised_BL, whole_M)
         return objectives.decayed_sum(steps), lambda loss: {"loss": loss.item()}
     assert isinstance(network, BlockDraftNetwork)
     shares, facts = training.job.shares, network.drafter_config

@@ -167,13 +167,14 @@ def test_the_chain_is_what_decoding_would_draft(model: LoadedModel, tmp_path: Pa
     rows = rows_for(model, drafter.feature_layers)
     target: Any = model.denoiser
     with torch.no_grad():
-        steps = objectives.chain_forward(network, rows)
+        every = torch.ones_like(rows.answer_BL)
+        steps = objectives.chain_forward(network, rows, every)
         anchor = 9
         text = rows.ids_BL[0, : anchor + 1]
         context = Context(text, rows.features_BLC[:1, :anchor], target, network.new_cache(LENGTH))
         hidden, logits = network.extend(context)
         for step, said in enumerate(steps):
-            column = said[0, anchor - 1]
+            column = said.view(len(every), LENGTH - step, -1)[0, anchor - 1]
             torch.testing.assert_close(column, logits[0], atol=1e-4, rtol=1e-4)
             hidden, logits = network.step(rows.ids_BL[0, anchor + 1 + step], hidden, context)
     counts = objectives.supervised_columns(rows.answer_BL)[0]
