@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dllm_bench.core.request import Generation
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.metrics.metric import Column, MetricDefinition, MetricFamily, Ratio
+from dllm_bench.metrics.metric import Column, MetricFamily, Ratio
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -137,104 +136,18 @@ def over_rounds(count: Callable[[DraftRound], float]) -> Column:
     return summed
 
 
-_round_count = over_rounds(lambda r: 1)
-_proposed = over_rounds(lambda r: r.proposed)
-_accepted = over_rounds(lambda r: r.accepted)
-_committed = over_rounds(lambda r: r.committed)
-_verified = over_rounds(lambda r: r.proposed + 1)
-"""Positions the target judged: the draft tokens, and one more per round."""
-
-
-def per_round(
-    name: str, unit: str, text: str, top: Column, bottom: Column = _round_count
-) -> MetricDefinition:
-    """Return a ratio of sums over samples, by default per round."""
-    return MetricDefinition(name, unit, text, Ratio(top, bottom), "rounds")
-
-
-def time_per_round(name: str, text: str, *columns: str) -> MetricDefinition:
-    """Return milliseconds per round, from the seconds in these columns."""
-
-    def milliseconds(samples: DataFrame) -> Series:
-        return 1000 * samples[list(columns)].sum(axis=1)
-
-    metric = per_round(name, "ms", f"{text} ÷ verifications.", milliseconds)
-    return replace(metric, timed=True)
-
-
-ALL = (
-    per_round(
-        "acceptance/length",
-        "tokens/round",
-        "tokens committed by verifications, the target's own included ÷ verifications; ratio of "
-        "sums over samples, as DeepSpec counts.",
-        _committed,
-    ),
-    MetricDefinition(
-        "acceptance/length_per_sample",
-        "tokens/round",
-        "the same per sample; mean over samples, as z-lab's benchmark counts.",
-        Ratio(_committed, _round_count, each=True),
-        "rounds",
-    ),
-    per_round(
-        "acceptance/drafts",
-        "tokens/round",
-        "draft tokens accepted, without the target's own ÷ verifications.",
-        _accepted,
-    ),
-    per_round(
-        "acceptance/rate",
-        "share",
-        "draft tokens accepted ÷ draft tokens verified, without the target's own.",
-        _accepted,
-        _proposed,
-    ),
-    per_round(
-        "acceptance/verify_rate",
-        "share",
-        "tokens committed by verifications ÷ positions verified (draft tokens and one more each), "
-        "the acceptance rate of DSpark's figure 5.",
-        _committed,
-        _verified,
-    ),
-    per_round(
-        "acceptance/verified",
-        "tokens/round",
-        "positions verified (draft tokens and one more each) ÷ verifications, the tokens per step "
-        "of DSpark's figure 5.",
-        _verified,
-    ),
-    per_round(
-        "acceptance/proposed",
-        "tokens/round",
-        "draft tokens verified ÷ verifications.",
-        _proposed,
-    ),
-    time_per_round(
-        "round_ms",
-        "time of drafting and verifying, the prefill left out",
-        "draft_s",
-        "head_s",
-        "verify_s",
-    ),
-    time_per_round(
-        "round_ms/draft",
-        "time of the drafter's network; of a block drafter without its sequential head",
-        "draft_s",
-    ),
-    time_per_round(
-        "round_ms/head",
-        "time of a block drafter's sequential head, which draws token after token; 0 for a "
-        "drafter without one",
-        "head_s",
-    ),
-    time_per_round(
-        "round_ms/verify",
-        "time of the target's forward, acceptance, and of a draft that needs no network",
-        "verify_s",
-    ),
-)
+COLUMNS: dict[str, Column] = {
+    "round_count": over_rounds(lambda r: 1),
+    "proposed_drafts": over_rounds(lambda r: r.proposed),
+    "accepted_drafts": over_rounds(lambda r: r.accepted),
+    "round_tokens": over_rounds(lambda r: r.committed),
+    "verified_positions": over_rounds(lambda r: r.proposed + 1),
+    "round_ms": lambda s: 1000 * s[["draft_s", "head_s", "verify_s"]].sum(axis=1),
+    "draft_ms": lambda s: 1000 * s.draft_s.fillna(0),
+    "head_ms": lambda s: 1000 * s.head_s.fillna(0),
+    "verify_ms": lambda s: 1000 * s.verify_s.fillna(0),
+}
+"""Columns of definitions.yaml about rounds, by name."""
 
 
 def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]) -> MetricFamily:

@@ -3,8 +3,7 @@
 The frame has a row per sample and the columns of `SampleStats` (`sample_stats.frame_of`). A ratio
 gives the value and the per-item sums for a bootstrap; a function, such as a percentile, gives only
 the value. A `MetricDefinition` has a name like `tpf/committed`. A `MetricFamily` is one such metric
-for every position of a draft, named `name@k` with k from 1. The metrics themselves are in `speed`,
-`acceptance` and `calibration`; `definitions` finds them by name.
+for every position of a draft, named `name@k` with k from 1. `definitions` has the metrics.
 """
 
 from __future__ import annotations
@@ -139,18 +138,3 @@ class MetricFamily:
         name, text = f"{self.name}@{k}", f"position {k} of a proposal: {self.text}"
         function, requires = self.function(k), self.requires
         return MetricDefinition(name, self.unit, text, function, requires, self.is_share)
-
-
-def mean_of(amount: Column) -> Ratio:
-    """Return the mean over samples."""
-    return Ratio(amount, lambda samples: 1)
-
-
-def percentile_of(amount: Column, percent: float) -> MetricFunction:
-    """Return a percentile over the samples that have the amount, with linear interpolation."""
-
-    def compute(samples: DataFrame) -> float | None:
-        values = amount(samples).dropna()
-        return float(values.quantile(percent / 100)) if len(values) else None
-
-    return compute

@@ -10,7 +10,7 @@ from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.acceptance import DraftRound
 from dllm_bench.metrics.accuracy import wilson
-from dllm_bench.metrics.definitions import measure
+from dllm_bench.metrics.definitions import SECTIONS, measure
 from tests.sample_stats import drafted, interval, sample
 
 FIRST = [DraftRound(3, 3, 4), DraftRound(3, 0, 1), DraftRound(1, 1, 2)]
@@ -92,7 +92,7 @@ def test_a_tree_reaches_as_far_as_its_longest_path() -> None:
 
 def test_nothing_is_undefined() -> None:
     for samples in ([], [drafted([])]):
-        assert all(entry(samples) is None for entry in acceptance.ALL)
+        assert all(entry(samples) is None for entry in SECTIONS["acceptance"].values())
 
 
 @given(st.lists(st.integers(0, 5), min_size=1))
