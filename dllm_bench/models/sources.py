@@ -20,43 +20,9 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, read_json
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.paths import ASSETS, IMPORTED, assets_dir, place_of
+from dllm_bench.paths import ASSETS, IMPORTED, assets_dir, conf_dir, place_of
 
-SHIPPED_MODELS = (
-    "tiny-d2f-diffucoder",
-    "tiny-d2f-dream-base",
-    "tiny-d2f-dream-base-code",
-    "tiny-d2f-dream-base-free",
-    "tiny-d2f-dream-base-free-2",
-    "tiny-d2f-dream-instruct",
-    "tiny-d2f-dream-instruct-code",
-    "tiny-d2f-dream-instruct-free",
-    "tiny-d2f-dream-long",
-    "tiny-diffucoder",
-    "tiny-diffusion-gemma",
-    "tiny-dream-base",
-    "tiny-dream-base-code",
-    "tiny-dream-base-free",
-    "tiny-dream-instruct",
-    "tiny-dream-instruct-code",
-    "tiny-dream-instruct-free",
-    "tiny-dream-long",
-    "tiny-fast-dllm-v2",
-    "tiny-idlm",
-    "tiny-llada",
-    "tiny-llada-free",
-    "tiny-llada-free-2",
-    "tiny-llada-free-3",
-    "tiny-llada-long",
-    "tiny-llada-moe",
-    "tiny-llada-moe-free",
-    "tiny-llada-parallel",
-    "tiny-llada2",
-    "tiny-llada21",
-    "tiny-qwen3",
-    "tiny-sdar",
-    "tiny-wedlm",
-)
+SHIPPED_MODELS = tuple(sorted(file.stem for file in (conf_dir() / "model").glob("tiny-*.yaml")))
 """Models in the package's `assets` folder; scripts/embedded makes them."""
 COMMIT_SHA = re.compile(r"[0-9a-f]{40}")
 PINNED = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

@@ -9,63 +9,18 @@ and sub-questions of KOR-Bench are left out.
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from dllm_bench.benchmarks.tasks import math_answers
+from dllm_bench.paths import read_yaml
 
 Doc = dict[str, Any]
 Matcher = Callable[[str, str], bool]
 """(answer, gold answer) -> whether they match."""
-INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {
-    "cipher": (
-        "You are an intelligent assistant that specializes in encryption and decryption tasks. "
-        "Below are the rules for a specific cipher. When responding, please ensure that your "
-        "output adheres to the specified encryption and decryption rules and format.",
-        "1. Identify the relevant properties and objects specified in the rule, including the "
-        "plaintext, keyword, and ciphertext.",
-        "2. Follow the specified encryption or decryption operations precisely as described in "
-        "the rules.",
-        "3. Ensure your output is formatted according to the specified notation and symbols.",
-    ),
-    "counterfactual": (
-        "You are an advanced assistant with expertise in storytelling and rule-based reasoning. "
-        "Your task is to carefully analyze the provided story, which includes specific rules and "
-        "details, and use this information to accurately answer related questions.",
-        "1. Thoroughly review the story to identify and understand the relevant details and rules.",
-        "2. Use the context provided by the story to offer precise and insightful answers.",
-        "3. Ensure your responses align with the rules and information given in the story.",
-    ),
-    "logic": (
-        "You are an intelligent assistant that helps with various logical reasoning tasks. Below "
-        "is a custom-defined rule for a specific type of logic. When responding, please ensure "
-        "that your output adheres to the specified logical rules and format.",
-        "1. Identify the relevant properties and objects as specified in the rule.",
-        "2. Apply the given logical operations or reasoning patterns.",
-        "3. Ensure your output is formatted according to the specified notation and symbols.",
-    ),
-    "operation": (
-        "You are an intelligent assistant specializing in evaluating custom operations. Below is "
-        "a specific rule defined for a custom operation. Your task is to apply this rule "
-        "accurately to the provided question.",
-        "1. Carefully read and understand the definitions of the new operations in the rule.",
-        "2. If the question does not specifically ask for it, your answer should be a number or a "
-        "group of numbers.",
-        "3. Double-check your final answer to ensure it follows the rule accurately.",
-    ),
-    "puzzle": (
-        "You are an intelligent assistant specializing in solving custom puzzle problems. Below "
-        "is a specific rule defined for a custom puzzle. Your task is to apply this rule "
-        "accurately to the provided question.",
-        "1. Thoroughly understand the rule provided. If needed, break down the rule into simpler "
-        "components or steps.",
-        "2. Apply the rule carefully to address the question presented.",
-        "3. Verify your answer to ensure it aligns with the rule and the context of the puzzle.",
-    ),
-}
-"""Category -> opening and three instructions, worded as in the benchmark's configuration."""
 RULE_TITLES = {"counterfactual": "Story"}
 LATEX_ITEMS = {
     18, 73, 74, 77, 94, 115, 116, 117, 121, 122, 123, 125, 131, 132, 134, 135, 136, 141, 143,
@@ -76,18 +31,18 @@ LATEX_ITEMS = {
 INEQUALITY_ITEMS = {178, 179}
 """Operation items whose answer is a set of bounds."""
 BRACKETS = (r"\[\[\s*(.*?)\s*\]\]", r"\$\\boxed\{(.*?)\}\$", r"\[\s*(.*?)\s*\]")
-OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
+
+
+@cache
+def _introductions() -> Mapping[str, Sequence[str]]:
+    """Return category -> opening and three instructions."""
+    return read_yaml(Path(__file__).parents[1] / "korbench_prompts.yaml")
 
 
 def prompt(doc: Doc) -> str:
     """Return the zero-shot prompt of an item's category."""
     category = doc["category"]
-    opening, *instructions = INTRODUCTIONS[category]
+    opening, *instructions = _introductions()[category]
     title = RULE_TITLES.get(category, category.capitalize())
     listed = "\n".join(instructions)
     return (
@@ -300,8 +255,8 @@ def arithmetic(text: str) -> float | None:
 
 
 def _value(node: ast.expr) -> float:
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return float(OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
+    if isinstance(node, ast.BinOp) and type(node.op) in math_answers.OPERATIONS:
+        return float(math_answers.OPERATIONS[type(node.op)](_value(node.left), _value(node.right)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):

@@ -8,8 +8,11 @@ that parses LaTeX.
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import threading
+from collections.abc import Callable, Mapping
 
 from dllm_bench.benchmarks.bounded import call_bounded
 
@@ -35,6 +38,13 @@ LOOSELY_DROPPED = re.compile(
     r"\^\{\\circ\}|\^\\circ|\\?\$|\\text|x\\in|\\?%|\\cdot|and|\\mathbf|\\mbox\{.*?\}"
 )
 THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+")
+OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+"""What an expression of a puzzle may hold, by the class of the syntax tree."""
 VERIFY_S = 5
 """Time limit of math-verify, its own default for parsing and for comparing."""
 

@@ -40,7 +40,7 @@ from dllm_bench.benchmarks.items import (
 )
 from dllm_bench.benchmarks.tasks import readers
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import expanded
+from dllm_bench.paths import expanded, read_yaml
 from dllm_bench.registry import require_known
 
 if TYPE_CHECKING:
@@ -52,19 +52,6 @@ DEFAULT_SHOTS = 8
 """Most few-shot examples on lm-eval's own command line; no table uses more."""
 SHOTS = "shots"
 """Name of the few-shot split in the dataset that lm-eval gets."""
-MBPP_SPLITS: Mapping[str, range] = {
-    "prompt": range(2, 11),
-    "test": range(11, 511),
-    "validation": range(511, 601),
-    "train": range(601, 975),
-}
-"""Split -> task ids. Item 1 of the prompt split is left out: the usual three shots are 2, 3, 4."""
-ARC_SPLITS = {"test": "Test", "validation": "Dev", "train": "Train"}
-"""Split -> end of the published file's name."""
-MATH_SUBJECTS = (
-    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
-    "prealgebra", "precalculus",
-)  # fmt: skip
 GENERATED: Mapping[str, GeneratedTask] = {
     task.name: task
     for task in (
@@ -81,168 +68,55 @@ class HubSplit:
     """Where the Hugging Face hub has a split."""
 
     repository: str
+    split: str
     configs: Sequence[str | None] = (None,)
     """Configurations of the repository, read one after the other."""
-    split: str = "test"
 
 
 @dataclass(frozen=True)
 class PublishedSet:
-    """Where the items of a published set are, and how its files are read."""
+    """An entry of published_sets.yaml, which says what the fields are."""
 
     files: Mapping[str, Sequence[str]]
-    """Split -> paths in the data directory; the first that exists is read."""
     hub: Mapping[str, HubSplit]
-    """Split -> where the hub has it."""
-    convert: Callable[[Row], Row] = dict
-    """Turns a row of the hub, or a line of an original file, into an item."""
-    read: Callable[[Path], list[Row]] | None = None
-    """Reads an original file that is more than such lines."""
-    number: Callable[[int, Row], Any] = lambda i, row: row.get("number", i)
-    """(place in the file, row) -> the last part of the item's id."""
-    numbers: Mapping[str, range] | None = None
-    """Split -> the numbers that belong to it, where one file holds several splits."""
+    convert: Callable[[Row], Row]
+    read: Callable[[Path], list[Row]] | None
+    number: str = ""
+    numbers: Mapping[str, tuple[int, int]] | None = None
     fields: Sequence[str] = ()
-    """What prompts and grades read of a row, where neither `read` nor `convert` does."""
     partial_files: Mapping[str, str] = field(default_factory=dict)
-    """Path that holds only a part of a split -> name of the part, which the ids then contain."""
 
     def rows(self, file: Path) -> list[Row]:
         """Return the items of an original file."""
         return self.read(file) if self.read else [self.convert(row) for row in read_jsonl(file)]
 
+    def number_of(self, place: int, row: Row) -> Any:
+        """Return the last part of an item's id."""
+        return self.number.format(i=place, **row) if self.number else row.get("number", place)
 
-PUBLISHED: Mapping[str, PublishedSet] = {
-    "gsm8k": PublishedSet(
-        {
-            "test": ["gsm8k/test.jsonl"],
-            "train": ["gsm8k/train.jsonl"],
-            "cot": ["gsm8k/cot_8shot.jsonl"],
-        },
-        {split: HubSplit("openai/gsm8k", ("main",), split) for split in ("test", "train")},
-        fields=("question", "answer or target"),
-    ),
-    "math": PublishedSet(
-        {
-            "test": ["math/test.jsonl"],
-            "math500": ["math500/test.jsonl"],
-            "minerva": ["math500/minerva_4shot.jsonl"],
-        },
-        {
-            "test": HubSplit("EleutherAI/hendrycks_math", MATH_SUBJECTS),
-            "math500": HubSplit("HuggingFaceH4/MATH-500"),
-        },
-        read=readers.read_math,
-    ),
-    "humaneval": PublishedSet(
-        {"test": ["humaneval/HumanEval.jsonl"]},
-        {"test": HubSplit("openai/openai_humaneval")},
-        fields=("prompt", "test", "entry_point"),
-    ),
-    "mbpp": PublishedSet(
-        {split: ["mbpp/mbpp.jsonl"] for split in MBPP_SPLITS},
-        {s: HubSplit("google-research-datasets/mbpp", ("full",), s) for s in MBPP_SPLITS},
-        fields=("task_id", "text", "code", "test_list"),
-        number=lambda i, row: int(row["task_id"]),
-        numbers=MBPP_SPLITS,
-    ),
-    "mmlu": PublishedSet(
-        {"test": ["mmlu/test.jsonl"]},
-        {"test": HubSplit("cais/mmlu", ("all",))},
-        fields=("subject", "question", "choices", "answer"),
-        number=lambda i, row: f"{row['subject']}/{i}",
-    ),
-    "mmlu_5shot": PublishedSet(
-        {"test": ["mmlu/test.jsonl"]},
-        {},
-        read=readers.read_mmlu_with_examples,
-        number=lambda i, row: f"{row['subject']}/{i}",
-    ),
-    **{
-        f"arc_{name.lower()}": PublishedSet(
-            {split: [f"arc/ARC-{name}-{file}.jsonl"] for split, file in ARC_SPLITS.items()},
-            {
-                split: HubSplit("allenai/ai2_arc", (f"ARC-{name}",), split)
-                for split in ARC_SPLITS
-            },
-            convert=readers.convert_arc,
-        )
-        for name in ("Challenge", "Easy")
-    },
-    "hellaswag": PublishedSet(
-        {
-            split: [f"hellaswag/hellaswag_{file}.jsonl"]
-            for split, file in (("validation", "val"), ("train", "train"))
-        },
-        {split: HubSplit("Rowan/hellaswag", (None,), split) for split in ("validation", "train")},
-        convert=readers.convert_hellaswag,
-    ),
-    "piqa": PublishedSet(
-        {"validation": ["piqa/valid.jsonl"], "train": ["piqa/train.jsonl"]},
-        {split: HubSplit("baber/piqa", (None,), split) for split in ("validation", "train")},
-        read=readers.read_piqa,
-        convert=readers.convert_piqa,
-    ),
-    "winogrande": PublishedSet(
-        {"validation": ["winogrande/dev.jsonl"], "train": ["winogrande/train_xl.jsonl"]},
-        {
-            split: HubSplit("allenai/winogrande", ("winogrande_xl",), split)
-            for split in ("validation", "train")
-        },
-        convert=readers.convert_winogrande,
-    ),
-    "sudoku_dream": PublishedSet(
-        {f"n{n}": [f"dream/sudoku_4x4_{n}.jsonl"] for n in range(4, 13)},
-        {},
-        read=readers.read_sudoku,
-    ),
-    "countdown_dream": PublishedSet(
-        {f"cd{n}": [f"dream/cd{n}_test.jsonl"] for n in (3, 4, 5)},
-        {},
-        read=readers.read_countdown,
-    ),
-    "squad_v2": PublishedSet(
-        {
-            "dev": ["squad_v2/dev-v2.0.json", "squad_v2/dev-v2.0.Normans-Rhine.json"],
-            "train": ["squad_v2/train-v2.0.json"],
-        },
-        {
-            "dev": HubSplit("rajpurkar/squad_v2", split="validation"),
-            "train": HubSplit("rajpurkar/squad_v2", split="train"),
-        },
-        read=readers.read_squad,
-        convert=readers.convert_squad,
-        partial_files={"squad_v2/dev-v2.0.Normans-Rhine.json": "Normans-Rhine"},
-    ),
-    "drop": PublishedSet(
-        {
-            "dev": ["drop/drop_dataset_dev.json", "drop/drop_v0_dev.jsonl",
-                    "drop/drop_v0_dev.first1000.jsonl"],
-            "train": ["drop/drop_dataset_train.json", "drop/drop_v0_train.jsonl"],
-            "fixture": ["drop/allennlp_fixture_drop.json"],
-        },
-        {
-            "dev": HubSplit("EleutherAI/drop", split="validation"),
-            "train": HubSplit("EleutherAI/drop", split="train"),
-        },
-        read=readers.read_drop,
-        convert=readers.convert_drop,
-        partial_files={"drop/drop_v0_dev.first1000.jsonl": "first1000"},
-    ),
-    "korbench": PublishedSet(
-        {"test": ["korbench/cipher/sample.jsonl"]}, {}, read=readers.read_korbench
-    ),
-    "livecodebench": PublishedSet(
-        {
-            "v6": ["livecodebench/test6.jsonl"],
-            "release_v1": ["livecodebench/test.jsonl",
-                           "livecodebench/release_v1_400_public_tests.jsonl"],
-        },
-        {},
-        convert=readers.convert_livecodebench,
-        partial_files={"livecodebench/release_v1_400_public_tests.jsonl": "public"},
-    ),
-}  # fmt: skip
+    def has(self, split: str, number: Any) -> bool:
+        """Return whether the item of a number belongs to a split of the file."""
+        if self.numbers is None:
+            return True
+        first, last = self.numbers[split]
+        return first <= int(number) <= last
+
+
+def _published_set(
+    hub: Mapping[str, Mapping[str, Any]] = {},
+    convert: str = "",
+    read: str = "",
+    **entry: Any,
+) -> PublishedSet:
+    splits = {split: HubSplit(**{"split": split, **where}) for split, where in hub.items()}
+    functions = getattr(readers, convert, dict), getattr(readers, read, None)
+    return PublishedSet(entry.pop("files"), splits, *functions, **entry)
+
+
+PUBLISHED = {
+    name: _published_set(**entry)
+    for name, entry in read_yaml(Path(__file__).parents[1] / "published_sets.yaml").items()
+}
 
 
 def splits(source: str) -> tuple[str, ...]:
@@ -307,10 +181,10 @@ def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
             logging.getLogger(__name__).warning(
                 "%s: only a part of split %s is in the data directory, %s", source, split, file.name
             )
-    numbered = [(published.number(i, row), row) for i, row in enumerate(read)]
-    if published.numbers is not None:
-        numbered = [(n, row) for n, row in numbered if n in published.numbers[split]]
-    return [{**row, "id": f"{source}/{label}/{n}"} for n, row in numbered]
+    numbered = [(published.number_of(i, row), row) for i, row in enumerate(read)]
+    return [
+        {**row, "id": f"{source}/{label}/{n}"} for n, row in numbered if published.has(split, n)
+    ]
 
 
 def _hub_rows(source: str, split: str) -> list[Row]:

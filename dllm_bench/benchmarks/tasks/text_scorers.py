@@ -7,11 +7,9 @@ their own. Nothing is run here: code is graded in `code_scorers`, KOR-Bench in `
 from __future__ import annotations
 
 import ast
-import operator
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -27,12 +25,6 @@ IMPOSSIBLE = "impossible to answer"
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 LETTER = re.compile(r"(?i)ANSWER\s*:\s*([A-D])")
 NAMES_ANSWER = re.compile(r"(?i)final answer|answer is")
-OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 LONGEST = 200
 """Characters of an expression that is worked out."""
 NOTHING = "[invalid]"
@@ -178,8 +170,8 @@ def arithmetic(node: ast.AST) -> float:
     match node:
         case ast.Constant(value=int() as value):
             return value
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
-            return OPERATIONS[type(op)](arithmetic(left), arithmetic(right))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in math_answers.OPERATIONS:
+            return math_answers.OPERATIONS[type(op)](arithmetic(left), arithmetic(right))
     raise ValueError(ast.dump(node))
 
 
