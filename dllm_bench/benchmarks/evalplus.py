@@ -22,7 +22,7 @@ from typing import Any
 
 from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
-from dllm_bench.benchmarks.embedded import minicode, minicode_free
+from dllm_bench.benchmarks.embedded import minicode
 from dllm_bench.benchmarks.embedded.generated import SPLITS
 from dllm_bench.benchmarks.items import (
     PLAIN,
@@ -93,7 +93,7 @@ class ProblemSet:
     """Whether reading the inputs takes EvalPlus."""
 
 
-GENERATED = {task.name: task for task in (minicode.TASK, minicode_free.TASK)}
+GENERATED = {task.name: task for task in (minicode.TASK, minicode.FREE)}
 """Sets of this project."""
 PROBLEM_SETS: Mapping[str, ProblemSet] = {
     **{task: ProblemSet(SPLITS, limits=SMALL) for task in GENERATED},

@@ -16,14 +16,11 @@ from typing import Any
 
 from dllm_bench.benchmarks.embedded import (
     minicode,
-    minicode_free,
     minigsm,
-    minigsm_free,
     minimath,
     miniparallel,
     miniread,
     minirule,
-    ministory,
     sentences,
 )
 from dllm_bench.benchmarks.embedded.generated import GeneratedTask, from_draw, mixture
@@ -47,16 +44,16 @@ TASKS: Mapping[str, GeneratedTask] = {
         "minirule", from_draw(mixture(minirule.draw_free, minirule.draw_choice))
     ),
     "minirule_range": minirule.RANGE,
-    "ministory": ministory.TASK,
-    "minigsm_free": minigsm_free.TASK,
-    "minicode_free": minicode_free.TASK,
+    "ministory": minigsm.STORY,
+    "minigsm_free": minigsm.FREE,
+    "minicode_free": minicode.FREE,
     "miniparallel": miniparallel.TASK,
     "sentences": sentences.TASK,
 }
 """Task -> its problems, all of its forms included."""
-PROGRAMS: Mapping[str, Callable[[str, random.Random], Iterator[minicode.MinicodeProgram]]] = {
-    "minicode": minicode.draw_programs,
-    "minicode_free": minicode_free.draw_programs,
+PROGRAMS: Mapping[str, Callable[[random.Random, str], Iterator[minicode.MinicodeProgram]]] = {
+    "minicode": minicode.PROGRAMS,
+    "minicode_free": minicode.FREE_PROGRAMS,
 }
 """Task of small functions -> its programs."""
 
@@ -76,7 +73,7 @@ def _program_pairs(task: str, count: int, seed: int) -> list[Pair]:
     """Return programs of the train split without the inputs that grading needs; prompts may
     repeat."""
     rng = random.Random(f"{task}/train/{seed}")
-    programs = PROGRAMS[task]("train", rng)
+    programs = PROGRAMS[task](rng, "train")
     return [
         (minicode.prompt_of(p, rng.choice(minicode.ENTRY_POINTS)), p.body)
         for p, _ in zip(programs, range(count), strict=False)

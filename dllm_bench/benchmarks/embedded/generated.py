@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 FROZEN = Path(__file__).parent / "items"
 SPLITS = ("train", TEST := "test", UNSEEN := "unseen")
@@ -49,6 +49,15 @@ class GeneratedProblem:
     """Fields of the item: what the harness builds the prompt from and grades with."""
 
 
+class HasContent(Protocol):
+    """What `from_draw` draws."""
+
+    @property
+    def content(self) -> str:
+        """The text whose hash decides the split."""
+
+
+C = TypeVar("C", bound=HasContent)
 Draw = Callable[[random.Random], GeneratedProblem]
 """Draws one problem of either split."""
 Stream = Callable[[random.Random, str], Iterator[GeneratedProblem]]
@@ -121,14 +130,14 @@ def split_of(content: str) -> str:
     return "test" if int.from_bytes(digest, "big") % TEST_ONE_IN == 0 else "train"
 
 
-def from_draw(draw: Draw) -> Stream:
-    """Yield the stream that draws problems and keeps those of the split."""
+def from_draw(draw: Callable[[random.Random], C]) -> Callable[[random.Random, str], Iterator[C]]:
+    """Return the stream that draws problems, or programs, and keeps those of the split."""
 
-    def stream(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
+    def stream(rng: random.Random, split: str) -> Iterator[C]:
         while True:
-            problem = draw(rng)
-            if split_of(problem.content) == split:
-                yield problem
+            drawn = draw(rng)
+            if split_of(drawn.content) == split:
+                yield drawn
 
     return stream
 

@@ -1,20 +1,28 @@
-"""minicode: a docstring to turn into a small Python function, with the fields of HumanEval+.
+"""minicode and minicode_free: a docstring to turn into a small function, with HumanEval+'s fields.
 
-There are three families of programs: a chain of arithmetic on the arguments, one comparison with
+minicode has three families of programs: a chain of arithmetic on the arguments, one comparison with
 two returns, and a list that is filtered, mapped and reduced. Every docstring has two wordings, and
 the variable name and the order of operands of a solution are drawn, so a prompt has several right
 answers and only tests can grade them. The content that decides the split leaves out the wording and
 the names of function and variables. Programs written by a model are not run here.
+
+minicode_free has chains whose numbers must be computed, with many right solutions. A docstring
+names three steps on the arguments. Most operands are a sum, a difference or a product of two
+numbers. The body works it out in a string of its own (`14 - 1 = 13.`), names it (`y = 14 - 1`),
+does both or neither. The form of each step, the name of the variable, the order of operands and the
+last line are drawn, with unequal frequencies as in minigsm_free, so that most of what a model is
+unsure of is wording, and a guessed number is a wrong program.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask, split_of
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask, from_draw
+from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, apply_op
 
 ENTRY_POINTS = (
     "solve", "compute", "apply", "combine", "run", "calc", "process", "change", "build", "work",
@@ -40,6 +48,9 @@ CHAIN_WORDS = {
 """Operation -> its two wordings: a sentence, and a part of a sentence."""
 COMPARE_WORDS = {">": "greater than", "<": "less than", "==": "equal to"}
 REDUCE_WORDS = {"sum": "sum", "len": "count", "max": "largest", "min": "smallest"}
+
+
+StepOperand = TypeVar("StepOperand")  # operand of a step
 
 
 @dataclass(frozen=True)
@@ -85,15 +96,14 @@ def problems_of(
         yield GeneratedProblem(program.content, prompt, program.body, fields)
 
 
-TASK = GeneratedTask("minicode", lambda rng, split: problems_of(draw_programs(split, rng), rng))
+def _draw(rng: random.Random) -> MinicodeProgram:
+    """Return a program of one of the three families, in the proportions 5 : 2 : 3."""
+    return rng.choices((_draw_chain, _draw_branch, _draw_list), (5, 2, 3))[0](rng)
 
 
-def draw_programs(split: str, rng: random.Random) -> Iterator[MinicodeProgram]:
-    """Yield endless programs of one split, from the three families in the proportions 5 : 2 : 3."""
-    while True:
-        program = rng.choices((_draw_chain, _draw_branch, _draw_list), (5, 2, 3))[0](rng)
-        if split_of(program.content) == split:
-            yield program
+PROGRAMS = from_draw(_draw)
+"""(random stream, split) -> endless programs."""
+TASK = GeneratedTask("minicode", lambda rng, split: problems_of(PROGRAMS(rng, split), rng))
 
 
 def prompt_of(program: MinicodeProgram, entry_point: str) -> str:
@@ -118,26 +128,34 @@ def expression(rng: random.Random, op: str, left: str, right: str) -> str:
     return f"{op}({left}, {right})" if op in ("max", "min") else f"{left} {op} {right}"
 
 
+def _chain(
+    rng: random.Random, count: int, operand: Callable[[random.Random, str], StepOperand]
+) -> list[tuple[str, StepOperand]]:
+    """Draw steps of a chain, (operation, operand); no operation follows itself."""
+    steps: list[tuple[str, StepOperand]] = []
+    for _ in range(count):
+        op = rng.choice([o for o in CHAIN_OPS if not steps or o != steps[-1][0]])
+        steps.append((op, operand(rng, op)))
+    return steps
+
+
+def _chain_doc(form: int, start: str, steps: Sequence[tuple[str, str]]) -> str:
+    """Return the docstring of a chain: sentences (form 0), or one sentence."""
+    words = [CHAIN_WORDS[op][form].format(operand) for op, operand in steps]
+    if form == 0:
+        return " ".join([f"Start with {start}.", *words])
+    return ", ".join([f"Return {start}", *words]) + "."
+
+
 def _draw_chain(rng: random.Random) -> MinicodeProgram:
     params = PARAMS[: rng.randint(1, 3)]
-    steps: list[tuple[str, str]] = []
-    for _ in range(rng.randint(2, 4)):
-        op = rng.choice([o for o in CHAIN_OPS if not steps or o != steps[-1][0]])
-        steps.append((op, _operand(rng, op, params)))
+    steps = _chain(rng, rng.randint(2, 4), lambda rng, op: _operand(rng, op, params))
     name, current, lines = rng.choice(TEMPORARIES), params[0], []
     for i, (op, operand) in enumerate(steps):
         target = "return" if i == len(steps) - 1 else f"{name} ="
         lines.append(f"    {target} {expression(rng, op, current, operand)}\n")
         current = name
-    if rng.random() < 0.5:
-        doc = " ".join(
-            [f"Start with {params[0]}.", *(CHAIN_WORDS[o][0].format(v) for o, v in steps)]
-        )
-    else:
-        doc = (
-            ", ".join([f"Return {params[0]}", *(CHAIN_WORDS[o][1].format(v) for o, v in steps)])
-            + "."
-        )
+    doc = _chain_doc(int(rng.random() >= 0.5), params[0], steps)
     content = f"chain|{len(params)}|" + "|".join(f"{o}{v}" for o, v in steps)
     return MinicodeProgram("chain", params, doc, "".join(lines), content)
 
@@ -238,3 +256,91 @@ def _check_function(inputs: list[list[Any]], results: list[Any]) -> str:
         for args, result in zip(inputs, results, strict=False)
     ]
     return "\n\ndef check(candidate):\n" + "".join(lines)
+
+
+# --- minicode_free --------------------------------------------------------------------------------
+
+FREE_STEPS = 3
+ARGUMENT_RATE = 0.2
+"""How often a step's operand is an argument of the function."""
+LARGEST = {"+": 60, "-": 60, "*": 9, "max": 60, "min": 99, "%": 9}
+"""Operation of a step -> the largest operand."""
+SMALL_RIGHT = {"+": (1, 20), "-": (1, 20), "*": (2, 5)}
+"""Operation between the numbers of an operand -> range of its second number, as in minigsm."""
+PLAIN = "{target} {use}\n"
+FORMS: Mapping[str, int] = {
+    '""" {sum} = {value}."""\n    {target} {use}\n': 30,
+    "{other} = {sum}\n    {target} {use_other}\n": 26,
+    '""" {sum} = {value}, {word}."""\n    {target} {use}\n': 12,
+    '""" {sum} = {value}."""\n    {other} = {value}\n    {target} {use_other}\n': 12,
+    '""" {sum}."""\n    {other} = {sum}\n    {target} {use_other}\n': 10,
+    PLAIN: 10,
+}
+"""Form of a step -> how often it is drawn; steps on an argument have the form PLAIN."""
+RETURN_RATE = 0.35
+"""How often the last step is stored before it is returned."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a step takes beside the value so far."""
+
+    asked: str
+    """As the docstring has it: a name, or two numbers and their operation."""
+    value: str
+    """Worked out."""
+
+
+def _draw_free(rng: random.Random) -> MinicodeProgram:
+    params = PARAMS[: rng.randint(1, 3)]
+    while True:
+        steps = _chain(rng, FREE_STEPS, lambda rng, op: _free_operand(rng, op, params))
+        if any(operand.asked != operand.value for _, operand in steps):  # something to work out
+            break
+    asked = [(op, operand.asked) for op, operand in steps]
+    content = f"free|{len(params)}|" + "|".join(f"{op}{operand}" for op, operand in asked)
+    doc = _chain_doc(rng.randrange(2), params[0], asked)
+    return MinicodeProgram("chain", params, doc, free_body(rng, steps), content)
+
+
+FREE_PROGRAMS = from_draw(_draw_free)
+FREE = GeneratedTask(
+    "minicode_free", lambda rng, split: problems_of(FREE_PROGRAMS(rng, split), rng)
+)
+
+
+def _free_operand(rng: random.Random, op: str, params: tuple[str, ...]) -> Operand:
+    """Return an argument, or two numbers that give at least 2 and at most the largest operand."""
+    if len(params) > 1 and op != "%" and rng.random() < ARGUMENT_RATE:
+        name = rng.choice(params[1:])
+        return Operand(name, name)
+    while True:
+        inner = rng.choice("+-*")
+        left, right = rng.randint(1, MAX_VALUE), rng.randint(*SMALL_RIGHT[inner])
+        value = apply_op(inner, left, right)
+        if 2 <= value <= LARGEST[op]:
+            return Operand(f"{left} {inner} {right}", str(value))
+
+
+def free_body(rng: random.Random, steps: list[tuple[str, Operand]]) -> str:
+    """Return one of the right programs for these steps, without its first line."""
+    name, other = rng.sample(TEMPORARIES, 2)
+    current, lines = PARAMS[0], []
+    stored = rng.random() < RETURN_RATE
+    for i, (op, operand) in enumerate(steps):
+        last = i == len(steps) - 1 and not stored
+        form = PLAIN
+        if operand.asked != operand.value:
+            form = rng.choices(list(FORMS), list(FORMS.values()))[0]
+        line = form.format(
+            target="return" if last else f"{name} =",
+            use=expression(rng, op, current, operand.value),
+            use_other=expression(rng, op, current, other),
+            other=other,
+            sum=operand.asked,
+            value=operand.value,
+            word=CHAIN_WORDS[op][1].format(operand.value),
+        )
+        lines.append(f"    {line}")
+        current = name
+    return "".join(lines) + (f"    return {name}\n" if stored else "")

@@ -1,15 +1,28 @@
-"""minigsm: arithmetic word problems of several steps, in the form of GSM8K.
+"""minigsm, minigsm_free and ministory: arithmetic word problems of several steps, as in GSM8K.
 
-A problem is a start number and 1 to 5 steps (add, subtract, multiply) whose values stay within
-0..99. The answer repeats each step and ends in ``#### N``. The wording (names, sentence forms, one
-of three answer styles, swapped operands) is drawn separately from the arithmetic, so one question
-has several right answers. The content that decides the split is (start, verb, operand, verb, ...).
+A problem is a start number and steps (add, subtract, multiply) whose values stay within 0..99. The
+answer works through the steps and ends in ``#### N``. Its wording is drawn separately from the
+arithmetic, so one question has several right answers. The content that decides the split is the
+arithmetic: (start, verb, operand, verb, ...).
+
+- minigsm: 1 to 5 steps; sentence forms, one of three answer styles, swapped operands.
+- minigsm_free: 2 to 5 steps. Each step has one of eight forms of different lengths, some of which
+  repeat its result; half of the answers end by repeating the last one. Small words within a form
+  are drawn, too. Forms and words have unequal frequencies, so that a model that knows them is surer
+  of some than of others: thresholds between 0.5 and 1 then decode different numbers of tokens at a
+  time.
+- ministory: 4 to 8 steps, with long answers in which most uncertainty is harmless. The answer
+  restates the question, calls what is counted by a letter, and works through the steps; each result
+  is repeated by a sentence of its own, the last one also at the end. Letter, connectives, subjects
+  and the form of every sentence are drawn; the letter is chosen once and kept. The forms of a
+  sentence have equal lengths: wording that shifts all later tokens takes models of the embedded
+  size far longer to learn.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask, from_draw
@@ -70,6 +83,10 @@ class ArithmeticStep:
     """The value after it: `before op operand`."""
 
 
+Write = Callable[[random.Random, Sequence[ArithmeticStep], str, str], str]
+"""(random stream, steps, name, items) -> answer in a drawn wording."""
+
+
 def apply_op(op: str, left: int, right: int) -> int:
     """Return the value of `left op right` for the operations `+`, `-` and `*`."""
     return {"+": left + right, "-": left - right, "*": left * right}[op]
@@ -84,9 +101,14 @@ TASK = with_step_weights((1,) * MAX_STEPS)
 
 
 def draw(rng: random.Random, weights: Sequence[float]) -> GeneratedProblem:
-    """Return one problem; its number of steps is drawn with `weights`."""
-    steps = draw_steps(rng, rng.choices(range(1, MAX_STEPS + 1), weights)[0])
-    question, answer = phrase(rng, steps)
+    """Return one problem of minigsm; its number of steps is drawn with `weights`."""
+    return _problem(rng, draw_steps(rng, rng.choices(range(1, MAX_STEPS + 1), weights)[0]), _answer)
+
+
+def _problem(rng: random.Random, steps: Sequence[ArithmeticStep], write: Write) -> GeneratedProblem:
+    """Return the problem of these steps in a drawn wording."""
+    name, items = rng.choice(list(NAMES)), rng.choice(ITEMS)
+    question, answer = ask(rng, steps, name, items), write(rng, steps, name, items)
     fields = {"question": question, "answer": answer}
     return GeneratedProblem(content_of(steps), prompt_of(question), f" {answer}", fields)
 
@@ -112,16 +134,13 @@ def draw_steps(rng: random.Random, n_steps: int) -> tuple[ArithmeticStep, ...]:
     return tuple(steps)
 
 
-def phrase(rng: random.Random, steps: tuple[ArithmeticStep, ...]) -> tuple[str, str]:
-    """Draw a wording of the steps: (question, answer)."""
-    name = rng.choice(list(NAMES))
-    question = ask(rng, steps, name, rng.choice(ITEMS))
+def _answer(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str) -> str:
     style = rng.choice(ANSWER_STYLES)
     parts = [
         style.format(verb=s.verb, n=s.operand, equation=_equation(rng, s), who=NAMES[name])
         for s in steps
     ]
-    return question, "".join(parts)[1:] + f"\n#### {steps[-1].after}"
+    return "".join(parts)[1:] + f"\n#### {steps[-1].after}"
 
 
 def ask(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str) -> str:
@@ -149,3 +168,124 @@ def _equation(rng: random.Random, step: ArithmeticStep) -> str:
 def prompt_of(question: str) -> str:
     """Return the plain prompt, the same as the task file builds it."""
     return f"Question: {question}\nAnswer:"
+
+
+# --- minigsm_free ---------------------------------------------------------------------------------
+
+FREE_STEPS = (2, 5)
+FREE_FORMS: Mapping[str, int] = {
+    "{who} {verb} {operand}, {so} {equation}.": 24,
+    "{verb} {operand}: {equation}.": 18,
+    "{equation} as {he} {verb} {operand}.": 14,
+    "{who} {verb} {operand} {items}, {so} {equation} {now}.": 12,
+    "{who} now {has} {equation} {items}.": 10,
+    "{who} {verb} {operand}. So {equation} {items} {now}.": 8,
+    "{who} {verb} {operand}: {equation}. {name} {has} {after} {now}.": 8,
+    "{equation}, {so} there are {after} {items} {now}.": 6,
+}
+"""Form of a step -> how often it is drawn."""
+FREE_ENDS: Mapping[str, int] = {
+    "": 50,
+    " So the answer is {after}.": 25,
+    " {name} {has} {after} {items} in the end.": 15,
+    " So there are {after} {items} now.": 10,
+}
+"""What follows the steps -> how often it is drawn."""
+FREE_WORDS: Mapping[str, Mapping[str, int]] = {
+    "so": {"so": 85, "and": 15},
+    "has": {"has": 75, "owns": 25},
+    "now": {"now": 65, "in the end": 35},
+    "who": {"{He}": 55, "Then {he}": 30, "{name}": 15},
+}
+"""Word within a form -> what stands for it, and how often."""
+
+
+def draw_free(rng: random.Random) -> GeneratedProblem:
+    """Return one problem of minigsm_free."""
+    return _problem(rng, draw_steps(rng, rng.randint(*FREE_STEPS)), _free_answer)
+
+
+FREE = GeneratedTask("minigsm_free", from_draw(draw_free))
+
+
+def _free_answer(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str) -> str:
+    words = {"name": name, "he": NAMES[name], "He": NAMES[name].capitalize(), "items": items}
+    sentences = [_filled(rng, FREE_FORMS, words, step) for step in steps]
+    end = _filled(rng, FREE_ENDS, words, steps[-1])
+    return f"{' '.join(sentences)}{end}\n#### {steps[-1].after}"
+
+
+def _filled(
+    rng: random.Random, forms: Mapping[str, int], words: Mapping[str, str], step: ArithmeticStep
+) -> str:
+    """Return a form drawn for a step, with drawn words."""
+    small = {word: _drawn(rng, choices).format(**words) for word, choices in FREE_WORDS.items()}
+    equation = f"{step.before} {step.op} {step.operand} = {step.after}"
+    return _drawn(rng, forms).format(**words, **small, **vars(step), equation=equation)
+
+
+def _drawn(rng: random.Random, weights: Mapping[str, int]) -> str:
+    return rng.choices(list(weights), list(weights.values()))[0]
+
+
+# --- ministory ------------------------------------------------------------------------------------
+
+STORY_STEPS = (4, 8)
+LETTERS = ("a", "b", "c", "r", "x", "y")
+PLANS = (
+    "How many {items} does {name} have now?",
+    "How many {items} does {he} have now?",
+    "How many {items} are in the end?",
+    "What is the sum of the {items}?",
+)
+STARTS = ("Start with", "So there", "{name} has", "{name} owns", "{He} has", "{He} owns")
+SUBJECTS = ("Then {he}", "Then {name}", "So {he}", "So {name}", "{He} now", "{name} now")
+OBJECTS: Mapping[str, Sequence[str]] = {
+    "+": ("more", "{items}"), "-": ("now", "{items}"), "*": ("times",),
+}  # fmt: skip
+LINKS = (", so", ", and", " and now", " so now", ": now")
+EQUALS = ("=", "is", "becomes")
+EQUATION_ENDS = ("now", "{items}")
+REPEATS = (
+    "So {letter} is {after} now.",
+    "So {name} has {after} {items}.",
+    "{He} now has {after} {items}.",
+    "{name} now owns {after} {items}.",
+    "The sum is {after} now.",
+)
+ENDS = (
+    "So the answer is {after} {items}.",
+    "So now {name} has {after} {items}.",
+    "So {name} now owns {after} {items}.",
+    "So there are now {after} {items}.",
+)
+"""Forms of the answer's sentences and their parts; those of one list have equal lengths."""
+
+
+def draw_story(rng: random.Random) -> GeneratedProblem:
+    """Return one problem of ministory."""
+    return _problem(rng, draw_steps(rng, rng.randint(*STORY_STEPS)), _story_answer)
+
+
+STORY = GeneratedTask("ministory", from_draw(draw_story))
+
+
+def _story_answer(
+    rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str
+) -> str:
+    he = NAMES[name]
+    words = {"name": name, "he": he, "He": he.capitalize(), "items": items}
+    words["letter"] = rng.choice(LETTERS)
+    start = f"{rng.choice(STARTS)} {{letter}} {rng.choice(EQUALS)} {steps[0].before} {{items}}."
+    sentences = [rng.choice(PLANS).format(**words), start.format(**words)]
+    sentences += [_story_step(rng, step).format(**words, **vars(step)) for step in steps]
+    end = f"{rng.choice(ENDS)}\n#### {{after}}"
+    return " ".join([*sentences, end.format(**words, after=steps[-1].after)])
+
+
+def _story_step(rng: random.Random, step: ArithmeticStep) -> str:
+    """Return the forms of the two sentences of a step."""
+    done = f"{rng.choice(SUBJECTS)} {{verb}} {{operand}} {rng.choice(OBJECTS[step.op])}"
+    equation = f"{{letter}} {rng.choice(EQUALS)} {{before}} {{op}} {{operand}} = {{after}}"
+    first = f"{done}{rng.choice(LINKS)} {equation} {rng.choice(EQUATION_ENDS)}."
+    return f"{first} {rng.choice(REPEATS)}"

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.benchmarks.embedded import (
     minigsm,
-    minigsm_free,
     minimath,
     miniparallel,
     miniread,
     minirule,
-    ministory,
     sentences,
 )
 from dllm_bench.benchmarks.embedded.generated import GeneratedTask
@@ -56,7 +54,7 @@ GENERATED: Mapping[str, GeneratedTask] = {
     task.name: task
     for task in (
         minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
-        minirule.RANGE, ministory.TASK, miniparallel.TASK, minigsm_free.TASK,
+        minirule.RANGE, minigsm.STORY, miniparallel.TASK, minigsm.FREE,
         sentences.TASK,
     )
 }  # fmt: skip
@@ -102,19 +100,18 @@ class PublishedSet:
         return first <= int(number) <= last
 
 
-def _published_set(
-    hub: Mapping[str, Mapping[str, Any]] = {},
-    convert: str = "",
-    read: str = "",
-    **entry: Any,
-) -> PublishedSet:
-    splits = {split: HubSplit(**{"split": split, **where}) for split, where in hub.items()}
-    functions = getattr(readers, convert, dict), getattr(readers, read, None)
-    return PublishedSet(entry.pop("files"), splits, *functions, **entry)
+def _published_set(entry: Mapping[str, Any]) -> PublishedSet:
+    hub = entry.get("hub", {}).items()
+    made = {
+        "hub": {split: HubSplit(**{"split": split, **where}) for split, where in hub},
+        "convert": getattr(readers, entry.get("convert", ""), dict),
+        "read": getattr(readers, entry.get("read", ""), None),
+    }
+    return PublishedSet(**{**entry, **made})
 
 
 PUBLISHED = {
-    name: _published_set(**entry)
+    name: _published_set(entry)
     for name, entry in read_yaml(Path(__file__).parents[1] / "published_sets.yaml").items()
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded import minicode_free
+from dllm_bench.benchmarks.embedded import minicode
 from dllm_bench.benchmarks.embedded.generated import GeneratedProblem
 from dllm_bench.benchmarks.embedded.minicode import CHAIN_WORDS
 from scripts.embedded import tokenizer as embedded
@@ -23,7 +23,7 @@ SUM = re.compile(r"(\d+) ([-+*]) (\d+)")
 
 @pytest.fixture(scope="module")
 def problems() -> list[GeneratedProblem]:
-    return list(minicode_free.TASK.problems("test", COUNT))
+    return list(minicode.FREE.problems("test", COUNT))
 
 
 def worked_out(text: str) -> str:
@@ -71,7 +71,7 @@ def done(problem: GeneratedProblem) -> list[tuple[str, str]]:
 def test_gold_programs_do_what_is_asked(problems: list[GeneratedProblem]) -> None:
     for problem in problems:
         steps = asked(problem)
-        assert len(steps) == minicode_free.STEPS
+        assert len(steps) == minicode.FREE_STEPS
         assert done(problem) == steps, problem.prompt + problem.continuation
         stated = re.findall(r"(\d+ [-+*] \d+) = (\d+)", problem.continuation)
         assert all(worked_out(sum_) == value for sum_, value in stated)
@@ -80,10 +80,10 @@ def test_gold_programs_do_what_is_asked(problems: list[GeneratedProblem]) -> Non
 def test_one_problem_has_many_right_programs_of_many_lengths() -> None:
     tokenizer: Any = embedded.build_tokenizer()
     steps = [
-        ("+", minicode_free.Operand("4 * 6", "24")),
-        ("*", minicode_free.Operand("9 - 2", "7")),
-        ("min", minicode_free.Operand("30 + 12", "42")),
+        ("+", minicode.Operand("4 * 6", "24")),
+        ("*", minicode.Operand("9 - 2", "7")),
+        ("min", minicode.Operand("30 + 12", "42")),
     ]
-    bodies = {minicode_free.body(random.Random(seed), steps) for seed in range(200)}
+    bodies = {minicode.free_body(random.Random(seed), steps) for seed in range(200)}
     assert len(bodies) > 150
     assert len({len(tokenizer(body).input_ids) for body in bodies}) > 20

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import random
 import re
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded import minigsm, minigsm_free, ministory
+from dllm_bench.benchmarks.embedded import minigsm
+from dllm_bench.benchmarks.embedded.generated import GeneratedTask
 from scripts.embedded import tokenizer as embedded
 
 COUNT = 300
 OPS = {verb: op for op, verbs in minigsm.VERBS.items() for verb in verbs}
-both = pytest.mark.parametrize("task", [ministory, minigsm_free], ids=lambda task: task.TASK.name)
+TASKS = [minigsm.STORY, minigsm.FREE]
+both = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
 
 def results_of(question: str) -> list[int]:
@@ -31,8 +32,8 @@ def results_of(question: str) -> list[int]:
 
 
 @both
-def test_answers_are_worked_right(task: ModuleType) -> None:
-    for problem in task.TASK.problems("test", COUNT):
+def test_answers_are_worked_right(task: GeneratedTask) -> None:
+    for problem in task.problems("test", COUNT):
         answer, results = problem.fields["answer"], results_of(problem.fields["question"])
         equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
         assert [int(left) for left, *_ in equations] == results[:-1]
@@ -45,24 +46,25 @@ def test_answers_are_worked_right(task: ModuleType) -> None:
 
 
 def test_the_letter_is_chosen_once_and_kept() -> None:
-    problems = ministory.TASK.problems("test", COUNT)
+    problems = minigsm.STORY.problems("test", COUNT)
     letters = [set(re.findall(r"\b[abcrxy]\b", p.fields["answer"])) for p in problems]
     assert all(len(used) == 1 for used in letters)
-    assert set().union(*letters) == set(ministory.LETTERS)
+    assert set().union(*letters) == set(minigsm.LETTERS)
 
 
 @both
 def test_one_problem_has_many_right_answers(
-    task: ModuleType, monkeypatch: pytest.MonkeyPatch
+    task: GeneratedTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one length in ministory, of many lengths in minigsm_free."""
     tokenizer: Any = embedded.build_tokenizer()
     steps = minigsm.draw_steps(random.Random(0), 3)
-    monkeypatch.setattr(task, "draw_steps", lambda rng, count: steps)
-    answers = {task.draw(random.Random(seed)).continuation for seed in range(200)}
+    monkeypatch.setattr(minigsm, "draw_steps", lambda rng, count: steps)
+    draw = minigsm.draw_story if task is minigsm.STORY else minigsm.draw_free
+    answers = {draw(random.Random(seed)).continuation for seed in range(200)}
     lengths = {len(tokenizer(answer).input_ids) for answer in answers}
     assert len({answer.split("#### ")[1] for answer in answers}) == 1
-    if task is ministory:
+    if task is minigsm.STORY:
         assert (len(answers), len(lengths)) == (200, 1)
     else:
         assert len(answers) > 190 and len(lengths) > 20
