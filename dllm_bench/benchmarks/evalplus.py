@@ -41,7 +41,7 @@ from dllm_bench.benchmarks.items import (
     require_fields,
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
+from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome
 from dllm_bench.core.benchmark import (
     JUDGE_ERROR,
     Benchmark,

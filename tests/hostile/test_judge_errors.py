@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox import container
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.limits import ProgramOutcome
+from dllm_bench.benchmarks.sandbox.execution import ProgramOutcome
 from dllm_bench.cli.main import main
 from dllm_bench.cli.run import with_flags_as_settings
 from tests.benchmark_helpers import evalplus_benchmark, gold
@@ -110,13 +109,13 @@ def test_a_container_tool_that_does_not_work_is_an_error(
     tool.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon. >&2\nexit 125\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv(container.ISOLATION_VARIABLE, "docker")
-    container.container_tool.cache_clear()
+    monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, "docker")
+    sandbox.container_tool.cache_clear()
     assert main([*RUN, f"paths.results={tmp_path}"]) == 2
     assert "Cannot connect to the Docker daemon" in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/**/record.json"))
     assert list(tmp_path.glob("runs/**/samples.jsonl"))
-    container.container_tool.cache_clear()
+    sandbox.container_tool.cache_clear()
 
 
 def test_flags_are_settings() -> None:

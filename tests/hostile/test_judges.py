@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
+from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome
 from dllm_bench.benchmarks.tasks import code_scorers, livecodebench
 from tests.hostile.pretending import BREAKING, PROGRAMS, SLOW
 from tests.tiers import covering
@@ -55,7 +55,9 @@ def by_statements(program: str) -> ProgramOutcome:
 def by_pieces(program: str) -> ProgramOutcome:
     """Judge a program as item 367 of MBPP is judged."""
     tests = "y = f(3)\nassert y == 7\nassert f(0.5) == 2.0\nassert [f(1), f(2)] == [3, 5]\n"
-    examiner = sandbox.Examiner("check_pieces", code_scorers.Tests(tests, REFERENCE).pieces)
+    examiner = sandbox.Examiner(
+        "check_tests", {"pieces": code_scorers.Tests(tests, REFERENCE).pieces}
+    )
     return sandbox.examine(program, examiner, LIMITS)
 
 

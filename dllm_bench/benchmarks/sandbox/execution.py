@@ -15,7 +15,11 @@ What the sandbox does not protect against: a bug in the kernel; the memory that 
 once; reading files in /etc that the user who runs this may read (for root: passwords). Where a step
 is not available (another operating system, an old kernel, a strict container), its protection is
 missing too. For hostile code use the second kind of sandbox, which runs the same child in a
-container (`container.py`). `docs/security.md` lists what is promised.
+docker, podman or apptainer container. It is chosen with DLLM_BENCH_SANDBOX=container (the first
+tool found) or =docker, =podman, =apptainer; DLLM_BENCH_SANDBOX_IMAGE names the image, which needs
+Python 3.11 or newer and, for MBPP+, numpy. The container has no network, no capabilities, a
+read-only file system and a small /tmp, and shares the host's kernel; the image is trusted.
+`docs/security.md` lists what is promised.
 """
 
 from __future__ import annotations
@@ -32,23 +36,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from types import CodeType
-from typing import IO, Any, TypeVar, cast, get_args
+from typing import IO, Any, Literal, TypeVar, cast, get_args
 
-from dllm_bench.benchmarks.sandbox.container import (
-    MARSHAL_FORMAT,
-    START,
-    STDERR,
-    Container,
-    child_source,
-    requested_container,
-)
-from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome, ProgramVerdict
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 
@@ -59,6 +55,93 @@ BACKSTOP_S = 2.0
 CHILD = "dllm_bench.benchmarks.sandbox.child."
 BROUGHT_DOWN = (signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 """Signals that end a judging process when it compares hostile values."""
+ISOLATION_VARIABLE, IMAGE_VARIABLE = "DLLM_BENCH_SANDBOX", "DLLM_BENCH_SANDBOX_IMAGE"
+PROCESS, CONTAINER = "process", "container"
+DEFAULT_IMAGE = "docker.io/library/python:3.11-slim"
+STDERR = -1
+"""Report channel of a child that cannot inherit a file descriptor."""
+MARSHAL_FORMAT = 4
+"""Every Python since 3.4 reads this format."""
+NOBODY = "65534:65534"
+KILL_S = 10.0
+START = """\
+import marshal, os
+def receive():
+    parts, missing = [], int.from_bytes(os.read(0, 8), "big")
+    while missing:
+        parts.append(os.read(0, missing))
+        missing -= len(parts[-1])
+    return marshal.loads(b"".join(parts))
+job, space = receive(), {"__name__": "bootstrap"}
+exec(job["bootstrap"], space)
+space["main"](job, receive)
+"""
+"""The code a child is started with; its job, and then the supervisor's order, come through standard
+input, each after its length."""
+
+
+ProgramVerdict = Literal[
+    "passed", "ended", "failed", "timeout", "crashed", "memory", "refused", "judge_error"
+]
+"""passed: every result is right; ended: a program run for its output came to its last line, by its
+own account, which no grade may rest on; failed: a wrong result, one that cannot be read or compared
+within bounds, an error, an early exit or too much output; timeout: CPU or wall time used up;
+crashed: killed by a signal; memory: MemoryError; refused: an error because the sandbox denied a
+call; judge_error: a fault of this machine, such as no sandbox or no memory to start it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use; the first limit that is reached stops it."""
+
+    cpu_s: int = 2
+    """CPU seconds; also the seconds a program may sleep."""
+    wall_s: float = 10.0
+    memory_mb: int = 1024
+    """Address space."""
+    file_mb: int = 8
+    """Size of a file, and of the working directory where it is a file system of its own."""
+    threads: int = 64
+    """Processes and threads."""
+    open_files: int = 64
+    output_kb: int = 1024
+    """Output at which the program is stopped."""
+    kept_kb: int = 4
+    """How much of the end of the output comes back."""
+    packages: bool = False
+    """Whether the program may import installed packages."""
+
+    def rlimits(self) -> dict[str, int]:
+        """Return names and values for setrlimit(2)."""
+        return {
+            "RLIMIT_CORE": 0,
+            "RLIMIT_CPU": self.cpu_s,
+            "RLIMIT_AS": self.memory_mb << 20,
+            "RLIMIT_FSIZE": self.file_mb << 20,
+            "RLIMIT_NPROC": self.threads,
+            "RLIMIT_NOFILE": self.open_files,
+        }
+
+
+@dataclass(frozen=True)
+class ProgramOutcome:
+    """How a program ended."""
+
+    verdict: ProgramVerdict
+    stdout: str
+    """The end of its output, standard error included."""
+    seconds: float
+    """Wall time."""
+    detail: str = ""
+    """The error, signal or limit that caused the verdict."""
+    reports: tuple[tuple[str, ...], ...] = ()
+    """The words of each `report(...)` call of one of our own child programs."""
+    held: tuple[str, ...] = ()
+    """Names of the isolation steps that took effect in the child."""
+    cpu_s: float = 0.0
+    """CPU time of the child, its start included."""
+
+
 LASTING: tuple[ProgramVerdict, ...] = ("passed", "failed")
 """Verdicts that judging again would repeat, because no time limit or machine fault is involved."""
 MAX_JUDGED = 20_000
@@ -336,3 +419,106 @@ def map_in_threads(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     with ThreadPoolExecutor(max_workers=max(1, min(usable, 8))) as pool:
         return list(pool.map(function, items))
+
+
+# --- containers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container that will run one program."""
+
+    tool: str
+    """`docker`, `podman` or `apptainer`."""
+    image: str
+    limits: Limits
+    name: str = field(default_factory=lambda: f"dllm-bench-{secrets.token_hex(6)}")
+    """Name by which docker and podman can kill it."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that the tool needs to find its service; none enters the container."""
+        kept = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST")
+        return {name: os.environ[name] for name in kept if name in os.environ}
+
+    def command(self, flags: Sequence[str]) -> list[str]:
+        """Return the command line that starts the program; `flags` are those of the interpreter."""
+        return [*TOOLS[self.tool](self), "python3", *flags, "-c", START]
+
+    def stop(self) -> None:
+        """Kill the container itself, because killing the tool may leave the container running."""
+        if self.tool in ("docker", "podman"):
+            subprocess.run(
+                [self.tool, "kill", self.name],
+                env=self.environment,
+                capture_output=True,
+                timeout=KILL_S,
+                check=False,
+            )
+
+
+def child_source(name: str) -> str:
+    """Return source text of one of our own programs in `child/`.
+
+    A container gets text, because compiled code may not fit its Python.
+    """
+    return (Path(__file__).parent / "child" / f"{name}.py").read_text(encoding="utf-8")
+
+
+def _oci_command(container: Container) -> list[str]:
+    limits = container.limits
+    return [
+        container.tool, "run", "--rm", "--interactive", "--name", container.name,
+        "--network", "none", "--read-only", "--cap-drop", "ALL",
+        "--security-opt", "no-new-privileges",
+        "--user", NOBODY, "--pids-limit", str(limits.threads), "--memory", f"{limits.memory_mb}m",
+        "--memory-swap", f"{limits.memory_mb}m", "--ulimit", f"cpu={limits.cpu_s}",
+        "--tmpfs", f"/tmp:size={limits.file_mb}m,mode=1777", "--workdir", "/tmp",
+        "--env", "PYTHONHASHSEED=0", container.image,
+    ]  # fmt: skip
+
+
+def _apptainer_command(container: Container) -> list[str]:
+    image = container.image
+    if "://" not in image and not Path(image).exists():
+        image = f"docker://{image}"
+    return [
+        "apptainer", "exec", "--containall", "--cleanenv", "--no-home", "--net", "--network",
+        "none", "--pid", "--env", "PYTHONHASHSEED=0", "--pwd", "/tmp", image,
+    ]  # fmt: skip
+
+
+TOOLS: Mapping[str, Callable[[Container], list[str]]] = {
+    "docker": _oci_command,
+    "podman": _oci_command,
+    "apptainer": _apptainer_command,
+}
+"""Tool -> its command line up to the program."""
+
+
+def requested_container(limits: Limits) -> Container | None:
+    """Return a container for one program, or None where DLLM_BENCH_SANDBOX asks for a plain
+    process."""
+    choice = os.environ.get(ISOLATION_VARIABLE, PROCESS)
+    if choice == PROCESS:
+        return None
+    image = os.environ.get(IMAGE_VARIABLE, DEFAULT_IMAGE)
+    return Container(container_tool(choice), image, limits)
+
+
+@cache
+def container_tool(choice: str) -> str:
+    """Return the tool named by `choice`, or for "container" the first one on the PATH."""
+    if choice not in (*TOOLS, CONTAINER):
+        raise DllmBenchError(
+            f"{ISOLATION_VARIABLE}={choice} is not a kind of sandbox; choose {PROCESS}, "
+            f"{CONTAINER}, {', '.join(TOOLS)}."
+        )
+    tool = next((name for name in TOOLS if choice in (name, CONTAINER) and shutil.which(name)), "")
+    if not tool:
+        raise DllmBenchError(
+            f"{ISOLATION_VARIABLE}={choice} needs "
+            f"{' or '.join(TOOLS) if choice == CONTAINER else choice}, which is not on the PATH; "
+            f"install it or use {ISOLATION_VARIABLE}={PROCESS}."
+        )
+    return tool

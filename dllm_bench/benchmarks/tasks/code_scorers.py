@@ -21,7 +21,7 @@ from typing import Any
 
 from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
+from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome
 from dllm_bench.core.benchmark import JUDGE_ERROR
 
 Doc = dict[str, Any]
@@ -198,7 +198,7 @@ class Tests:
             "names": sorted(self.names),
             "tested": self.tested or sorted(self.names & self.defined),
         }
-        return sandbox.Examiner("check_asserts", payload)
+        return sandbox.Examiner("check_tests", payload)
 
     def run(self, program: str, cpu_s: int, apart: bool) -> ProgramOutcome:
         """Run the tests on a program: in a process of their own, or their expressions in its own.
@@ -212,7 +212,7 @@ class Tests:
             return ProgramOutcome(
                 JUDGE_ERROR, "", 0.0, "the tests cannot be kept apart from the program"
             )
-        examiner = sandbox.Examiner("check_pieces", self.pieces)
+        examiner = sandbox.Examiner("check_tests", {"pieces": self.pieces})
         return sandbox.examine(program, examiner, limits)
 
 

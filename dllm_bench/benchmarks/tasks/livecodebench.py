@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from dllm_bench.benchmarks.code_answers import livecodebench_code
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.limits import Limits
+from dllm_bench.benchmarks.sandbox.execution import Limits
 from dllm_bench.benchmarks.tasks.code_scorers import Doc, per_answer, verdict_metrics
 
 TEST_S = 6

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import execute
-from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
+from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome, execute
 
 DRILL_S = 3.0
 

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox import container
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.limits import Limits
+from dllm_bench.benchmarks.sandbox.execution import Limits
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import evalplus_benchmark, gold, mean
 
@@ -41,27 +40,27 @@ else:
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Put fakes of all tools first on the PATH; the file holds the arguments of their calls."""
     file = tmp_path / "calls"
-    for name in container.TOOLS:
+    for name in sandbox.TOOLS:
         script = tmp_path / name
         script.write_text(FAKE.format(python=sys.executable, log=str(file), image=IMAGE))
         script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv(container.IMAGE_VARIABLE, IMAGE)
+    monkeypatch.setenv(sandbox.IMAGE_VARIABLE, IMAGE)
     monkeypatch.setenv("DLLM_BENCH_TEST_SECRET", "swordfish")
-    container.container_tool.cache_clear()
+    sandbox.container_tool.cache_clear()
     yield file
-    container.container_tool.cache_clear()
+    sandbox.container_tool.cache_clear()
 
 
 def calls(log: Path) -> list[list[str]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("tool", sorted(container.TOOLS))
+@pytest.mark.parametrize("tool", sorted(sandbox.TOOLS))
 def test_a_program_runs_in_the_tool_asked_for(
     tool: str, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(container.ISOLATION_VARIABLE, tool)
+    monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, tool)
     outcome = sandbox.execute("print(1 + 1)")
     assert (outcome.verdict, outcome.stdout) == ("ended", "2\n")
     ((*words,),) = calls(log)
@@ -72,11 +71,11 @@ def test_a_program_runs_in_the_tool_asked_for(
     else:
         assert {"--read-only", "--rm"} <= set(words)
         assert words[words.index("--cap-drop") + 1] == "ALL"
-        assert words[words.index("--user") + 1] == container.NOBODY
+        assert words[words.index("--user") + 1] == sandbox.NOBODY
 
 
 def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(container.ISOLATION_VARIABLE, "docker")
+    monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, "docker")
     quick = Limits(cpu_s=1, wall_s=3.0, memory_mb=512)
     assert sandbox.execute("assert 1 == 2", limits=quick).detail.startswith("AssertionError")
     assert sandbox.execute("x = bytearray(8 << 30)", limits=quick).verdict == "memory"
@@ -92,7 +91,7 @@ def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_that_hangs_is_killed_in_its_container(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(container.ISOLATION_VARIABLE, "podman")
+    monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, "podman")
     monkeypatch.setattr(sandbox, "BACKSTOP_S", 0.0)  # as if it could not stop its program itself
     patient = Limits(cpu_s=60, wall_s=3.0)  # the stand-in for podman has started by then
     outcome = sandbox.execute("import time; time.sleep(60)", limits=patient)
@@ -103,7 +102,7 @@ def test_a_program_that_hangs_is_killed_in_its_container(
 
 def test_a_benchmark_is_graded_the_same(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Child programs are sent as text, because another Python cannot read compiled ones."""
-    monkeypatch.setenv(container.ISOLATION_VARIABLE, "container")
+    monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, "container")
     asked = evalplus_benchmark("minicode", limit=3)
     texts = gold(asked)
     assert mean(asked.score(texts)) == 1
@@ -112,28 +111,28 @@ def test_a_benchmark_is_graded_the_same(log: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    container.container_tool.cache_clear()
+    sandbox.container_tool.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     for asked, sentence in (
         ("container", "docker or podman or apptainer, which is not on the PATH"),
         ("podman", "needs podman, which"),
         ("jail", "is not a kind of sandbox; choose process, container, docker"),
     ):
-        monkeypatch.setenv(container.ISOLATION_VARIABLE, asked)
+        monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, asked)
         with pytest.raises(DllmBenchError, match=sentence):
             sandbox.execute("x = 1")
-    monkeypatch.setenv(container.ISOLATION_VARIABLE, container.PROCESS)
+    monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, sandbox.PROCESS)
     assert sandbox.execute("x = 1").verdict == "ended"
-    container.container_tool.cache_clear()
+    sandbox.container_tool.cache_clear()
 
 
 def test_with_a_real_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where a tool has the image already; nothing is downloaded."""
     have = [t for t in ("docker", "podman") if has_image(t)]
     if not have:
-        pytest.skip(f"no container tool here has {container.DEFAULT_IMAGE}")
-    container.container_tool.cache_clear()
-    monkeypatch.setenv(container.ISOLATION_VARIABLE, have[0])
+        pytest.skip(f"no container tool here has {sandbox.DEFAULT_IMAGE}")
+    sandbox.container_tool.cache_clear()
+    monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, have[0])
     limits = Limits(wall_s=30.0)
     assert sandbox.execute("print('in')", limits=limits).stdout == "in\n"
     refused = sandbox.execute("open('/x', 'w')", limits=limits)
@@ -143,7 +142,7 @@ def test_with_a_real_tool(monkeypatch: pytest.MonkeyPatch) -> None:
 def has_image(tool: str) -> bool:
     try:
         found = subprocess.run(
-            [tool, "image", "inspect", container.DEFAULT_IMAGE], capture_output=True, timeout=10
+            [tool, "image", "inspect", sandbox.DEFAULT_IMAGE], capture_output=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import execute
-from dllm_bench.benchmarks.sandbox.limits import Limits
+from dllm_bench.benchmarks.sandbox.execution import Limits, execute
 from dllm_bench.core.errors import DllmBenchError
 from tests.unit.benchmarks.sandbox_drills import DRILL_S, drill, needs, nothing_is_left  # noqa: F401
 

@@ -20,8 +20,7 @@ import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.child import supervise
-from dllm_bench.benchmarks.sandbox.container import child_source
-from dllm_bench.benchmarks.sandbox.limits import Limits
+from dllm_bench.benchmarks.sandbox.execution import Limits, child_source
 from tests.unit.benchmarks.sandbox_drills import drill, needs, nothing_is_left  # noqa: F401
 
 
@@ -126,7 +125,7 @@ def test_a_program_ends_with_who_runs_it(python: str) -> None:
     source = (
         f"import sys; sys.executable = {python!r}\n"
         "from dllm_bench.benchmarks.sandbox.execution import execute\n"
-        "from dllm_bench.benchmarks.sandbox.limits import Limits\n"
+        "from dllm_bench.benchmarks.sandbox.execution import Limits\n"
         "execute('import time; time.sleep(9)', Limits(cpu_s=9, wall_s=9))"
     )
     environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
