@@ -67,7 +67,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "model": ("dllm_bench.serving.served_model",),
     "benchmark": (
         "dllm_bench.benchmarks.lm_eval",
-        "dllm_bench.benchmarks.likelihood",
         "dllm_bench.benchmarks.evalplus",
         "dllm_bench.benchmarks.prompts",
     ),

@@ -10,8 +10,7 @@ from typing import Any
 
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.benchmarks.items import Item
-from dllm_bench.benchmarks.likelihood import LikelihoodBenchmark
-from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
+from dllm_bench.benchmarks.lm_eval import LikelihoodBenchmark, LmEvalBenchmark
 from dllm_bench.benchmarks.tasks import math_answers, sources
 from dllm_bench.core.benchmark import SampleScore, Turns
 

@@ -28,7 +28,6 @@ from dllm_bench.benchmarks.items import (
     PLAIN,
     BenchmarkSettings,
     Item,
-    LazyRequests,
     active_stops,
     answered_items,
     choose_items,
@@ -39,6 +38,7 @@ from dllm_bench.benchmarks.items import (
     read_jsonl,
     require_cache_or_server,
     require_fields,
+    text_requests,
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome
@@ -235,7 +235,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
 
     def requests(self, encode: Encode) -> Sequence[Request]:
         """Return one request per problem, in the fixed order."""
-        return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
+        return text_requests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
 
     def _prompt(self, problem: Item) -> str | Turns:
         text = _prompt_text(problem)

@@ -24,7 +24,7 @@ from typing import Annotated, Any, overload
 from dllm_bench.core.benchmark import Encode, Turns
 from dllm_bench.core.declared import Positive, Range
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import Likelihood, Option, Request
 from dllm_bench.paths import expanded
 from dllm_bench.registry import RUNTIME
 
@@ -240,20 +240,8 @@ def require_fields(file: Path, rows: Sequence[Mapping[str, Any]], names: Iterabl
 class LazyRequests(Sequence[Request]):
     """Requests that are built on access, so that a limited run prepares no more than it needs."""
 
-    def __init__(
-        self,
-        items: Sequence[Item],
-        prompt_of: Callable[[Item], str | Turns],
-        encode: Encode,
-        max_new_tokens: int,
-        stop: tuple[str, ...],
-    ) -> None:
-        """Store what requests are made from. `prompt_of` returns an item's text or chat turns.
-
-        `Request.prompt` holds turns as JSON.
-        """
-        self._items, self._prompt_of, self._encode = items, prompt_of, encode
-        self._max_new_tokens, self._stop = max_new_tokens, stop
+    def __init__(self, items: Sequence[Item], build: Callable[[Item], Request]) -> None:
+        self._items, self._build = items, build
 
     def __len__(self) -> int:
         return len(self._items)
@@ -269,11 +257,25 @@ class LazyRequests(Sequence[Request]):
             return [self._build(item) for item in self._items[index]]
         return self._build(self._items[index])
 
-    def _build(self, item: Item) -> Request:
-        prompt = self._prompt_of(item)
+
+def text_requests(
+    items: Sequence[Item],
+    prompt_of: Callable[[Item], str | Turns],
+    encode: Encode,
+    max_new_tokens: int,
+    stop: tuple[str, ...],
+) -> LazyRequests:
+    """Return requests for a text. `prompt_of` returns an item's text or chat turns.
+
+    `Request.prompt` holds turns as JSON.
+    """
+
+    def build(item: Item) -> Request:
+        prompt = prompt_of(item)
         text = prompt if isinstance(prompt, str) else json.dumps(list(prompt), ensure_ascii=False)
-        ids = tuple(self._encode(prompt))
-        return Request(item["id"], ids, self._max_new_tokens, self._stop, text)
+        return Request(item["id"], tuple(encode(prompt)), max_new_tokens, stop, text)
+
+    return LazyRequests(items, build)
 
 
 def answered_items(texts: Mapping[str, str], items: Sequence[Item], benchmark: str) -> list[Item]:
@@ -286,3 +288,58 @@ def answered_items(texts: Mapping[str, str], items: Sequence[Item], benchmark: s
             "the texts were made with."
         )
     return [item for item in items if item["id"] in texts]
+
+
+# --- options to score by likelihood ---------------------------------------------------------------
+#
+# A context and its continuation are encoded as LLaDA and lm-eval do: together, so that the
+# continuation's tokens are those after the context's, with the context's last spaces counted as the
+# continuation's. A decoder's likelihoods are stored as the sample's text, a line of JSON, so that
+# grading needs no model.
+
+
+def option_of(context: str | Turns, continuation: str, encode: Encode) -> Option:
+    """Return the tokens of a continuation and of its context, encoded together.
+
+    DllmBenchError if a chat template renders the begun answer differently from a new one.
+    """
+    if isinstance(context, str):
+        bare = context.rstrip()
+        whole, before = encode(context + continuation), encode(bare)
+        return Option(tuple(before), tuple(whole[len(before) :]))
+    begun = context[-1]["content"] if context[-1]["role"] == "assistant" else ""
+    turns = list(context[:-1] if begun else context)
+    answer = {"role": "assistant", "content": begun + continuation}
+    whole, before = encode([*turns, answer]), encode(context)
+    if whole[: len(before)] != before:
+        raise DllmBenchError(
+            f"The chat template writes a begun answer ({continuation[:40]!r}) in another way than "
+            "the start of one, so its likelihood cannot be told; use plain prompts."
+        )
+    return Option(tuple(before), tuple(whole[len(before) :]))
+
+
+def request_of(name: str, options: Sequence[Option], prompt: str = "") -> Request:
+    """Return the request that asks for the likelihoods of options, as long as its longest
+    option."""
+    longest = max(options, key=lambda option: len(option.prompt_ids) + len(option.ids))
+    most = max(len(option.ids) for option in options)
+    ids = longest.prompt_ids or longest.ids
+    return Request(name, ids, max(most, 1), (), prompt, options=tuple(options))
+
+
+def text_of(likelihoods: Sequence[Likelihood]) -> str:
+    """Return the stored text of likelihoods."""
+    return json.dumps({"likelihoods": [list(likelihood) for likelihood in likelihoods]})
+
+
+def likelihoods_of(text: str) -> list[Likelihood]:
+    """Invert `text_of`; ValueError for another text."""
+    try:
+        rows = json.loads(text)["likelihoods"]
+        found = [Likelihood(float(nats), float(error), bool(g)) for nats, error, g in rows]
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"no likelihoods of options: {error}") from error
+    if not found:
+        raise ValueError("likelihoods of no options")
+    return found

@@ -16,13 +16,13 @@ from functools import cached_property
 
 from dllm_bench.benchmarks.items import (
     Item,
-    LazyRequests,
     answered_items,
     content_hash,
     data_file,
     naming_file,
     read_jsonl,
     repeat_items,
+    text_requests,
 )
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
 from dllm_bench.core.errors import DllmBenchError
@@ -82,7 +82,7 @@ class PromptsBenchmark(Benchmark):
 
     def requests(self, encode: Encode) -> Sequence[Request]:
         """Return one request per prompt."""
-        return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, ())
+        return text_requests(self.items, self._prompt, encode, self.max_new_tokens, ())
 
     def _prompt(self, item: Item) -> str | Turns:
         text = str(item["prompt"])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks.options import likelihoods_of, option_of, request_of
+from dllm_bench.benchmarks.items import likelihoods_of, option_of, request_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Likelihood, Request, filling
 from dllm_bench.metrics.definitions import measure_all

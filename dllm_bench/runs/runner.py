@@ -19,8 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dllm_bench.benchmarks.items import cut_at_stop, in_passes, repetition_of
-from dllm_bench.benchmarks.options import text_of
+from dllm_bench.benchmarks.items import cut_at_stop, in_passes, repetition_of, text_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, Benchmark, SampleScore
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.denoiser import Denoiser

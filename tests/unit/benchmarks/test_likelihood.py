@@ -14,8 +14,8 @@ import pytest
 from datasets import Dataset
 
 from dllm_bench.api.compose import compose
-from dllm_bench.benchmarks import options
-from dllm_bench.benchmarks.likelihood import LikelihoodBenchmark
+from dllm_bench.benchmarks import items
+from dllm_bench.benchmarks.lm_eval import LikelihoodBenchmark
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
@@ -107,10 +107,10 @@ def test_contexts_continuations_and_metrics_are_lm_eval_s(task: str, tmp_path: P
         assert pairs == [instance.args for instance in made]
         said = [Likelihood(-1.0 - (i + number) % len(pairs), 0.1, False) for i in range(len(pairs))]
         wanted = stock.process_results(doc, [(one.nats, one.greedy) for one in said])
-        (score,) = ours.score({name: options.text_of(said)}).values()
+        (score,) = ours.score({name: items.text_of(said)}).values()
         assert score.metrics == {f"{metric},none": value for metric, value in wanted.items()}
         assert score.verdict == ("correct" if wanted["acc"] else "wrong")
-        (answer,) = ours.answers({name: options.text_of(said)}).values()
+        (answer,) = ours.answers({name: items.text_of(said)}).values()
         assert (answer.gold == answer.extracted) == bool(wanted["acc"])
 
 
@@ -124,7 +124,7 @@ def test_requests_have_an_option_per_choice(tmp_path: Path) -> None:
 
 
 def test_spaces_at_a_context_s_end_belong_to_the_continuation() -> None:
-    spaced, plain = options.option_of("a b  ", "c", encode), options.option_of("a b", "  c", encode)
+    spaced, plain = items.option_of("a b  ", "c", encode), items.option_of("a b", "  c", encode)
     assert spaced == plain
     assert bytes(spaced.ids).decode() == "  c"
 
@@ -132,17 +132,17 @@ def test_spaces_at_a_context_s_end_belong_to_the_continuation() -> None:
 def test_a_continuation_of_a_chat_is_a_begun_answer() -> None:
     codec = load_text_codec(model_spec(compose(["model=tiny-dream-instruct"])["model"]))
     turns = [{"role": "user", "content": "Hello"}]
-    option = options.option_of(turns, "Yes", codec.encode)
+    option = items.option_of(turns, "Yes", codec.encode)
     assert list(option.prompt_ids) == codec.encode(turns)
     assert codec.decode(option.ids) == "Yes"
     begun = [*turns, {"role": "assistant", "content": "Y"}]
-    later = options.option_of(begun, "es", codec.encode)
+    later = items.option_of(begun, "es", codec.encode)
     assert (*later.prompt_ids, *later.ids) == (*option.prompt_ids, *option.ids)
 
 
 def test_stored_likelihoods_are_read_back_or_are_no_answer(tmp_path: Path) -> None:
     said = [Likelihood(-1.25, 0.5, True), Likelihood(float("-inf"), 0.0, False)]
-    assert options.likelihoods_of(options.text_of(said)) == said
+    assert items.likelihoods_of(items.text_of(said)) == said
     benchmark = of("piqa", tmp_path)
     name = benchmark.items[0]["id"]
     for text in ("", "[]", "The first.", '{"likelihoods": []}', '{"likelihoods": [1]}'):

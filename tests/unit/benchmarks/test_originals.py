@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from dllm_bench.benchmarks import code_answers, options
-from dllm_bench.benchmarks.items import Item
+from dllm_bench.benchmarks import code_answers
+from dllm_bench.benchmarks.items import Item, text_of
 from dllm_bench.benchmarks.tasks import math_answers
 from dllm_bench.core.request import Likelihood
 from tests.benchmark_helpers import (
@@ -166,7 +166,7 @@ def test_mmlu_by_likelihood_is_lm_eval_s_own(real_data: Path) -> None:
         assert ours.pairs(item) == [instance.args for instance in made]
         said = [Likelihood(-float(i), 0.1, False) for i in (3, 1, 2, 4)]
         wanted = stock.process_results(dict(item), [(one.nats, one.greedy) for one in said])
-        score = ours.score({item["id"]: options.text_of(said)})[item["id"]]
+        score = ours.score({item["id"]: text_of(said)})[item["id"]]
         assert (
             score.metrics == {"acc,none": wanted["acc"]} == {"acc,none": float(item["answer"] == 1)}
         )
