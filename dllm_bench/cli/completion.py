@@ -106,7 +106,7 @@ def words_for(
 
         yield from names_of(action.dest)
     elif action.dest == "drafter":
-        from dllm_bench.training.kinds import DRAFTER_KINDS
+        from dllm_bench.training import DRAFTER_KINDS
 
         yield from DRAFTER_KINDS
 

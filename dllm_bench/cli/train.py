@@ -28,7 +28,7 @@ from dllm_bench.registry import require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import write_json
 from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig
-from dllm_bench.training.kinds import DRAFTER_BENCHMARKS, DRAFTER_KINDS, FILTER_BENCHMARKS
+from dllm_bench.training import DRAFTER_BENCHMARKS, DRAFTER_KINDS, FILTER_BENCHMARKS
 from dllm_bench.training.prompts import TASKS
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ MODEL`.
 A text is fed twice. The clean copy is split into blocks that see themselves and earlier blocks. The
 blocks of its answer are fed again with masks; they see themselves and the earlier clean blocks
 (BD3-LM, arXiv 2503.09573). Blocks count from the first position of the prompt, as
-`decoder=block_diffusion` counts them. Texts and masks of a step depend only on (seed, step), so
-resumed training gives the same weights as uninterrupted training.
+`decoder=block_diffusion` counts them.
 
 Shapes: B texts, L clean positions, N masked-copy positions, S = L + N rows, R scored rows, H hidden
 size, V vocabulary.
@@ -13,10 +12,8 @@ size, V vocabulary.
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +29,17 @@ from dllm_bench.models.checkpoint import published_shapes, shapes_of
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded
-from dllm_bench.store.files import atomic_path, write_atomic, write_json
-from dllm_bench.store.nolinks import is_file, make_folder
+from dllm_bench.store.files import atomic_path, write_json
 from dllm_bench.training import prompts, reports
 from dllm_bench.training.drafter_data import TrainingText, padded
-from dllm_bench.training.drafters import CLIP_NORM, Point, learning_rate_factor
-from dllm_bench.training.reports import Countdown, Report
+from dllm_bench.training.loop import Numbers, Point, Training
+from dllm_bench.training.reports import Report
 
 ALL_MASKED, CUT = 0.35, 0.35
 """Shares of blocks that are fully masked, and masked after a random position; others are masked at
 random."""
 BETAS = (0.9, 0.98)
 HELD_OUT = 32  # texts
-MEASURE_EVERY = 50  # steps
 SHOWN_POINTS = 10  # at most, of the curve
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MASKED_SEED = 1_000_003  # seed of the masks of held-out texts
@@ -79,12 +74,7 @@ class AdapterJob:
 
     def command(self, model: str) -> str:
         """Return the command that trains this adapter."""
-        usual = AdapterJob()
-        options = {
-            ("benchmark" if name == "benchmarks" else name): value
-            for name, value in vars(self).items()
-            if value != getattr(usual, name)
-        }
+        options = reports.changed(self, AdapterJob())
         return reports.command(f"dllm-bench train adapter {model}", options)
 
 
@@ -241,20 +231,15 @@ def logits_of(module: Any, batch: MaskedBatch, block: int, shifted: bool) -> tup
 # --- training ------------------------------------------------------------------------------------
 
 
-@dataclass
-class AdapterTraining:
-    """A training in memory."""
+@dataclass(kw_only=True)
+class AdapterTraining(Training):
+    """A training of an adapter."""
 
-    job: AdapterJob
+    what = "an adapter"
+    measure_every, digits = 50, 4
+
     loaded: LoadedModel
     learned: dict[str, torch.nn.Parameter]
-    optimizer: torch.optim.AdamW
-    texts: list[TrainingText]
-    held_out: list[TrainingText]
-    step: int = 0
-    seconds: float = 0.0
-    """Processor time on a CPU, otherwise elapsed time."""
-    curve: list[Point] = field(default_factory=list)
 
     @classmethod
     def start(
@@ -262,14 +247,25 @@ class AdapterTraining:
     ) -> AdapterTraining:
         """Return the training at its first step."""
         learned = attach_new(loaded, job)
-        optimizer = torch.optim.AdamW(learned.values(), job.lr, BETAS, weight_decay=0.0)
-        return cls(job, loaded, learned, optimizer, texts[HELD_OUT:], texts[:HELD_OUT])
+        return cls(
+            job=job,
+            device=loaded.denoiser.device,
+            optimizer=torch.optim.AdamW(learned.values(), job.lr, BETAS, weight_decay=0.0),
+            texts=texts[HELD_OUT:],
+            held_out=texts[:HELD_OUT],
+            loaded=loaded,
+            learned=learned,
+        )
 
     @property
     def denoiser(self) -> TransformerDenoiser:
         """The model that is adapted."""
         assert isinstance(self.loaded.denoiser, TransformerDenoiser)
         return self.loaded.denoiser
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        return {name: parameter.data for name, parameter in self.learned.items()}
 
     def batch(self, texts: Sequence[TrainingText], rng: torch.Generator) -> MaskedBatch:
         """Return a batch of these texts."""
@@ -280,37 +276,65 @@ class AdapterTraining:
         """Return logits and tokens of the masked positions."""
         return logits_of(self.denoiser.module, batch, self.job.block, self.denoiser.shifted)
 
-    def state(self) -> dict[str, Any]:
-        """Return everything that a resumed training needs."""
-        counted = {"step": self.step, "seconds": self.seconds, "curve": self.curve}
-        weights = {name: parameter.data for name, parameter in self.learned.items()}
-        parts = {"weights": weights, "optimizer": self.optimizer.state_dict()}
-        return counted | parts | {"job": asdict(self.job)}
+    def loss_of(self, texts: list[TrainingText], rng: torch.Generator) -> tuple[Tensor, Numbers]:
+        loss = functional.cross_entropy(*self.predict(self.batch(texts, rng)))
+        return loss, lambda loss: {"loss": loss.item()}
 
-    def restore(self, saved: dict[str, Any], file: Path) -> None:
-        """Continue from what `state` returned."""
-        if saved["job"] != asdict(self.job):
-            raise DllmBenchError(
-                f"{file} belongs to an adapter trained with other settings; give the same ones, "
-                "another --out, or remove the folder."
-            )
-        self.step, self.seconds, self.curve = saved["step"], saved["seconds"], saved["curve"]
-        for name, weight in saved["weights"].items():
-            self.learned[name].data.copy_(weight)
-        self.optimizer.load_state_dict(saved["optimizer"])
+    @torch.no_grad()
+    def measure_held_out(self) -> Point:
+        """Return loss on the held-out texts, and shares of right tokens in wholly masked blocks.
 
-    def save(self, out: Path) -> None:
-        """Write the adapter as it is now, its curve and card, and the state to resume from."""
-        make_folder(out)
+        `right_1` is the first position of a block, which matters most for decoding one token per
+        forward.
+        """
+        block = self.job.block
+        rng = torch.Generator().manual_seed(MASKED_SEED)
+        sums: dict[str, list[float]] = {"held_out_loss": []}
+        for first in range(0, len(self.held_out), self.job.rows):
+            batch = self.batch(self.held_out[first : first + self.job.rows], rng)
+            logits_RV, target_R = self.predict(batch)
+            losses_R = functional.cross_entropy(logits_RV, target_R, reduction="none")
+            sums["held_out_loss"] += losses_R.tolist()
+            whole_BJ = batch.masked_BN.unflatten(1, (-1, block)).all(2)
+            whole_R = whole_BJ.repeat_interleave(block, 1)[batch.masked_BN].tolist()
+            place_R = (batch.place_BN[batch.masked_BN] % block).tolist()
+            right_R = (logits_RV.argmax(-1) == target_R).tolist()
+            for whole, place, right in zip(whole_R, place_R, right_R, strict=True):
+                if whole:
+                    sums.setdefault(f"right_{place + 1}", []).append(float(right))
+        return {name: sum(values) / len(values) for name, values in sorted(sums.items()) if values}
+
+    def write(self, out: Path) -> None:
         write_json(out / lora.CONFIG, published_config(self.job, self.loaded.metadata.name))
         weights = {name: w.detach().to("cpu", torch.bfloat16) for name, w in self.learned.items()}
         with atomic_path(out / f"{lora.STEM}.safetensors") as temporary:
             save_file({name: w.contiguous() for name, w in weights.items()}, temporary)
-        curve = "".join(json.dumps(point) + "\n" for point in self.curve)
-        write_atomic(out / "curve.jsonl", curve)
-        write_atomic(out / "CARD.md", card(out.name, self))
-        with atomic_path(out / "state.pt") as temporary:
-            torch.save(self.state(), temporary)
+
+    def card(self, title: str) -> str:
+        job, model = self.job, self.loaded.metadata.name
+        count = sum(parameter.numel() for parameter in self.learned.values())
+        about = (
+            f"A LoRA adapter ({count:,} parameters, rank {job.rank}) that turns {model} into a "
+            f"model\nof block diffusion, blocks of {job.block}. Made by this project with\n"
+            f"`{job.command(model)}`.\nLicence: that of {model}."
+        )
+        recipe = (
+            f"Cross-entropy of the masked positions; {ALL_MASKED:.0%} of the blocks are masked\n"
+            f"wholly, {CUT:.0%} after a random position, the others at random. AdamW, peak rate\n"
+            f"{job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts a step, {self.step:,} of "
+            f"{job.steps:,} steps, seed {job.seed},\n{self.seconds / 60:.0f} "
+            f"{self.took} on {self.device.type}."
+        )
+        shown = self.curve[:: -max(1, -(-len(self.curve) // SHOWN_POINTS))][::-1]
+        rows = [[f"{value:g}" for value in point.values()] for point in shown]
+        measured = "Of `curve.jsonl`; `right_N`: place N of wholly masked blocks.\n\n"
+        sections = {
+            "Data": f"{job.prompts:,} prompts and gold answers of the train splits of "
+            f"{', '.join(job.benchmarks)}; {HELD_OUT} are held out.",
+            "Recipe": recipe,
+            "Measured": measured + reports.table(list(shown[0]), rows) if rows else "Nothing yet.",
+        }
+        return reports.card(title, about, sections)
 
 
 def published_config(job: AdapterJob, model: str) -> dict[str, Any]:
@@ -335,101 +359,6 @@ def train(
     report: Report = print,
 ) -> AdapterTraining:
     """Train an adapter and write its folder; resumes from `out`/state.pt where there is one."""
-    training, file = AdapterTraining.start(job, loaded, texts), out / "state.pt"
-    if is_file(file):
-        training.restore(torch.load(file, map_location=training.denoiser.device), file)
-    on_cpu = training.denoiser.device.type == "cpu"
-    countdown, saved_at = Countdown(job.steps, training.step), time.monotonic()
-    clock = time.process_time if on_cpu else time.monotonic
-    counted_at = clock()
-    while training.step < job.steps:
-        loss = optimizer_step(training)
-        if training.step % MEASURE_EVERY == 0 or training.step == job.steps:
-            point = {"step": training.step, "loss": loss.item()} | measure_held_out(training)
-            training.curve.append({name: round(value, 4) for name, value in point.items()})
-            report(countdown.line(training.curve[-1]))
-        now = time.monotonic()
-        if now - saved_at >= save_every_s or training.step == job.steps:
-            counted_at, before, saved_at = clock(), counted_at, now
-            training.seconds += counted_at - before
-            training.save(out)
+    training = AdapterTraining.start(job, loaded, texts)
+    training.run(out, save_every_s, report)
     return training
-
-
-def optimizer_step(training: AdapterTraining) -> Tensor:
-    """Make one step on randomly drawn texts; return the loss."""
-    job = training.job
-    rng = torch.Generator().manual_seed(job.seed * 10_000_000 + training.step)
-    drawn = torch.randint(len(training.texts), (job.rows,), generator=rng).tolist()
-    batch = training.batch([training.texts[index] for index in drawn], rng)
-    loss = functional.cross_entropy(*training.predict(batch))
-    training.optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(training.learned.values(), CLIP_NORM)
-    for group in training.optimizer.param_groups:
-        group["lr"] = job.lr * learning_rate_factor(training.step, job.steps)
-    training.optimizer.step()
-    training.step += 1
-    return loss.detach()
-
-
-@torch.no_grad()
-def measure_held_out(training: AdapterTraining) -> Point:
-    """Return loss on the held-out texts, and the share of right tokens by place in a wholly masked
-    block.
-
-    `right_1` is the first position of a block, which matters most for decoding one token per
-    forward.
-    """
-    block = training.job.block
-    rng = torch.Generator().manual_seed(MASKED_SEED)
-    sums: dict[str, list[float]] = {"held_out_loss": []}
-    for texts in _chunks(training.held_out, training.job.rows):
-        batch = training.batch(texts, rng)
-        logits_RV, target_R = training.predict(batch)
-        losses_R = functional.cross_entropy(logits_RV, target_R, reduction="none")
-        sums["held_out_loss"] += losses_R.tolist()
-        whole_BJ = batch.masked_BN.unflatten(1, (-1, block)).all(2)
-        whole_R = whole_BJ.repeat_interleave(block, 1)[batch.masked_BN].tolist()
-        place_R = (batch.place_BN[batch.masked_BN] % block).tolist()
-        right_R = (logits_RV.argmax(-1) == target_R).tolist()
-        for whole, place, right in zip(whole_R, place_R, right_R, strict=True):
-            if whole:
-                sums.setdefault(f"right_{place + 1}", []).append(float(right))
-    return {name: sum(values) / len(values) for name, values in sorted(sums.items()) if values}
-
-
-def _chunks(texts: list[TrainingText], size: int) -> Iterator[list[TrainingText]]:
-    return (texts[start : start + size] for start in range(0, len(texts), size))
-
-
-# --- the card ------------------------------------------------------------------------------------
-
-
-def card(title: str, training: AdapterTraining) -> str:
-    """Return the adapter's model card; what decoders do with it is measured by runs."""
-    job, model = training.job, training.loaded.metadata.name
-    count = sum(parameter.numel() for parameter in training.learned.values())
-    on_cpu = training.denoiser.device.type == "cpu"
-    about = (
-        f"A LoRA adapter ({count:,} parameters, rank {job.rank}) that turns {model} into a model\n"
-        f"of block diffusion, blocks of {job.block}. Made by this project with\n"
-        f"`{job.command(model)}`.\nLicence: that of {model}."
-    )
-    recipe = (
-        f"Cross-entropy of the masked positions; {ALL_MASKED:.0%} of the blocks are masked\n"
-        f"wholly, {CUT:.0%} after a random position, the others at random. AdamW, peak rate\n"
-        f"{job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts a step, {training.step:,} of "
-        f"{job.steps:,} steps, seed {job.seed},\n{training.seconds / 60:.0f} "
-        f"{'core-minutes' if on_cpu else 'minutes'} on {training.denoiser.device.type}."
-    )
-    shown = training.curve[:: -max(1, -(-len(training.curve) // SHOWN_POINTS))][::-1]
-    rows = [[f"{value:g}" for value in point.values()] for point in shown]
-    measured = "Of `curve.jsonl`; `right_N`: place N of wholly masked blocks.\n\n"
-    sections = {
-        "Data": f"{job.prompts:,} prompts and gold answers of the train splits of "
-        f"{', '.join(job.benchmarks)}; {HELD_OUT} are held out.",
-        "Recipe": recipe,
-        "Measured": measured + reports.table(list(shown[0]), rows) if rows else "Nothing yet.",
-    }
-    return reports.card(title, about, sections)

@@ -3,18 +3,14 @@
 DFlash and DSpark share one configuration: DFlash has no heads and learns from cross-entropy alone.
 DFlash 2, for which no loss is published, does too: cross-entropy over the whole vocabulary, of the
 logits with the path selector's bias. EAGLE-3 is the unrolled chain. AdamW in float32, linear
-warm-up and cosine to 0, as in DeepSpec. Texts and anchors of a step depend only on (seed, step), so
-a training resumed from its state file gives the same weights as one that was never interrupted.
-Left out: several devices, reduced precision, targets with sliding-window attention.
+warm-up and cosine to 0, as in DeepSpec. Left out: several devices, reduced precision, targets with
+sliding-window attention.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,22 +25,17 @@ from dllm_bench.models.drafter_config import DRAFT_IDS, TARGET_TABLES
 from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.store.files import atomic_path, write_atomic
-from dllm_bench.store.nolinks import is_file, make_folder
+from dllm_bench.training import CHAIN, DRAFTER_BENCHMARKS, KIND_OF_HEAD, prompts, reports
 from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
-from dllm_bench.training import prompts, reports
 from dllm_bench.training.drafter_data import TargetRows, TrainingText
 from dllm_bench.training.drafter_objectives import LossShares
-from dllm_bench.training.kinds import CHAIN, DRAFTER_BENCHMARKS, KIND_OF_HEAD
-from dllm_bench.training.reports import Countdown, Report
+from dllm_bench.training.loop import Numbers, Point, Training
+from dllm_bench.training.reports import Report
 
 Texts = Literal["target", "gold"]
-Point = dict[str, float]
 
-MEASURE_EVERY = 100  # steps
 HELD_OUT = 64  # texts, or a tenth where there are few
-WARMUP, CLIP_NORM = 0.04, 1.0  # DeepSpec
 MANY_LAYERS = 8  # targets with fewer layers give features of all layers but the last one
 FEATURE_LAYERS = 5
 TAPS, GROUP, CANDIDATES = 2, 16, 16  # of DFlash 2, as published but for the group
@@ -116,7 +107,7 @@ class DrafterJob(CheckedFields):
     """Seed of prompts and answers; None: `seed`."""
 
     @property
-    def drawn_by(self) -> int:
+    def texts_of_seed(self) -> int:
         """The seed of prompts and answers."""
         return self.seed if self.text_seed is None else self.text_seed
 
@@ -187,14 +178,7 @@ class DrafterJob(CheckedFields):
     def command(self, model: str) -> str:
         """Return the command that trains this drafter; settings its kind has anyway are left
         out."""
-        usual = KINDS[self.kind]
-        options = {
-            ("benchmark" if f.name == "benchmarks" else f.name): getattr(self, f.name)
-            for f in fields(self)
-            if getattr(self, f.name) != getattr(usual, f.name)
-        }
-        if self.flan is not None:
-            options["flan"] = "DIR"
+        options = reports.changed(self, KINDS[self.kind])
         if "shares" in options:
             options["shares"] = f"{self.shares.ce:g} {self.shares.l1:g}"
         return reports.command(f"dllm-bench train drafter {model} {self.kind}", options)
@@ -227,10 +211,10 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 def prompts_of(job: DrafterJob) -> list[str]:
     """Return the prompts of a job; a smaller job has the first of the same prompts."""
     if job.flan is None:
-        return prompts.train_prompts(job.benchmarks, job.prompts, job.drawn_by)
+        return prompts.train_prompts(job.benchmarks, job.prompts, job.texts_of_seed)
     each = -(-job.prompts // (len(job.benchmarks) + 1))
-    given = [prompts.train_prompts((name,), each, job.drawn_by) for name in job.benchmarks]
-    given.append(prompts.hashed_order(job.flan, each, job.drawn_by))
+    given = [prompts.train_prompts((name,), each, job.texts_of_seed) for name in job.benchmarks]
+    given.append(prompts.hashed_order(job.flan, each, job.texts_of_seed))
     return [text for turn in zip(*given, strict=True) for text in turn][: job.prompts]
 
 
@@ -239,7 +223,9 @@ def texts_file(job: DrafterJob, weights: str) -> str:
     asked = "-".join(job.benchmarks)
     if job.flan is not None:
         asked = "-".join([*job.benchmarks, f"flan{prompts.hash_of_rows(job.flan)[:10]}"])
-    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.drawn_by}-{job.max_new_tokens}"
+    sampling = (
+        f"{asked}-temperature{job.temperature:g}-seed{job.texts_of_seed}-{job.max_new_tokens}"
+    )
     return f"texts-{weights[:10]}-{sampling}.jsonl"
 
 
@@ -254,11 +240,13 @@ def texts_of(
                 "choose texts=target."
             )
         return data.gold_texts(
-            loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.drawn_by)
+            loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.texts_of_seed)
         )
     encode = prompts.encoder(loaded.text.encode, chat)
     requests = [
-        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.drawn_by + index)
+        Request(
+            str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.texts_of_seed + index
+        )
         for index, prompt in enumerate(prompts_of(job))
     ]
     return data.generated_texts(loaded, requests, job.temperature, file, report)
@@ -267,26 +255,21 @@ def texts_of(
 # --- training ------------------------------------------------------------------------------------
 
 
-@dataclass
-class DrafterTraining:
-    """A training in memory."""
+@dataclass(kw_only=True)
+class DrafterTraining(Training):
+    """A training of a drafter."""
 
-    job: DrafterJob
+    what = "a drafter"
+    measure_every, digits = 100, 5
+
     model: str
     """Name of the target."""
     target: TransformerDenoiser
     published: dict[str, Any]
     """config.json of the drafter."""
     network: DraftNetwork
-    optimizer: torch.optim.AdamW
-    texts: list[TrainingText]
-    held_out: list[TrainingText]
-    """Texts that are measured and never trained on."""
     stored: data.StoredRows | None
     """Where the target's outputs are kept; None: nowhere."""
-    step: int = 0
-    seconds: float = 0.0
-    curve: list[Point] = field(default_factory=list)
 
     @classmethod
     def start(
@@ -308,28 +291,27 @@ class DrafterTraining:
             count = min(job.draft_vocab, target.vocab_size)
             published[DRAFT_IDS] = list(data.frequent_tokens(texts[few:], count))
         network = drafter_files.new_network(published, target, job.seed)
-        learned = [weight for weight in network.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(learned, job.lr, weight_decay=0.0)
         stored = None
         if job.store_gib and rows is not None:
             taps = "-".join(map(str, network.drafter_config.feature_layers))
             stored = data.StoredRows(rows / f"layers-{taps}", job.store_gib * 2**30)
+        learned = [weight for weight in network.parameters() if weight.requires_grad]
         return cls(
-            job,
-            loaded.metadata.name,
-            target,
-            published,
-            network,
-            optimizer,
-            texts[few:],
-            texts[:few],
-            stored,
+            job=job,
+            device=target.device,
+            optimizer=torch.optim.AdamW(learned, job.lr, weight_decay=0.0),
+            texts=texts[few:],
+            held_out=texts[:few],
+            model=loaded.metadata.name,
+            target=target,
+            published=published,
+            network=network,
+            stored=stored,
         )
 
     @property
-    def clock(self) -> Callable[[], float]:
-        """Seconds: of the processor on a CPU, which others may use too; else those that pass."""
-        return time.process_time if self.target.device.type == "cpu" else time.monotonic
+    def weights(self) -> dict[str, Tensor]:
+        return self.network.state_dict()
 
     def rows(self, texts: list[TrainingText]) -> TargetRows:
         """Return what the target computes for a batch of texts."""
@@ -348,32 +330,63 @@ class DrafterTraining:
         rows = data.target_rows(target, ids_BL, answer_BL, layers)
         return data.whole_vocabulary(target, rows) if self.job.draft_vocab else rows
 
-    def state(self) -> dict[str, Any]:
-        """Return everything that a resumed training needs."""
-        counted = {"step": self.step, "seconds": self.seconds, "curve": self.curve}
-        parts = {"weights": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return counted | parts | {"job": asdict(self.job)}
+    def loss_of(
+        self, texts: list[TrainingText], rng: torch.Generator, measured: bool = False
+    ) -> tuple[Tensor, Numbers]:
+        """Return the loss of one batch; measured: with terms that it does not weigh."""
+        network, rows = self.network, self.rows(texts)
+        if isinstance(network, ChainDraftNetwork):
+            logits = objectives.chain_forward(network, rows)
+            target_BLV = network.lm_head(rows.last_BLH)
+            supervised_BL = objectives.supervised_columns(rows.answer_BL)
+            steps = objectives.chain_losses(logits, target_BLV, supervised_BL, rows.whole_BL)
+            return objectives.decayed_sum(steps), lambda loss: {"loss": loss.item()}
+        assert isinstance(network, BlockDraftNetwork)
+        shares, facts = self.job.shares, network.drafter_config
+        anchors_BN, kept_BN = objectives.draw_anchors(rows.answer_BL, self.job.anchors, rng)
+        predicting = facts.slots - facts.silent
+        blocks = objectives.blocks_at(anchors_BN, kept_BN, rows.answer_BL, predicting)
+        kernel = objectives.flex if self.target.device.type == "cuda" else objectives.dense
+        drafted = objectives.block_forward(network, rows, blocks, kernel)
+        target_BNDV = whole_BND = None
+        if measured or shares.l1 or facts.confidence:
+            target_BNDV = network.lm_head(objectives.at(rows.last_BLH, blocks.labels_BND - 1))
+        if rows.whole_BL is not None:
+            whole_BND = objectives.at(rows.whole_BL, blocks.labels_BND - 1)
+        places_BL = network.places(rows.ids_BL)
+        losses = objectives.block_losses(
+            drafted, target_BNDV, places_BL, blocks, shares.decay, whole_BND
+        )
+        return losses.total(shares), lambda loss: losses.numbers(shares)
 
-    def restore(self, saved: dict[str, Any], file: Path) -> None:
-        """Continue from what `state` returned."""
-        if saved["job"] != asdict(self.job):
-            raise DllmBenchError(
-                f"{file} belongs to a drafter trained with other settings; give the same ones, "
-                "another --out, or remove the folder."
-            )
-        self.step, self.seconds, self.curve = saved["step"], saved["seconds"], saved["curve"]
-        self.network.load_state_dict(saved["weights"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+    @torch.no_grad()
+    def measure_held_out(self) -> Point:
+        """Measure the curve's numbers on the held-out texts, always at the same anchors."""
+        rng = torch.Generator().manual_seed(self.job.seed)
+        loss, numbers = self.loss_of(self.held_out, rng, measured=True)
+        return {f"held_out_{name}": value for name, value in numbers(loss).items()}
 
-    def save(self, out: Path) -> None:
-        """Write the drafter as it is now, its curve and card, and the state to resume from."""
-        make_folder(out)
+    def write(self, out: Path) -> None:
         drafter_files.save_drafter(out, self.published, self.network.state_dict())
-        curve = "".join(json.dumps(point) + "\n" for point in self.curve)
-        write_atomic(out / "curve.jsonl", curve)
-        write_atomic(out / "CARD.md", card(out.name, self))
-        with atomic_path(out / "state.pt") as temporary:
-            torch.save(self.state(), temporary)
+
+    def card(self, title: str) -> str:
+        job, facts = self.job, self.network.drafter_config
+        kind = "EAGLE-3 chain" if job.chain else NAME_OF_HEAD[job.head]
+        layers = ", ".join(map(str, facts.feature_layers))
+        learned = sum(w.numel() for w in self.network.parameters() if w.requires_grad)
+        about = (
+            f"A drafter for speculative decoding ({kind}): {job.layers} layers, {job.slots} "
+            f"tokens,\n{learned:,} trained parameters; embedding and head are the target's. It "
+            f"reads layers\n{layers} of the {facts.target_layers} of {self.model}. Made by this "
+            f"project with\n"
+            f"`{job.command(self.model)}`.\nMIT licence, as the package."
+        )
+        sections = {
+            "Data": _data_section(job),
+            "Recipe": _recipe_section(self),
+            "Measured": _measured_section(self),
+        }
+        return reports.card(title, about, sections)
 
 
 def train(
@@ -389,120 +402,12 @@ def train(
 
     rows: folder for the target's outputs, see `DrafterJob.store_gib`.
     """
-    training, file = DrafterTraining.start(job, loaded, texts, rows), out / "state.pt"
-    if is_file(file):
-        training.restore(torch.load(file, map_location=training.target.device), file)
-    countdown, saved_at = Countdown(job.steps, training.step), time.monotonic()
-    counted_at = training.clock()
-    while training.step < job.steps:
-        loss, numbers = optimizer_step(training)
-        if training.step % MEASURE_EVERY == 0 or training.step == job.steps:
-            point = {"step": training.step} | numbers(loss) | measure_held_out(training)
-            training.curve.append({name: round(value, 5) for name, value in point.items()})
-            report(countdown.line(training.curve[-1]))
-        now = time.monotonic()
-        if now - saved_at >= save_every_s or training.step == job.steps:
-            counted_at, before, saved_at = training.clock(), counted_at, now
-            training.seconds += counted_at - before
-            training.save(out)
+    training = DrafterTraining.start(job, loaded, texts, rows)
+    training.run(out, save_every_s, report)
     return training
 
 
-def learning_rate_factor(step: int, steps: int) -> float:
-    """Return a factor that rises linearly over 4 % of the steps, then falls by cosine to 0."""
-    warm = max(1, round(WARMUP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.5 + 0.5 * math.cos(math.pi * (step - warm) / max(1, steps - warm))
-
-
-Numbers = Callable[[Tensor], Point]
-"""Loss -> a point of the curve. Reading it waits for the device, so most steps leave it out."""
-
-
-def optimizer_step(training: DrafterTraining) -> tuple[Tensor, Numbers]:
-    """Take one step on randomly drawn texts; return the loss, and how to read its parts."""
-    job = training.job
-    rng = torch.Generator().manual_seed(job.seed * 10_000_000 + training.step)
-    drawn = torch.randint(len(training.texts), (job.rows,), generator=rng).tolist()
-    loss, numbers = loss_of(training, [training.texts[index] for index in drawn], rng)
-    training.optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(training.network.parameters(), CLIP_NORM)
-    for group in training.optimizer.param_groups:
-        group["lr"] = job.lr * learning_rate_factor(training.step, job.steps)
-    training.optimizer.step()
-    training.step += 1
-    return loss, numbers
-
-
-def loss_of(
-    training: DrafterTraining,
-    texts: list[TrainingText],
-    rng: torch.Generator,
-    measured: bool = False,
-) -> tuple[Tensor, Numbers]:
-    """Return the loss of one batch; measured: with terms that it does not weigh."""
-    network, rows = training.network, training.rows(texts)
-    if isinstance(network, ChainDraftNetwork):
-        supervised_BL = objectives.supervised_columns(rows.answer_BL)
-        logits, before_label = (
-            objectives.chain_forward(network, rows, supervised_BL),
-            supervised_BL.roll(1, 1),
-        )
-        target_MV = network.lm_head(rows.last_BLH[before_label])
-        whole_M = None if rows.whole_BL is None else rows.whole_BL[before_label]
-        steps = objectives.chain_losses(logits, target_MV, supervised_BL, whole_M)
-        return objectives.decayed_sum(steps), lambda loss: {"loss": loss.item()}
-    assert isinstance(network, BlockDraftNetwork)
-    shares, facts = training.job.shares, network.drafter_config
-    anchors_BN, kept_BN = objectives.draw_anchors(rows.answer_BL, training.job.anchors, rng)
-    predicting = facts.slots - facts.silent
-    blocks = objectives.blocks_at(anchors_BN, kept_BN, rows.answer_BL, predicting)
-    kernel = objectives.flex if training.target.device.type == "cuda" else objectives.dense
-    drafted = objectives.block_forward(network, rows, blocks, kernel)
-    target_BNDV = whole_BND = None
-    if measured or shares.l1 or facts.confidence:
-        target_BNDV = network.lm_head(objectives.at(rows.last_BLH, blocks.labels_BND - 1))
-    if rows.whole_BL is not None:
-        whole_BND = objectives.at(rows.whole_BL, blocks.labels_BND - 1)
-    places_BL = network.places(rows.ids_BL)
-    losses = objectives.block_losses(
-        drafted, target_BNDV, places_BL, blocks, shares.decay, whole_BND
-    )
-    return losses.total(shares), lambda loss: losses.numbers(shares)
-
-
-@torch.no_grad()
-def measure_held_out(training: DrafterTraining) -> Point:
-    """Measure the curve's numbers on the held-out texts, always at the same anchors."""
-    rng = torch.Generator().manual_seed(training.job.seed)
-    loss, numbers = loss_of(training, training.held_out, rng, measured=True)
-    return {f"held_out_{name}": value for name, value in numbers(loss).items()}
-
-
 # --- the card ------------------------------------------------------------------------------------
-
-
-def card(title: str, training: DrafterTraining) -> str:
-    """Return the drafter's model card; what it saves in decoding is measured by runs."""
-    job, facts = training.job, training.network.drafter_config
-    kind = "EAGLE-3 chain" if job.chain else NAME_OF_HEAD[job.head]
-    layers = ", ".join(map(str, facts.feature_layers))
-    learned = sum(w.numel() for w in training.network.parameters() if w.requires_grad)
-    depth = "1 layer" if job.layers == 1 else f"{job.layers} layers"
-    about = (
-        f"A drafter for speculative decoding ({kind}): {depth}, {job.slots} tokens,\n"
-        f"{learned:,} trained parameters; embedding and head are the target's. It reads layers\n"
-        f"{layers} of the {facts.target_layers} of {training.model}. Made by this project with\n"
-        f"`{job.command(training.model)}`.\nMIT licence, as the package."
-    )
-    sections = {
-        "Data": _data_section(job),
-        "Recipe": _recipe_section(training),
-        "Measured": _measured_section(training),
-    }
-    return reports.card(title, about, sections)
 
 
 def _data_section(job: DrafterJob) -> str:
@@ -522,7 +427,6 @@ def _data_section(job: DrafterJob) -> str:
 
 def _recipe_section(training: DrafterTraining) -> str:
     job, shares = training.job, training.job.shares
-    unit = "core-minutes" if training.target.device.type == "cpu" else "minutes"
     terms = f"{shares.ce:g} CE + {shares.l1:g} L1 + {shares.confidence:g} confidence, "
     loss = "Soft cross-entropy of the unrolled steps, each weighted 0.8 times the one before.\n"
     if not job.chain:
@@ -530,7 +434,7 @@ def _recipe_section(training: DrafterTraining) -> str:
     return (
         f"{loss}AdamW, float32, peak rate {job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts "
         f"per step, {training.step:,} of\n{job.steps:,} steps, seed {job.seed}, "
-        f"{training.seconds / 60:.1f} {unit} on {training.target.device.type}."
+        f"{training.seconds / 60:.1f} {training.took} on {training.device.type}."
     )
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,7 @@ from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.nolinks import is_file, make_folder
-from dllm_bench.training import prompts, reports, traces
-from dllm_bench.training.kinds import FILTER_BENCHMARKS
+from dllm_bench.training import FILTER_BENCHMARKS, prompts, reports, traces
 from dllm_bench.training.reports import Countdown, Report
 from dllm_bench.training.traces import Traces, TraceSource
 
@@ -110,13 +109,7 @@ class FilterJob(CheckedFields):
 
     def command(self, model: str) -> str:
         """Return the command that trains this filter; settings at their defaults are left out."""
-        options: dict[str, Any] = {
-            ("benchmark" if f.name == "benchmarks" else f.name): getattr(self, f.name)
-            for f in fields(self)
-            if getattr(self, f.name) != f.default
-        }
-        if self.flan is not None:
-            options["flan"] = "DIR"
+        options = reports.changed(self, FilterJob())
         return reports.command(f"dllm-bench train filter {model}", options)
 
 

@@ -69,6 +69,16 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
+def changed(job: Any, usual: Any) -> dict[str, Any]:
+    """Return the options that make a job of the usual one; a folder of FLAN is called DIR."""
+    options = {
+        ("benchmark" if name == "benchmarks" else name): value
+        for name, value in vars(job).items()
+        if value != getattr(usual, name)
+    }
+    return options | ({"flan": "DIR"} if "flan" in options else {})
+
+
 def command(start: str, options: Mapping[str, Any]) -> str:
     """Return a command line: `start`, then `--name value` for every option.
 

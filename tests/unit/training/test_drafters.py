@@ -36,6 +36,7 @@ from dllm_bench.training import drafters as training
 from dllm_bench.training.drafter_data import TargetRows, TrainingText
 from dllm_bench.training.drafter_objectives import LossShares
 from dllm_bench.training.drafters import KINDS, DrafterJob
+from dllm_bench.training.loop import learning_rate_factor
 from tests.helpers import ROLES, tiny_checkpoint
 from tests.sample_stats import drafted
 from tests.speculative import DRAFTERS, WatchedLength, trainable, write_drafter
@@ -281,7 +282,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "MEASURE_EVERY", 2)
+    monkeypatch.setattr(training.DrafterTraining, "measure_every", 2)
     whole = fitted(job(kind, part), model, tmp_path / "whole")
     texts, out, told = answered(model, 12, tmp_path / "texts.jsonl"), tmp_path / "parts", []
 
@@ -311,7 +312,7 @@ def test_every_step_draws_other_rows_and_none_that_are_held_out(
     model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[list[TrainingText]] = []
-    loss_of = training.loss_of
+    loss_of = training.DrafterTraining.loss_of
 
     def watched(
         run: training.DrafterTraining,
@@ -322,7 +323,7 @@ def test_every_step_draws_other_rows_and_none_that_are_held_out(
         drawn.append(texts)
         return loss_of(run, texts, rng, measured)
 
-    monkeypatch.setattr(training, "loss_of", watched)
+    monkeypatch.setattr(training.DrafterTraining, "loss_of", watched)
     run = fitted(job("dflash", {}), model, tmp_path, texts=30)
     *steps, measured = drawn
     assert measured == run.held_out
@@ -437,7 +438,7 @@ def test_a_draft_vocabulary_of_all_tokens_changes_no_loss(
             if name not in ("embed_tokens.weight", "lm_head.weight"):
                 weight.data.fill_(0.02)
         rng = torch.Generator().manual_seed(0)
-        loss, numbers = training.loss_of(run, texts, rng, measured=True)
+        loss, numbers = run.loss_of(texts, rng, measured=True)
         found.append(numbers(loss))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
@@ -453,7 +454,7 @@ def test_what_cannot_be_drafted_is_missed(model: LoadedModel, tmp_path: Path) ->
     with torch.no_grad():
         drafted = objectives.block_forward(network, rows, blocks)
         rng = torch.Generator().manual_seed(1)
-        loss, numbers = training.loss_of(run, texts, rng, measured=True)
+        loss, numbers = run.loss_of(texts, rng, measured=True)
         law = run.target.head(objectives.at(rows.last_BLH, blocks.labels_BND - 1)).softmax(-1)
     full = torch.zeros_like(law)
     full[..., ids] = drafted.logits_BNDV.softmax(-1)
@@ -466,7 +467,7 @@ def test_what_cannot_be_drafted_is_missed(model: LoadedModel, tmp_path: Path) ->
     nats = -full.gather(-1, label[..., None])[..., 0].log()
     ce = (nats.where(inside, torch.zeros(())) * weight).sum() / weight.sum()
     assert numbers(loss)["ce"] == pytest.approx(ce.item(), rel=1e-4)
-    loss, numbers = training.loss_of(run, texts, torch.Generator().manual_seed(1))
+    loss, numbers = run.loss_of(texts, torch.Generator().manual_seed(1))
     assert set(numbers(loss)) == {"loss", "ce", "confidence"}
 
 
@@ -530,7 +531,7 @@ def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) ->
 
 
 def test_rate_and_taps() -> None:
-    rates = [training.learning_rate_factor(step, 100) for step in range(101)]
+    rates = [learning_rate_factor(step, 100) for step in range(101)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert rates[-1] == pytest.approx(0.0)

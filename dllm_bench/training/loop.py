@@ -1,0 +1,157 @@
+"""The loop that trains adapters and drafters, and what a training in memory is.
+
+Texts and random draws of a step depend only on (seed, step), so a training resumed from its state
+file gives the same weights as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.files import atomic_path, write_atomic
+from dllm_bench.store.nolinks import is_file, make_folder
+from dllm_bench.training.drafter_data import TrainingText
+from dllm_bench.training.reports import Countdown, Report
+
+WARMUP, CLIP_NORM = 0.04, 1.0  # DeepSpec
+Point = dict[str, float]
+Numbers = Callable[[Tensor], Point]
+"""Loss -> a point of the curve. Reading it waits for the device, so most steps leave it out."""
+
+
+@dataclass(kw_only=True)
+class Training(ABC):
+    """A training in memory."""
+
+    what: ClassVar[str]
+    """What is trained, for messages."""
+    measure_every: ClassVar[int]
+    """Steps between two points of the curve."""
+    digits: ClassVar[int]
+    """Of the numbers of a point, after the decimal point."""
+
+    job: Any
+    """What to train; has `rows` (texts of a step), `steps`, `lr` and `seed`."""
+    device: torch.device
+    optimizer: torch.optim.AdamW
+    texts: list[TrainingText]
+    held_out: list[TrainingText]
+    """Texts that are measured and never trained on."""
+    step: int = 0
+    seconds: float = 0.0
+    """Processor time on a CPU, otherwise elapsed time."""
+    curve: list[Point] = field(default_factory=list)
+
+    @property
+    @abstractmethod
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights in memory, by name."""
+
+    @abstractmethod
+    def loss_of(self, texts: list[TrainingText], rng: torch.Generator) -> tuple[Tensor, Numbers]:
+        """Return the loss of a batch, and how to read its parts."""
+
+    @abstractmethod
+    def measure_held_out(self) -> Point:
+        """Return the numbers of the curve on the held-out texts."""
+
+    @abstractmethod
+    def write(self, out: Path) -> None:
+        """Write what is trained, as it is published."""
+
+    @abstractmethod
+    def card(self, title: str) -> str:
+        """Return the model card; what decoding with it gives is measured by runs."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds: of the processor on a CPU, which others may use too; else those that pass."""
+        return time.process_time if self.device.type == "cpu" else time.monotonic
+
+    @property
+    def took(self) -> str:
+        """The unit of time for the card."""
+        return "core-minutes" if self.device.type == "cpu" else "minutes"
+
+    def optimizer_step(self) -> tuple[Tensor, Numbers]:
+        """Take one step on randomly drawn texts; return the loss, and how to read its parts."""
+        job = self.job
+        rng = torch.Generator().manual_seed(job.seed * 10_000_000 + self.step)
+        drawn = torch.randint(len(self.texts), (job.rows,), generator=rng).tolist()
+        loss, numbers = self.loss_of([self.texts[index] for index in drawn], rng)
+        self.optimizer.zero_grad()
+        loss.backward()
+        for group in self.optimizer.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], CLIP_NORM)
+            group["lr"] = job.lr * learning_rate_factor(self.step, job.steps)
+        self.optimizer.step()
+        self.step += 1
+        return loss.detach(), numbers
+
+    def restore(self, file: Path) -> None:
+        """Continue from the state file that `save` wrote."""
+        saved = torch.load(file, map_location=self.device)
+        if saved["job"] != asdict(self.job):
+            raise DllmBenchError(
+                f"{file} belongs to {self.what} trained with other settings; give the same ones, "
+                "another --out, or remove the folder."
+            )
+        self.step, self.seconds, self.curve = saved["step"], saved["seconds"], saved["curve"]
+        for name, weight in self.weights.items():
+            weight.copy_(saved["weights"][name])
+        self.optimizer.load_state_dict(saved["optimizer"])
+
+    def save(self, out: Path) -> None:
+        """Write what is trained as it is now, its curve and card, and the state to resume from."""
+        make_folder(out)
+        self.write(out)
+        curve = "".join(json.dumps(point) + "\n" for point in self.curve)
+        write_atomic(out / "curve.jsonl", curve)
+        write_atomic(out / "CARD.md", self.card(out.name))
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "curve": self.curve,
+            "weights": dict(self.weights),
+            "optimizer": self.optimizer.state_dict(),
+            "job": asdict(self.job),
+        }
+        with atomic_path(out / "state.pt") as temporary:
+            torch.save(state, temporary)
+
+    def run(self, out: Path, save_every_s: float, report: Report = print) -> None:
+        """Train and write the folder `out`; resumes from its state.pt where there is one."""
+        if is_file(file := out / "state.pt"):
+            self.restore(file)
+        countdown, saved_at = Countdown(self.job.steps, self.step), time.monotonic()
+        counted_at = self.clock()
+        while self.step < self.job.steps:
+            loss, numbers = self.optimizer_step()
+            if self.step % self.measure_every == 0 or self.step == self.job.steps:
+                point = {"step": self.step} | numbers(loss) | self.measure_held_out()
+                self.curve.append({name: round(n, self.digits) for name, n in point.items()})
+                report(countdown.line(self.curve[-1]))
+            now = time.monotonic()
+            if now - saved_at >= save_every_s or self.step == self.job.steps:
+                counted_at, before, saved_at = self.clock(), counted_at, now
+                self.seconds += counted_at - before
+                self.save(out)
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Return a factor that rises linearly over 4 % of the steps, then falls by cosine to 0."""
+    warm = max(1, round(WARMUP * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 + 0.5 * math.cos(math.pi * (step - warm) / max(1, steps - warm))
