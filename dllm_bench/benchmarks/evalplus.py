@@ -28,7 +28,6 @@ from dllm_bench.benchmarks.items import (
     PLAIN,
     BenchmarkSettings,
     Item,
-    active_stops,
     answered_items,
     choose_items,
     content_hash,
@@ -124,33 +123,25 @@ DIFFUCODER_PROMPT = (
     "<|im_start|>assistant\nHere is the code to solve this problem:\n```python\n"
 )
 """DiffuCoder's fixed ChatML prompt; the answer begins inside the open fence."""
-MakeProgram = Callable[[str, str, str], str]
-"""(answer, prompt, entry point) -> program."""
-
-
-def _assembled(answer: str, prompt: str, entry_point: str) -> str:
-    return code_answers.assemble_program(prompt, answer)
-
-
-def _evalplus(answer: str, prompt: str, entry_point: str) -> str:
-    return evalplus_sanitize(code_answers.assemble_program(prompt, answer), entry_point)
-
-
-def _diffucoder(answer: str, prompt: str, entry_point: str) -> str:
-    return evalplus_sanitize(code_answers.diffucoder_program(prompt, answer), entry_point)
-
-
-def _lopa(answer: str, prompt: str, entry_point: str) -> str:
-    return code_answers.lopa_sanitize(code_answers.lopa_program(prompt, answer), entry_point)
-
-
-POSTPROCESS: Mapping[str, MakeProgram] = {
-    "assembled": _assembled,
-    "evalplus": _evalplus,
-    "diffucoder": _diffucoder,
-    "lopa": _lopa,
+POSTPROCESS: Mapping[str, Callable[[str, str, str], str]] = {
+    "assembled": lambda answer, prompt, name: code_answers.assemble_program(prompt, answer),
+    "evalplus": lambda answer, prompt, name: evalplus_sanitize(
+        code_answers.assemble_program(prompt, answer), name
+    ),
+    "diffucoder": lambda answer, prompt, name: evalplus_sanitize(
+        code_answers.diffucoder_program(prompt, answer), name
+    ),
+    "lopa": lambda answer, prompt, name: code_answers.lopa_sanitize(
+        code_answers.lopa_program(prompt, answer), name
+    ),
 }
-"""Published ways from an answer to a program; evalplus and diffucoder end in evalplus.sanitize."""
+"""Published ways from (answer, prompt, entry point) to a program; evalplus and diffucoder end in
+evalplus.sanitize."""
+
+
+def made_program(answer: str, postprocess: str, prompt: str, entry_point: str) -> str:
+    """Return the program that one of `POSTPROCESS` makes of an answer; called by a helper."""
+    return POSTPROCESS[postprocess](answer, prompt, entry_point)
 
 
 @register("benchmark.evalplus")
@@ -223,11 +214,6 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         problems = _problems(self.dataset, self.split, self.data_dir)
         return choose_items(problems, self.limit, self.repeats)
 
-    @cached_property
-    def stops(self) -> tuple[str, ...]:
-        """Strings that end an answer."""
-        return active_stops(self.stop, self.hard_stop, self.escape_until)
-
     @property
     def _template(self) -> str:
         """The template this model can take."""
@@ -283,8 +269,8 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
     def program(self, problem: Item, text: str) -> str:
         """Return the program that `postprocess` makes of an answer; UnreadableAnswerError if it
         fails."""
-        answer, make = cut_at_stop(text, self.stops), POSTPROCESS[self.postprocess]
-        return str(call_bounded(make, answer, _prompt_text(problem), problem["entry_point"]))
+        asked = self.postprocess, _prompt_text(problem), problem["entry_point"]
+        return str(call_bounded(made_program, cut_at_stop(text, self.stops), *asked))
 
     def _program_or_none(self, problem: Item, text: str) -> str:
         """Return the program, empty for an answer that cannot be read."""

@@ -70,6 +70,11 @@ class BenchmarkSettings:
     allow_code_execution: bool = field(default=False, metadata=RUNTIME)
     """Consent to run programs that a model wrote; without it there is no run."""
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end a text."""
+        return tuple(self.hard_stop if self.escape_until else (*self.stop, *self.hard_stop))
+
 
 @contextmanager
 def local_data_only(only: bool = True) -> Iterator[None]:
@@ -134,14 +139,6 @@ def cut_at_stop(text: str, stops: Iterable[str]) -> str:
     """Return the text before the first occurrence of any stop string."""
     places = [i for i in (text.find(stop) for stop in stops if stop) if i >= 0]
     return text[: min(places)] if places else text
-
-
-def active_stops(
-    stop: Sequence[str], hard_stop: Sequence[str], escape_until: bool
-) -> tuple[str, ...]:
-    """Return the strings that end a text: all of them, or only the hard ones with
-    `escape_until`."""
-    return tuple(hard_stop) if escape_until else (*stop, *hard_stop)
 
 
 def data_file(data_dir: str, path: str, benchmark: str) -> Path:

@@ -24,7 +24,6 @@ from dllm_bench.benchmarks.items import (
     BenchmarkSettings,
     Item,
     LazyRequests,
-    active_stops,
     answered_items,
     choose_items,
     content_hash,
@@ -117,11 +116,6 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         """The chosen items in the fixed order, each with an `id`."""
         rows = sources.rows(self._source, self.split, self.data_dir)
         return choose_items(rows, self.limit, self.repeats)
-
-    @cached_property
-    def stops(self) -> tuple[str, ...]:
-        """Strings that end a text."""
-        return active_stops(self.stop, self.hard_stop, self.escape_until)
 
     @cached_property
     def _lm_eval_task(self) -> ConfigurableTask:

@@ -122,13 +122,10 @@ def reliability_bins(outcomes: Outcomes, bins: int = BINS) -> tuple[ReliabilityB
     held: dict[int, list[tuple[float, bool]]] = {}
     for pair in zip(outcomes.predicted, outcomes.happened, strict=True):
         held.setdefault(min(int(pair[0] * bins), bins - 1), []).append(pair)
-    return tuple(_bar(index, bins, held[index]) for index in sorted(held))
-
-
-def _bar(index: int, bins: int, pairs: Sequence[tuple[float, bool]]) -> ReliabilityBin:
-    predicted, happened = zip(*pairs, strict=True)
-    return ReliabilityBin(
-        index / bins, (index + 1) / bins, len(pairs), fmean(predicted), fmean(happened)
+    means = {index: map(fmean, zip(*pairs, strict=True)) for index, pairs in sorted(held.items())}
+    return tuple(
+        ReliabilityBin(index / bins, (index + 1) / bins, len(held[index]), *both)
+        for index, both in means.items()
     )
 
 

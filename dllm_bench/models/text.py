@@ -323,13 +323,10 @@ class TextCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens left out."""
-        return self._decode(ids, skip_special_tokens=True)
+        return self.decode_visibly(ids, skip_special_tokens=True)
 
-    def decode_visibly(self, ids: Sequence[int]) -> str:
+    def decode_visibly(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ids, special tokens included."""
-        return self._decode(ids, skip_special_tokens=False)
-
-    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         with rust_panics_named(f"Decoding tokens of model {self.name!r}"):
             return str(
                 self._tokenizer().decode(

@@ -121,9 +121,13 @@ class Traces:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Traces:
         """Return the traces with `change` applied to every tensor."""
-        tensors = (self.confidence_SW, self.right_SW, self.masked_SW, self.prompt_S)
-        confidence, right, masked, prompt = map(change, tensors)
-        return Traces(confidence, right, masked, prompt, self.done)
+        changed = {name: change(tensor) for name, tensor in self.tensors.items()}
+        return Traces(**changed, done=self.done)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, by name."""
+        return {name: value for name, value in vars(self).items() if name != "done"}
 
     def of_prompts(self, prompts: Tensor) -> Traces:
         """Return the rows of these prompts."""
@@ -180,21 +184,15 @@ def collect(
 
 def save(file: Path, traces: Traces, source: TraceSource) -> None:
     """Write traces; an interruption leaves the file as it was."""
-    tensors = {f.name: getattr(traces, f.name) for f in fields(traces) if f.name != "done"}
     header = {"plan": json.dumps(asdict(source), sort_keys=True), "done": str(traces.done)}
     with atomic_path(file) as temporary:
-        save_file(tensors, temporary, header)
+        save_file(traces.tensors, temporary, header)
 
 
 def load(file: Path) -> Traces:
     """Return stored traces; shape letters after the tensors' names are not read."""
     with safe_open(file, framework="pt") as handle:
-        names = list(handle.keys())
-        tensors = {name.partition("_")[0]: handle.get_tensor(name) for name in names}
-        return Traces(
-            confidence_SW=tensors["confidence"],
-            right_SW=tensors["right"],
-            masked_SW=tensors["masked"],
-            prompt_S=tensors["prompt"],
-            done=int(handle.metadata()["done"]),
-        )
+        stored = {name.partition("_")[0]: name for name in handle.keys()}  # noqa: SIM118
+        names = (f.name for f in fields(Traces) if f.name != "done")
+        tensors = {n: handle.get_tensor(stored[n.partition("_")[0]]) for n in names}
+        return Traces(**tensors, done=int(handle.metadata()["done"]))

@@ -24,45 +24,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask, from_draw
+from dllm_bench.paths import read_yaml
 
 MAX_STEPS = 5
 MAX_VALUE = 99
 """Numbers up to this one are single tokens of the embedded models."""
 
-NAMES = {
-    "Tom": "he", "Mia": "she", "Sam": "he", "Ann": "she", "Leo": "he", "Eva": "she",
-    "Ben": "he", "Zoe": "she", "Max": "he", "Amy": "she", "Dan": "he", "Ivy": "she",
-}  # fmt: skip
-ITEMS = (
-    "apples", "books", "coins", "cards", "pens", "shells",
-    "stamps", "stones", "eggs", "cups", "marbles", "tickets",
-)  # fmt: skip
-VERBS = {
-    "+": ("buys", "finds", "gets", "wins", "picks", "makes", "collects", "earns", "borrows"),
-    "-": ("sells", "loses", "gives", "drops", "breaks", "uses", "hides", "throws", "lends"),
-    "*": ("trades", "swaps", "exchanges"),
-}
-OPENINGS = (
-    "{name} has {n} {items}.",
-    "{name} starts with {n} {items}.",
-    "{name} owns {n} {items}.",
-)
-STEP_FORMS = {
-    "+": ("{who} {verb} {n} more.", "{who} {verb} {n} {items}."),
-    "-": ("{who} {verb} {n}.", "{who} {verb} {n} of them."),
-    "*": ("{who} {verb} them for {n} times as many.",),
-}
-QUESTIONS = (
-    "How many {items} does {name} have now?",
-    "How many {items} are there now?",
-    "How many {items} does {who} have in the end?",
-)
-ANSWER_STYLES = (
-    " {verb} {n}: {equation}.",
-    " {who} {verb}, so {equation}.",
-    " {equation} as {who} {verb}.",
+WORDING: Mapping[str, Any] = read_yaml(Path(__file__).with_name("word_problems.yaml"))
+"""Words and forms of all three tasks."""
+NAMES: Mapping[str, str] = WORDING["names"]
+ITEMS: Sequence[str] = WORDING["items"]
+VERBS: Mapping[str, Sequence[str]] = WORDING["verbs"]
+PLAIN, FREELY, PARTS = (
+    SimpleNamespace(**WORDING[task]) for task in ("minigsm", "minigsm_free", "ministory")
 )
 SWAP_RATE = 0.2
 """How often the operands of an addition or a multiplication change places in the answer."""
@@ -135,7 +114,7 @@ def draw_steps(rng: random.Random, n_steps: int) -> tuple[ArithmeticStep, ...]:
 
 
 def _answer(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str) -> str:
-    style = rng.choice(ANSWER_STYLES)
+    style = rng.choice(PLAIN.answer_styles)
     parts = [
         style.format(verb=s.verb, n=s.operand, equation=_equation(rng, s), who=NAMES[name])
         for s in steps
@@ -146,15 +125,15 @@ def _answer(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, item
 def ask(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str) -> str:
     """Return the question in a drawn wording."""
     words = {"name": name, "who": NAMES[name], "items": items}
-    sentences = [rng.choice(OPENINGS).format(n=steps[0].before, **words)]
+    sentences = [rng.choice(PLAIN.openings).format(n=steps[0].before, **words)]
     sentences += [_step_sentence(rng, step, words) for step in steps]
-    sentences.append(rng.choice(QUESTIONS).format(**words))
+    sentences.append(rng.choice(PLAIN.questions).format(**words))
     return " ".join(sentences)
 
 
 def _step_sentence(rng: random.Random, step: ArithmeticStep, words: dict[str, str]) -> str:
     who = rng.choice((words["who"].capitalize(), "Then " + words["who"]))
-    form = rng.choice(STEP_FORMS[step.op])
+    form = rng.choice(PLAIN.steps[step.op])
     return form.format(**(words | {"who": who, "verb": step.verb, "n": step.operand}))
 
 
@@ -173,31 +152,6 @@ def prompt_of(question: str) -> str:
 # --- minigsm_free ---------------------------------------------------------------------------------
 
 FREE_STEPS = (2, 5)
-FREE_FORMS: Mapping[str, int] = {
-    "{who} {verb} {operand}, {so} {equation}.": 24,
-    "{verb} {operand}: {equation}.": 18,
-    "{equation} as {he} {verb} {operand}.": 14,
-    "{who} {verb} {operand} {items}, {so} {equation} {now}.": 12,
-    "{who} now {has} {equation} {items}.": 10,
-    "{who} {verb} {operand}. So {equation} {items} {now}.": 8,
-    "{who} {verb} {operand}: {equation}. {name} {has} {after} {now}.": 8,
-    "{equation}, {so} there are {after} {items} {now}.": 6,
-}
-"""Form of a step -> how often it is drawn."""
-FREE_ENDS: Mapping[str, int] = {
-    "": 50,
-    " So the answer is {after}.": 25,
-    " {name} {has} {after} {items} in the end.": 15,
-    " So there are {after} {items} now.": 10,
-}
-"""What follows the steps -> how often it is drawn."""
-FREE_WORDS: Mapping[str, Mapping[str, int]] = {
-    "so": {"so": 85, "and": 15},
-    "has": {"has": 75, "owns": 25},
-    "now": {"now": 65, "in the end": 35},
-    "who": {"{He}": 55, "Then {he}": 30, "{name}": 15},
-}
-"""Word within a form -> what stands for it, and how often."""
 
 
 def draw_free(rng: random.Random) -> GeneratedProblem:
@@ -210,8 +164,8 @@ FREE = GeneratedTask("minigsm_free", from_draw(draw_free))
 
 def _free_answer(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str) -> str:
     words = {"name": name, "he": NAMES[name], "He": NAMES[name].capitalize(), "items": items}
-    sentences = [_filled(rng, FREE_FORMS, words, step) for step in steps]
-    end = _filled(rng, FREE_ENDS, words, steps[-1])
+    sentences = [_filled(rng, FREELY.forms, words, step) for step in steps]
+    end = _filled(rng, FREELY.ends, words, steps[-1])
     return f"{' '.join(sentences)}{end}\n#### {steps[-1].after}"
 
 
@@ -219,7 +173,7 @@ def _filled(
     rng: random.Random, forms: Mapping[str, int], words: Mapping[str, str], step: ArithmeticStep
 ) -> str:
     """Return a form drawn for a step, with drawn words."""
-    small = {word: _drawn(rng, choices).format(**words) for word, choices in FREE_WORDS.items()}
+    small = {word: _drawn(rng, choices).format(**words) for word, choices in FREELY.words.items()}
     equation = f"{step.before} {step.op} {step.operand} = {step.after}"
     return _drawn(rng, forms).format(**words, **small, **vars(step), equation=equation)
 
@@ -231,35 +185,6 @@ def _drawn(rng: random.Random, weights: Mapping[str, int]) -> str:
 # --- ministory ------------------------------------------------------------------------------------
 
 STORY_STEPS = (4, 8)
-LETTERS = ("a", "b", "c", "r", "x", "y")
-PLANS = (
-    "How many {items} does {name} have now?",
-    "How many {items} does {he} have now?",
-    "How many {items} are in the end?",
-    "What is the sum of the {items}?",
-)
-STARTS = ("Start with", "So there", "{name} has", "{name} owns", "{He} has", "{He} owns")
-SUBJECTS = ("Then {he}", "Then {name}", "So {he}", "So {name}", "{He} now", "{name} now")
-OBJECTS: Mapping[str, Sequence[str]] = {
-    "+": ("more", "{items}"), "-": ("now", "{items}"), "*": ("times",),
-}  # fmt: skip
-LINKS = (", so", ", and", " and now", " so now", ": now")
-EQUALS = ("=", "is", "becomes")
-EQUATION_ENDS = ("now", "{items}")
-REPEATS = (
-    "So {letter} is {after} now.",
-    "So {name} has {after} {items}.",
-    "{He} now has {after} {items}.",
-    "{name} now owns {after} {items}.",
-    "The sum is {after} now.",
-)
-ENDS = (
-    "So the answer is {after} {items}.",
-    "So now {name} has {after} {items}.",
-    "So {name} now owns {after} {items}.",
-    "So there are now {after} {items}.",
-)
-"""Forms of the answer's sentences and their parts; those of one list have equal lengths."""
 
 
 def draw_story(rng: random.Random) -> GeneratedProblem:
@@ -273,19 +198,19 @@ STORY = GeneratedTask("ministory", from_draw(draw_story))
 def _story_answer(
     rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str
 ) -> str:
-    he = NAMES[name]
+    he, pick = NAMES[name], rng.choice
     words = {"name": name, "he": he, "He": he.capitalize(), "items": items}
-    words["letter"] = rng.choice(LETTERS)
-    start = f"{rng.choice(STARTS)} {{letter}} {rng.choice(EQUALS)} {steps[0].before} {{items}}."
-    sentences = [rng.choice(PLANS).format(**words), start.format(**words)]
-    sentences += [_story_step(rng, step).format(**words, **vars(step)) for step in steps]
-    end = f"{rng.choice(ENDS)}\n#### {{after}}"
+    words["letter"] = pick(PARTS.letters)
+    start = f"{pick(PARTS.starts)} {{letter}} {pick(PARTS.equals)} {steps[0].before} {{items}}."
+    sentences = [pick(PARTS.plans).format(**words), start.format(**words)]
+    sentences += [_story_step(pick, step).format(**words, **vars(step)) for step in steps]
+    end = f"{pick(PARTS.ends)}\n#### {{after}}"
     return " ".join([*sentences, end.format(**words, after=steps[-1].after)])
 
 
-def _story_step(rng: random.Random, step: ArithmeticStep) -> str:
+def _story_step(pick: Callable[[Sequence[str]], str], step: ArithmeticStep) -> str:
     """Return the forms of the two sentences of a step."""
-    done = f"{rng.choice(SUBJECTS)} {{verb}} {{operand}} {rng.choice(OBJECTS[step.op])}"
-    equation = f"{{letter}} {rng.choice(EQUALS)} {{before}} {{op}} {{operand}} = {{after}}"
-    first = f"{done}{rng.choice(LINKS)} {equation} {rng.choice(EQUATION_ENDS)}."
-    return f"{first} {rng.choice(REPEATS)}"
+    done = f"{pick(PARTS.subjects)} {{verb}} {{operand}} {pick(PARTS.objects[step.op])}"
+    equation = f"{{letter}} {pick(PARTS.equals)} {{before}} {{op}} {{operand}} = {{after}}"
+    first = f"{done}{pick(PARTS.links)} {equation} {pick(PARTS.equation_ends)}."
+    return f"{first} {pick(PARTS.repeats)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def matcher(doc: Doc) -> Matcher:
         rule_matcher = PUZZLES.get(rule, same_word_characters)
         return lambda text, gold: rule_matcher(inner(text), inner(gold))
     if doc["category"] == "logic":
-        return any_order if rule == "5" else same_logic
+        return any_order if rule == "5" else partial(same_tight, dropped='"\n .')
     return same_tight
 
 
@@ -100,16 +100,10 @@ def tight(text: str, dropped: str = '"\n []') -> str | None:
     return None if content is None else content.translate(str.maketrans("", "", dropped))
 
 
-def same_tight(text: str, gold: str) -> bool:
-    """Return whether they are equal apart from quotes, spaces and brackets."""
-    answer = tight(text)
-    return answer is not None and answer == tight(gold)
-
-
-def same_logic(text: str, gold: str) -> bool:
-    """Return whether they are equal apart from quotes, spaces and full stops."""
-    answer = tight(text, '"\n .')
-    return answer is not None and answer == tight(gold, '"\n .')
+def same_tight(text: str, gold: str, dropped: str = '"\n []') -> bool:
+    """Return whether they are equal apart from the characters `dropped`."""
+    answer = tight(text, dropped)
+    return answer is not None and answer == tight(gold, dropped)
 
 
 def any_order(text: str, gold: str) -> bool:
@@ -121,25 +115,6 @@ def any_order(text: str, gold: str) -> bool:
     answer, expected = (tight(one, '"\n .') for one in (text, gold))
     parts = (sorted(f"[[{one}]]".split(";")) for one in (answer, expected))
     return answer is not None and next(parts) == next(parts)
-
-
-def same_inequalities(text: str, gold: str) -> bool:
-    """Return whether signs and bounds are the same; the bounded expressions are not compared."""
-    pattern = r"([≥≤])\s*(-?\d+\.?\d*)"
-    answer, expected = (sorted(re.findall(pattern, tight(one) or "")) for one in (text, gold))
-    return answer == expected
-
-
-def same_characters(text: str, gold: str) -> bool:
-    """Return whether letters and digits are the same, in any order (sets)."""
-    answer, expected = (sorted(re.sub(r"\W+", "", tight(one) or "")) for one in (text, gold))
-    return answer == expected
-
-
-def same_numbers(text: str, gold: str) -> bool:
-    """Return whether the whole numbers are the same, in the same order (matrices)."""
-    answer, expected = (re.findall(r"\d+", tight(one) or "") for one in (text, gold))
-    return [*map(int, answer)] == [*map(int, expected)]
 
 
 def same_mathematics(text: str, gold: str) -> bool:
@@ -158,13 +133,19 @@ def _expressions(text: str) -> list[str]:
     return [part.strip() for part in last.split("or") if part.strip()]
 
 
-def alternatives(text: str, gold: str) -> bool:
-    """Return whether the alternatives are the same, in any order."""
-    answer, expected = (
-        sorted((tight(one) or "").replace("\\text{or}", "or").split("or")) for one in (text, gold)
-    )
-    return answer == expected
+def same(form: Callable[[str], object]) -> Matcher:
+    """Return the matcher of texts that have the same form."""
+    return lambda text, gold: form(text) == form(gold)
 
+
+same_inequalities = same(lambda t: sorted(re.findall(r"([≥≤])\s*(-?\d+\.?\d*)", tight(t) or "")))
+"""The same signs and bounds; the bounded expressions are not compared."""
+same_characters = same(lambda t: sorted(re.sub(r"\W+", "", tight(t) or "")))
+"""The same letters and digits, in any order (sets)."""
+same_numbers = same(lambda t: [*map(int, re.findall(r"\d+", tight(t) or ""))])
+"""The same whole numbers, in the same order (matrices)."""
+alternatives = same(lambda t: sorted((tight(t) or "").replace("\\text{or}", "or").split("or")))
+"""The same alternatives, in any order."""
 
 # Matchers of puzzles; both texts are what is in [[ ]], None if there is nothing.
 

@@ -49,7 +49,7 @@ def test_the_letter_is_chosen_once_and_kept() -> None:
     problems = minigsm.STORY.problems("test", COUNT)
     letters = [set(re.findall(r"\b[abcrxy]\b", p.fields["answer"])) for p in problems]
     assert all(len(used) == 1 for used in letters)
-    assert set().union(*letters) == set(minigsm.LETTERS)
+    assert set().union(*letters) == set(minigsm.PARTS.letters)
 
 
 @both
