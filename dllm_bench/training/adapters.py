@@ -310,31 +310,15 @@ class AdapterTraining(Training):
         with atomic_path(out / f"{lora.STEM}.safetensors") as temporary:
             save_file({name: w.contiguous() for name, w in weights.items()}, temporary)
 
-    def card(self, title: str) -> str:
-        job, model = self.job, self.loaded.metadata.name
-        count = sum(parameter.numel() for parameter in self.learned.values())
-        about = (
-            f"A LoRA adapter ({count:,} parameters, rank {job.rank}) that turns {model} into a "
-            f"model\nof block diffusion, blocks of {job.block}. Made by this project with\n"
-            f"`{job.command(model)}`.\nLicence: that of {model}."
-        )
-        recipe = (
-            f"Cross-entropy of the masked positions; {ALL_MASKED:.0%} of the blocks are masked\n"
-            f"wholly, {CUT:.0%} after a random position, the others at random. AdamW, peak rate\n"
-            f"{job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts a step, {self.step:,} of "
-            f"{job.steps:,} steps, seed {job.seed},\n{self.seconds / 60:.0f} "
-            f"{self.took} on {self.device.type}."
-        )
-        shown = self.curve[:: -max(1, -(-len(self.curve) // SHOWN_POINTS))][::-1]
-        rows = [[f"{value:g}" for value in point.values()] for point in shown]
-        measured = "Of `curve.jsonl`; `right_N`: place N of wholly masked blocks.\n\n"
-        sections = {
-            "Data": f"{job.prompts:,} prompts and gold answers of the train splits of "
-            f"{', '.join(job.benchmarks)}; {HELD_OUT} are held out.",
-            "Recipe": recipe,
-            "Measured": measured + reports.table(list(shown[0]), rows) if rows else "Nothing yet.",
+    def facts(self) -> dict[str, Any]:
+        return {
+            "model": self.loaded.metadata.name,
+            "count": sum(parameter.numel() for parameter in self.learned.values()),
+            "shown": self.curve[:: -max(1, -(-len(self.curve) // SHOWN_POINTS))][::-1],
+            "all_masked": ALL_MASKED,
+            "cut": CUT,
+            "held_out": HELD_OUT,
         }
-        return reports.card(title, about, sections)
 
 
 def published_config(job: AdapterJob, model: str) -> dict[str, Any]:

@@ -369,24 +369,10 @@ class DrafterTraining(Training):
     def write(self, out: Path) -> None:
         drafter_files.save_drafter(out, self.published, self.network.state_dict())
 
-    def card(self, title: str) -> str:
-        job, facts = self.job, self.network.drafter_config
-        kind = "EAGLE-3 chain" if job.chain else NAME_OF_HEAD[job.head]
-        layers = ", ".join(map(str, facts.feature_layers))
+    def facts(self) -> dict[str, Any]:
         learned = sum(w.numel() for w in self.network.parameters() if w.requires_grad)
-        about = (
-            f"A drafter for speculative decoding ({kind}): {job.layers} layers, {job.slots} "
-            f"tokens,\n{learned:,} trained parameters; embedding and head are the target's. It "
-            f"reads layers\n{layers} of the {facts.target_layers} of {self.model}. Made by this "
-            f"project with\n"
-            f"`{job.command(self.model)}`.\nMIT licence, as the package."
-        )
-        sections = {
-            "Data": _data_section(job),
-            "Recipe": _recipe_section(self),
-            "Measured": _measured_section(self),
-        }
-        return reports.card(title, about, sections)
+        facts = self.network.drafter_config
+        return {"learned": learned, "facts": facts, "name_of_head": NAME_OF_HEAD}
 
 
 def train(
@@ -405,45 +391,3 @@ def train(
     training = DrafterTraining.start(job, loaded, texts, rows)
     training.run(out, save_every_s, report)
     return training
-
-
-# --- the card ------------------------------------------------------------------------------------
-
-
-def _data_section(job: DrafterJob) -> str:
-    own = f"the target's own answers at temperature {job.temperature:g}"
-    answers = {"target": own, "gold": "gold answers"}[job.texts]
-    named = [f"the train splits of {', '.join(job.benchmarks)}"] if job.benchmarks else []
-    named += ["files"] if job.flan is not None else []
-    features = "are kept in bfloat16" if job.store_gib else "are computed in the same step"
-    drafted = ""
-    if job.draft_vocab:
-        drafted = f"\nThe {job.draft_vocab:,} most frequent tokens of the answers can be drafted."
-    return (
-        f"{job.prompts:,} prompts of {' and '.join(named)}, in turn,\n"
-        f"with {answers}. Target features {features}.{drafted}"
-    )
-
-
-def _recipe_section(training: DrafterTraining) -> str:
-    job, shares = training.job, training.job.shares
-    terms = f"{shares.ce:g} CE + {shares.l1:g} L1 + {shares.confidence:g} confidence, "
-    loss = "Soft cross-entropy of the unrolled steps, each weighted 0.8 times the one before.\n"
-    if not job.chain:
-        loss = f"Loss {terms}decay {shares.decay:g};\nup to {job.anchors} anchors per text.\n"
-    return (
-        f"{loss}AdamW, float32, peak rate {job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts "
-        f"per step, {training.step:,} of\n{job.steps:,} steps, seed {job.seed}, "
-        f"{training.seconds / 60:.1f} {training.took} on {training.device.type}."
-    )
-
-
-def _measured_section(training: DrafterTraining) -> str:
-    if not training.curve:
-        return "Nothing yet."
-    rows = [(name, f"{value:g}") for name, value in training.curve[-1].items()]
-    note = (
-        "Last point of `curve.jsonl`; length: expected tokens of a round at temperature 1, the\n"
-        "target's own included, over held-out train texts."
-    )
-    return f"{note}\n\n{reports.table(('number', 'value'), rows)}"

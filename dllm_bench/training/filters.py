@@ -43,17 +43,6 @@ SOURCE = "decoder.select.first.head.source"  # where decoder=learn2pd names its 
 MEASURE_EVERY = 50  # epochs
 ALARM = 0.9  # false positives are counted above this probability
 TAU = 0.96  # threshold of the decoder
-LABEL_SCOPES = {
-    "masked": "the positions masked at that step",
-    "all": "every position of the block (authors' code)",
-}
-CARD_TITLES = (
-    "part",
-    "loss",
-    "false positives at 0.9",
-    "right accepted at 0.96",
-    "wrong among accepted",
-)
 
 
 # --- what to train -------------------------------------------------------------------------------
@@ -156,7 +145,8 @@ def train(
     curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
     write_atomic(out / "curve.jsonl", curve)
     reports.plot_losses(out / "curve.png", fitted.curve, fitted.epoch)
-    write_atomic(out / "CARD.md", card(out.name, learned, job, found, fitted))
+    parts = {"job": job, "learned": learned, "facts": facts, "found": found, "fitted": fitted}
+    write_atomic(out / "CARD.md", reports.card("filter", out.name, parts))
     return learned
 
 
@@ -301,65 +291,3 @@ def decisions(probability_SW: Tensor, part: Traces) -> Rates:
 def _share(flags_SW: Tensor, among_SW: Tensor) -> float:
     """Return the share of `among` that are flagged; 0 where there are none."""
     return (flags_SW & among_SW).sum().item() / max(1, int(among_SW.sum()))
-
-
-# --- the card ------------------------------------------------------------------------------------
-
-
-def card(
-    title: str,
-    learned: filter_files.LearnedFilter,
-    job: FilterJob,
-    found: Traces,
-    fitted: FittedFilter,
-) -> str:
-    """Return the filter's model card; what decoding with it gives is measured by runs."""
-    facts = learned.metadata
-    several = f"{job.layers} linear layers, {facts.activation} between them"
-    layers = several if job.layers > 1 else "One linear layer"
-    about = (
-        "A filter for Learn2PD decoding (arXiv 2509.25188): the confidences of a block of\n"
-        f"{job.block} positions give one logit each. {layers}, {learned.parameters:,} parameters.\n"
-        f"For the model {facts.model} (weights `{facts.weights[:10]}`); made by this project with\n"
-        f"`{job.command(facts.model)}`.\nMIT licence, as the package."
-    )
-    sections = {
-        "Data": _data_section(job, found),
-        "Recipe": _recipe_section(job, fitted),
-        "Measured": _measured_section(fitted),
-    }
-    return reports.card(title, about, sections)
-
-
-def _data_section(job: FilterJob, found: Traces) -> str:
-    blocks = "all" if job.all_blocks else "those up to the end of the text"
-    masked = int(found.masked_SW.sum())
-    return (
-        f"{found.done:,} prompts ({job.prompt_source()}), {job.gen_length} new tokens. The model "
-        "answers\neach, one token per forward, and decodes it again under the oracle with that "
-        "answer;\nevery step is a row of confidences and of candidates that were right.\n"
-        f"Blocks: {blocks}. {len(found.prompt_S):,} rows, {masked:,} masked positions, "
-        f"{found.stalled:,} steps\nwithout a right candidate."
-    )
-
-
-def _recipe_section(job: FilterJob, fitted: FittedFilter) -> str:
-    return (
-        f"Binary cross-entropy at {LABEL_SCOPES[job.labels]}; AdamW, rate {job.lr:g},\n"
-        f"full batch, {job.epochs:,} epochs, seed {job.seed}; the weights of the best loss on the "
-        f"validation part are\nkept (epoch {fitted.epoch:,}). 80/10/10 % of the prompts are for "
-        f"training, validation and test.\nFitting took {fitted.seconds:.0f} seconds."
-    )
-
-
-def _measured_section(fitted: FittedFilter) -> str:
-    rows = [_row(part, fitted.rates[part]) for part in ("train", "validation", "test")]
-    rows.append(_row("test, plain confidence instead", fitted.rates["confidence"]))
-    note = "At masked positions; false positives are the wrong candidates above 0.9."
-    return f"{note}\n\n{reports.table(CARD_TITLES, rows)}"
-
-
-def _row(part: str, rates: Mapping[str, float]) -> tuple[str, ...]:
-    loss = f"{rates['loss']:.4f}" if "loss" in rates else "–"
-    shares = (rates[name] for name in ("false_positive", "accepted", "wrong_accepted"))
-    return part, loss, *(f"{100 * value:.2f} %" for value in shares)

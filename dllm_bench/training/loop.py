@@ -21,6 +21,7 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import atomic_path, write_atomic
 from dllm_bench.store.nolinks import is_file, make_folder
+from dllm_bench.training import reports
 from dllm_bench.training.drafter_data import TrainingText
 from dllm_bench.training.reports import Countdown, Report
 
@@ -35,7 +36,7 @@ class Training(ABC):
     """A training in memory."""
 
     what: ClassVar[str]
-    """What is trained, for messages."""
+    """What is trained, an article and the name of its card in `cards`."""
     measure_every: ClassVar[int]
     """Steps between two points of the curve."""
     digits: ClassVar[int]
@@ -71,8 +72,8 @@ class Training(ABC):
         """Write what is trained, as it is published."""
 
     @abstractmethod
-    def card(self, title: str) -> str:
-        """Return the model card; what decoding with it gives is measured by runs."""
+    def facts(self) -> dict[str, Any]:
+        """Return what the model card names beside the job and this training."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -118,7 +119,8 @@ class Training(ABC):
         self.write(out)
         curve = "".join(json.dumps(point) + "\n" for point in self.curve)
         write_atomic(out / "curve.jsonl", curve)
-        write_atomic(out / "CARD.md", self.card(out.name))
+        parts = {"job": self.job, "training": self, **self.facts()}
+        write_atomic(out / "CARD.md", reports.card(self.what.split()[1], out.name, parts))
         state = {
             "step": self.step,
             "seconds": self.seconds,

@@ -1,8 +1,7 @@
 """What a training reports: lines while it runs, and a model card when it is done.
 
-The text for each kind of model is next to its training code (`filters.py`, `drafters.py`,
-`scripts/embedded/card.py`). Cards contain measurements of training; scores of decoding come from
-runs.
+A card is a template in `cards`; those of embedded models are made by `scripts/embedded/card.py`.
+Cards contain measurements of training; scores of decoding come from runs.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dllm_bench.runs.progress import duration
 from dllm_bench.store.files import write_atomic
@@ -56,17 +57,19 @@ class Countdown:
 # --- model cards ----------------------------------------------------------------------------------
 
 
-def card(title: str, about: str, sections: Mapping[str, str]) -> str:
-    """Return the whole card: title, introduction, then one section after the other."""
-    parts = [f"# {title}", about]
-    parts += [f"## {name}\n\n{text}" for name, text in sections.items()]
-    return "\n\n".join(parts) + "\n"
+def card(kind: str, title: str, parts: Mapping[str, Any]) -> str:
+    """Return a model card: the template of `cards` for this kind, filled with `parts`.
 
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a markdown table."""
-    cells = (titles, ("---",) * len(titles), *rows)
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    What decoding with the model gives is measured by runs.
+    """
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "cards"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters["f"] = format
+    return templates.get_template(f"{kind}.md").render(title=title, **parts)
 
 
 def changed(job: Any, usual: Any) -> dict[str, Any]:

@@ -139,6 +139,11 @@ class Traces:
         return self.each(lambda tensor: tensor.to(device))
 
     @property
+    def masked(self) -> int:
+        """Number of masked positions, over all steps."""
+        return int(self.masked_SW.sum())
+
+    @property
     def stalled(self) -> int:
         """Number of steps in which no masked candidate was right."""
         return int((~(self.right_SW & self.masked_SW).any(1)).sum())

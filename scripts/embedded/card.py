@@ -12,7 +12,6 @@ from typing import Any
 from dllm_bench.metrics.accuracy import paired_interval
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.store.record import RunRecord
-from dllm_bench.training import reports
 from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
 OBJECTIVES = {
@@ -88,9 +87,9 @@ def measured(card: str, records: Sequence[RunRecord]) -> str:
     lengths = sorted({record.spec.benchmark.max_new_tokens for record in records})
     note = MEASURED_NOTE.format(tokens=" or ".join(map(str, lengths)))
     titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
-    parts = [note, reports.table(titles, rows)]
+    parts = [note, table(titles, rows)]
     if gains := sorted(_gains(records)):
-        parts += [GAINS_NOTE, reports.table(("task", "settings", "n", "gain, points"), gains)]
+        parts += [GAINS_NOTE, table(("task", "settings", "n", "gain, points"), gains)]
     return "\n\n".join([head, *parts]) + "\n"
 
 
@@ -145,6 +144,12 @@ def _settings(decoder: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a markdown table."""
+    cells = (titles, ("---",) * len(titles), *rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
 def render(recipe: Recipe, wall_s: float) -> str:
     """The card as markdown."""
     whole = KINDS.get(recipe.layout, "masked diffusion LM")
@@ -160,7 +165,9 @@ def render(recipe: Recipe, wall_s: float) -> str:
         "Recipe": _recipe_section(recipe, wall_s),
         MEASURED.removeprefix("## "): UNMEASURED,
     }
-    return reports.card(recipe.name, about, sections)
+    parts = [f"# {recipe.name}", about]
+    parts += [f"## {name}\n\n{text}" for name, text in sections.items()]
+    return "\n\n".join(parts) + "\n"
 
 
 def _recipe_section(recipe: Recipe, wall_s: float) -> str:
