@@ -15,7 +15,7 @@ import json
 import marshal
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from dllm_bench.core.benchmark import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.paths import read_yaml
 from dllm_bench.registry import register, require_known
 
 STAGES = ("base", "plus")
@@ -62,18 +63,6 @@ SMALL = Limits()
 LARGE = Limits(cpu_s=240, wall_s=480.0, memory_mb=4096, packages=True)
 """For reference and program in one child: those of Mbpp/599 take 30 to 40 s each on a slow
 machine."""
-HUMANEVAL_RULES = {"find_zero": "root"}
-MBPP_RULES = {
-    **dict.fromkeys(
-        ("similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly",
-         "larg_nnum", "intersection_array", "find_dissimilar", "Diff"), "same_set"),
-    **dict.fromkeys(("check_str", "text_match_three", "text_starta_endb"), "same_presence"),
-    "are_equivalent": "anything",
-    "sum_div": "equal_or_zero",
-    "surface_Area": "pyramid_surface",
-    "digit_distance_nums": "digit_distance",
-}  # fmt: skip
-"""Entry point -> rule of check_function.py, where the rule is not equality."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +72,10 @@ class ProblemSet:
     splits: tuple[str, ...] = ("test",)
     file: str = ""
     """Path in a data directory; empty for generated problems."""
-    download: tuple[str, str] = ("", "")
+    download: Sequence[str] = ()
     """Module and function of EvalPlus that give the path of a downloaded file."""
-    rules: Mapping[str, str] | None = None
-    """Entry point -> rule of check_function.py; None: equality for all."""
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """Entry point -> rule of check_function.py, where the rule is not equality."""
     limits: Limits = LARGE
     needs_evalplus: bool = False
     """Whether reading the inputs takes EvalPlus."""
@@ -96,17 +85,10 @@ GENERATED = {task.name: task for task in (minicode.TASK, minicode.FREE)}
 """Sets of this project."""
 PROBLEM_SETS: Mapping[str, ProblemSet] = {
     **{task: ProblemSet(SPLITS, limits=SMALL) for task in GENERATED},
-    "humaneval_plus": ProblemSet(
-        file="humanevalplus/HumanEvalPlus.jsonl",
-        download=("evalplus.data.humaneval", "_ready_human_eval_plus_path"),
-        rules=HUMANEVAL_RULES,
-    ),
-    "mbpp_plus": ProblemSet(
-        file="mbppplus/MbppPlus.jsonl",
-        download=("evalplus.data.mbpp", "_ready_mbpp_plus_path"),
-        rules=MBPP_RULES,
-        needs_evalplus=True,
-    ),
+    **{
+        name: ProblemSet(**entry)
+        for name, entry in read_yaml(Path(__file__).with_name("evalplus_sets.yaml")).items()
+    },
 }
 FIELDS = (
     "task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol",
@@ -298,7 +280,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
             "reference": problem["prompt"] + problem["canonical_solution"],
             "entry_point": problem["entry_point"],
             "stages": marshal.dumps(self._inputs(problem)),
-            "rule": (source.rules or {}).get(problem["entry_point"], "equal"),
+            "rule": source.rules.get(problem["entry_point"], "equal"),
             "atol": problem["atol"],
         }
         examiner = sandbox.Examiner("check_function", payload, "__solution__", silent=True)

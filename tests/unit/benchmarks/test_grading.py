@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.evalplus import HUMANEVAL_RULES, MBPP_RULES, EvalPlusBenchmark
+from dllm_bench.benchmarks.evalplus import PROBLEM_SETS, EvalPlusBenchmark
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, load_task
 from dllm_bench.benchmarks.lm_eval_model import as_lm
 from dllm_bench.benchmarks.sandbox import execution as sandbox
@@ -79,8 +79,8 @@ def test_problems_with_their_own_rule(real_data: Path) -> None:
     """Sets, several right answers, and inputs that JSON cannot hold, of both EvalPlus sets."""
     pytest.importorskip("evalplus", reason="needs the extra [code]")
     for dataset, names in (
-        ("humaneval_plus", [*HUMANEVAL_RULES]),
-        ("mbpp_plus", [*MBPP_RULES, "empty_list", "angle_complex", "convert"]),
+        ("humaneval_plus", [*PROBLEM_SETS["humaneval_plus"].rules]),
+        ("mbpp_plus", [*PROBLEM_SETS["mbpp_plus"].rules, "empty_list", "angle_complex", "convert"]),
     ):
         benchmark = evalplus_benchmark(dataset, data_dir=str(real_data))
         chosen = [item for item in benchmark.items if item["entry_point"] in names]
@@ -100,9 +100,8 @@ def test_the_rules_are_evalplus_s_own() -> None:
     pytest.importorskip("evalplus", reason="needs the extra [code]")
     from evalplus.eval import _special_oracle as theirs
 
-    by_rule = {
-        rule: {n for n, r in MBPP_RULES.items() if r == rule} for rule in MBPP_RULES.values()
-    }
+    rules = PROBLEM_SETS["mbpp_plus"].rules
+    by_rule = {rule: {n for n, r in rules.items() if r == rule} for rule in rules.values()}
     assert by_rule["same_set"] == set(theirs.MBPP_OUTPUT_SET_EQ_TASKS)
     assert by_rule["same_presence"] == set(theirs.MBPP_OUTPUT_NOT_NONE_TASKS)
 
