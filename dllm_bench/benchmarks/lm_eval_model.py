@@ -145,7 +145,11 @@ class DllmBenchLM(LM):
         self, kind: str, context: str, continuation: str, *, of: Sequence[object]
     ) -> tuple[float, bool]:
         if self._likelihood is None:
-            raise _no_likelihood(of)
+            raise DllmBenchError(
+                f"A task asked for {len(of)} likelihoods, and this model is a function from "
+                "prompts to texts, which gives none; choose a task that generates (output_type "
+                "generate_until)."
+            )
         said = self._likelihood(self._turns.get(context, context), continuation)
         answer = (said.nats, said.greedy)
         rolling = kind == "loglikelihood_rolling"
@@ -202,13 +206,6 @@ def generation_settings(given: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]
             "decoder has it."
         )
     return int(normal["max_gen_toks"]), tuple(filter(None, normal["until"] or ()))
-
-
-def _no_likelihood(requests: Sequence[object]) -> DllmBenchError:
-    return DllmBenchError(
-        f"A task asked for {len(requests)} likelihoods, and this model is a function from prompts "
-        "to texts, which gives none; choose a task that generates (output_type generate_until)."
-    )
 
 
 def as_lm(generate: Generate, name: str = MODEL) -> LM:

@@ -90,16 +90,14 @@ def read_lora(folder: Path) -> LoraAdapter:
 
 def _check_config(config: dict[str, Any], folder: Path) -> None:
     """Raise DllmBenchError for settings that W + s B A would ignore."""
-    wrong = [f"{key}={config[key]!r}" for key in SUPPORTED if config.get(key) not in _allowed(key)]
+    wrong = [
+        f"{key}={config[key]!r}" for key, known in SUPPORTED.items() if config.get(key) not in known
+    ]
     if wrong:
         raise DllmBenchError(
             f"The LoRA adapter in {folder} has {', '.join(wrong)}, which a plain LoRA merge would "
             f"ignore; merge it with peft and load the merged checkpoint."
         )
-
-
-def _allowed(key: str) -> tuple[Any, ...]:
-    return SUPPORTED[key] if key == "peft_type" else (*SUPPORTED[key], None)
 
 
 def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:

@@ -19,8 +19,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models import gguf_import
-from dllm_bench.models.gguf_file import MAX_HEADER_BYTES, read_gguf
-from dllm_bench.models.gguf_import import import_gguf
+from dllm_bench.models.gguf_import import MAX_HEADER_BYTES, import_gguf, read_gguf
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
 
