@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from dllm_bench.benchmarks.tasks import math_answers
-from dllm_bench.paths import read_yaml
+from dllm_bench.benchmarks.tasks import TEXTS, math_answers
 
 Doc = dict[str, Any]
 Matcher = Callable[[str, str], bool]
@@ -33,16 +31,10 @@ INEQUALITY_ITEMS = {178, 179}
 BRACKETS = (r"\[\[\s*(.*?)\s*\]\]", r"\$\\boxed\{(.*?)\}\$", r"\[\s*(.*?)\s*\]")
 
 
-@cache
-def _introductions() -> Mapping[str, Sequence[str]]:
-    """Return category -> opening and three instructions."""
-    return read_yaml(Path(__file__).parents[1] / "korbench_prompts.yaml")
-
-
 def prompt(doc: Doc) -> str:
     """Return the zero-shot prompt of an item's category."""
     category = doc["category"]
-    opening, *instructions = _introductions()[category]
+    opening, *instructions = TEXTS["korbench"][category]
     title = RULE_TITLES.get(category, category.capitalize())
     listed = "\n".join(instructions)
     return (

@@ -15,6 +15,7 @@ from functools import lru_cache
 from dllm_bench.benchmarks.code_answers import livecodebench_code
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.execution import Limits
+from dllm_bench.benchmarks.tasks import TEXTS
 from dllm_bench.benchmarks.tasks.code_scorers import Doc, per_answer, verdict_metrics
 
 TEST_S = 6
@@ -23,33 +24,13 @@ LIMITS = Limits(
     cpu_s=TEST_S, wall_s=30.0, memory_mb=4096, file_mb=64, output_kb=8192, kept_kb=8192,
     packages=True,
 )  # fmt: skip
-WITH_STARTER_CODE = (
-    "You will use the following starter code to write the solution to the problem and enclose "
-    "your code within delimiters."
-)
-WITH_STDIN = (
-    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "
-    "test on the sample inputs). Enclose your code within delimiters as follows."
-)
-IMPORTS = """\
-import bisect, collections, copy, datetime, functools, heapq, io, itertools, math, operator
-import random, re, statistics, string, sys
-from bisect import *
-from collections import *
-from functools import *
-from heapq import *
-from itertools import *
-from math import *
-from typing import *
-sys.setrecursionlimit(50000)
-"""
-"""Names a solution may use without importing them, as on the sites the problems come from."""
+WORDING = TEXTS["livecodebench"]
 
 
 def prompt(doc: Doc) -> str:
     """Return OpenCompass's prompt: question, format and the heading of the answer."""
     code = doc["starter_code"]
-    task = WITH_STARTER_CODE if code else WITH_STDIN
+    task = WORDING["with_starter_code" if code else "with_stdin"]
     return (
         f"### Question:\n{doc['question']}\n\n### Format: {task}\n"
         f"```python\n{code or '# YOUR CODE HERE'}\n```\n\n"
@@ -77,7 +58,7 @@ def score(doc: Doc, results: list[str]) -> dict[str, float]:
 @lru_cache(maxsize=4096)
 def _verdict(code: str, function: str, tests: str) -> str:
     cases: list[tuple[str, str]] = json.loads(tests)
-    program = IMPORTS + code
+    program = WORDING["imports"] + code
     if not code.strip():
         return "failed"
     if function:

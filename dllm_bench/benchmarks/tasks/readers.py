@@ -16,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.benchmarks.items import read_jsonl
+from dllm_bench.benchmarks.tasks import TEXTS
 from dllm_bench.core.errors import DllmBenchError
 
 Row = dict[str, Any]
 PLANNING_SHOTS = 8  # as in Dream's eval_planning.py
-COUNTDOWN = {
-    count: f"Given {count + 1} numbers, use +-*/ to operate over the first {words} number."
-    for count, words in (
-        (3, "three numbers to achieve the last"),
-        (4, "four numbers to achieve the fifth"),
-        (5, "five numbers to achieve the last"),
-    )
-}
-"""Numbers to operate over -> Dream's instruction."""
 KORBENCH_CATEGORIES = ("cipher", "counterfactual", "logic", "operation", "puzzle")
 
 
@@ -135,7 +127,7 @@ def read_countdown(file: Path) -> list[Row]:
     The instruction counts the numbers, as published.
     """
     rows = behind_examples(read_jsonl(file), "Input: {input}\nOutput: {output}")
-    return [{**row, "instruction": COUNTDOWN[row["input"].count(",")]} for row in rows]
+    return [{**row, "instruction": TEXTS["countdown"][row["input"].count(",")]} for row in rows]
 
 
 def behind_examples(rows: list[Row], form: str) -> list[Row]:
