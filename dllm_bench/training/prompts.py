@@ -75,7 +75,7 @@ def _program_pairs(task: str, count: int, seed: int) -> list[Pair]:
     rng = random.Random(f"{task}/train/{seed}")
     programs = PROGRAMS[task](rng, "train")
     return [
-        (minicode.prompt_of(p, rng.choice(minicode.ENTRY_POINTS)), p.body)
+        (minicode.prompt_of(p, rng.choice(minicode.WORDS.entry_points)), p.body)
         for p, _ in zip(programs, range(count), strict=False)
     ]
 

@@ -19,14 +19,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask, from_draw
-from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, apply_op
+from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, WORDING, apply_op
 
-ENTRY_POINTS = (
-    "solve", "compute", "apply", "combine", "run", "calc", "process", "change", "build", "work",
-)  # fmt: skip
+WORDS = SimpleNamespace(**WORDING["minicode"])
 PARAMS = ("a", "b", "c")
 TEMPORARIES = ("x", "y", "r")
 SWAP_RATE = 0.15
@@ -37,19 +36,6 @@ MIN_DISTINCT_RESULTS = 3
 """A problem with fewer different results over its inputs is dropped as too easy to guess."""
 
 CHAIN_OPS = ("+", "-", "*", "max", "min", "%")
-CHAIN_WORDS = {
-    "+": ("Add {0}.", "plus {0}"),
-    "-": ("Subtract {0}.", "minus {0}"),
-    "*": ("Multiply by {0}.", "times {0}"),
-    "max": ("Raise to at least {0}.", "at least {0}"),
-    "min": ("Cap at {0}.", "at most {0}"),
-    "%": ("Reduce modulo {0}.", "modulo {0}"),
-}
-"""Operation -> its two wordings: a sentence, and a part of a sentence."""
-COMPARE_WORDS = {">": "greater than", "<": "less than", "==": "equal to"}
-REDUCE_WORDS = {"sum": "sum", "len": "count", "max": "largest", "min": "smallest"}
-
-
 StepOperand = TypeVar("StepOperand")  # operand of a step
 
 
@@ -76,7 +62,7 @@ def problems_of(
     those whose results hardly differ are left out.
     """
     for program in programs:
-        entry_point = rng.choice(ENTRY_POINTS)
+        entry_point = rng.choice(WORDS.entry_points)
         prompt = prompt_of(program, entry_point)
         inputs = draw_inputs(rng, program)
         results = _results(prompt + program.body, entry_point, inputs)
@@ -141,7 +127,7 @@ def _chain(
 
 def _chain_doc(form: int, start: str, steps: Sequence[tuple[str, str]]) -> str:
     """Return the docstring of a chain: sentences (form 0), or one sentence."""
-    words = [CHAIN_WORDS[op][form].format(operand) for op, operand in steps]
+    words = [WORDS.chain[op][form].format(operand) for op, operand in steps]
     if form == 0:
         return " ".join([f"Start with {start}.", *words])
     return ", ".join([f"Return {start}", *words]) + "."
@@ -162,15 +148,15 @@ def _draw_chain(rng: random.Random) -> MinicodeProgram:
 
 def _draw_branch(rng: random.Random) -> MinicodeProgram:
     params = PARAMS[: rng.randint(1, 3)]
-    compare, left = rng.choice(list(COMPARE_WORDS)), rng.choice(params)
+    compare, left = rng.choice(list(WORDS.compare)), rng.choice(params)
     right = rng.choice([*(p for p in params if p != left), str(rng.randint(1, 20))])
     arms = []
     for _ in range(2):
         op, first = rng.choice("+-*"), rng.choice(params)
         arms.append((op, first, _operand(rng, op, params)))
-    words = [f"{first} {CHAIN_WORDS[op][1].format(v)}" for op, first, v in arms]
+    words = [f"{first} {WORDS.chain[op][1].format(v)}" for op, first, v in arms]
     code = [expression(rng, op, first, v) for op, first, v in arms]
-    test = f"{left} is {COMPARE_WORDS[compare]} {right}"
+    test = f"{left} is {WORDS.compare[compare]} {right}"
     if rng.random() < 0.5:
         doc = f"If {test} return {words[0]}, otherwise return {words[1]}."
     else:
@@ -182,7 +168,7 @@ def _draw_branch(rng: random.Random) -> MinicodeProgram:
 def _draw_list(rng: random.Random) -> MinicodeProgram:
     keep = (rng.choice("><"), rng.randint(1, 20)) if rng.random() < 0.5 else None
     change = (rng.choice("+-*"), rng.randint(2, 20)) if rng.random() < 0.7 or not keep else None
-    reduce = rng.choice(list(REDUCE_WORDS) if not keep else ["sum", "len"])
+    reduce = rng.choice(list(WORDS.reduce) if not keep else ["sum", "len"])
     after = (rng.choice("+-*"), rng.randint(2, 20)) if rng.random() < 0.6 else None
     item, name, source, lines = "x", rng.choice(("ys", "zs")), "xs", []
     if keep:
@@ -210,18 +196,18 @@ def _list_doc(
     after: tuple[str, int] | None,
 ) -> str:
     form = rng.randrange(2)
-    tail = f" {CHAIN_WORDS[after[0]][1].format(after[1])}" if after else ""
+    tail = f" {WORDS.chain[after[0]][1].format(after[1])}" if after else ""
     if form == 0:
-        parts = [f"Keep items {COMPARE_WORDS[keep[0]]} {keep[1]}."] if keep else []
+        parts = [f"Keep items {WORDS.compare[keep[0]]} {keep[1]}."] if keep else []
         parts += (
-            [f"Change each item to item {CHAIN_WORDS[change[0]][1].format(change[1])}."]
+            [f"Change each item to item {WORDS.chain[change[0]][1].format(change[1])}."]
             if change
             else []
         )
-        return " ".join([*parts, f"Return the {REDUCE_WORDS[reduce]}{tail}."])
-    doc = f"Return the {REDUCE_WORDS[reduce]}{tail} of"
-    doc += f" item {CHAIN_WORDS[change[0]][1].format(change[1])} for" if change else ""
-    return doc + " items" + (f" {COMPARE_WORDS[keep[0]]} {keep[1]}" if keep else "") + " in xs."
+        return " ".join([*parts, f"Return the {WORDS.reduce[reduce]}{tail}."])
+    doc = f"Return the {WORDS.reduce[reduce]}{tail} of"
+    doc += f" item {WORDS.chain[change[0]][1].format(change[1])} for" if change else ""
+    return doc + " items" + (f" {WORDS.compare[keep[0]]} {keep[1]}" if keep else "") + " in xs."
 
 
 def draw_inputs(rng: random.Random, program: MinicodeProgram) -> list[list[Any]]:
@@ -339,7 +325,7 @@ def free_body(rng: random.Random, steps: list[tuple[str, Operand]]) -> str:
             other=other,
             sum=operand.asked,
             value=operand.value,
-            word=CHAIN_WORDS[op][1].format(operand.value),
+            word=WORDS.chain[op][1].format(operand.value),
         )
         lines.append(f"    {line}")
         current = name

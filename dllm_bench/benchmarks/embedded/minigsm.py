@@ -35,8 +35,8 @@ MAX_STEPS = 5
 MAX_VALUE = 99
 """Numbers up to this one are single tokens of the embedded models."""
 
-WORDING: Mapping[str, Any] = read_yaml(Path(__file__).with_name("word_problems.yaml"))
-"""Words and forms of all three tasks."""
+WORDING: Mapping[str, Any] = read_yaml(Path(__file__).with_name("wording.yaml"))
+"""Words and forms of these tasks, and of minicode."""
 NAMES: Mapping[str, str] = WORDING["names"]
 ITEMS: Sequence[str] = WORDING["items"]
 VERBS: Mapping[str, Sequence[str]] = WORDING["verbs"]

@@ -73,10 +73,6 @@ def _draw_line(rng: random.Random) -> ParallelCase:
     return ParallelCase(tuple(words), rng.randrange(len(words)), name)
 
 
-def _draw_numbers(rng: random.Random) -> ParallelCase:
-    return ParallelCase(tuple(map(str, rng.sample(range(MAX_VALUE + 1), SIDE))))
-
-
 def _draw_sudoku(rng: random.Random) -> ParallelCase:
     square = rng.choice(_sudokus())
     kept = rng.sample(range(SIDE * SIDE), GIVEN)
@@ -107,11 +103,6 @@ def _anywhere(
     return lambda case: [change(case, i) for i in range(len(case.words) + more)]
 
 
-def _orders(case: ParallelCase) -> list[Words]:
-    """Return all orders of the line but its own."""
-    return list(permutations(case.words))[1:]
-
-
 @cache
 def _squares() -> list[tuple[int, ...]]:
     """Return all Latin squares of 0 to 3, row by row."""
@@ -138,10 +129,6 @@ def _sudokus() -> list[Words]:
     ]
 
 
-def _latin_squares(case: ParallelCase) -> list[Words]:
-    return [itemgetter(*square)(case.words) for square in _squares()]
-
-
 def _solutions(case: ParallelCase) -> list[Words]:
     """Return the Sudokus that hold what is given."""
     squares = _sudokus()
@@ -154,14 +141,18 @@ FAMILIES: Mapping[str, Family] = {
     "copy": Family("Keep the list.", lambda c: [c.words], _draw_line),
     "reverse": Family("Reverse the list.", lambda c: [c.words[::-1]], _draw_line),
     "sort": Family("Sort the list.", lambda c: [tuple(sorted(c.words))], _draw_line),
-    "shuffle": Family("Shuffle the list.", _orders, _draw_line),
+    "shuffle": Family("Shuffle the list.", lambda c: [*permutations(c.words)][1:], _draw_line),
     "replace_index": Family("Change item {item} to {name}.", _at_place(_replaced), _draw_line),
     "replace_random": Family("Change any item to {name}.", _anywhere(_replaced), _draw_line),
     "insert_index": Family("Add {name} as item {item}.", _at_place(_inserted), _draw_line),
     "insert_random": Family("Add {name} as any item.", _anywhere(_inserted, 1), _draw_line),
     "remove_index": Family("Remove item {item}.", _at_place(_removed), _draw_line),
     "remove_random": Family("Remove any item.", _anywhere(_removed), _draw_line),
-    "latin_square": Family("Make a Latin square.", _latin_squares, _draw_numbers),
+    "latin_square": Family(
+        "Make a Latin square.",
+        lambda c: [itemgetter(*square)(c.words) for square in _squares()],
+        lambda rng: ParallelCase(tuple(map(str, rng.sample(range(MAX_VALUE + 1), SIDE)))),
+    ),
     "sudoku": Family("Solve the Sudoku.", _solutions, _draw_sudoku),
 }
 """The names are ParallelBench's; of `latin_square_n4` and `sudoku_n4_12` the first part."""

@@ -45,10 +45,8 @@ def per_answer(program: Callable[[str, Doc], str]) -> Filter:
     return of_all
 
 
-@per_answer
-def humaneval_completion(text: str, doc: Doc) -> str:
-    """Grade HumanEval: prompt + answer."""
-    return str(doc["prompt"]) + text
+humaneval_completion = per_answer(lambda text, doc: str(doc["prompt"]) + text)
+"""Grade HumanEval: prompt + answer."""
 
 
 def extracted_program(text: str, doc: Doc) -> str:
@@ -105,10 +103,8 @@ def mbpp_instruct(text: str, doc: Doc) -> str:
     return code_answers.reopened_block(text)
 
 
-@per_answer
-def mbpp_continued(text: str, doc: Doc) -> str:
-    """Grade MBPP: the answer up to the fence that closes the prompt's."""
-    return text.split("```")[0]
+mbpp_continued = per_answer(lambda text, doc: text.split("```")[0])
+"""Grade MBPP: the answer up to the fence that closes the prompt's."""
 
 
 def grade_humaneval(doc: Doc, results: list[str]) -> dict[str, float]:

@@ -147,26 +147,6 @@ def letters(text: str | None) -> str:
     return re.sub(r"[^A-Za-z]", "", text or "").lower()
 
 
-def same_letters(text: str | None, gold: str | None) -> bool:
-    """Apply rule 1: the same letters."""
-    return bool(letters(text)) and letters(text) == letters(gold)
-
-
-def one_of_words(text: str | None, gold: str | None) -> bool:
-    """Apply rule 2: one of the accepted words."""
-    return letters(text) in (gold or "").split(",")
-
-
-def same_words(text: str | None, gold: str | None) -> bool:
-    """Apply rule 3: the same words in any order."""
-    return sorted(re.findall(r"\w+", (text or "").lower())) == sorted((gold or "").split(" "))
-
-
-def part_of_gold(text: str | None, gold: str | None) -> bool:
-    """Apply rule 4: a part of the accepted answer."""
-    return bool(letters(text)) and letters(text) in (gold or "")
-
-
 def same_assignments(text: str | None, gold: str | None) -> bool:
     """Apply rule 5: the same assignments in any order."""
     answer, expected = (re.sub(r"\s+", "", one or "").split(",") for one in (text, gold))
@@ -190,12 +170,6 @@ def twenty_four(text: str | None, gold: str | None) -> bool:
     return same and arithmetic(left) == 24
 
 
-def same_but_layout(text: str | None, gold: str | None) -> bool:
-    """Apply rule 18: equal apart from commas, spaces and brackets."""
-    answer, expected = (re.sub(r"[,\s\[\]]+", "", one or "") for one in (text, gold))
-    return answer == expected
-
-
 def same_word_characters(text: str | None, gold: str | None) -> bool:
     """Apply the other rules: the same letters and digits in order, whatever is between them."""
     answer, expected = (re.sub(r"\W+", "", one or "") for one in (text, gold))
@@ -203,15 +177,25 @@ def same_word_characters(text: str | None, gold: str | None) -> bool:
 
 
 PUZZLES: Mapping[str, Callable[[str | None, str | None], bool]] = {
-    "1": same_letters,
-    "2": one_of_words,
-    "3": same_words,
-    "4": part_of_gold,
+    # the same letters
+    "1": lambda text, gold: letters(text) == letters(gold) != "",
+    # one of the accepted words
+    "2": lambda text, gold: letters(text) in (gold or "").split(","),
+    # the same words in any order
+    "3": lambda text, gold: (
+        sorted(re.findall(r"\w+", (text or "").lower())) == sorted((gold or "").split(" "))
+    ),
+    # a part of the accepted answer
+    "4": lambda text, gold: bool(letters(text)) and letters(text) in (gold or ""),
     "5": same_assignments,
     "9": equation,
     "10": twenty_four,
-    "18": same_but_layout,
+    # equal apart from commas, spaces and brackets
+    "18": lambda text, gold: (
+        re.sub(r"[,\s\[\]]+", "", text or "") == re.sub(r"[,\s\[\]]+", "", gold or "")
+    ),
 }
+"""Rule -> its matcher."""
 
 
 def signs(text: str | None) -> str:

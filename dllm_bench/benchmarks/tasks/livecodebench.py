@@ -38,16 +38,10 @@ def prompt(doc: Doc) -> str:
     )
 
 
-@per_answer
-def first_fenced(text: str, doc: Doc) -> str:
-    """Return the first fenced block (OpenCompass's version 1)."""
-    return livecodebench_code(text, last=False)
-
-
-@per_answer
-def last_fenced(text: str, doc: Doc) -> str:
-    """Return the last fenced block (OpenCompass's version 2)."""
-    return livecodebench_code(text, last=True)
+first_fenced = per_answer(lambda text, doc: livecodebench_code(text, last=False))
+"""The first fenced block (OpenCompass's version 1)."""
+last_fenced = per_answer(lambda text, doc: livecodebench_code(text, last=True))
+"""The last fenced block (OpenCompass's version 2)."""
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:

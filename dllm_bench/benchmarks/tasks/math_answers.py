@@ -132,7 +132,8 @@ def loose(answer: str) -> str:
     text = text if "i" in text else text.replace("j", "i")
     text = re.sub(r"(\d)\.0+(?!\d)", r"\1", text)
     text = _unnamed(re.sub(r"(^|[ {])\.", r"\g<1>0.", text))
-    return _slashed(_fractions(re.sub(r"\\sqrt(\w+)", r"\\sqrt{\1}", text)))
+    text = _fractions(re.sub(r"\\sqrt(\w+)", r"\\sqrt{\1}", text))
+    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)  # two whole numbers
 
 
 def _unnamed(text: str) -> str:
@@ -145,11 +146,6 @@ def _fractions(text: str) -> str:
     """Return the text without spaces, with braces around the parts of fractions."""
     text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text.replace(" ", ""))
     return re.sub(r"\\frac([^{])\{", r"\\frac{\1}{", text)
-
-
-def _slashed(text: str) -> str:
-    """Return two whole numbers with a slash between them as a fraction, other texts as they are."""
-    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
 
 
 def same(one: str, other: str) -> bool:

@@ -143,14 +143,9 @@ def convert_arc(row: Row) -> Row:
     nested = isinstance(row["question"], dict)
     question = row["question"]["stem"] if nested else row["question"]
     listed = row["question"]["choices"] if nested else None
-    choices = row["choices"] if listed is None else as_columns(listed)
+    choices = row["choices"] if listed is None else {k: [c[k] for c in listed] for k in listed[0]}
     gold = choices["label"].index(row["answerKey"])
     return {"number": row["id"], "question": question, "choices": choices["text"], "gold": gold}
-
-
-def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
-    """Return rows of equal keys as columns."""
-    return {key: [row[key] for row in rows] for key in rows[0]}
 
 
 def convert_hellaswag(row: Row) -> Row:

@@ -14,7 +14,6 @@ import pytest
 
 from dllm_bench.benchmarks.embedded import minicode
 from dllm_bench.benchmarks.embedded.generated import GeneratedProblem
-from dllm_bench.benchmarks.embedded.minicode import CHAIN_WORDS
 from scripts.embedded import tokenizer as embedded
 
 COUNT = 300
@@ -36,7 +35,7 @@ def asked(problem: GeneratedProblem) -> list[tuple[str, str]]:
     """Operations and operands of the docstring, worked out."""
     text = worked_out(problem.prompt.split('"""')[1])
     found, form = [], 0 if text.startswith("Start") else 1
-    for op, forms in CHAIN_WORDS.items():
+    for op, forms in minicode.WORDS.chain.items():
         pattern = forms[form].replace("{0}", r"(\w+)").replace(".", "")
         found += [(m.start(), op, m[1]) for m in re.finditer(pattern, text)]
     return [(op, operand) for _, op, operand in sorted(found)]
