@@ -17,9 +17,8 @@ from dllm_bench.methods.learn2pd import Filter
 from dllm_bench.models.filters import LearnedFilter
 from dllm_bench.paths import assets_dir
 from dllm_bench.training import filters as training
-from dllm_bench.training import prompts, traces
-from dllm_bench.training.filters import FilterJob
-from dllm_bench.training.traces import Traces, TraceSource
+from dllm_bench.training import prompts
+from dllm_bench.training.filters import FilterJob, Traces, TraceSource
 from tests.helpers import ROLES, Watched, tiny_denoiser
 
 SOURCE = TraceSource("tiny", "w" * 64, "t" * 64, "p" * 64, block=8, gen_length=32)
@@ -39,7 +38,9 @@ def model(ending: int | None = None) -> Watched:
 def collect(
     watched: Watched, folder: Path, prompts: list[str] = PROMPTS, source: TraceSource = SOURCE
 ) -> Traces:
-    return traces.collect(watched, encode, prompts, source, folder, report=lambda text: None)
+    return training.collect_traces(
+        watched, encode, prompts, source, folder, report=lambda text: None
+    )
 
 
 def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
@@ -59,7 +60,7 @@ def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
 def test_rows_are_the_steps_of_the_oracle(tmp_path: Path) -> None:
     """Confidences, labels and masks of every step, beside a plain oracle run of the same prompt."""
     found = collect(model(), tmp_path, PROMPTS[:2], replace(SOURCE, all_blocks=True))
-    decoder = traces.oracle_decoder(replace(SOURCE, all_blocks=True), [])
+    decoder = training.oracle_decoder(replace(SOURCE, all_blocks=True), [])
     row = 0
     for index, text in enumerate(PROMPTS[:2]):
         request = Request("x", tuple(encode(text)), 32)
@@ -92,7 +93,7 @@ def test_blocks_after_the_end_of_the_text_are_left_out(tmp_path: Path) -> None:
         kept, whole = (part.of_prompts(torch.tensor([prompt])) for part in (some, every))
         assert torch.equal(kept.confidence_SW, whole.confidence_SW[: len(kept.prompt_S)])
         opened = int((kept.masked_SW.all(1)).sum())
-        text = traces.oracle_decoder(SOURCE, []).generate(
+        text = training.oracle_decoder(SOURCE, []).generate(
             model(ENDING), Request("x", tuple(encode(PROMPTS[prompt])), 32)
         )
         assert len(text.ids) == 8 * opened
@@ -101,7 +102,7 @@ def test_blocks_after_the_end_of_the_text_are_left_out(tmp_path: Path) -> None:
 
 def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = collect(model(), tmp_path / "whole")
-    monkeypatch.setattr(traces, "SAVE_EVERY_S", -1.0)
+    monkeypatch.setattr(training, "SAVE_EVERY_S", -1.0)
 
     def stop(text: str) -> list[int]:
         if text == PROMPTS[5]:
@@ -109,8 +110,8 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
         return encode(text)
 
     with pytest.raises(KeyboardInterrupt):
-        traces.collect(model(), stop, PROMPTS, SOURCE, tmp_path, print)
-    assert traces.load(SOURCE.file(tmp_path)).done == 5
+        training.collect_traces(model(), stop, PROMPTS, SOURCE, tmp_path, print)
+    assert training.load_traces(SOURCE.file(tmp_path)).done == 5
     watched = model()
     resumed = collect(watched, tmp_path)
     assert {tuple(canvas[0, :6].tolist()) for canvas in watched.canvases} == {
