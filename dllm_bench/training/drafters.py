@@ -107,7 +107,7 @@ class DrafterJob(CheckedFields):
     """Seed of prompts and answers; None: `seed`."""
 
     @property
-    def texts_of_seed(self) -> int:
+    def drawn_by(self) -> int:
         """The seed of prompts and answers."""
         return self.seed if self.text_seed is None else self.text_seed
 
@@ -211,10 +211,10 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 def prompts_of(job: DrafterJob) -> list[str]:
     """Return the prompts of a job; a smaller job has the first of the same prompts."""
     if job.flan is None:
-        return prompts.train_prompts(job.benchmarks, job.prompts, job.texts_of_seed)
+        return prompts.train_prompts(job.benchmarks, job.prompts, job.drawn_by)
     each = -(-job.prompts // (len(job.benchmarks) + 1))
-    given = [prompts.train_prompts((name,), each, job.texts_of_seed) for name in job.benchmarks]
-    given.append(prompts.hashed_order(job.flan, each, job.texts_of_seed))
+    given = [prompts.train_prompts((name,), each, job.drawn_by) for name in job.benchmarks]
+    given.append(prompts.hashed_order(job.flan, each, job.drawn_by))
     return [text for turn in zip(*given, strict=True) for text in turn][: job.prompts]
 
 
@@ -223,9 +223,7 @@ def texts_file(job: DrafterJob, weights: str) -> str:
     asked = "-".join(job.benchmarks)
     if job.flan is not None:
         asked = "-".join([*job.benchmarks, f"flan{prompts.hash_of_rows(job.flan)[:10]}"])
-    sampling = (
-        f"{asked}-temperature{job.temperature:g}-seed{job.texts_of_seed}-{job.max_new_tokens}"
-    )
+    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.drawn_by}-{job.max_new_tokens}"
     return f"texts-{weights[:10]}-{sampling}.jsonl"
 
 
@@ -240,13 +238,11 @@ def texts_of(
                 "choose texts=target."
             )
         return data.gold_texts(
-            loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.texts_of_seed)
+            loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.drawn_by)
         )
     encode = prompts.encoder(loaded.text.encode, chat)
     requests = [
-        Request(
-            str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.texts_of_seed + index
-        )
+        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.drawn_by + index)
         for index, prompt in enumerate(prompts_of(job))
     ]
     return data.generated_texts(loaded, requests, job.temperature, file, report)
@@ -336,10 +332,12 @@ class DrafterTraining(Training):
         """Return the loss of one batch; measured: with terms that it does not weigh."""
         network, rows = self.network, self.rows(texts)
         if isinstance(network, ChainDraftNetwork):
-            logits = objectives.chain_forward(network, rows)
-            target_BLV = network.lm_head(rows.last_BLH)
             supervised_BL = objectives.supervised_columns(rows.answer_BL)
-            steps = objectives.chain_losses(logits, target_BLV, supervised_BL, rows.whole_BL)
+            logits = objectives.chain_forward(network, rows, supervised_BL)
+            before_BL = supervised_BL.roll(1, 1)  # columns whose next token is the label of step 0
+            whole_M = None if rows.whole_BL is None else rows.whole_BL[before_BL]
+            target_MV = network.lm_head(rows.last_BLH[before_BL])
+            steps = objectives.chain_losses(logits, target_MV, supervised_BL, whole_M)
             return objectives.decayed_sum(steps), lambda loss: {"loss": loss.item()}
         assert isinstance(network, BlockDraftNetwork)
         shares, facts = self.job.shares, network.drafter_config
