@@ -29,12 +29,12 @@ TIME_SUFFIXES = ("_s", "seconds")
 
 
 def reference_records() -> Iterator[RunRecord]:
-    """The records of the reference results."""
+    """Return the records of the reference results."""
     return Store(REFERENCE / "runs").records()
 
 
 def chosen_records(words: Sequence[str], every: bool) -> Iterator[RunRecord]:
-    """The records to check; runs of several processes are left out."""
+    """Yield the records to check; runs of several processes are left out."""
     seen: set[tuple[str, str]] = set()
     for record in reference_records():
         spec = record.spec

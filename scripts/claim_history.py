@@ -26,7 +26,7 @@ Entry = dict[str, str]
 
 
 def git(*arguments: str) -> str:
-    """The output of a git command in this checkout."""
+    """Return the output of a git command in this checkout."""
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
 

@@ -31,7 +31,7 @@ COMMAND = 'python -m scripts.decoding_code --note "WHY TOKENS STAY EQUAL"'
 
 
 def shape(node: Any) -> Any:
-    """A syntax tree as nested lists, equal in all versions of Python; without docstrings."""
+    """Return a syntax tree as nested lists, equal in all versions of Python; without docstrings."""
     if isinstance(node, list):
         return [shape(one) for one in node]
     if not isinstance(node, ast.AST):
@@ -74,7 +74,7 @@ def changed(stored: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def problem(file: Path = FILE, package: Path = PACKAGE) -> str:
-    """What changed without a word, and what to do; empty if nothing did."""
+    """Return what changed without a word, and what to do; empty if nothing did."""
     version, _, stored = read(file)
     names = changed(stored, digests(package))
     if not names and version == DECODING_VERSION:

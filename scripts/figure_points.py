@@ -38,12 +38,12 @@ def counted(folder: Path = FIGURES) -> dict[str, dict[str, int]]:
 
 
 def known(path: Path = POINTS) -> dict[str, dict[str, int]]:
-    """The numbers of the file; none without it."""
+    """Return the numbers of the file; none without it."""
     return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
 
 
 def fewer(before: Counts, found: Counts) -> Iterator[str]:
-    """What was lost, a line per series."""
+    """Yield what was lost, a line per series."""
     for name, series in before.items():
         for key, number in series.items():
             left = found.get(name, {}).get(key, 0)

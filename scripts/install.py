@@ -32,9 +32,8 @@ IMPORTED = (  # what runs, tables and figures import; the first two lines need e
 
 
 def uv_options(listed: str) -> list[str] | None:
-    """The options that give uv the settings which `pip config list` printed; None where it lists
-    one that uv has no equal of, such as `only-binary`.
-    """
+    """Return the options that give uv the settings which `pip config list` printed; None where it
+    lists one that uv has no equal of, such as `only-binary`."""
     pairs = (line.partition("=") for line in listed.splitlines())
     found = {key: str(ast.literal_eval(value)) for key, equals, value in pairs if equals}
     if {key.rpartition(".")[2] for key in found} - {*LISTS, "no-index", *WITHOUT_EFFECT}:
@@ -72,7 +71,7 @@ def install_by_pip(arguments: Sequence[str]) -> bool:
 
 
 def python(*arguments: str) -> list[str]:
-    """A command of this environment's Python."""
+    """Return a command of this environment's Python."""
     return [sys.executable, *arguments]
 
 

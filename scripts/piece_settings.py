@@ -46,7 +46,8 @@ class Setting:
     meaning: str
 
     def cells(self) -> tuple[str, ...]:
-        """The cells of its row in Markdown; docs/site.css keeps a `whole` default on one line."""
+        """Return the cells of its row in Markdown; docs/site.css keeps a `whole` default on one
+        line."""
         whole = f'<code class="whole">{escape(self.default)}</code>'
         default = whole if self.default else "must be given"
         shown = (f"`{self.piece}`", f"`{self.name}`", self.type, default, self.meaning)
@@ -54,19 +55,19 @@ class Setting:
 
 
 def page_tables() -> str:
-    """A table for each slot, and one of the settings that all decoders of a loop share."""
+    """Return a table for each slot, and one of the settings that all decoders of a loop share."""
     parts = [f"## {slot}\n\n{table(list(settings_of_slot(slot)))}" for slot in SLOTS]
     return "\n\n".join([*parts, f"## Whole decoders\n\n{table(list(settings_of_loops()))}"])
 
 
 def table(settings: list[Setting]) -> str:
-    """The settings as a table in Markdown."""
+    """Return the settings as a table in Markdown."""
     lines = [HEADER, ("---",) * len(HEADER), *(setting.cells() for setting in settings)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def settings_of_slot(slot: str) -> Iterator[Setting]:
-    """The settings of every piece of a slot, in the order of names."""
+    """Yield the settings of every piece of a slot, in the order of names."""
     for file in sorted((conf_dir() / "decoder" / slot).glob("*.yaml")):
         text = file.read_text()
         kind = find(yaml.safe_load(text)[TARGET])
@@ -75,14 +76,14 @@ def settings_of_slot(slot: str) -> Iterator[Setting]:
 
 
 def settings_of_loops() -> Iterator[Setting]:
-    """The settings of the loops themselves, pieces left out."""
+    """Yield the settings of the loops themselves, pieces left out."""
     for name, kind in LOOPS.items():
         own = settings_of_class(name, kind, "")
         yield from (setting for setting in own if setting.name not in SLOTS)
 
 
 def settings_of_class(piece: str, kind: type, text: str) -> Iterator[Setting]:
-    """The settings of one class; `text`: its yaml, empty if it has none."""
+    """Yield the settings of one class; `text`: its yaml, empty if it has none."""
     given = yaml.safe_load(text) or {}
     chosen = {m[1]: name for key, name in _defaults(given) if (m := CHOSEN.match(key))}
     hints = get_type_hints(kind)
@@ -106,7 +107,7 @@ def _defaults(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _default(field: Field[Any], given: Mapping[str, Any]) -> str:
-    """The default as yaml writes it; of an object its class; empty if there is none."""
+    """Return the default as yaml writes it; of an object its class; empty if there is none."""
     made = field.default_factory() if field.default_factory is not MISSING else field.default
     value = given.get(field.name, made)
     if value is MISSING:
@@ -120,7 +121,7 @@ def _default(field: Field[Any], given: Mapping[str, Any]) -> str:
 
 
 def _type(hint: Any) -> str:
-    """A type in words: choices, `null`, the slot or the name of a class."""
+    """Return a type in words: choices, `null`, the slot or the name of a class."""
     if get_origin(hint) is Literal:
         return " or ".join(f"`{choice}`" for choice in get_args(hint))
     if hint is NoneType:
@@ -134,13 +135,13 @@ def _type(hint: Any) -> str:
 
 
 def _of_type(hint: Any) -> str:
-    """What a class says of itself, for a setting that holds an object and has no comment."""
+    """Return what a class says of itself, for a setting that holds an object and has no comment."""
     own = isinstance(hint, type) and hint.__module__.startswith("dllm_bench.")
     return (inspect.getdoc(hint) or "").split("\n\n")[0].replace("\n", " ") if own else ""
 
 
 def _comment(kind: type, name: str) -> str:
-    """What the class that declares a field says of it."""
+    """Return what the class that declares a field says of it."""
     for owner in kind.__mro__:
         if name not in vars(owner).get("__annotations__", {}):
             continue
@@ -173,7 +174,7 @@ def _below(node: ast.stmt) -> str:
 
 
 def _beside(node: ast.AnnAssign, lines: list[str]) -> str:
-    """The comment on the lines of a field, and on the lines below that hold nothing else."""
+    """Return the comment on the lines of a field, and on the lines below that hold nothing else."""
     end = node.end_lineno or node.lineno
     own = [m[1] for line in lines[node.lineno - 1 : end] if (m := COMMENT.search(line))]
     for line in lines[end:] if own else ():

@@ -38,7 +38,7 @@ FIGURES = REFERENCE / "figures"
 
 
 def measured_points(figure: PaperFigure) -> Iterator[Point]:
-    """The measured points in the committed csv of a figure."""
+    """Yield the measured points in the committed csv of a figure."""
     with (FIGURES / EMBEDDED / f"{figure.name}.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] == "measured"]
     for row in rows:
@@ -49,7 +49,7 @@ def measured_points(figure: PaperFigure) -> Iterator[Point]:
 
 
 def as_written(text: str) -> float | str:
-    """The number that a text spells, whole if it has no point, else the text."""
+    """Return the number that a text spells, whole if it has no point, else the text."""
     return int(text) if text.isdigit() else number_or_text(text)
 
 

@@ -79,7 +79,7 @@ def excerpt(table: str, emitted: Callable[[str], str]) -> str:
 
 
 def emitted_speed(short: str) -> str:
-    """The emitted tokens/s of a committed run, as the table writes a number."""
+    """Return the emitted tokens/s of a committed run, as the table writes a number."""
     record = read_record(Store(REFERENCE / "runs").find(short).path)
     assert record is not None
     value, interval = measure_run("tps/e2e", record)
@@ -89,18 +89,18 @@ def emitted_speed(short: str) -> str:
 
 
 def quote(readme: str, table: str, emitted: Callable[[str], str] = emitted_speed) -> str:
-    """The README with the excerpt between its markers."""
+    """Return the README with the excerpt between its markers."""
     return between(readme, BEGIN, excerpt(table, emitted), END)
 
 
 def between(text: str, begin: str, body: str, end: str) -> str:
-    """The text with `body` between two markers."""
+    """Return the text with `body` between two markers."""
     head, rest = text.split(begin)
     return f"{head}{begin}\n{body}\n{end}{rest.split(end)[1]}"
 
 
 def library() -> str:
-    """A row for every decoder of conf/decoder: what its yaml says of it, and its pieces."""
+    """Return a row for every decoder of conf/decoder: what its yaml says of it, and its pieces."""
     header = [
         "Decoder",
         "Paper and rule",
@@ -113,13 +113,13 @@ def library() -> str:
 
 
 def figure_list() -> str:
-    """A row for every figure: its name, which the commands take, and its title."""
+    """Return a row for every figure: its name, which the commands take, and its title."""
     rows = (f"| `{name}` | {title_of('figure', name)} |" for name in names_of("figure"))
     return "\n".join(["| Figure | Shows |", "| --- | --- |", *rows])
 
 
 def row(name: str) -> list[str]:
-    """The cells of one decoder."""
+    """Return the cells of one decoder."""
     said = head_of((conf_dir() / "decoder" / f"{name}.yaml").read_text())
     slots = compose([f"decoder={name}"])["decoder"]
     pieces = {
@@ -133,7 +133,8 @@ def row(name: str) -> list[str]:
 
 
 def head_of(yaml: str) -> dict[str, str]:
-    """The comment that opens a decoder's yaml: its `rule`, what `differs`, its `golden` cases."""
+    """Return the comment that opens a decoder's yaml: its `rule`, what `differs`, its `golden`
+    cases."""
     said, key = {"rule": "", "differs": "", "golden": ""}, "rule"
     for line in yaml.splitlines():
         if not line.startswith("# "):
@@ -146,9 +147,8 @@ def head_of(yaml: str) -> dict[str, str]:
 
 
 def recorded(golden: Sequence[str]) -> str:
-    """How many recorded cases a decoder reproduces in tests/golden: those that its yaml names,
-    without those that are listed as differing.
-    """
+    """Return how many recorded cases a decoder reproduces in tests/golden: those that its yaml
+    names, without those that are listed as differing."""
     if not golden:
         return ""
     known = yaml.safe_load((ROOT / "tests" / "golden" / "differing.yaml").read_text())
@@ -162,7 +162,8 @@ def recorded(golden: Sequence[str]) -> str:
 
 
 def names_case(golden: Sequence[str], case: Mapping[str, Any]) -> bool:
-    """Whether a case of the files is named: by its method, if any, and by all `parameter=1|2`."""
+    """Return whether a case of the files is named: by its method, if any, and by all
+    `parameter=1|2`."""
     words = [word for word in golden if not word.endswith(".json")]
     methods = [word for word in words if "=" not in word]
     params = case.get("params", case)
@@ -172,7 +173,7 @@ def names_case(golden: Sequence[str], case: Mapping[str, Any]) -> bool:
 
 
 def stored_findings(judgements: Sequence[Judgement] | None = None) -> Findings:
-    """The findings, from the committed records and what they say about the claims."""
+    """Return the findings, from the committed records and what they say about the claims."""
     profile, store = load_profile(EMBEDDED), Store(REFERENCE / "runs")
     settings = SettingsCache(REFERENCE, compose)
     tables = {}
@@ -189,7 +190,7 @@ def findings_page(found: Findings) -> str:
 
 
 def with_evidence(readme: str, found: Findings) -> str:
-    """The README with what the verdicts rest on between its markers."""
+    """Return the README with what the verdicts rest on between its markers."""
     return between(readme, STATED, statements(found).rstrip(), STATED_END)
 
 

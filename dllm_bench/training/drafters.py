@@ -334,7 +334,7 @@ class DrafterTraining(Training):
         if isinstance(network, ChainDraftNetwork):
             supervised_BL = objectives.supervised_columns(rows.answer_BL)
             logits = objectives.chain_forward(network, rows, supervised_BL)
-            before_BL = supervised_BL.roll(1, 1)  # columns whose next token is the label of step 0
+            before_BL = supervised_BL.roll(1, 1)  # positions before the labels of step 0
             whole_M = None if rows.whole_BL is None else rows.whole_BL[before_BL]
             target_MV = network.lm_head(rows.last_BLH[before_BL])
             steps = objectives.chain_losses(logits, target_MV, supervised_BL, whole_M)

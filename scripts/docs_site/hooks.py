@@ -16,7 +16,7 @@ log = logging.getLogger("mkdocs.hooks")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page without links to files outside of docs/."""
+    """Return the page without links to files outside of docs/."""
 
     def as_text(link: re.Match[str]) -> str:
         text, path = link.groups()

@@ -22,7 +22,7 @@ from the package; a start that does not ship is trained first.
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Parse the command line."""
     made = argparse.ArgumentParser(
         prog="python -m scripts.embedded",
         description=DESCRIPTION,

@@ -20,7 +20,7 @@ NEW_ROW_STD = {"wte": 0.1, "head": 0.02}  # as for random weights
 
 
 def adapted(weights: Weights, source: NetworkSizes, target: NetworkSizes, seed: int) -> Weights:
-    """The weights of a `source` network, fitted to a `target` network."""
+    """Return the weights of a `source` network, fitted to a `target` network."""
     rng = torch.Generator().manual_seed(seed)
     wanted = shapes(target)
     out = {n: w for n, w in weights.items() if n in wanted}
@@ -50,13 +50,13 @@ def _repeated(weight: Tensor, source: NetworkSizes, target: NetworkSizes) -> Ten
 
 
 def _norm_of(weight: Tensor, ln_H: Tensor, sizes: NetworkSizes) -> Tensor:
-    """The weight of a norm per head that keeps the usual size of the projection's output."""
+    """Return the weight of a norm per head that keeps the usual size of the projection's output."""
     size = (weight * ln_H).pow(2).sum(1).mean().sqrt()
     return size.expand(sizes.head_dim).clone()
 
 
 def _scaled(weight: Tensor, weights: Weights, index: int, name: str, sizes: NetworkSizes) -> Tensor:
-    """A projection whose heads have the size that the source's norm per head gave them."""
+    """Return a projection whose heads have the size that the source's norm per head gave them."""
     heads = weight.view(-1, sizes.head_dim, sizes.d_model)
     size = (heads * weights[f"{index}.ln_1"]).pow(2).sum(2).mean(1).sqrt()
     norm_E = weights[f"{index}.ln_{name}"]
@@ -64,7 +64,8 @@ def _scaled(weight: Tensor, weights: Weights, index: int, name: str, sizes: Netw
 
 
 def _split(block: Weights, experts: Experts, rng: torch.Generator) -> Weights:
-    """An MLP's neurons dealt to the experts; outputs are divided by the router's first weight."""
+    """Return an MLP's neurons dealt to the experts; outputs are divided by the router's first
+    weight."""
     gate, up, down = block["gate"], block["up"], block["down"]
     importance = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
     order = importance.argsort(descending=True)
@@ -83,6 +84,6 @@ def _split(block: Weights, experts: Experts, rng: torch.Generator) -> Weights:
 
 
 def _noisy(weight: Tensor, rng: torch.Generator) -> Tensor:
-    """The weight with `COPY_NOISE`, so that copies of a neuron differ."""
+    """Return the weight with `COPY_NOISE`, so that copies of a neuron differ."""
     noise = torch.randn(weight.shape, generator=rng) * weight.std() * COPY_NOISE
     return weight + noise

@@ -97,7 +97,7 @@ def published_config(vocabulary: int, ids: Mapping[str, int]) -> dict[str, Any]:
 def draw(
     pool: data.Pool, recipe: Recipe, eos: int, vocabulary: int, rng: torch.Generator
 ) -> CanvasRows:
-    """The rows of a step."""
+    """Return the rows of a step."""
     count = recipe.batch_tokens // LENGTH
     rows = data.draw_rows(pool, count, LENGTH, rng, eos, False)
     number_B = (torch.rand(count, generator=rng) >= FIRST_CANVAS).long()
@@ -112,9 +112,8 @@ def with_canvas(
     padding: float,
     rng: torch.Generator,
 ) -> CanvasRows:
-    """Rows with the noised canvas of each that has this number; `padding`: weight of end tokens
-    after the first.
-    """
+    """Return rows with the noised canvas of each that has this number; `padding`: weight of end
+    tokens after the first."""
     begin_B = rows.prompt_B + CANVAS * number_B
     place_BC = begin_B[:, None] + torch.arange(CANVAS)
     longer = torch.nn.functional.pad(rows.ids_BL, (0, 2 * CANVAS), value=eos)
@@ -166,7 +165,7 @@ def hidden_states(module: CanvasModule, rows: CanvasRows, mean_BCH: Tensor | Non
 
 
 def logits_of(module: CanvasModule, hidden: Tensor) -> Tensor:
-    """Logits (..., V)."""
+    """Return logits (..., V)."""
     cap = module.config.final_logit_softcapping
     logits: Tensor = module.lm_head(hidden) / cap
     return logits.tanh() * cap
@@ -174,7 +173,7 @@ def logits_of(module: CanvasModule, hidden: Tensor) -> Tensor:
 
 @torch.no_grad()
 def own_prediction(module: CanvasModule, rows: CanvasRows) -> Tensor:
-    """The mean embedding (B, C, H) of what the network predicts without conditioning."""
+    """Return the mean embedding (B, C, H) of what the network predicts without conditioning."""
     canvas_BCH = hidden_states(module, rows, None)[:, -CANVAS:]
     table = module.model.embed_tokens
     share_BCV = logits_of(module, canvas_BCH).softmax(-1)
@@ -213,7 +212,7 @@ def probe(module: CanvasModule, rows: CanvasRows) -> dict[str, float]:
 
 
 def new_module(config: Mapping[str, Any], seed: int) -> CanvasModule:
-    """The module with random weights of unit scale."""
+    """Return the module with random weights of unit scale."""
     torch.manual_seed(seed)
     module = ADAPTERS[LAYOUT].build(config, "sdpa")
     assert isinstance(module, CanvasModule)
@@ -266,7 +265,7 @@ def train(recipe: Recipe, out: Path, steps: int | None, report: Callable[[str], 
 
 
 def is_muon_matrix(name: str, tensor: Tensor) -> bool:
-    """Whether Muon optimises the tensor: matrices of the layers, except routers and experts."""
+    """Return whether Muon optimises the tensor: matrices of the layers, no routers or experts."""
     return "layers" in name and tensor.dim() == 2 and "router" not in name
 
 

@@ -81,7 +81,7 @@ def write(folder: Path, recipe: Recipe, wall_s: float) -> None:
 
 
 def measured(card: str, records: Sequence[RunRecord]) -> str:
-    """The card with its last section rebuilt from sealed runs of its model."""
+    """Return the card with its last section rebuilt from sealed runs of its model."""
     head = card[: card.index(MEASURED) + len(MEASURED)]
     rows = sorted(_row(record) for record in records)
     lengths = sorted({record.spec.benchmark.max_new_tokens for record in records})
@@ -94,7 +94,7 @@ def measured(card: str, records: Sequence[RunRecord]) -> str:
 
 
 def _gains(records: Sequence[RunRecord]) -> Iterator[tuple[str, ...]]:
-    """A row for each pair of runs that differ in nothing but whether tokens are edited."""
+    """Yield a row for each pair of runs that differ in nothing but whether tokens are edited."""
     plain = {_without_revision(r): r for r in records if r.spec.label.endswith(UNREVISED)}
     for record in records:
         other = plain.get(_without_revision(record))
@@ -109,7 +109,7 @@ def _gains(records: Sequence[RunRecord]) -> Iterator[tuple[str, ...]]:
 
 
 def _without_revision(record: RunRecord) -> tuple[str, str]:
-    """What a pair of runs with and without revision has in common."""
+    """Return what a pair of runs with and without revision has in common."""
     decoder = {slot: piece for slot, piece in record.spec.decoder.items() if slot != "revise"}
     return str(record.spec.benchmark), str(decoder | {"name": None})
 
@@ -124,7 +124,7 @@ def _row(record: RunRecord) -> tuple[str, ...]:
 
 
 def _settings(decoder: Mapping[str, Any]) -> str:
-    """The settings in which the runs of a card differ."""
+    """Return the settings in which the runs of a card differ."""
     names = (
         ("schedule", "block"), ("select", "tau"), ("select", "steps"), ("explore", "k"),
         ("cache", "inside"), ("revise", "tau"), ("anneal", "steps"),
@@ -151,7 +151,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def render(recipe: Recipe, wall_s: float) -> str:
-    """The card as markdown."""
+    """Return the card as markdown."""
     whole = KINDS.get(recipe.layout, "masked diffusion LM")
     kind = f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else whole
     shift = "position p is read from row p-1" if recipe.shift else "position p is read from row p"
@@ -181,7 +181,7 @@ def _recipe_section(recipe: Recipe, wall_s: float) -> str:
 
 
 def _data_lines(recipe: Recipe) -> list[str]:
-    """The paragraph about the training data."""
+    """Return the paragraph about the training data."""
     drills = " and ".join(DRILLS[name] for name in recipe.drills)
     *others, last = recipe.tasks
     named = " and ".join([", ".join(others), last] if others else [last])
@@ -196,7 +196,7 @@ def _data_lines(recipe: Recipe) -> list[str]:
 
 
 def _prompt_lines(recipe: Recipe) -> list[str]:
-    """How prompts and answers are written."""
+    """Return how prompts and answers are written."""
     chat = "- No chat template."
     if recipe.chat:
         chat = "- The user turn is exactly that prompt: `<|user|>{prompt}<|eot|><|assistant|>`."

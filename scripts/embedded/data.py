@@ -62,7 +62,7 @@ class Batch:
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
-    """The plain prompt as a user turn, followed by the start of the assistant's turn."""
+    """Return the plain prompt as a user turn, followed by the start of the assistant's turn."""
     turns = [{"role": "user", "content": prompt}]
     return str(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
 
@@ -88,7 +88,7 @@ def make_pool(pairs: list[tuple[str, str]], chat: bool) -> Pool:
 
 
 def load_pool(task: str, count: int, seed: int, chat: bool, cache: Path | None) -> Pool:
-    """The training pool of a task; the folder `cache` keeps it for later trainings."""
+    """Return the training pool of a task; the folder `cache` keeps it for later trainings."""
     path = cache / f"{task}-{count}-{seed}-{int(chat)}.pt" if cache else None
     if path and path.exists():
         return Pool(**torch.load(path))
@@ -126,7 +126,7 @@ ALL_OPERANDS = {"+": range(1, 100), "-": range(1, 100), "*": range(2, 50)}
 def equation_table(
     tokenizer: PreTrainedTokenizerFast, operands: Mapping[str, range] = SMALL_OPERANDS
 ) -> Tensor:
-    """All equations as tokens (E, 6): ` a op b = c.` with the result at column `RESULT`."""
+    """Return all equations as tokens (E, 6): ` a op b = c.` with the result at column `RESULT`."""
     lines = []
     for op, rights in operands.items():
         for left in range(minigsm.MAX_VALUE + 1):
@@ -150,7 +150,7 @@ def draw_drills(
 
 
 def fact_table(tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """All facts about people as tokens (P, 4 forms, F, 6).
+    """Return all facts about people as tokens (P, 4 forms, F, 6).
 
     The forms are ` So Ann has 5 cups.`, ` Ann lives near the mill.`, and the same two reversed:
     ` The 5 cups has Ann.` and ` The mill near has Ann.`. The word to recall is at column `RESULT`.
@@ -204,6 +204,6 @@ def _drill(sentences_BS6: Tensor, asked_BS6: Tensor, length: int, eos: int) -> B
 
 
 def join(batches: list[Batch]) -> Batch:
-    """The rows of all batches, which have one length, as one batch."""
+    """Return the rows of all batches, which have one length, as one batch."""
     fields = ("ids_BL", "prompt_B", "total_B", "drill_B", "asked_BL")
     return Batch(*(torch.cat([getattr(b, name) for b in batches]) for name in fields))

@@ -77,7 +77,7 @@ EXPERT = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
 def published_name(name: str, layout: str) -> str:
-    """The name of one of our weights in a layout."""
+    """Return the name of one of our weights in a layout."""
     top, block, prefix = NAMES[layout]
     if name in top:
         return top[name]
@@ -86,7 +86,7 @@ def published_name(name: str, layout: str) -> str:
 
 
 def published(weights: Weights, sizes: NetworkSizes, layout: str) -> Weights:
-    """All tensors under their published names: experts split, LLaDA2's q, k and v joined."""
+    """Return all tensors under their published names: experts split, LLaDA2's q, k and v joined."""
     ours = dict(weights)
     if layout == "llada2":
         for i in range(sizes.n_layers):
@@ -115,7 +115,7 @@ def read_weights(folder: Path, sizes: NetworkSizes, layout: str) -> Weights:
 
 
 def _read(tensors: Weights, name: str, sizes: NetworkSizes, layout: str) -> Tensor:
-    """One of our weights: experts stacked, LLaDA2's q, k and v taken apart."""
+    """Return one of our weights: experts stacked, LLaDA2's q, k and v taken apart."""
     index, _, part = name.partition(".")
     if layout == "llada2" and part in ("q", "k", "v"):
         parts = [sizes.d_model, sizes.kv_size, sizes.kv_size]
@@ -130,7 +130,7 @@ def _read(tensors: Weights, name: str, sizes: NetworkSizes, layout: str) -> Tens
 
 
 def _expert_name(index: str, expert: int, part: str, layout: str) -> str:
-    """The published name of an expert's matrix."""
+    """Return the published name of an expert's matrix."""
     return f"{NAMES[layout][2]}{index}.mlp.experts.{expert}.{EXPERT[part]}.weight"
 
 

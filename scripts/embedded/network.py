@@ -47,7 +47,7 @@ class Experts:
 
     @property
     def first_weight(self) -> float:
-        """The weight that an untrained router gives a chosen expert."""
+        """Return the weight that an untrained router gives a chosen expert."""
         return 1 / self.count if self.score == "softmax" else self.scale / self.top_k
 
 
@@ -100,7 +100,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def sizes_of_layout(layout: str, vocab_size: int) -> NetworkSizes:
-    """The sizes of an embedded model in one of the published layouts."""
+    """Return the sizes of an embedded model in one of the published layouts."""
     return NetworkSizes(vocab_size, **LAYOUTS[layout])
 
 
@@ -121,7 +121,7 @@ def shapes(sizes: NetworkSizes) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_shapes(sizes: NetworkSizes, layer: int) -> dict[str, tuple[int, ...]]:
-    """A dense MLP, or the experts' matrices stacked into one, and the router."""
+    """Return a dense MLP, or the experts' matrices stacked into one, and the router."""
     d, experts = sizes.d_model, sizes.experts
     sparse = experts is not None and layer >= experts.dense_layers
     size = experts.count * experts.size if experts and sparse else sizes.mlp_size
@@ -207,7 +207,7 @@ def _mlp(block: Weights, sizes: NetworkSizes, x_BLH: Tensor) -> Tensor:
 
 
 def _gated(x_BLH: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    """The hidden layer of SwiGLU, (B, L, M)."""
+    """Return the hidden layer of SwiGLU, (B, L, M)."""
     return F.silu(F.linear(x_BLH, half(gate))) * F.linear(x_BLH, half(up))
 
 
@@ -222,7 +222,8 @@ def _routed(x_BLH: Tensor, router: Tensor, experts: Experts) -> Tensor:
 
 
 def half(weight: Tensor) -> Tensor:
-    """The tensor in the type of matrix products: bf16, or fp32 where the CPU multiplies no bf16."""
+    """Return the tensor in the type of matrix products: bf16, or fp32 where the CPU multiplies no
+    bf16."""
     return weight.to(torch.bfloat16) if HAS_BF16 else weight
 
 

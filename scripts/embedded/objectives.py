@@ -80,7 +80,7 @@ def _grid(batch: Batch) -> tuple[Tensor, Tensor]:
 def _finish(
     batch: Batch, inputs_BL: Tensor, weights_BL: Tensor, shift: int, bias: Tensor | None = None
 ) -> Example:
-    """The example of all positions with a weight above 0; weights are divided by the rows."""
+    """Return the example of positions with a weight above 0; weights are divided by the rows."""
     flat = weights_BL.reshape(-1).nonzero()[:, 0]
     targets, weights = batch.ids_BL.reshape(-1)[flat], weights_BL.reshape(-1)[flat]
     return Example(inputs_BL, flat - shift, targets, weights / len(inputs_BL), bias)
@@ -93,7 +93,7 @@ def causal(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: in
 
 
 def _spoken(batch: Batch) -> Tensor:
-    """Weights of the answer and four EOS, and of the tokens that drills ask for; 1 a row."""
+    """Return weights of the answer and four EOS, and of the tokens that drills ask for; 1 a row."""
     offset_BL, answer_BL = _grid(batch)
     span_B = batch.total_B - batch.prompt_B + 4
     scored_BL = answer_BL & (offset_BL < span_B[:, None]) & ~batch.drill_B[:, None]
@@ -101,7 +101,7 @@ def _spoken(batch: Batch) -> Tensor:
 
 
 def _per_row_mean(scored_BL: Tensor) -> Tensor:
-    """Weights that sum to 1 in every row with a scored position."""
+    """Return weights that sum to 1 in every row with a scored position."""
     return scored_BL / scored_BL.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -274,7 +274,7 @@ def _near(batch: Batch, place_L: Tensor, size: int) -> Tensor:
 
 
 def _per_block_mean(counted_BL: Tensor, block_L: Tensor, least: float) -> Tensor:
-    """Weights of the mean over a block's counted positions, then over the blocks of a row."""
+    """Return weights of the mean over counted positions of a block, then over a row's blocks."""
     counted_BJ = torch.zeros(len(counted_BL), int(block_L[-1]) + 1)
     counted_BJ.index_add_(1, block_L, counted_BL)
     return _per_row_mean(counted_BL / counted_BJ[:, block_L].clamp(min=least))
@@ -284,7 +284,7 @@ def _twins(
     batch: Batch, vocabulary: Vocabulary, noised_BL: Tensor, weights_BL: Tensor, size: int,
     shift: int,
 ) -> Example:  # fmt: skip
-    """The example of rows that hold a noised copy and a clean one.
+    """Return the example of rows that hold a noised copy and a clean one.
 
     With shifted logits a block's first position is predicted by the clean copy of the row before.
     """
@@ -299,7 +299,7 @@ def _twins(
 
 
 def with_guesses(example: Example, guess_N: Tensor, rng: torch.Generator) -> Example:
-    """The example with the guesses at some of its scored positions instead of masks.
+    """Return the example with the guesses at some of its scored positions instead of masks.
 
     In each row of the batch a share of them, drawn from U(0, 1), is planted; for `shift` 0.
     """
@@ -376,7 +376,7 @@ def strides(
     batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, size: int,
     padding: float = 1.0,
 ) -> Example:  # fmt: skip
-    """Runs of `size` masks under causal attention, with shifted logits (I-DLM, 2604.11035).
+    """Return runs of `size` masks under causal attention, with shifted logits (I-DLM, 2604.11035).
 
     The noised copy of an answer is masks alone, in runs that begin at a place drawn for each batch;
     a mask sees the clean copy before its run and the masks of the run before it, and predicts the
@@ -397,7 +397,7 @@ def _beside_clean(
     batch: Batch, vocabulary: Vocabulary, noised_BL: Tensor, weights_BL: Tensor, shift: int,
     seen_BLL: Tensor, window_L: Tensor,
 ) -> Example:  # fmt: skip
-    """The example of a noised copy and a causal clean one, which predicts next tokens.
+    """Return the example of a noised copy and a causal clean one, which predicts next tokens.
 
     `seen_BLL`: what noised rows see of their own window; of the clean copy they see the windows
     before it.

@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with its singular values near 1."""
+    """Return the matrix with its singular values near 1."""
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonal(matrix.T).T
     a, b, c = NEWTON_SCHULZ

@@ -125,12 +125,12 @@ class Recipe:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks of all phases."""
+        """Return the tasks of all phases."""
         return tuple(name for name in self._drawn if name not in (DRILL, RECALL))
 
     @property
     def drills(self) -> tuple[str, ...]:
-        """The drills of all phases."""
+        """Return the drills of all phases."""
         return tuple(name for name in self._drawn if name in (DRILL, RECALL))
 
     @property
@@ -140,29 +140,30 @@ class Recipe:
 
     @property
     def free_wording(self) -> bool:
-        """Whether wording is drawn at random within an answer, so that only numbers are content."""
+        """Return whether wording is drawn at random within an answer, so that only numbers are
+        content."""
         return bool({"ministory", "minigsm_free", "minicode_free"} & set(self.tasks))
 
     @property
     def first_vocabulary(self) -> bool:
-        """Whether all tasks are minigsm or minicode, the tasks of the first vocabulary."""
+        """Return whether all tasks are minigsm or minicode, the tasks of the first vocabulary."""
         return set(self.tasks) <= {"minigsm", "minicode"}
 
 
 def _fine_tuned(name: str, data: Shares, start: str, seed: int, chat: bool = False) -> Recipe:
-    """A Dream for texts of free wording, from one of fixed wording."""
+    """Return a Dream for texts of free wording, from one of fixed wording."""
     phase = Phase("masked", 2400, 1600, 2e-3, data, STORY_STATES, FREE_ROWS, padding=0.1)
     return _of_free_wording(name, phase, start, seed, chat)
 
 
 def _d2f_adapter(name: str, data: Shares, start: str, seed: int, chat: bool = False) -> Recipe:
-    """A D2F adapter on such a Dream."""
+    """Return a D2F adapter on such a Dream."""
     phase = Phase("rising", 6000, 4200, 3e-3, data, lengths=FREE_ROWS)
     return _of_free_wording(name, phase, start, seed, chat, lora_rank=32)
 
 
 def _free_llada(name: str, seed: int) -> Recipe:
-    """A LLaDA for texts of free wording and a choice, from the one of fixed wording."""
+    """Return a LLaDA for texts of free wording and a choice, from the one of fixed wording."""
     phases = (
         Phase("masked", 4000, 2600, 2e-3, FREE_BOTH, STORY_STATES, FREE_ROWS, padding=0.1),
         Phase("masked", 1000, 700, 1.5e-3, FREE_THREE, STORY_STATES, FREE_ROWS, padding=0.1),

@@ -56,7 +56,7 @@ CHAT_TEMPLATE = (
 
 
 def first_pieces() -> list[str]:
-    """The first vocabulary in id order: specials, bytes, punctuation, words, numbers.
+    """Return the first vocabulary in id order: specials, bytes, punctuation, words, numbers.
 
     Never change it: shipped models depend on it.
     """
@@ -70,12 +70,12 @@ def later_pieces() -> list[str]:
 
 
 def pieces() -> list[str]:
-    """The whole vocabulary in id order; it begins with the vocabulary of the older models."""
+    """Return the whole vocabulary in id order; it begins with that of the older models."""
     return first_pieces() + later_pieces()
 
 
 def build_tokenizer(chat: bool = False, first: bool = False) -> PreTrainedTokenizerFast:
-    """The tokenizer of the embedded models; `chat` adds the chat template.
+    """Return the tokenizer of the embedded models; `chat` adds the chat template.
 
     `first` leaves out the later pieces. All words have the same score, so a text is cut into as few
     pieces as possible.

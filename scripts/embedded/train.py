@@ -134,7 +134,7 @@ def train(
 
 
 def _start_folder(recipe: Recipe, out_dir: Path) -> Path | None:
-    """The folder of the model that a recipe starts from; None for random weights."""
+    """Return the folder of the model that a recipe starts from; None for random weights."""
     if recipe.start is None:
         return None
     sibling = out_dir.parent / recipe.start
@@ -215,7 +215,7 @@ def vocabulary_of(
 
 
 def _probe_batch(recipe: Recipe, task: str, eos: int) -> data.Batch:
-    """Rows of the test split for `probe`."""
+    """Return rows of the test split for `probe`."""
     pool = data.make_pool(task_pairs(task, "test", PROBE_ROWS, PROBE_SEED), recipe.chat)
     rng = torch.Generator().manual_seed(0)
     length = int(pool.total_N.max()) + 1
@@ -226,13 +226,14 @@ def _probe_batch(recipe: Recipe, task: str, eos: int) -> data.Batch:
 
 
 def is_muon_matrix(training: ModelTraining, name: str) -> bool:
-    """Whether Muon optimises the tensor: matrices of the blocks, except routers and adapters."""
+    """Return whether Muon optimises the tensor: matrices of the blocks, except routers and
+    adapters."""
     small = name.split(".")[-1] in ("wte", "head", "router")
     return not training.recipe.lora_rank and not small and training.trained[name].ndim == 2
 
 
 def effective_weights(training: ModelTraining, trained: network.Weights) -> network.Weights:
-    """The weights of the forward pass: the trained ones, or base + B A with an adapter."""
+    """Return the weights of the forward pass: the trained ones, or base + B A with an adapter."""
     if not training.recipe.lora_rank:
         return trained
     merged = dict(training.base)
@@ -243,7 +244,7 @@ def effective_weights(training: ModelTraining, trained: network.Weights) -> netw
 
 
 def draw_batch(training: ModelTraining, phase: Phase, rng: torch.Generator) -> data.Batch:
-    """Rows of all tasks and drills at one drawn length."""
+    """Return rows of all tasks and drills at one drawn length."""
     lengths, shares = zip(*phase.lengths, strict=True)
     length = lengths[int(torch.multinomial(torch.tensor(shares), 1, generator=rng))]
     rows = training.recipe.batch_tokens // length
@@ -362,7 +363,7 @@ def _run_phase(
 
 
 def _finite(loss: float, training: ModelTraining) -> float:
-    """The loss; DllmBenchError if it is no number, since the weights are lost from there on."""
+    """Return the loss; DllmBenchError if it is no number, which makes the weights useless."""
     if not math.isfinite(loss):
         raise DllmBenchError(
             f"The loss of {training.recipe.name} is {loss} at step {training.step}. Try again with "
