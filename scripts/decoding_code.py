@@ -51,7 +51,7 @@ def digest(text: str) -> str:
 
 
 def digests(package: Path = PACKAGE) -> dict[str, str]:
-    """File, below the package -> digest."""
+    """Return file, below the package -> digest."""
     files = sorted(path for folder in FOLDERS for path in (package / folder).rglob("*.py"))
     return {
         path.relative_to(package).as_posix(): digest(path.read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ def digests(package: Path = PACKAGE) -> dict[str, str]:
 
 
 def read(file: Path = FILE) -> tuple[int, list[str], dict[str, str]]:
-    """(version, notes, file -> digest) as written last."""
+    """Return (version, notes, file -> digest) as written last."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     version = next((line.split()[1] for line in lines if line.startswith(VERSION)), "0")
     notes = [line.removeprefix(NOTE) for line in lines if line.startswith(NOTE)]

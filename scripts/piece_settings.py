@@ -155,7 +155,7 @@ def _comment(kind: type, name: str) -> str:
 
 @cache
 def _comments(module: ModuleType) -> dict[tuple[str, str], str]:
-    """(class, field) -> its comment or the string below it, of all classes of a module."""
+    """Return (class, field) -> its comment or the string below it, of all classes of a module."""
     text = Path(str(module.__file__)).read_text(encoding="utf-8")
     found = {}
     for owner in ast.parse(text).body:

@@ -185,7 +185,7 @@ def stored_findings(judgements: Sequence[Judgement] | None = None) -> Findings:
 
 
 def findings_page(found: Findings) -> str:
-    """docs/findings.md."""
+    """Return the text of docs/findings.md."""
     return markdown(found, lambda table: f"../results/reference/tables/{table}.md")
 
 

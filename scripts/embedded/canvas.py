@@ -83,7 +83,7 @@ class CanvasRows:
 
 
 def published_config(vocabulary: int, ids: Mapping[str, int]) -> dict[str, Any]:
-    """config.json."""
+    """Return the content of config.json."""
     text = {**SIZES, **ids, "model_type": "diffusion_gemma_text", "vocab_size": vocabulary}
     return {
         "architectures": ["DiffusionGemmaForBlockDiffusion"],
@@ -200,8 +200,8 @@ def loss_of(module: CanvasModule, rows: CanvasRows, conditioned: bool) -> Tensor
 
 @torch.no_grad()
 def probe(module: CanvasModule, rows: CanvasRows) -> dict[str, float]:
-    """Of the test split, from noise alone: share of tokens and of whole canvases predicted right
-    by a second forward that is conditioned on the first.
+    """Measure, on the test split and from noise alone, the share of tokens and of whole canvases
+    that a second forward, conditioned on the first, predicts right.
     """
     mean_BCH = own_prediction(module, rows)
     canvas = logits_of(module, hidden_states(module, rows, mean_BCH)[:, -CANVAS:])

@@ -41,7 +41,7 @@ class Pool:
     """Tokens of prompt and answer, without EOS."""
 
     def fitting(self, length: int) -> int:
-        """Number of rows, the shortest ones, that leave room for an EOS in `length`."""
+        """Return the number of rows, the shortest ones, that leave room for an EOS in `length`."""
         return int((self.total_N < length).sum())
 
 
@@ -102,7 +102,7 @@ def load_pool(task: str, count: int, seed: int, chat: bool, cache: Path | None) 
 def draw_rows(
     pool: Pool, count: int, length: int, rng: torch.Generator, eos: int, prefer_long: bool
 ) -> Batch:
-    """`count` random rows of a pool that fit `length`, filled with EOS.
+    """Return `count` random rows of a pool that fit `length`, filled with EOS.
 
     Drawn uniformly, or with a preference for long ones.
     """

@@ -193,7 +193,7 @@ def hidden_states(
 
 
 def _mlp(block: Weights, sizes: NetworkSizes, x_BLH: Tensor) -> Tensor:
-    """SwiGLU; a sparse layer computes all experts, those not chosen with weight 0."""
+    """Compute SwiGLU; a sparse layer computes all experts, those not chosen with weight 0."""
     gated_BLM = _gated(x_BLH, block["gate"], block["up"])
     if "router" in block and sizes.experts:
         shares_BLE = half(_routed(x_BLH, block["router"], sizes.experts))

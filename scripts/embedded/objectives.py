@@ -61,17 +61,17 @@ def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
 
 
 def _choose(rng: torch.Generator, values: Tensor, count: int) -> Tensor:
-    """`count` of the values, drawn uniformly with replacement."""
+    """Draw `count` of the values, uniformly, with replacement."""
     return values[torch.randint(len(values), (count,), generator=rng)]
 
 
 def _stratified(rng: torch.Generator, count: int) -> Tensor:
-    """`count` draws of U(0, 1), one from each of `count` equal bins, in random order."""
+    """Return `count` draws of U(0, 1), one from each of `count` equal bins, in random order."""
     return (torch.randperm(count, generator=rng) + _uniform(rng, count)) / count
 
 
 def _grid(batch: Batch) -> tuple[Tensor, Tensor]:
-    """(offset_BL, answer_BL): distance from the start of the answer; whether it is 0 or more."""
+    """Return (offset_BL, answer_BL): distance from the answer's start; if it is 0 or more."""
     length = batch.ids_BL.shape[1]
     offset_BL = torch.arange(length)[None] - batch.prompt_B[:, None]
     return offset_BL, offset_BL >= 0

@@ -120,7 +120,7 @@ class Recipe:
 
     @property
     def shift(self) -> int:
-        """1 for Dream and autoregressive models, which predict position p from row p-1; else 0."""
+        """Return 1 where row p - 1 predicts position p (Dream, autoregressive models), else 0."""
         return 1 if self.layout in ("dream", "qwen3", "fast_dllm_v2") else 0
 
     @property

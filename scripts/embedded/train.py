@@ -312,7 +312,7 @@ def logits_of(
     example: objectives.Example,
     forward: Callable,
 ) -> Tensor:
-    """Float32 logits (N, V) at the scored positions."""
+    """Return float32 logits (N, V) at the scored positions."""
     positions_L = example.positions_L
     if positions_L is None:
         positions_L = torch.arange(example.inputs_BL.shape[1])
