@@ -41,6 +41,7 @@ from dllm_bench.benchmarks.items import (
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome
+from dllm_bench.benchmarks.tasks import TEXTS
 from dllm_bench.core.benchmark import (
     JUDGE_ERROR,
     Benchmark,
@@ -96,15 +97,7 @@ FIELDS = (
 """What prompts and grades read of a problem."""
 CHAT, DIFFUCODER, INSTRUCT = "chat", "diffucoder", "instruct"
 TEMPLATES = (PLAIN, CHAT, DIFFUCODER, INSTRUCT)
-ASSERTION = "Your code should satisfy the following assertion:\n"
-BEGUN = "Here is a solution to this programming problem:\n```python\n"
-"""Wording of lm-eval's mbpp_plus_instruct, and the answer it begins."""
-DIFFUCODER_PROMPT = (
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
-    "Please complete the following problem:\n```\n{prompt}\n```\n<|im_end|>\n"
-    "<|im_start|>assistant\nHere is the code to solve this problem:\n```python\n"
-)
-"""DiffuCoder's fixed ChatML prompt; the answer begins inside the open fence."""
+WORDING = TEXTS["evalplus"]
 POSTPROCESS: Mapping[str, Callable[[str, str, str], str]] = {
     "assembled": lambda answer, prompt, name: code_answers.assemble_program(prompt, answer),
     "evalplus": lambda answer, prompt, name: evalplus_sanitize(
@@ -210,12 +203,12 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         if self._template == PLAIN:
             return text
         if self._template == DIFFUCODER:
-            return DIFFUCODER_PROMPT.format(prompt=text.rstrip("\n"))
+            return WORDING["diffucoder"].format(prompt=text.rstrip("\n"))
         if self._template == INSTRUCT:
             asked = asked_for(text)
-            turns = [("user", asked), ("assistant", BEGUN)]
+            turns = [("user", asked), ("assistant", WORDING["begun"])]
             said = [{"role": role, "content": content} for role, content in turns]
-            return said if self.chat else f"{asked}\n{BEGUN}"
+            return said if self.chat else f"{asked}\n{WORDING['begun']}"
         if self.instruction:
             text = f"{self.instruction}\n```python\n{text}```\n"
         return [{"role": "user", "content": text}]
@@ -355,7 +348,7 @@ def asked_for(prompt: str) -> str:
     """Return a problem of MBPP+ in words: the text of its docstring, then the assertion it ends
     with."""
     words, _, assertion = prompt.strip().strip('"').strip().partition("\nassert ")
-    return f"{words} {ASSERTION}assert {assertion}" if assertion else words
+    return f"{words} {WORDING['assertion']}assert {assertion}" if assertion else words
 
 
 def _prompt_text(problem: Item) -> str:

@@ -39,13 +39,6 @@ HELD_OUT = 64  # texts, or a tenth where there are few
 MANY_LAYERS = 8  # targets with fewer layers give features of all layers but the last one
 FEATURE_LAYERS = 5
 TAPS, GROUP, CANDIDATES = 2, 16, 16  # of DFlash 2, as published but for the group
-NAME_OF_HEAD = {
-    "": "DFlash",
-    "vanilla": "DSpark, Markov head",
-    "gated": "DSpark, gated head",
-    "rnn": "DSpark, RNN head",
-    "selector": "DFlash 2",
-}
 COPIED_FROM_TARGET = (
     "vocab_size",
     "hidden_size",
@@ -369,8 +362,7 @@ class DrafterTraining(Training):
 
     def facts(self) -> dict[str, Any]:
         learned = sum(w.numel() for w in self.network.parameters() if w.requires_grad)
-        facts = self.network.drafter_config
-        return {"learned": learned, "facts": facts, "name_of_head": NAME_OF_HEAD}
+        return {"learned": learned, "facts": self.network.drafter_config}
 
 
 def train(
