@@ -77,8 +77,8 @@ class PublishedSet:
 
     files: Mapping[str, Sequence[str]]
     hub: Mapping[str, HubSplit]
-    convert: Callable[[Row], Row]
-    read: Callable[[Path], list[Row]] | None
+    convert: Callable[[Row], Row] = dict
+    read: Callable[[Path], list[Row]] | None = None
     number: str = ""
     numbers: Mapping[str, tuple[int, int]] | None = None
     fields: Sequence[str] = ()
@@ -102,12 +102,9 @@ class PublishedSet:
 
 def _published_set(entry: Mapping[str, Any]) -> PublishedSet:
     hub = entry.get("hub", {}).items()
-    made = {
-        "hub": {split: HubSplit(**{"split": split, **where}) for split, where in hub},
-        "convert": getattr(readers, entry.get("convert", ""), dict),
-        "read": getattr(readers, entry.get("read", ""), None),
-    }
-    return PublishedSet(**{**entry, **made})
+    splits = {split: HubSplit(**{"split": split, **where}) for split, where in hub}
+    named = {key: getattr(readers, entry[key]) for key in ("convert", "read") if key in entry}
+    return PublishedSet(**{**entry, **named, "hub": splits})
 
 
 PUBLISHED = {
