@@ -43,6 +43,10 @@ STANDARD: dict[str, Any] = {  # the keys transformers itself uses, base in the o
     "max_position_embeddings": LENGTH,
     "vocab_size": VOCAB,
 }
+QWEN2 = {**STANDARD, "use_sliding_window": False}
+WIDE = {**STANDARD, "head_dim": 16, "attention_bias": False}  # wider than hidden_size / heads
+SDAR = {**WIDE, "use_sliding_window": False}
+EXPERTS = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llada": {
         "model_type": "llada",
@@ -64,20 +68,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": VOCAB,
         "embedding_size": VOCAB,
     },
-    "dream": {**STANDARD, "model_type": "Dream", "use_sliding_window": False},
-    "fast_dllm_v2": {
-        **STANDARD,
-        "model_type": "Fast_dLLM_Qwen",
-        "use_sliding_window": False,
-        "bd_size": 32,
-    },
-    "sdar": {
-        **STANDARD,
-        "model_type": "sdar",
-        "head_dim": 16,  # wider than hidden_size / heads, as in SDAR-4B
-        "attention_bias": False,
-        "use_sliding_window": False,
-    },
+    "dream": {**QWEN2, "model_type": "Dream"},
+    "fast_dllm_v2": {**QWEN2, "model_type": "Fast_dLLM_Qwen", "bd_size": 32},
+    "sdar": {**SDAR, "model_type": "sdar"},
     "llada_moe": {
         **{key: value for key, value in STANDARD.items() if key != "intermediate_size"},
         "model_type": "llada",
@@ -99,11 +92,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llada2": {
         **STANDARD,
         "model_type": "llada2_moe",
+        **EXPERTS,
         "head_dim": 16,
-        "moe_intermediate_size": 24,
-        "num_experts": 8,
         "num_shared_experts": 1,
-        "num_experts_per_tok": 3,
         "n_group": 4,
         "topk_group": 2,
         "routed_scaling_factor": 2.5,
@@ -118,31 +109,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_head": False,
     },
     "sdar_moe": {
-        **STANDARD,
+        **SDAR,
+        **EXPERTS,
         "model_type": "sdar_moe",
-        "head_dim": 16,
-        "attention_bias": False,
-        "use_sliding_window": False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
-        "moe_intermediate_size": 24,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
         "norm_topk_prob": True,
     },
-    "wedlm": {
-        **STANDARD,
-        "model_type": "wedlm",
-        "head_dim": 16,
-        "qk_norm": True,
-        "attention_bias": False,
-        "use_sliding_window": False,
-    },
+    "wedlm": {**SDAR, "model_type": "wedlm", "qk_norm": True},
     "nemotron_diffusion": {
-        **STANDARD,
+        **WIDE,
         "model_type": "nemotron_labs_diffusion",
-        "head_dim": 16,
-        "attention_bias": False,
         "mlp_bias": False,
         "sliding_window": None,
         "dlm_paradigm": "bidirectional",
@@ -159,8 +136,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.1,
         },
     },
-    "qwen2": {**STANDARD, "model_type": "qwen2", "use_sliding_window": False},
-    "qwen3": {**STANDARD, "model_type": "qwen3", "head_dim": 16, "attention_bias": False},
+    "qwen2": {**QWEN2, "model_type": "qwen2"},
+    "qwen3": {**WIDE, "model_type": "qwen3"},
     "llama": {**STANDARD, "model_type": "llama", "attention_bias": False, "mlp_bias": False},
 }
 

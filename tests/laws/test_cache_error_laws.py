@@ -48,11 +48,6 @@ CACHED = {
 }
 
 
-@pytest.fixture(scope="module", params=("llada", "dream"))
-def model(request: pytest.FixtureRequest) -> Any:
-    return tiny_denoiser(request.param, seed=1)
-
-
 def measured(decoder: MaskedDecoder, model: Any, request: Request = REQUEST) -> MeasuredDenoiser:
     """The measurement of one request, whose tokens are those without it."""
     found = MeasuredDenoiser(model)

@@ -73,11 +73,6 @@ RENEWED = (
 )
 
 
-@pytest.fixture(scope="module", params=("llada", "dream"))
-def model(request: pytest.FixtureRequest):
-    return tiny_denoiser(request.param, seed=1)
-
-
 class Watched(Table):
     """The table, and what each forward fed and read: (fed, cached, canvas, window's end)."""
 

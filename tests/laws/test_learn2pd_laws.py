@@ -30,7 +30,7 @@ from dllm_bench.methods.common import (
 )
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
 from dllm_bench.methods.lopa import Lookahead
-from tests.helpers import ROLES, Watched, tiny_denoiser
+from tests.helpers import ROLES, Watched
 from tests.pieces import RandomHead
 from tests.tiers import covering
 
@@ -72,11 +72,6 @@ class Looking:
     def __call__(self, confidence_KNB: Tensor) -> Tensor:
         self.seen.append(confidence_KNB)
         return torch.full_like(confidence_KNB, -9.0)
-
-
-@pytest.fixture(scope="module", params=("llada", "dream"))
-def model(request: pytest.FixtureRequest):
-    return tiny_denoiser(request.param, seed=1)
 
 
 def generate(decoder: MaskedDecoder, model, request: Request = REQUEST):

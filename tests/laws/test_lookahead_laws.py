@@ -22,17 +22,12 @@ from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, NegEntropy, Pipeline, Threshold
 from dllm_bench.methods.credit import Credit
 from dllm_bench.methods.lopa import CREATION, Lookahead
-from tests.helpers import ROLES, tiny_denoiser
+from tests.helpers import ROLES
 
 REQUEST = Request("laws", tuple(range(3, 14)), 32)
 SCHEDULES = (Blocks(8), Pipeline(8, 0.1, 0.5))
 BASE = MaskedDecoder(NegEntropy(), Threshold(0.6), Blocks(8), NoCache())
 SPECIAL = SpecialTokens(**ROLES)
-
-
-@pytest.fixture(scope="module", params=("llada", "dream"))
-def model(request: pytest.FixtureRequest):
-    return tiny_denoiser(request.param, seed=1)
 
 
 def generate(model, explore: Any, **changes: Any) -> Generation:

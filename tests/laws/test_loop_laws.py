@@ -45,11 +45,6 @@ REQUEST = Request("loop", tuple(range(3, 14)), 32)
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
 
 
-@pytest.fixture(scope="module", params=("llada", "dream"))
-def model(request: pytest.FixtureRequest):
-    return tiny_denoiser(request.param, seed=1)
-
-
 def whole_forward(model, tokens_1L: torch.Tensor) -> torch.Tensor:
     """Logits of every position, nothing cached, full attention."""
     length = tokens_1L.shape[1]

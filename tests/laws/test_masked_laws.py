@@ -35,10 +35,8 @@ from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Origin
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
 from dllm_bench.methods.lopa import Lookahead
-from tests.helpers import tiny_denoiser
 from tests.tiers import covering_pairs
 
-LAYOUTS = ("llada", "dream")
 REQUESTS = [
     Request("short", (5, 9, 2), 24),
     Request("long", tuple(range(3, 26)), 32),
@@ -64,11 +62,6 @@ CACHES = (NoCache(), BlockCache("block_causal"), BlockCache("full"), PrefixCache
 PRODUCT_REQUEST = Request("product", (5, 9, 2), 16)
 
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
-
-
-@pytest.fixture(scope="module", params=LAYOUTS)
-def model(request: pytest.FixtureRequest):
-    return tiny_denoiser(request.param, seed=1)
 
 
 def tokens(decoder: MaskedDecoder, model, request: Request = REQUESTS[1]) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ from dllm_bench.methods.local_leap import LocalLeap
 from dllm_bench.methods.pc_sampler import Calibrated, TokenCounts
 from dllm_bench.methods.prophet import GAP, AnswerGap, EarlyExit
 from dllm_bench.methods.slow_fast import SlowFast
-from tests.helpers import Watched, tiny_denoiser
+from tests.helpers import Watched
 from tests.laws.test_select_laws import on_scores
 
 REQUEST = Request("samplers", tuple(range(3, 20)), 32)
@@ -60,11 +60,6 @@ class Watching(Score):
         scores = self.inner(logits_KRV, state, window)
         self.seen.append(state.memo[HISTORY][:, : window.width])
         return scores
-
-
-@pytest.fixture(scope="module", params=["llada", "dream"])
-def model(request: pytest.FixtureRequest):
-    return tiny_denoiser(request.param, seed=1)
 
 
 def generate(model, decoder: MaskedDecoder = BY_8, **pieces) -> Generation:

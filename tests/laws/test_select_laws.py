@@ -27,18 +27,13 @@ from dllm_bench.methods.dream import Epsilon, Origin
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from dllm_bench.methods.lopa import Lookahead
-from tests.helpers import ROLES, tiny_denoiser
+from tests.helpers import ROLES
 from tests.pieces import Table
 
 REQUEST = Request("laws", tuple(range(3, 20)), 32)
 OFF = 1.0  # no probability is above it
 WHOLE = MaskedDecoder(Confidence(), TopK(), Blocks(None), NoCache())
 BY_8 = replace(WHOLE, schedule=Blocks(8))
-
-
-@pytest.fixture(scope="module", params=["llada", "dream"])
-def model(request: pytest.FixtureRequest):
-    return tiny_denoiser(request.param, seed=1)
 
 
 def generate(decoder: MaskedDecoder, select: Select, model) -> Generation:

@@ -24,7 +24,7 @@ from dllm_bench.methods.drafting import ModelDraft, StepProfile, SurvivalThresho
 from dllm_bench.methods.dspark import AsynchronousLength, HardwareAwareLength
 from dllm_bench.models.drafters import SmallModelDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import load_denoiser, tiny_checkpoint
+from tests.helpers import load_denoiser
 from tests.laws.test_output_law import (
     DRAWS,
     LAWS,
@@ -46,16 +46,6 @@ REQUESTS = [
     Request("loop", (3, 9, 27, 3, 9), 14, seed=4),
 ]
 KNEE = StepProfile((1, 6, 64), (1.0, 0.95, 0.05))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("drafters")
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> TransformerDenoiser:
-    return load_denoiser(tiny_checkpoint("qwen3", folder / "target", 10))
 
 
 def outcome(generation: Generation) -> tuple[tuple[int, ...], tuple[int, ...], list[Forward]]:

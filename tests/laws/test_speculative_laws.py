@@ -49,16 +49,6 @@ PROMPTS = [(5,), (3, 9, 27, 3, 9), tuple(range(2, 40))]
 NEW = 20
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("drafters")
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> TransformerDenoiser:
-    return load_denoiser(tiny_checkpoint("qwen3", folder / "target", 10))
-
-
 def trained(folder: Path, name: str) -> Draft:
     source = write_drafter(folder / name, DRAFTERS[name], seed=4)
     if name == "eagle3":

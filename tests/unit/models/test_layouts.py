@@ -80,43 +80,24 @@ def test_cached_forwards_equal_the_uncached_one(layout: str, tmp_path: Path) -> 
             torch.testing.assert_close(model.forward(tokens_1L, again, kv), actual)
 
 
+HEADS = "model.embed_tokens model.norm lm_head"
+ATTENTION = "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj"
+NORMED = f"{ATTENTION} self_attn.q_norm self_attn.k_norm post_attention_layernorm"
+MLP = "mlp.gate_proj mlp.up_proj mlp.down_proj"
 NAMES = {  # a layer's tensors as published, and those outside of the layers
     "llada": (
         "model.transformer.blocks.1.",
         "attn_norm q_proj k_proj v_proj attn_out ff_norm ff_proj up_proj ff_out",
         "model.transformer.wte model.transformer.ln_f model.transformer.ff_out",
     ),
-    "sdar": (
-        "model.layers.1.",
-        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
-        "self_attn.q_norm self_attn.k_norm post_attention_layernorm mlp.gate_proj mlp.up_proj "
-        "mlp.down_proj",
-        "model.embed_tokens model.norm lm_head",
-    ),
-    "wedlm": (
-        "model.layers.1.",
-        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
-        "self_attn.q_norm self_attn.k_norm post_attention_layernorm mlp.gate_proj mlp.up_proj "
-        "mlp.down_proj",
-        "model.embed_tokens model.norm lm_head",
-    ),
     "nemotron_diffusion": (
         "encoder.layers.1.",
-        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
-        "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj",
+        f"{ATTENTION} post_attention_layernorm {MLP}",
         "encoder.embed_tokens encoder.norm diffusion_head",
     ),
-    "sdar_moe": (
-        "model.layers.1.",
-        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
-        "self_attn.q_norm self_attn.k_norm post_attention_layernorm mlp.gate EXPERTS",
-        "model.embed_tokens model.norm lm_head",
-    ),
-    "llada_moe": (
-        "model.layers.1.",
-        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
-        "self_attn.q_norm self_attn.k_norm post_attention_layernorm mlp.gate EXPERTS",
-        "model.embed_tokens model.norm lm_head",
+    **dict.fromkeys(("sdar", "wedlm"), ("model.layers.1.", f"{NORMED} {MLP}", HEADS)),
+    **dict.fromkeys(
+        ("sdar_moe", "llada_moe"), ("model.layers.1.", f"{NORMED} mlp.gate EXPERTS", HEADS)
     ),
     "llada2": (
         "model.layers.1.",
