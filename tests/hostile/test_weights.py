@@ -1,4 +1,4 @@
-"""Hostile checkpoints: each is refused in one sentence, before a sample is decoded."""
+"""Damaged and hostile checkpoints: each is refused in one sentence, before a sample is decoded."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sd
 
 
 def with_number(folder: Path, number: float, name: str = NAME) -> None:
-    stored = tensors(folder)
-    stored[name].view(-1)[7] = number
-    save_file(stored, folder / "model.safetensors")
+    changed(folder, lambda stored: stored[name].view(-1)[7:8].fill_(number))
 
 
 def overflowing(folder: Path) -> None:
@@ -43,6 +41,22 @@ def overflowing(folder: Path) -> None:
     for name in (NAME, NAME.replace("up", "gate"), NAME.replace("up", "down")):
         stored[name] = torch.full_like(stored[name], 1e38)
     save_file(stored, folder / "model.safetensors")
+
+
+def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    stored = tensors(folder)
+    change(stored)
+    save_file(stored, folder / "model.safetensors")
+
+
+def swap(stored: dict[str, Tensor]) -> None:
+    other = NAME.replace("up", "down")
+    stored[NAME], stored[other] = stored[other], stored[NAME]
+
+
+def pickled(folder: Path) -> None:
+    torch.save(tensors(folder), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
 def index(folder: Path, file: object) -> None:
@@ -84,7 +98,33 @@ def many_names(folder: Path) -> None:
     edit(folder / "model.safetensors.index.json", weight_map=names)
 
 
-FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+Fault = tuple[Callable[[Path], object], str]
+DAMAGE: dict[str, Fault] = {
+    "no shard": (lambda f: shard(f)[1].unlink(), "lacks b.safetensors"),
+    "a cut file": (
+        lambda f: os.truncate(f / "model.safetensors", 10_000),
+        "is cut short or damaged",
+    ),
+    "a swap": (lambda f: changed(f, swap), f"mis-shaped: {NAME.replace('up', 'down')} (48, 32)"),
+    "integers": (
+        lambda f: changed(f, lambda stored: stored.update({NAME: stored[NAME].to(torch.int8)})),
+        f"integers: {NAME} (I8)",
+    ),
+    "size as text": (
+        lambda f: edit(f / "config.json", hidden_size="32"),
+        "does not describe a dream model (StrictDataclassFieldValidationError",
+    ),
+    "no heads": (
+        lambda f: edit(f / "config.json", num_attention_heads=0),
+        "does not describe a dream model (ZeroDivisionError",
+    ),
+    "empty index": (text_in("model.safetensors.index.json", "{}"), "has no weight_map of tensors"),
+    "cut tokenizer": (text_in("tokenizer.json", '{"version"'), "cannot be read (JSONDecodeError"),
+    "empty tokenizer": (text_in("tokenizer.json", "{}"), "cannot be read (KeyError: 'added_tok"),
+    "wrong mask": (lambda f: edit(f / "config.json", mask_token_id=7), "mask_token_id=7, the tok"),
+    "pickle": (pickled, "pickled weights only (pytorch_model.bin)"),
+}
+FAULTS: dict[str, Fault] = {
     "nan": (lambda f: with_number(f, float("nan")), f"{NAME} holds numbers that are NaN"),
     "inf": (lambda f: with_number(f, float("inf")), f"{NAME} holds numbers that are NaN"),
     "nan in the head": (lambda f: with_number(f, float("nan"), "lm_head.weight"), "NaN"),
@@ -123,11 +163,11 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", covering(4, FAULTS))
+@pytest.mark.parametrize("name", [*DAMAGE, *covering(4, FAULTS)])
 def test_a_hostile_checkpoint_decodes_nothing(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plant, words = FAULTS[name]
+    plant, words = {**DAMAGE, **FAULTS}[name]
     folder = tiny_checkpoint("dream", tmp_path / "planted", seed=5)
     plant(folder)
     started = time.process_time()
