@@ -12,14 +12,10 @@ from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
-from dllm_bench.tables.plan import CellState
 from dllm_bench.tables.view import footer, measured_text
 from tests.tables.builders import (
     ENVIRONMENT,
     FULL,
-    TINY,
-    every_state,
-    nothing_reported,
     planned_small,
     record_of,
     seal,
@@ -120,40 +116,6 @@ def test_a_run_that_went_on_elsewhere_names_every_machine(tmp_path, monkeypatch)
     assert any(text.startswith("Test CPU and Another CPU, ") for text in again.hardware)
     commits = [name for name in names if any(text.startswith(name) for text in again.code)]
     assert commits == ["Test CPU", "Another CPU"]
-
-
-def test_an_embedded_number_is_never_compared(tmp_path, monkeypatch) -> None:
-    built = every_state(tmp_path, TINY, monkeypatch)
-    measured = built.cells[built.cells.value.notna()]
-    assert len(measured) == 9
-    assert set(measured.verdict) == {CellVerdict.NOT_COMPARABLE}
-    assert measured.delta.isna().all()
-    assert measured.reason.iloc[0] == "embedded model tiny-alpha on miniquiz"
-
-
-def test_an_empty_cell_carries_its_reason(tmp_path, monkeypatch) -> None:
-    built = every_state(tmp_path, FULL, monkeypatch)
-    empty = built.cells[built.cells.value.isna()]
-    assert len(empty) == 15
-    assert all(empty.reason) and all(planned.run.short for planned in empty.planned)
-    assert set(empty.verdict) == {CellVerdict.NONE}
-    assert built.states() == {
-        CellState.SEALED: 1,
-        CellState.PARTIAL: 1,
-        CellState.MISSING: 1,
-        CellState.FAILED: 1,
-        CellState.UNAVAILABLE: 2,
-    }
-    assert built.unavailable == ["needs NPU × 8. This machine cannot stand in for it."]
-
-
-@pytest.mark.parametrize("profile", [TINY, FULL], ids=lambda profile: profile.name)
-def test_a_table_that_reports_nothing_gives_numbers_alone(tmp_path, monkeypatch, profile) -> None:
-    built = nothing_reported(tmp_path, profile, monkeypatch)
-    measured = built.cells[built.cells.value.notna()]
-    assert list(measured.value) == pytest.approx([55.0, 20 * 64 / 219])
-    assert {*measured.verdict, *measured.reason} == {CellVerdict.NONE, ""}
-    assert measured.delta.isna().all()
 
 
 def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monkeypatch) -> None:

@@ -21,7 +21,6 @@ from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, combined_run
 from dllm_bench.tables.render import cell_plain
 from dllm_bench.tables.spec import Cell, TableMetric
-from dllm_bench.tables.view import footer
 from tests.tables.builders import (
     FULL,
     HERE,
@@ -73,12 +72,6 @@ def record(benchmark: str, right: int, n: int = 40) -> RunRecord:
     return record_of(spec_of(compose([*query, f"decoder.k={right}"])), right, n)
 
 
-def test_hidden_values_are_measured_and_not_shown(built) -> None:
-    shown = set(built.cells.index.get_level_values("decoder"))
-    assert shown == {"quick", "quicker", "lost"}
-    assert any(run.chosen["decoder"] == "plain" for runs in built.cells.runs for run in runs)
-
-
 def test_a_difference_of_scores_is_in_points_with_a_paired_interval(built) -> None:
     found = cell(built, "quick", "quiz", "delta")
     assert (found.unit, found.value) == ("points", pytest.approx(10.0))
@@ -123,18 +116,6 @@ def test_what_is_derived_from_an_average_is_derived_from_averages(built) -> None
     assert values["quick", "average"] == pytest.approx(means[0] / means[1])
 
 
-def test_rules_add_to_the_run_and_the_later_wins(built) -> None:
-    assert cell(built, "quicker", "code", "k").text == "7"
-    assert cell(built, "quicker", "quiz", "k").text == "3"
-
-
-def test_a_setting_is_compared_and_needs_no_run(built) -> None:
-    equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
-    assert (equal.verdict, equal.state, equal.runs) == (CellVerdict.EQUAL, CellState.SETTING, ())
-    assert differs.verdict == CellVerdict.OUTSIDE
-    assert differs.reason == ""
-
-
 def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path, monkeypatch) -> None:
     built = derived(tmp_path, TINY, monkeypatch)
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
@@ -143,34 +124,6 @@ def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path, monkeypatc
         CellVerdict.NOT_COMPARABLE,
         "embedded model tiny-alpha on minicode",
     )
-
-
-def test_a_cell_without_a_run_says_why(built) -> None:
-    served = built.cells.loc["served"]
-    assert set(served.reason) == {"A served engine, not run here."}
-    assert {*served.state, *served.status} == {CellState.REPORTED_ONLY}
-    assert served.value.isna().all()
-    assert set(served.index.get_level_values("decoder")) == {"quick", "quicker"}
-    lines = dict(footer(built))["Reported only"]
-    assert lines == ["Quick has no k.", "A served engine, not run here."]
-
-
-def test_a_derived_cell_stands_where_its_worst_part_stands(built) -> None:
-    found = cell(built, "lost", "average", "delta")
-    assert isnan(found.value) and found.status == "missing"
-    assert found.planned.run.short == "missing"
-    assert found.reason == "decoder=lost decoder.k=9: benchmark=quiz: not run yet"
-    assert {run.state for run in found.runs} == {CellState.SEALED, CellState.MISSING}
-
-
-def test_every_cell_stands_somewhere(built) -> None:
-    assert sum(built.status_counts().values()) == len(built.cells)
-    assert set(built.status_counts()) == {"measured", "setting", "reported only", "missing"}
-
-
-def test_skipped_cells_are_none(built) -> None:
-    shown = built.cells.reset_index()
-    assert not ((shown.metric == "k") & (shown.benchmark == "average")).any()
 
 
 def test_a_part_that_is_no_cell_is_a_sentence() -> None:

@@ -21,7 +21,7 @@ from dllm_bench.cli.table import overview_lines, table_lines
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_table
 from dllm_bench.tables.render import FORMS, latex, render, write
-from dllm_bench.tables.view import SHOWN_HASH, blocks, number
+from dllm_bench.tables.view import SHOWN_HASH, number
 from tests.tables.builders import FULL, GOLDEN, TINY, derived, every_state, nothing_reported
 
 BUILT = {
@@ -79,50 +79,6 @@ def test_links_lead_to_the_record(tmp_path, monkeypatch) -> None:
 @pytest.fixture
 def built(tmp_path, monkeypatch):
     return every_state(tmp_path, TINY, monkeypatch)
-
-
-def test_json_holds_every_cell_under_its_names(built) -> None:
-    plain = json.loads(render(built)["json"])
-    cells = plain["cells"]
-    assert len(cells) == 18
-    assert {run for cell in cells for run in cell["runs"]} == set(plain["runs"])
-    first = cells[0]
-    assert first["keys"] == {"model": "alpha_7b", "setting": "S1", "benchmark": "quiz"}
-    wanted = {"metric", "definition", "state", "measured", "interval", "reported", "source", "runs"}
-    assert wanted <= set(first)
-    assert first["state"] == "sealed"
-    assert first["reported"] == 240.0
-    assert first["measured_with"] == {"model": "tiny-alpha", "benchmark": "miniquiz"}
-    assert all((cell["measured"] is None) == (cell["state"] != "sealed") for cell in cells)
-
-
-def test_csv_has_a_line_per_cell_and_the_printed_digits(built) -> None:
-    rows = list(csv.DictReader(io.StringIO(render(built)["csv"])))
-    assert len(rows) == 18
-    assert rows[0]["reported"] == "240.00"
-    assert rows[0]["measured_model"] == "tiny-alpha"
-
-
-def test_markdown_columns_name_model_and_benchmark(built) -> None:
-    lines = render(built)["md"].splitlines()
-    heads = [line for line in lines if line.startswith("| Setting")]
-    assert len(heads) == 2
-    assert "Avg TPS<br>tiny-alpha<br>miniquiz" in heads[0]
-    assert r"Avg TPS<br>Alpha\_7B<br>Quiz 4-shot<br>(reported)" in heads[0]
-    tables = [line for line in lines if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {3 + 3 + 3 + 1 + 1}
-
-
-def test_a_block_of_several_models_does_not_say_that_nothing_ran(tmp_path, monkeypatch) -> None:
-    shown = blocks(derived(tmp_path, FULL, monkeypatch))
-    assert {block["measured_on"] for block in shown[3:]} == {"not run here"}
-
-
-def test_markdown_shows_why_a_cell_is_empty(tmp_path, monkeypatch) -> None:
-    text = render(every_state(tmp_path, FULL, monkeypatch))["md"]
-    for reason in ("*unavailable: needs NPU × 8*", "*missing*", "*failed*", "*7 of 20 samples*"):
-        assert reason in text
-    assert "`dllm-bench run decoder=lopa model=alpha " in text
 
 
 @pytest.mark.parametrize("profile", [TINY, FULL], ids=lambda profile: profile.name)
