@@ -211,12 +211,6 @@ def test_every_benchmark_can_be_made(name: str, real_data: Path) -> None:
     assert instantiate(plain, "benchmark").name == plain["name"]
 
 
-@pytest.mark.parametrize("name", ["minigsm", "minicode"])
-def test_embedded_benchmarks_need_no_data_directory(name: str) -> None:
-    plain = compose([f"benchmark={name}", "paths.data=null"])["benchmark"]
-    assert instantiate(plain, "benchmark").name == plain["name"]
-
-
 @pytest.mark.parametrize("name", options("hydra/launcher"))
 def test_every_launcher_composes(name: str) -> None:
     if name == "slurm":

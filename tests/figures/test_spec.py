@@ -54,14 +54,6 @@ def test_a_rule_may_name_a_sweep() -> None:
     assert len(cells) == (4 + 2) * 2
 
 
-def test_reported_points_are_translated_and_scaled() -> None:
-    points = [tuple(p.values())[:-1] for p in small().reported]
-    assert points == [
-        ("quiz", "alpha", "tpf", 0.5, 2.5, "printed"),
-        ("quiz", "beta", "tpf", 2.0, 3.0, "printed"),
-    ]
-
-
 def test_two_numbers_of_one_thing_are_one_point(tmp_path) -> None:
     plain = (SMALL / "figure.yaml").read_text().partition("reported:")[0]
     plain += (

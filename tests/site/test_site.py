@@ -35,7 +35,7 @@ from dllm_bench.site.pages import RunPages, run_address
 from dllm_bench.site.table_pages import SHOWN_POINTS, figure_page, shown_entry
 from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import RunSpec, differing_settings
+from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store, read_samples
 from tests.site import builders
 
@@ -313,14 +313,6 @@ def test_the_board_counts_cells_by_standing(site: Path) -> None:
     assert sum(counts.values()) == 18 and counts["measured"] == 9  # three sealed runs of six
     assert {"partial", "failed", "missing"} <= set(counts)
     assert "The disk is full." in [value for name, value in page.attributes if name == "title"]
-
-
-def test_runs_of_one_name_are_told_apart(records: dict[str, RunRecord]) -> None:
-    specs = [record.spec for record in records.values() if record.spec.label == "lookahead"]
-    other = builders.decoded(specs[0], {**builders.LOOKAHEADS, "explore": {"k": 3}}, "lookahead", 1)
-    apart = differing_settings([specs[0], other])
-    assert apart == {specs[0].short: "explore.k 2", other.short: "explore.k 3"}
-    assert differing_settings(specs[:1]) == {specs[0].short: ""}
 
 
 def test_the_comparison_is_the_paired_one(site: Path, records: dict[str, RunRecord]) -> None:

@@ -79,28 +79,6 @@ def copy_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
 
 
-def test_an_installed_plug_in_registers_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_tables(monkeypatch)
-    plugin = types.ModuleType("visiting_package")
-    code = (
-        "from dataclasses import dataclass\n"
-        "from dllm_bench.registry import register\n"
-        "@register('select.visitor')\n"
-        "@dataclass(frozen=True)\n"
-        "class Visitor:\n"
-        "    tau: float = 0.5\n"
-    )
-    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
-    with pytest.raises(DllmBenchError, match="not registered"):
-        find("visiting_package.Visitor")
-    exec(code, plugin.__dict__)
-    for name in ("visiting_package.Visitor", "select.visitor"):
-        assert describe(instantiate({TARGET: name}, "select")) == {
-            TARGET: "select.visitor",
-            "tau": 0.5,
-        }
-
-
 FAILURES = {
     "absent": "import no_such_package_here",
     "division": "1 / 0",

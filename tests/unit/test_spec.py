@@ -14,7 +14,6 @@ import torch
 
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.learn2pd import Filter
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file, save_filter
 from dllm_bench.registry import TARGET, describe, instantiate
@@ -324,16 +323,6 @@ def test_a_configuration_is_split_by_role() -> None:
 def test_the_number_of_items_is_not_part_of_the_identity() -> None:
     assert spec(limit=10) == spec(limit=120) == spec(limit=None)
     assert spec(limit=10).to_plain()["limit"] == 10
-
-
-def test_a_decoder_is_built_from_plain_data_and_described_back() -> None:
-    decoder = instantiate(DECODER, "decoder")
-    assert isinstance(decoder, MaskedDecoder)
-    plain = describe(decoder)
-    assert plain["select"]["tau"] == 0.9
-    assert plain["explore"] == {TARGET: "explore.greedy"}
-    assert instantiate(plain, "decoder") == decoder
-    assert json.loads(json.dumps(plain)) == plain
 
 
 @pytest.mark.parametrize(

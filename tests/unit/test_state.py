@@ -63,12 +63,6 @@ def test_revising_masks_and_overwrites_committed_positions_only() -> None:
     assert state.remasked_KW.sum(1).tolist() == [1]
 
 
-def test_writing_the_mask_token_masks_a_position_again() -> None:
-    state = revised()
-    revise(state, [False, False, True, False, False], [SPECIAL.mask] * 5)
-    assert state.born_KL.tolist() == [[PROMPT, PROMPT, MASKED, 0, MASKED]]
-
-
 def test_taking_back_what_the_forward_has_committed_is_no_change() -> None:
     state = revised()
     state.commit(torch.tensor([[True]]), torch.tensor([[6]]), start=4)
@@ -135,17 +129,6 @@ def test_ends_name_each_token_once() -> None:
     assert SpecialTokens(mask=1, eos=2, eot=2).ends == (2,)
 
 
-def test_trace_columns_round_trip() -> None:
-    trace = Trace(
-        [
-            Forward(ForwardKind.PREFILL, 1, 20, 0, 1.5),
-            Forward(ForwardKind.DENOISE, 4, 16, 20, 2.5, 3),
-        ]
-    )
-    assert Trace.from_columns(trace.columns()) == trace
-    assert Trace.from_columns(Trace().columns()) == Trace()
-
-
 def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
     verified = Forward(
         ForwardKind.VERIFY,
@@ -162,6 +145,7 @@ def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
     columns = json.loads(json.dumps(trace.columns()))
     assert columns == trace.columns()
     assert Trace.from_columns(columns) == trace
+    assert Trace.from_columns(Trace().columns()) == Trace()
     assert columns.keys() == {
         *("kind", "branches", "fed", "cached", "ms"),
         *("proposed", "accepted", "drafted", "survival"),
