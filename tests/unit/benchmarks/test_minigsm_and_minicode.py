@@ -5,8 +5,6 @@ Canonical programs are our own and run here; nothing a model wrote is executed.
 
 from __future__ import annotations
 
-import itertools
-import random
 import re
 from typing import Any
 
@@ -29,11 +27,6 @@ def code_test() -> list[GeneratedProblem]:
     return list(minicode.TASK.problems("test", COUNT))
 
 
-def test_every_number_of_steps_occurs(gsm_test: list[GeneratedProblem]) -> None:
-    steps = [p.content.count("|") for p in gsm_test]
-    assert min(steps.count(n) for n in range(1, minigsm.MAX_STEPS + 1)) > COUNT / 10
-
-
 def test_minigsm_arithmetic_is_right(gsm_test: list[GeneratedProblem]) -> None:
     for problem in gsm_test:
         answer = problem.fields["answer"]
@@ -49,17 +42,6 @@ def test_minigsm_arithmetic_is_right(gsm_test: list[GeneratedProblem]) -> None:
             assert 0 <= int(result) <= minigsm.MAX_VALUE
             before = result
         assert answer.endswith(f"\n#### {before}")
-
-
-def test_steps_follow_one_another() -> None:
-    for seed in range(COUNT):
-        steps = minigsm.draw_steps(random.Random(seed), minigsm.MAX_STEPS)
-        assert len({step.verb for step in steps}) == minigsm.MAX_STEPS
-        for before, after in itertools.pairwise(steps):
-            assert before.after == after.before
-        for step in steps:
-            assert minigsm.apply_op(step.op, step.before, step.operand) == step.after
-            assert 0 <= step.after <= minigsm.MAX_VALUE
 
 
 def test_canonical_solutions_pass_their_tests(code_test: list[GeneratedProblem]) -> None:
