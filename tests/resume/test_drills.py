@@ -35,7 +35,7 @@ from dllm_bench.launch import run_one
 from dllm_bench.runs.dependencies import REAL
 from dllm_bench.runs.runner import run
 from dllm_bench.store import provenance
-from dllm_bench.store.record import SCHEMA, RunRecord
+from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SAMPLES, RunState, Store
 from dllm_bench.tables.plan import look_up
@@ -315,12 +315,3 @@ def test_a_tampered_record_is_found_and_named(tmp_path: Path) -> None:
     own = fakes.deps(decoder=Logged(fakes.FakeDecoder(), log))
     again = run(fakes.spec(N), store=store, deps=own)
     assert (fakes.timeless(again), log.exists()) == (fakes.timeless(record), False)
-
-
-def test_records_of_older_versions_are_refused_with_the_way_to_convert_them(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    run(fakes.spec(N), store=store, deps=fakes.deps())
-    path = store.path(fakes.spec(N)) / RECORD
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": SCHEMA - 1}))
-    with pytest.raises(DllmBenchError, match=r"schema version 3.*scripts\.convert_results"):
-        store.record(fakes.spec(N))

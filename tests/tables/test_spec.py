@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,21 +146,49 @@ def test_the_paper_profile_keeps_the_query(name: str) -> None:
             assert not changed
 
 
-def test_settings_of_a_profile_win_and_keep_the_place_of_their_key() -> None:
-    assert TINY.translate(("limit=5", "model=alpha")) == (
-        "limit=20",
-        "model=tiny-alpha",
-        "hardware=cpu",
-    )
+SERVED = ("model=served", "model.engine=fast")
+QUIZ = ("model=alpha", "benchmark=quiz")
+STANDS_FOR = {"instead": (Instead(SERVED, ("model=alpha", "decoder=ar")),)}
+TOGETHER = {"instead": (Instead(QUIZ, ("model=alpha", "decoder=ar")),)}
+UNSEEN = {"untrained": {"miniquiz": ["tiny-alpha"]}}
+PATTERN = {"replace": {"model": {"big-*": "small-*", "big-five": "small"}}, "set": ()}
+DEFAULT = {"replace": {}, "set": ("seed=1",), "default": ("limit=60",)}
 
 
-def test_a_query_may_stand_for_another() -> None:
-    asked = ("model=served", "model.engine=fast")
-    profile = replace(TINY, instead=(Instead(asked, ("model=alpha", "decoder=ar")),))
-    here = ("model=tiny-alpha", "decoder=ar", "seed=1", *TINY.set)
-    assert profile.translate((*asked, "seed=1")) == here
-    with pytest.raises(DllmBenchError, match="no counterpart of model=served"):
-        profile.translate(asked[:1])
+@pytest.mark.parametrize(
+    ("profile", "asked", "found"),
+    [
+        ({}, "limit=5 model=alpha", "limit=20 model=tiny-alpha hardware=cpu"),
+        (STANDS_FOR, "model=served", "no counterpart of model=served"),
+        (
+            STANDS_FOR,
+            "model=served model.engine=fast seed=1",
+            "model=tiny-alpha decoder=ar seed=1 limit=20 hardware=cpu",
+        ),
+        (
+            TOGETHER,  # found by the last value of each key
+            "model=other benchmark=quiz model=alpha",
+            "model=tiny-alpha decoder=ar limit=20 hardware=cpu",
+        ),
+        (UNSEEN, "model=alpha benchmark=quiz", "tiny-alpha was not trained on miniquiz"),
+        (
+            UNSEEN,
+            "model=alpha benchmark=code",
+            "model=tiny-alpha benchmark=minicode limit=20 hardware=cpu",
+        ),
+        (PATTERN, "model=big-five", "model=small"),
+        (PATTERN, "model=big-two", "model=small-two"),
+        (DEFAULT, "seed=2", "seed=1 limit=60"),
+        (DEFAULT, "limit=240", "limit=240 seed=1"),
+    ],
+)
+def test_a_profile_translates_a_query(profile: dict[str, Any], asked: str, found: str) -> None:
+    made = replace(TINY, **profile)
+    if "=" in found.split()[0]:
+        assert made.translate(tuple(asked.split())) == tuple(found.split())
+    else:
+        with pytest.raises(DllmBenchError, match=found):
+            made.translate(tuple(asked.split()))
 
 
 def cell_of(run: Query) -> Cell:
@@ -215,36 +244,10 @@ def test_prompts_that_run_as_asked_keep_their_own_settings() -> None:
         profile.translate(("model=smollm2", "benchmark=deepspec_math500"))
 
 
-def test_a_model_is_not_asked_what_it_never_saw() -> None:
-    profile = replace(TINY, untrained={"miniquiz": ["tiny-alpha"]})
-    with pytest.raises(DllmBenchError, match="tiny-alpha was not trained on miniquiz"):
-        profile.translate(("model=alpha", "benchmark=quiz"))
-    assert profile.translate(("model=alpha", "benchmark=code"))
-
-
-def test_an_exact_counterpart_comes_before_a_pattern() -> None:
-    names = {"big-*": "small-*", "big-five": "small"}
-    profile = Profile("p", embedded=True, replace={"model": names}, set=())
-    assert profile.translate(("model=big-five",)) == ("model=small",)
-    assert profile.translate(("model=big-two",)) == ("model=small-two",)
-
-
-def test_a_default_gives_way_to_a_query_and_a_set_value_does_not() -> None:
-    profile = Profile("p", embedded=True, replace={}, set=("seed=1",), default=("limit=60",))
-    assert profile.translate(("seed=2",)) == ("seed=1", "limit=60")
-    assert profile.translate(("limit=240",)) == ("limit=240", "seed=1")
-
-
 def test_an_own_table_says_how_many_items_it_needs() -> None:
     profile = load_profile("embedded")
     assert "limit=60" in profile.translate(("limit=100",)), "a paper's number"
     assert "limit=240" in profile.translate(("limit=240",))
-
-
-def test_what_is_replaced_together_is_found_by_the_last_value_of_each_key() -> None:
-    asked = ("model=alpha", "benchmark=quiz")
-    profile = replace(TINY, instead=(Instead(asked, ("model=alpha", "decoder=ar")),))
-    assert "decoder=ar" in profile.translate(("model=other", "benchmark=quiz", "model=alpha"))
 
 
 PAPERS = sorted(path.stem for path in (conf_dir() / "profile" / "embedded").glob("*.yaml"))

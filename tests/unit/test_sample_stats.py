@@ -67,27 +67,18 @@ def generation_of(*blocks: list[tuple[ForwardKind, int]]) -> Generation:
     return Generation("r", (5,) * len(born), tuple(born), {}, Trace(forwards))
 
 
+DENOISE, PREFILL, REFRESH = ForwardKind.DENOISE, ForwardKind.PREFILL, ForwardKind.REFRESH
+
+
 @pytest.mark.parametrize(
     ("blocks", "idle", "unrolled"),
     [
-        ([[(ForwardKind.DENOISE, 8)]], 0, 0),  # 8 masks // 8 = 1 round
-        (
-            [[(ForwardKind.DENOISE, 30), (ForwardKind.DENOISE, 2)]],
-            0,
-            2,
-        ),  # 32 // 8 = 4 rounds at once
-        (
-            [[(ForwardKind.DENOISE, 8), (ForwardKind.DENOISE, 8), (ForwardKind.DENOISE, 24)]],
-            0,
-            1,
-        ),  # 4 rounds, not 5
-        (
-            [[(ForwardKind.PREFILL, 16)]],
-            1,
-            2,
-        ),  # two rounds of window after a renewal that filled it
-        ([[(ForwardKind.PREFILL, 4), (ForwardKind.DENOISE, 4)], [(ForwardKind.REFRESH, 8)]], 1, 1),
-        ([[(ForwardKind.PREFILL, 4), (ForwardKind.REFRESH, 4), (ForwardKind.REFRESH, 4)]], 1, 1),
+        ([[(DENOISE, 8)]], 0, 0),  # 8 masks // 8 = 1 round
+        ([[(DENOISE, 30), (DENOISE, 2)]], 0, 2),  # 32 // 8 = 4 rounds at once
+        ([[(DENOISE, 8), (DENOISE, 8), (DENOISE, 24)]], 0, 1),  # 4 rounds, not 5
+        ([[(PREFILL, 16)]], 1, 2),  # two rounds of window after a renewal that filled it
+        ([[(PREFILL, 4), (DENOISE, 4)], [(REFRESH, 8)]], 1, 1),
+        ([[(PREFILL, 4), (REFRESH, 4), (REFRESH, 4)]], 1, 1),
     ],
 )
 def test_idle_forwards(
