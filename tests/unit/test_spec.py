@@ -98,19 +98,6 @@ def test_identity_keys_change_the_hash_and_runtime_keys_do_not(key: str) -> None
     assert (changed.identity_hash != spec().identity_hash) == (role_of(key) is Role.IDENTITY)
 
 
-def test_the_class_of_a_piece_and_the_inputs_change_the_hash() -> None:
-    other = {TARGET: "dllm_bench.methods.common.NegEntropy"}
-    assert spec(decoder__score=other).identity_hash != spec().identity_hash
-    moved = {**resolve(CONFIG), "inputs": {"dataset": "d" * 64, "weights": "x" * 64}}
-    assert RunSpec.from_config(CONFIG, lambda _: moved).identity_hash != spec().identity_hash
-
-
-def test_a_newer_decoding_version_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = spec()
-    newer = RunSpec.from_plain({**old.to_plain(), "decoding_version": old.decoding_version + 1})
-    assert newer.identity_hash != old.identity_hash
-
-
 LEARN2PD: dict[str, Any] = {
     **DECODER,
     "schedule": {TARGET: "dllm_bench.methods.common.Blocks", "block": 32},
@@ -217,28 +204,44 @@ def test_a_pattern_matches_whole_keys(key: str) -> None:
         role_of(key)
 
 
-def test_equal_content_is_one_hash_however_it_is_written() -> None:
-    backwards = dict(reversed(list(CONFIG.items())))
-    assert RunSpec.from_config(backwards, resolve) == spec()
-    spelled_out = spec(decoder__forbid_mask=True, decoder__schedule__sees_future=True)
-    assert spelled_out == spec(), "a default that is written is the same value"
-    assert spec(decoder__select__tau=1) == spec(decoder__select__tau=1.0)
-    assert spec(decoder__name="my-label") == spec(), "a label is no content"
+BASELINE: dict[str, Any] = {**DECODER, "name": "plain"}
+CACHED = {**BASELINE, "cache": {TARGET: "dllm_bench.methods.caches.PrefixCache"}}
+BACKWARDS = RunSpec.from_config(dict(reversed(list(CONFIG.items()))), resolve)
+SAME = [
+    (spec(), BACKWARDS),
+    (spec(decoder__forbid_mask=True, decoder__schedule__sees_future=True), spec()),  # defaults
+    (spec(decoder__select__tau=1), spec(decoder__select__tau=1.0)),
+    (spec(decoder__name="my-label"), spec()),
+    (spec(baseline=None), spec()),
+    (spec(baseline={**BASELINE, "name": "another"}), spec(baseline=BASELINE)),
+    (spec(measure_kl=False), spec()),
+    (spec(limit=10), spec(limit=None)),
+]
+OTHERS = [
+    spec(),
+    spec(seed=1),
+    spec(measure_kl=True),
+    spec(baseline=BASELINE),
+    spec(baseline=CACHED),
+    spec(decoder__score={TARGET: "dllm_bench.methods.common.NegEntropy"}),
+    RunSpec.from_config(CONFIG, lambda _: {**resolve(CONFIG), "inputs": {"dataset": "x" * 64}}),
+    RunSpec.from_plain({**spec().to_plain(), "decoding_version": spec().decoding_version + 1}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_equal_content_is_one_run_however_it_is_written(one: RunSpec, other: RunSpec) -> None:
+    assert one.identity_hash == other.identity_hash and one.identity() == other.identity()
+    assert one == other
+
+
+def test_other_content_is_another_run_and_survives_json() -> None:
+    assert len({one.identity_hash for one in OTHERS}) == len(OTHERS)
+    for one in OTHERS:
+        assert RunSpec.from_plain(json.loads(json.dumps(one.to_plain()))) == one
+        assert one.folder.endswith(one.short)
     assert spec(decoder__name="my-label").label == "my-label"
     assert len({spec(), spec(decoder__name="b"), spec(seed=1)}) == 2
-
-
-BASELINE: dict[str, Any] = {**DECODER, "name": "plain"}
-
-
-def test_a_baseline_is_part_of_the_identity_where_there_is_one() -> None:
-    beside = spec(baseline=BASELINE)
-    assert beside.identity_hash != spec().identity_hash == spec(baseline=None).identity_hash
-    assert spec(baseline={**BASELINE, "name": "another"}) == beside, "its label is no content"
-    other = {**BASELINE, "cache": {TARGET: "dllm_bench.methods.caches.PrefixCache"}}
-    assert spec(baseline=other).identity_hash != beside.identity_hash
-    assert beside.folder.endswith(beside.short)
-    assert RunSpec.from_plain(json.loads(json.dumps(beside.to_plain()))) == beside
 
 
 def test_the_run_of_a_baseline_is_the_one_without_it() -> None:
@@ -261,13 +264,6 @@ def test_runs_without_a_baseline_have_no_trace_of_one_in_their_hash() -> None:
     assert fake.identity_hash.startswith("782b5d96e1edb25eabeaf634a2e640fd9bad97732cc4dc50")
     assert "baseline" not in spec().identity()
     assert "baseline" in spec(baseline=BASELINE).identity()
-
-
-def test_measuring_the_error_of_a_cache_is_another_run_and_not_measuring_it_none() -> None:
-    measured = spec(measure_kl=True)
-    assert measured.identity_hash != spec().identity_hash == spec(measure_kl=False).identity_hash
-    assert "measure_kl" not in spec(measure_kl=False).identity()
-    assert RunSpec.from_plain(json.loads(json.dumps(measured.to_plain()))) == measured
 
 
 def test_the_hash_is_the_same_in_another_process_and_pinned() -> None:
@@ -318,11 +314,6 @@ def test_a_configuration_is_split_by_role() -> None:
     sides = split(CONFIG)
     assert set(sides[Role.RUNTIME]) == {"model", "hardware", "limit", "logger", "paths"}
     assert sides[Role.IDENTITY]["decoder"]["select"]["tau"] == 0.9
-
-
-def test_the_number_of_items_is_not_part_of_the_identity() -> None:
-    assert spec(limit=10) == spec(limit=120) == spec(limit=None)
-    assert spec(limit=10).to_plain()["limit"] == 10
 
 
 @pytest.mark.parametrize(
