@@ -220,11 +220,6 @@ def is_own(model: object) -> bool:
     return not any(isinstance(layer, ModuleLayer) for layer in model.layers)
 
 
-@pytest.mark.parametrize("layout", PLAIN)
-def test_plain_layers_are_own_ones(layout: str) -> None:
-    assert is_own(tiny_denoiser(layout, seed=4))
-
-
 def borrowed() -> TransformerDenoiser:
     model = tiny_denoiser("dream", seed=4)
     return BorrowedDenoiser(model.module, model.special, model.shifted)
