@@ -6,6 +6,8 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
+from torch import Tensor
+
 import dllm_bench as db
 from dllm_bench.models.load import LoadedModel
 
@@ -25,3 +27,10 @@ def transformers_object(name: str) -> Any:
     module = type(model.denoiser.module)(config)
     module.load_state_dict(model.denoiser.module.state_dict())
     return module.train()
+
+
+def logits(ids: Tensor) -> Tensor:
+    """tiny-llada as a function of ids."""
+    module = loaded("tiny-llada").denoiser.module
+    found: Tensor = module(input_ids=ids, use_cache=False).logits
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -225,19 +224,3 @@ def test_the_aup_leaderboard_has_a_curve_of_a_sweep(
         assert point == [pytest.approx(tpf, abs=1e-4), pytest.approx(score, abs=0.01)]
     assert exported(run, tmp_path, "aup", short.spec.short) == 2
     assert "choose runs over the same items" in capsys.readouterr().err
-
-
-def test_a_run_folder_of_somebody_else_is_graded_again(
-    run: tuple[Path, RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results, record = run
-    shutil.copytree(results / "runs", tmp_path / "runs")
-    assert main(["rescore", record.spec.short, "--results", str(tmp_path)]) == 0
-    assert "0 of 3 samples changed" in capsys.readouterr().out
-
-
-def test_an_unknown_form_names_the_forms(
-    run: tuple[Path, RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exported(run, tmp_path, "parket") == 2
-    assert "did you mean 'parquet'?" in capsys.readouterr().err

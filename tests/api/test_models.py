@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import dllm_bench as db
 from dllm_bench.paths import assets_dir
-from tests.api.models import loaded, transformers_object
+from tests.api.models import loaded, logits, transformers_object
 
 PROMPTS = ["Question: Tom has 3 apples and buys 4 more. How many apples?\nAnswer:", "2 + 2 ="]
 MASK = {"mask_token": "<|mask|>"}
@@ -21,12 +20,6 @@ def flags(module: Any) -> list[Any]:
     """Everything that decoding could have changed."""
     attention = [vars(layer.self_attn).get("is_causal") for layer in module.model.layers]
     return [*attention, module.config.to_dict(), [part.training for part in module.modules()]]
-
-
-def function(ids: Tensor) -> Tensor:
-    """tiny-llada as a function of ids."""
-    module = loaded("tiny-llada").denoiser.module
-    return module(input_ids=ids, use_cache=False).logits
 
 
 @pytest.mark.parametrize("decoder", ["fast_dllm_dual", "lopa_dream"])
@@ -46,7 +39,7 @@ def test_a_transformers_object_decodes_like_our_own_and_stays_as_it_was(decoder:
 
 @pytest.mark.parametrize("decoder", ["fast_dllm", "lopa_dream", "vanilla"])
 def test_a_function_decodes_like_the_model_behind_it(decoder: str) -> None:
-    model = db.wrap(function, loaded("tiny-llada").text.tokenizer, **MASK)
+    model = db.wrap(logits, loaded("tiny-llada").text.tokenizer, **MASK)
     theirs = db.generate(model, PROMPTS, decoder, 32)
     ours = db.generate(loaded("tiny-llada"), PROMPTS, decoder, 32)
     assert [one.sample.ids for one in theirs] == [one.sample.ids for one in ours]

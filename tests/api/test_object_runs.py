@@ -19,15 +19,10 @@ from dllm_bench.models.load import LoadedModel
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import on_this_machine
-from tests.api.models import loaded, transformers_object
+from tests.api.models import loaded, logits, transformers_object
 
 SETTINGS: dict[str, Any] = {"limit": 1, "benchmark.max_new_tokens": 32}
 MASK = {"mask_token": "<|mask|>"}
-
-
-def logits(ids: Tensor) -> Tensor:
-    """tiny-llada as a function of ids."""
-    return loaded("tiny-llada").denoiser.module(input_ids=ids, use_cache=False).logits
 
 
 class OwnModule(torch.nn.Module):

@@ -19,7 +19,7 @@ from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
 from dllm_bench.methods.wino import Wino
 from dllm_bench.runs.prompts import PromptGenerator
-from tests.api.models import loaded, transformers_object
+from tests.api.models import loaded, logits, transformers_object
 
 GAPS = "Tom has 3 apples and buys <|mask|><|mask|> more, so he has <|mask|><|mask|> apples."
 OBJECT = "is an object and stays as it is"
@@ -27,11 +27,6 @@ HIDES = "hides positions from each other .*choose another decoder"
 ALONE = MaskedDecoder(Confidence(), Threshold(0.9), Blocks(32, sees_rest=False), NoCache())
 SHADOWED = replace(ALONE, schedule=Blocks(32), revise=Wino())
 Call = Callable[[Path], Any]
-
-
-def function(ids: torch.Tensor) -> torch.Tensor:
-    """tiny-llada as a function of ids."""
-    return loaded("tiny-llada").denoiser.module(input_ids=ids, use_cache=False).logits
 
 
 def never(_: object) -> None:
@@ -57,7 +52,7 @@ def wrap(model: Any, **settings: Any) -> Call:
 
 
 def of_function(decoder: Any) -> Call:
-    return lambda _: db.generate(wrapped(function), "2 + 2 =", decoder, 32)
+    return lambda _: db.generate(wrapped(logits), "2 + 2 =", decoder, 32)
 
 
 def load(source: str, **settings: Any) -> Call:
@@ -112,9 +107,9 @@ def unknown_class(_: Path) -> None:
         (of_function(SHADOWED), HIDES),
         (of_function(ALONE), HIDES),
         (wrap(lambda ids: ids), "returned"),
-        (wrap(function, mask_token="<nothing>"), "no token of the model's tokenizer"),
-        (wrap(function, attention="blocks"), "full, block, causal"),
-        (wrap(function, block=8), "block=8"),
+        (wrap(logits, mask_token="<nothing>"), "no token of the model's tokenizer"),
+        (wrap(logits, attention="blocks"), "full, block, causal"),
+        (wrap(logits, block=8), "block=8"),
         (unknown_class, "wrap a function in place of it"),
         (load("tiny-lada"), "did you mean 'tiny-llada'"),
         (load("nobody/nothing"), "not in the local Hugging Face cache"),
