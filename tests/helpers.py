@@ -279,3 +279,16 @@ class Watched:
             distance_R = (torch.arange(*plan.rows) - self.ending).abs()
             logits_KRV[..., self.special.eos] += 9 - 0.3 * distance_R
         return logits_KRV
+
+
+class Probed(Watched):
+    """A model that also keeps the logits of every forward."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.mean_embeddings = getattr(model, "mean_embeddings", None)
+        self.logits: list[Tensor] = []
+
+    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
+        self.logits.append(super().forward(tokens_KL, plan, kv))
+        return self.logits[-1].clone()

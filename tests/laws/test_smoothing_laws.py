@@ -22,25 +22,12 @@ from dllm_bench.methods.sparse import SparseCache
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.wrapped import FunctionDenoiser
 from dllm_bench.registry import describe, instantiate
-from tests.helpers import ROLES, Watched, tiny_denoiser
+from tests.helpers import ROLES, Probed, tiny_denoiser
 
 MASK, PROMPT, NEW, TAU, MOST = ROLES["mask"], tuple(range(3, 13)), 16, 0.5, 0.3
 REQUEST = Request("smoothed", PROMPT, NEW)
 PLAIN = MaskedDecoder(Confidence(), Threshold(TAU, band=1e-5, fall=0.02), Blocks(8), NoCache())
 SMOOTHED = replace(PLAIN, smoothing=MOST)
-
-
-class Probed(Watched):
-    """A model that also keeps the logits of every forward."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self.mean_embeddings = model.mean_embeddings
-        self.logits: list[Tensor] = []
-
-    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
-        self.logits.append(super().forward(tokens_KL, plan, kv))
-        return self.logits[-1].clone()
 
 
 @pytest.fixture(scope="module", params=("llada", "dream"))

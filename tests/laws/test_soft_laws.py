@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
@@ -19,7 +18,7 @@ from dllm_bench.methods.common import Blocks, Confidence
 from dllm_bench.methods.dmax import Leftmost, SoftRevision
 from dllm_bench.methods.llada21 import Edit
 from dllm_bench.runs.cache_error import MeasuredDenoiser
-from tests.helpers import ROLES, Watched, tiny_denoiser
+from tests.helpers import ROLES, Probed, tiny_denoiser
 from tests.pieces import Table
 
 MASK, PROMPT, NEW = ROLES["mask"], tuple(range(3, 13)), 24
@@ -28,18 +27,6 @@ BY_8 = Blocks(8, sees_future=False)
 SOFT = MaskedDecoder(
     Confidence(), Leftmost(0.02), BY_8, BlockCache(), revise=SoftRevision(sure=0.9)
 )
-
-
-class Probed(Watched):
-    """A model that also keeps the logits of every forward."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self.logits: list[Tensor] = []
-
-    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
-        self.logits.append(super().forward(tokens_KL, plan, kv))
-        return self.logits[-1].clone()
 
 
 @pytest.fixture(scope="module")
