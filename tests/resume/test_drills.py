@@ -1,8 +1,8 @@
 """Fault drills: what dies, fills up, jumps or was tampered with costs no finished sample.
 
 By default a handful of random kills; `pytest -m drill` makes hundreds. Beside them: death at every
-touch of the disk, a full and a read-only disk, a clock that jumps, changed items, a tampered and an
-old record. Broken lines, two writers and one run shared out are in test_killed and unit/test_store,
+touch of the disk, a full and a read-only disk, a clock that jumps, changed items, a tampered
+record. Broken lines, two writers and one run shared out are in test_killed and unit/test_store,
 a process lost in a collective in tests/processes, W&B in unit/test_loggers, SLURM in tests/slurm.
 """
 
