@@ -31,7 +31,7 @@ def minerva(item: Item) -> str:
 
 
 def korbench_answer(item: Item) -> str:
-    """A right answer: one of the accepted ones, where the item lists several."""
+    """Return a right answer: one of the accepted ones, where the item lists several."""
     answer = str(item["answer"])
     if item["category"] != "puzzle":
         return answer
@@ -41,7 +41,7 @@ def korbench_answer(item: Item) -> str:
 
 
 def looked_up(item: Item) -> str:
-    """A program that looks up the outputs of the tests: there are no reference solutions."""
+    """Return a program that looks up the outputs of the tests: there are no reference solutions."""
     tests = json.loads(item["tests"])
     if not item["function"]:
         table = json.dumps(json.dumps(dict(tests)))
@@ -124,7 +124,7 @@ def gold(benchmark: Bench) -> dict[str, str]:
 
 
 def foreign(texts: Mapping[str, str]) -> dict[str, str]:
-    """Every item gets the answer of the next one."""
+    """Give every item the answer of the next one."""
     answers = list(texts.values())
     return dict(zip(texts, [*answers[1:], answers[0]], strict=True))
 

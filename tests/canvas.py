@@ -29,7 +29,7 @@ def published(
     window: int = 16,
     spread: float = SPREAD,
 ) -> Any:
-    """A random model as transformers makes it."""
+    """Return a random model as transformers makes it."""
     from transformers import AutoConfig, DiffusionGemmaConfig, DiffusionGemmaTextConfig
     from transformers import DiffusionGemmaForBlockDiffusion as Published
 
@@ -73,7 +73,8 @@ def published(
 
 
 def scaled_apart(model: Any) -> Any:
-    """The model with other numbers for the layers of its encoder than for those of its decoder."""
+    """Return the model with other numbers for the layers of its encoder than for those of its
+    decoder."""
     both = (model.model.encoder.language_model.layers, model.model.decoder.layers)
     for number, layer in enumerate(layer for layers in both for layer in layers):
         layer.layer_scalar.fill_(0.8 + 0.05 * number)
@@ -81,7 +82,7 @@ def scaled_apart(model: Any) -> Any:
 
 
 def read_here(model: Any) -> CanvasDenoiser:
-    """The same weights as this package reads them from files; no token ends a text."""
+    """Return the same weights as this package reads them from files; no token ends a text."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         denoiser = load_denoiser(Path(folder))
@@ -92,12 +93,12 @@ def read_here(model: Any) -> CanvasDenoiser:
 
 @cache
 def tiny_canvas_model(seed: int = 0, **shape: Any) -> CanvasDenoiser:
-    """A random model of this package."""
+    """Return a random model of this package."""
     return read_here(published(seed, **shape))
 
 
 def canvas_decoder(**settings: Any) -> CanvasDecoder:
-    """The decoder of `diffusion_gemma` with settings such as accept__gamma=1.0."""
+    """Return the decoder of `diffusion_gemma` with settings such as accept__gamma=1.0."""
     changes = [slot_override(key.replace("__", "."), value) for key, value in settings.items()]
     made = composed_decoder("diffusion_gemma", changes)
     assert isinstance(made, CanvasDecoder)

@@ -70,7 +70,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository."""
+    """Return the repository."""
     return ROOT
 
 

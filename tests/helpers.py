@@ -149,7 +149,7 @@ def golden_dir() -> Path:
 
 
 def load_denoiser(folder: Path) -> TransformerDenoiser:
-    """The float32 denoiser of a checkpoint folder, on the CPU."""
+    """Return the float32 denoiser of a checkpoint folder, on the CPU."""
     spec = ModelSpec(folder.name, str(folder), dtype="float32", device="cpu")
     denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, TransformerDenoiser)
@@ -157,7 +157,7 @@ def load_denoiser(folder: Path) -> TransformerDenoiser:
 
 
 def tiny_config(layout: str, **changes: Any) -> dict[str, Any]:
-    """A published config.json of a tiny model."""
+    """Return a published config.json of a tiny model."""
     ids = {f"{role}_token_id": ROLES[role] for role in ("mask", "eos", "pad", "bos")}
     return CONFIGS[layout] | ids | changes
 
@@ -192,7 +192,7 @@ def tiny_checkpoint(layout: str, path: Path, seed: int, **changes: Any) -> Path:
 
 
 def publish(layout: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the module's names -> the tensors of the published checkpoint."""
+    """Return weights under the module's names -> the tensors of the published checkpoint."""
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     expected = published_shapes(ADAPTERS[layout], shapes)
     tensors = {name: torch.empty(shape) for name, shape in expected.items()}
@@ -245,7 +245,7 @@ def tiny_tokenizer() -> Any:
 def tiny_denoiser(
     layout: str, seed: int, attention: str = "sdpa", **changes: Any
 ) -> TransformerDenoiser:
-    """A random float32 model of `layout` in memory; `changes` go into its config."""
+    """Return a random float32 model of `layout` in memory; `changes` go into its config."""
     config = tiny_config(layout, **changes)
     module = ADAPTERS[layout].build(config, attention)
     module.load_state_dict(tiny_weights(layout, seed, config))

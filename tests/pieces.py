@@ -49,7 +49,7 @@ class RandomHead:
 
 
 def small(value: Any) -> Any:
-    """The same value with small numbers, at any depth."""
+    """Return the same value with small numbers, at any depth."""
     if isinstance(value, tuple):
         return tuple(small(part) for part in value)
     if not is_dataclass(value) or isinstance(value, type):
@@ -90,7 +90,7 @@ def decoders() -> dict[str, MaskedDecoder]:
 
 
 def needs_unshifted(decoder: Any) -> bool:
-    """Whether a piece needs a model whose rows predict their own positions."""
+    """Return whether a piece needs a model whose rows predict their own positions."""
     return any(Need("model", Condition.UNSHIFTED) in piece.needs for piece in decoder.pieces())
 
 

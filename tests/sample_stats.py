@@ -14,7 +14,7 @@ from dllm_bench.tables.derive import measure_run
 
 
 def sample(**changes: Any) -> SampleStats:
-    """One sample; keyword arguments replace single values."""
+    """Return one sample; keyword arguments replace single values."""
     counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), 8)
     costs = {"forwards": 4, "rows": 32, "forced": 0}
     times = {"seconds": 1.0, "steps_s": 0.9, "first_step_s": 0.1}
@@ -23,14 +23,14 @@ def sample(**changes: Any) -> SampleStats:
 
 
 def drafted(rounds: Sequence[Sequence[int]], **changes: Any) -> SampleStats:
-    """A sample decoded in `rounds` of (proposed, accepted, committed)."""
+    """Return a sample decoded in `rounds` of (proposed, accepted, committed)."""
     return sample(rounds=[list(made) for made in rounds], **changes)
 
 
 def stored_sample(
     ids: Sequence[int], born: Sequence[int], trace: Trace, **changes: Any
 ) -> SampleRecord:
-    """One sample as a run stores it; keyword arguments replace single fields."""
+    """Return one sample as a run stores it; keyword arguments replace single fields."""
     texts = {"id": "a", "prompt_sha256": "", "text": "text"}
     tokens = {"ids": list(ids), "born": list(born), "cut": {"length": len(ids)}, "counts": {}}
     times = {"seconds": 0.01, "first_step_s": 0.005, "started_at": 0.0, "session": 0}
@@ -40,7 +40,8 @@ def stored_sample(
 
 
 def record_of(samples: Sequence[SampleStats], ids: Sequence[str] = ()) -> RunRecord:
-    """A record of these samples, each of an item of its own unless their `ids` say otherwise."""
+    """Return a record of these samples, each of an item of its own unless their `ids` say
+    otherwise."""
     spec = RunSpec(model={"name": "m"}, decoder={}, benchmark={"name": "b"}, hardware={})
     columns = {name: [getattr(one, name) for one in samples] for name in SampleStats.columns()}
     columns["id"] = list(ids) or [f"item-{i}" for i in range(len(samples))]
@@ -48,5 +49,5 @@ def record_of(samples: Sequence[SampleStats], ids: Sequence[str] = ()) -> RunRec
 
 
 def interval(name: str, samples: Sequence[SampleStats]) -> tuple[float, float] | None:
-    """The interval of a metric of a run of these samples."""
+    """Return the interval of a metric of a run of these samples."""
     return measure_run(name, record_of(samples))[1]

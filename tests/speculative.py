@@ -95,7 +95,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 
 
 def write_drafter(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
-    """A checkpoint folder with random weights; returns its path as a source."""
+    """Return a checkpoint folder with random weights; returns its path as a source."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def write_drafter(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
 
 
 def trainable(folder: Path) -> Any:
-    """A drafter's network in float32 as training has it, from its folder."""
+    """Return a drafter's network in float32 as training has it, from its folder."""
     from safetensors.torch import load_file
 
     network = empty_network(json.loads((folder / "config.json").read_text()))
@@ -120,7 +120,7 @@ def trainable(folder: Path) -> Any:
 
 
 def with_drafter(decoder: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A configured decoder whose draft, where it reads a checkpoint, reads a random one."""
+    """Return a configured decoder whose draft, where it reads a checkpoint, reads a random one."""
     found = deepcopy(decoder)
     draft = found.get("draft", {})
     if "drafter" in draft:

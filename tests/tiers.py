@@ -15,9 +15,8 @@ from allpairspy import AllPairs
 
 
 def covering(step: int, cases: Iterable[Any], often: int = 3) -> list[Any]:
-    """All cases: every `step`-th in the default tier, of the others every `often`-th in the whole
-    suite, and what is left with `-m drill`. A tuple is a case of several arguments.
-    """
+    """Return all cases: every `step`-th in the default tier, of the others every `often`-th in the
+    whole suite, and what is left with `-m drill`. A tuple is a case of several arguments."""
     return [
         case if index % step == 0 else pytest.param(*_arguments(case), marks=_rest(index, often))
         for index, case in enumerate(cases)

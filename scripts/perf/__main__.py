@@ -34,7 +34,7 @@ PARTS = {
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.perf", description="Measure the decoding loop."
     )
@@ -58,7 +58,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as a text table."""
+    """Return rows as a text table."""
     if not rows:
         return "  nothing to measure on this machine"
     names = list(rows[0]) + [name for name in rows[-1] if name not in rows[0]]
@@ -72,14 +72,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value as text; a dash for None."""
+    """Return a value as text; a dash for None."""
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def measure(part: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of one part."""
+    """Return the rows of one part."""
     size = measures.QUICK if args.quick else measures.Size()
     if part == "device":
         return device.rounds(args.dry, args.quick)

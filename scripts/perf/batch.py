@@ -23,7 +23,7 @@ CASES = {  # decoder -> model
 
 
 def items(model: str, count: int, new: int) -> list[Request]:
-    """The first questions of minigsm."""
+    """Return the first questions of minigsm."""
     benchmark = benchmark_of(
         compose(["benchmark=minigsm", f"benchmark.max_new_tokens={new}"])["benchmark"]
     )

@@ -43,7 +43,7 @@ def decoders(*settings: str) -> dict[str, MaskedDecoder]:
 
 
 def decoder(query: Sequence[str]) -> MaskedDecoder:
-    """The decoder of a run query."""
+    """Return the decoder of a run query."""
     (name,) = (part.partition("=")[2] for part in query if part.startswith("decoder="))
     found = composed_decoder(name, [part for part in query if part.startswith(SETTINGS)])
     assert isinstance(found, MaskedDecoder)
@@ -56,7 +56,7 @@ def request_ms(forwards: Sequence[Forward], device: DeviceConstants) -> float:
 
 
 def as_round(one: Forward) -> Round:
-    """A forward of Dream-7B's shape that computes as many rows, and sees as many positions.
+    """Return a forward of Dream-7B's shape that computes as many rows, and sees as many positions.
 
     Where layers choose rows, the first of the small model's two computes all that is fed, and the
     second as many as each further layer would.

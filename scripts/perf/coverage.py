@@ -49,7 +49,7 @@ Pair = tuple[RunRecord, RunRecord]
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     whole = __doc__ or ""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.perf.coverage", description=whole.partition("\n")[0]
@@ -67,7 +67,8 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def specs(args: argparse.Namespace) -> list[RunSpec]:
-    """The runs of the first `cells` combinations, all tasks and models of a decoder in a row."""
+    """Return the runs of the first `cells` combinations, all tasks and models of a decoder in a
+    row."""
     size = (f"limit={args.items}", f"benchmark.repeats={args.passes}")
     cells = islice(product(DECODERS, MODELS, TASKS), args.cells)
     named = ((f"decoder={d}", f"model={m}", f"benchmark={t}") for d, m, t in cells)
@@ -75,7 +76,8 @@ def specs(args: argparse.Namespace) -> list[RunSpec]:
 
 
 def measured(runs: Sequence[RunSpec], out: Path) -> list[Pair]:
-    """Both records of each run; the second measurements begin when all first ones are done."""
+    """Return both records of each run; the second measurements begin when all first ones are
+    done."""
     stores = [Store(out / name / "runs") for name in ("first", "second")]
     for store in stores:
         for outcome in run_all(runs, store=store):
@@ -86,25 +88,25 @@ def measured(runs: Sequence[RunSpec], out: Path) -> list[Pair]:
 
 
 def first_pass(record: RunRecord) -> RunRecord:
-    """The record as if every item had been decoded once."""
+    """Return the record as if every item had been decoded once."""
     places = [i for i, key in enumerate(record.columns["id"]) if repetition_of(key) == 0]
     columns = {name: [column[i] for i in places] for name, column in record.columns.items()}
     return replace(record, columns=columns)
 
 
 def covers(metric: str, one: RunRecord, other: RunRecord) -> bool:
-    """Whether the interval of a metric of one run holds the other's number."""
+    """Return whether the interval of a metric of one run holds the other's number."""
     (low, high), number = measure_run(metric, one)[1] or (0, 0), measure_run(metric, other)[0]
     return number is not None and low <= number <= high
 
 
 def load(record: RunRecord) -> float:
-    """The highest load that a pass began at."""
+    """Return the highest load that a pass began at."""
     return max(float(one["load"]) for one in record.environments)
 
 
 def row(pair: Pair) -> tuple[str, ...]:
-    """A cell as printed."""
+    """Return a cell as printed."""
     spec, (first, second) = pair[0].spec, pair
     (value, ends), again = measure_run(METRICS[0], first), measure_run(METRICS[0], second)[0]
     interval = f"[{ends[0]:.1f}, {ends[1]:.1f}]" if ends else "none"
@@ -120,7 +122,7 @@ def row(pair: Pair) -> tuple[str, ...]:
 
 
 def lines(pairs: Sequence[Pair]) -> Iterator[str]:
-    """The cells, then the counts."""
+    """Yield the cells, then the counts."""
     heads = ("cell", METRICS[0], "interval", "again", "load", "covered")
     yield from align([heads, *map(row, pairs)])
     for metric in METRICS:

@@ -40,7 +40,7 @@ class Bench:
 
 
 def bench(dry: bool) -> Bench | None:
-    """The cases for this machine; None without a CUDA device, unless for a dry run."""
+    """Return the cases for this machine; None without a CUDA device, unless for a dry run."""
     if dry:
         kinds = (("none", "none"), ("none", "max"))
         return Bench(RoundShape("cpu", torch.float32, SMALL, 1024, 64), kinds, steps=6)
@@ -51,7 +51,7 @@ def bench(dry: bool) -> Bench | None:
 
 
 def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
-    """One row for every precision, mode, number of lookahead branches and window."""
+    """Return one row for every precision, mode, number of lookahead branches and window."""
     chosen = bench(dry)
     if chosen is None:
         return []

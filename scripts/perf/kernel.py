@@ -26,7 +26,7 @@ DRY_ROWS = (2,)
 
 
 def reads(dry: bool) -> list[dict[str, Any]]:
-    """One result per number of rows; none without a CUDA device and Triton."""
+    """Return one result per number of rows; none without a CUDA device and Triton."""
     if dry:
         copied = copied_per_s("cpu")
         return [_compared(rows, copied, "cpu") for rows in DRY_ROWS]
@@ -57,6 +57,6 @@ def _compared(rows: int, copied: float, device: str) -> dict[str, Any]:
 
 
 def _in_turn(tensors: list[torch.Tensor]) -> Callable[[], object]:
-    """A function that reads the next tensor at each call."""
+    """Return a function that reads the next tensor at each call."""
     turns = cycle(tensors)
     return lambda: read_logits(next(turns), entropy=True)

@@ -70,9 +70,8 @@ def _median(rows: list[Mapping[str, float]], key: str) -> float:
 
 
 def splits(size: Size) -> list[Row]:
-    """Every masked decoder on an embedded model; three with a large vocabulary, on layers of
-    the embedded models' size and of the smallest published model with that vocabulary.
-    """
+    """Return every masked decoder on an embedded model; three with a large vocabulary, on layers of
+    the embedded models' size and of the smallest published model with that vocabulary."""
     cases = {}
     for name in options("decoder"):
         decoder = models.decoder(name)
@@ -96,7 +95,7 @@ def splits(size: Size) -> list[Row]:
 
 
 def first_fitting(decoder: MaskedDecoder, new: int) -> tuple[str, Request]:
-    """The first embedded model that this decoder can decode with, and a request."""
+    """Return the first embedded model that this decoder can decode with, and a request."""
     reason: Exception | None = None
     for name in ("tiny-llada", "tiny-dream-instruct"):
         request = models.question(name, max(new, decoder.schedule.block or 0))
@@ -161,7 +160,7 @@ def ratios(size: Size) -> list[Row]:
 
 
 def ours(k: int, steps: int) -> MaskedDecoder:
-    """The decoder of this package that decodes as the plain loop does."""
+    """Return the decoder of this package that decodes as the plain loop does."""
     explore = {"explore": Lookahead(k)} if k else {}
     return MaskedDecoder(
         Confidence(), Threshold(TAU), Blocks(32), NoCache(), stop=Budget(steps), **explore

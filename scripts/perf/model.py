@@ -83,22 +83,22 @@ class Round:
 
     @property
     def predicted(self) -> int:
-        """Rows whose logits are computed."""
+        """Return rows whose logits are computed."""
         return self.rows if self.logits is None else self.logits
 
     @property
     def kv_width(self) -> int:
-        """Numbers in the keys of a position and layer."""
+        """Return numbers in the keys of a position and layer."""
         return self.shape["width"] * self.shape["kv_heads"] // self.shape["heads"]
 
     @property
     def head(self) -> int:
-        """Weights of the head."""
+        """Return weights of the head."""
         return self.shape["width"] * self.vocab
 
     @property
     def weights(self) -> int:
-        """Weights that rows are multiplied with: linear layers and head."""
+        """Return weights that rows are multiplied with: linear layers and head."""
         return layer_parameters(self.shape) + self.head
 
     @property
@@ -109,7 +109,7 @@ class Round:
 
     @property
     def operations(self) -> int:
-        """Two per weight and row, four per head dimension, query and key.
+        """Return two per weight and row, four per head dimension, query and key.
 
         In transformers' modules a query meets the keys of all branches, and a mask hides them; in
         own layers it meets its own branch's.
@@ -155,7 +155,7 @@ def launches(
 
 
 def probe(one: Round, own: bool = True) -> Callable[[], object]:
-    """The forward of a round with random weights on the CPU, its prefix cached.
+    """Return the forward of a round with random weights on the CPU, its prefix cached.
 
     own: whether layers are as on a CUDA device; else they are transformers' modules.
     """
@@ -189,7 +189,7 @@ class OperationCounter(TorchDispatchMode):
         return out
 
     def apart(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives; what it computes does not count."""
+        """Return what `work` gives; what it computes does not count."""
         before = self.count
         result = work()
         self.count = before

@@ -33,17 +33,17 @@ Answer:"""
 
 @cache
 def embedded(name: str) -> LoadedModel:
-    """An embedded model, in float32 on the CPU."""
+    """Return an embedded model, in float32 on the CPU."""
     return load_model(model_spec({**compose([f"model={name}"])["model"], "device": "cpu"}))
 
 
 def question(name: str, new: int) -> Request:
-    """A question that the embedded models can answer."""
+    """Return a question that the embedded models can answer."""
     return Request("perf", tuple(embedded(name).encode(QUESTION)), new, seed=1)
 
 
 def decoder(name: str, *overrides: str) -> MaskedDecoder | SpeculativeDecoder:
-    """The decoder of a yaml file, with overrides."""
+    """Return the decoder of a yaml file, with overrides."""
     plain = compose([f"decoder={name}", *overrides])["decoder"]
     found: MaskedDecoder | SpeculativeDecoder = instantiate(
         {k: v for k, v in plain.items() if k != "name"}, "decoder"

@@ -25,7 +25,7 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, request: Request, steps: int) -> tuple[list[int], int]:
-        """The new tokens after at most `steps` rounds, and the number of rounds."""
+        """Return the new tokens after at most `steps` rounds, and the number of rounds."""
         self.prompt = len(request.prompt_ids)
         length = self.prompt + request.max_new_tokens
         x = torch.full((1, length), self.mask)

@@ -33,7 +33,7 @@ class Watch:
     spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     def now(self) -> float:
-        """The clock in seconds, read after the device has finished its work."""
+        """Return the clock in seconds, read after the device has finished its work."""
         if self.cuda:
             torch.cuda.synchronize()
         elif torch.get_num_threads() == 1:
@@ -64,7 +64,7 @@ class TimedModel:
 
 
 def timed(piece: P, watch: Watch, part: str, *methods: str) -> P:
-    """A copy of a piece whose `methods` are timed; whatever else it declares is unchanged.
+    """Return a copy of a piece whose `methods` are timed; whatever else it declares is unchanged.
 
     A method that calls another of them calls the piece's own, so that no time counts twice.
     """

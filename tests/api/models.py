@@ -14,12 +14,12 @@ from dllm_bench.models.load import LoadedModel
 
 @lru_cache
 def loaded(name: str) -> LoadedModel:
-    """An embedded model."""
+    """Return an embedded model."""
     return db.load_model(name)
 
 
 def transformers_object(name: str) -> Any:
-    """An embedded model as transformers itself would load it, in training mode."""
+    """Return an embedded model as transformers itself would load it, in training mode."""
     model = loaded(name)
     config = deepcopy(model.denoiser.module.config)
     del config.is_causal

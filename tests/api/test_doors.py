@@ -39,7 +39,7 @@ SETTINGS = ("benchmark=minigsm", f"benchmark.max_new_tokens={NEW}", "hardware=cp
 
 
 def by_command(model: str, decoder: str, folder: Path) -> SampleRecord:
-    """The first sample of `dllm-bench run`."""
+    """Return the first sample of `dllm-bench run`."""
     choice = (f"model={model}", f"decoder={decoder}", f"paths.results={folder}")
     assert main(["run", *choice, *SETTINGS]) == 0
     (run,) = Store(folder / "runs").folders()
@@ -47,7 +47,7 @@ def by_command(model: str, decoder: str, folder: Path) -> SampleRecord:
 
 
 def first_request(model: str) -> tuple[Any, Request]:
-    """The benchmark's first prompt, a text or a chat, and its request."""
+    """Return the benchmark's first prompt, a text or a chat, and its request."""
     tasks = benchmark_of(compose([f"model={model}", *SETTINGS])["benchmark"])
     request = next(iter(tasks.requests(loaded(model).encode)))
     chat = request.prompt.startswith("[{")

@@ -36,7 +36,7 @@ def test_an_example_runs_in_an_empty_folder(
 
 
 def fenced(page: str, language: str) -> list[str]:
-    """The code blocks of a language on a page."""
+    """Return the code blocks of a language on a page."""
     blocks = (ROOT / page).read_text(encoding="utf-8").split(f"```{language}\n")[1:]
     return [block.partition("```")[0] for block in blocks]
 

@@ -30,7 +30,7 @@ SCHEMAS = sorted(Path(sys.prefix, "schemas").glob("every_eval_ever-*.whl"))  # s
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord]:
-    """A run of three items."""
+    """Return a run of three items."""
     folder = tmp_path_factory.mktemp("results")
     settings = {"hardware": "cpu", "limit": 3, "benchmark.max_new_tokens": 32}
     return folder, db.run("tiny-llada", "fast_dllm", "minigsm", results=folder, **settings)
@@ -197,7 +197,7 @@ def test_every_eval_ever_fits_the_published_schemas(
 
 
 def published_schema(name: str) -> Draft7Validator:
-    """A validator of a schema of Every Eval Ever."""
+    """Return a validator of a schema of Every Eval Ever."""
     with ZipFile(SCHEMAS[-1]) as wheel:
         schema = json.loads(wheel.read(f"every_eval_ever/schemas/{name}.schema.json"))
     return Draft7Validator(schema)

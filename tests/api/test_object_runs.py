@@ -37,24 +37,24 @@ class OwnModule(torch.nn.Module):
 
 
 def wrapped(model: Any, **settings: Any) -> LoadedModel:
-    """A model wrapped with tiny-llada's tokenizer."""
+    """Return a model wrapped with tiny-llada's tokenizer."""
     return db.wrap(model, loaded("tiny-llada").text.tokenizer, **MASK, **settings)
 
 
 def run_of(model: str | LoadedModel, results: Path, **settings: Any) -> RunRecord:
-    """A short run of fast_dllm."""
+    """Return a short run of fast_dllm."""
     return db.run(model, "fast_dllm", "minigsm", results=results, **SETTINGS, **settings)
 
 
 @pytest.fixture(scope="module")
 def module() -> Any:
-    """A transformers object that a user has loaded."""
+    """Return a transformers object that a user has loaded."""
     return transformers_object("tiny-llada")
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory, module: Any) -> tuple[Path, RunRecord]:
-    """A stored run of the object."""
+    """Return a stored run of the object."""
     folder = tmp_path_factory.mktemp("results")
     return folder, run_of(wrapped(module), folder)
 

@@ -40,7 +40,7 @@ def forget() -> None:
 
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The package as pip would install it: on the path, with its entry points."""
+    """Yield the package as pip would install it: on the path, with its entry points."""
     monkeypatch.syspath_prepend(str(PACKAGE))
     forget()
     yield

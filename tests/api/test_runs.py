@@ -39,7 +39,7 @@ class Letters(Benchmark):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RunRecord]]:
-    """Two thresholds of one decoder."""
+    """Return two thresholds of one decoder."""
     folder = tmp_path_factory.mktemp("results")
     taus = ({"decoder.select.tau": tau} for tau in (0.5, 0.9))
     made = [

@@ -21,7 +21,7 @@ SETTINGS = {"hardware": "cpu", "limit": 2, "benchmark.max_new_tokens": 32}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RunRecord]]:
-    """Two thresholds of one decoder, and another decoder."""
+    """Return two thresholds of one decoder, and another decoder."""
     folder = tmp_path_factory.mktemp("results")
     choices = (("fast_dllm", 0.5), ("fast_dllm", 0.9), ("credit", 0.9))
     made = [
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RunRecord
 
 
 def select(tau: float) -> dict[str, float]:
-    """The setting of a threshold."""
+    """Return the setting of a threshold."""
     return {"decoder.select.tau": tau}
 
 

@@ -32,14 +32,14 @@ SPEC = spec_of(compose(["model=m", "decoder=d", "benchmark=quiz", "hardware=cpu"
 
 
 def claim(metric: str, direction: str = "higher", **changes: object) -> Claim:
-    """A claim on `ours` against `theirs`."""
+    """Return a claim on `ours` against `theirs`."""
     sides = {"ours": ({"side": "ours"},), "theirs": ({"side": "theirs"},)}
     plain = {"metric": metric, "direction": Direction(direction), **sides}
     return Claim("paper/claim", "A is more than B.", "Table 1", table="x", **{**plain, **changes})
 
 
 def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[int]) -> PlannedCell:
-    """A sealed run whose items have these scores and forwards."""
+    """Return a sealed run whose items have these scores and forwards."""
     record = record_of(SPEC, n=len(right))
     columns = {**record.columns, "value": list(right), "forwards": list(forwards)}
     record = replace(record, columns=columns, score=mean_score(list(right)))
@@ -51,7 +51,7 @@ def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[int]
 def verdict(
     one: Claim, right: Sequence[Sequence[float]], forwards: Sequence[Sequence[int]]
 ) -> Judgement:
-    """The judgement of one claim that is a family of its own."""
+    """Return the judgement of one claim that is a family of its own."""
     cells = map(cell, ("ours", "theirs"), (one.metric,) * 2, right, forwards)
     return judge_claims([one], [[*cells]], EMBEDDED)[0]
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def printed_of(one: Claim) -> tuple[float, float] | None:
-    """What the tables of reported values have for both sides of a claim; None if not both."""
+    """Return what the tables of reported values have for both sides of a claim; None if not
+    both."""
     whole = source_table(one.table)
     names = [metric.name for metric in whole.metrics if metric.definition == one.metric]
     values = []

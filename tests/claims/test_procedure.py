@@ -23,7 +23,7 @@ SHOWN = {ClaimVerdict.CONFIRMED, ClaimVerdict.LARGER, ClaimVerdict.SMALLER}
 
 
 def score_cells(rng: np.random.Generator, n: int, effect: float) -> list[PlannedCell]:
-    """Two decoders that disagree on a tenth of n items, with a true difference in points."""
+    """Return two decoders that disagree on a tenth of n items, with a true difference in points."""
     shares = (0.05 + effect / 200, 0.05 - effect / 200, 0.9)
     gained, lost, both = rng.multinomial(n, shares)
     ours = [1.0] * gained + [0.0] * lost + [1.0] * both

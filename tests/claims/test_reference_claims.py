@@ -64,12 +64,12 @@ def settings() -> SettingsCache:
 
 @cache
 def judgements() -> list[Judgement]:
-    """All claims on the committed records."""
+    """Return all claims on the committed records."""
     return judge_stored(load_profile("embedded"), Store(REFERENCE / "runs"), settings())
 
 
 def records(side: Row) -> list[RunRecord]:
-    """The records behind a side, one for each benchmark that is averaged."""
+    """Return the records behind a side, one for each benchmark that is averaged."""
     return records_of(side.planned)
 
 
@@ -91,12 +91,12 @@ def trainings(one: Judgement) -> list[tuple[list[RunRecord], list[RunRecord]]]:
 
 
 def plain(command: str) -> str:
-    """The command without the seed of a training."""
+    """Return the command without the seed of a training."""
     return re.sub(r"-seed\d+", "", command)
 
 
 def seed_of(command: str) -> int:
-    """The seed of a training; the first one is not named."""
+    """Return the seed of a training; the first one is not named."""
     return int((re.findall(r"-seed(\d+)", command) or [0])[0])
 
 
@@ -114,7 +114,7 @@ def check_crossed(one: Judgement, values: list[float], variances: list[float]) -
 
 
 def ratio_of(record: RunRecord, metric: str, weights: np.ndarray) -> np.ndarray:
-    """The metric with each sample counted `weights` times; one value per row of weights."""
+    """Return the metric with each sample counted `weights` times; one value per row of weights."""
     places = range(len(record.columns["id"]))
     tops, bottoms = np.array([COUNTS[metric](record.columns, i) for i in places], float).T
     return weights @ tops / (weights @ bottoms)
@@ -268,7 +268,7 @@ def heads(side: list[RunRecord]) -> set[str]:
 
 
 def admissible(one: Judgement) -> set[str]:
-    """The verdicts that the rules of docs/claims.md allow for what the records say."""
+    """Return the verdicts that the rules of docs/claims.md allow for what the records say."""
     ours, theirs = records(one.sides.ours), records(one.sides.theirs)
     drafts = any(any(record.columns.get("rounds", [])) for record in ours)
     trained = trainings(one)

@@ -27,13 +27,13 @@ Capture = pytest.CaptureFixture[str]
 
 
 def dllm_bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
+    """Return the command in a process of its own."""
     command = [sys.executable, "-m", "dllm_bench", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
 
 def only_sentence(capture: Capture) -> str:
-    """What stderr holds, which has to be one line."""
+    """Return what stderr holds, which has to be one line."""
     lines = capture.readouterr().err.splitlines()
     assert len(lines) == 1, lines
     assert lines[0].startswith("dllm-bench: ")
@@ -312,7 +312,7 @@ COMPLETED = {  # line -> (a word that is offered, one that is not)
 
 
 def completed(line: str, folder: Path) -> list[str]:
-    """The words that a shell would be given."""
+    """Return the words that a shell would be given."""
     answer = folder / "words"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
     to = {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}

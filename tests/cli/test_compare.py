@@ -17,7 +17,7 @@ from scripts.check_reference import reference_records
 
 @pytest.fixture(scope="module")
 def records() -> list[RunRecord]:
-    """Three runs of LoPA on one model and benchmark."""
+    """Return three runs of LoPA on one model and benchmark."""
     alike = (
         record
         for record in reference_records()

@@ -18,7 +18,7 @@ from dllm_bench.store.groups import ModelGroup
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An embedded model's files elsewhere, in a folder whose name needs quoting."""
+    """Return an embedded model's files elsewhere, in a folder whose name needs quoting."""
     return shutil.copytree(assets_dir() / "tiny-llada", tmp_path / "my model, v2")
 
 

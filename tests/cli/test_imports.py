@@ -107,7 +107,7 @@ def imported(heavy: tuple[str, ...], commands: list[list[str]], cwd: Path) -> tu
 
 
 def endings(stdout: str) -> list[str]:
-    """The lines that `CODE` prints."""
+    """Return the lines that `CODE` prints."""
     return [line for line in stdout.splitlines() if ": exit code " in line]
 
 

@@ -21,7 +21,7 @@ MASK_TEXT = "<|mask|>"
 
 
 def refusal(capture: Capture, *words: str) -> str:
-    """What a command that ends with a mistake prints."""
+    """Return what a command that ends with a mistake prints."""
     assert main(list(words)) == 2
     return capture.readouterr().err
 

@@ -270,7 +270,7 @@ def test_colour_is_for_terminals_and_the_environment_decides(
 
 
 def stored(root: Path) -> str:
-    """A run of the embedded model with one sample; its hash."""
+    """Return a run of the embedded model with one sample; its hash."""
     group = {"name": "n"}
     model = {"name": "tiny-dream-base"}
     spec = RunSpec(model, LOOKAHEADS, benchmark=group, hardware=group, label="d")

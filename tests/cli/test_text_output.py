@@ -44,7 +44,7 @@ def sample(name: str = "a", text: str = "four and two is six") -> SampleRecord:
 
 
 def record(values: list[float], ungraded: int = 0, **changes: Any) -> RunRecord:
-    """A sealed run of samples with these scores, and some whose grading failed."""
+    """Return a sealed run of samples with these scores, and some whose grading failed."""
     samples = [sample(str(i)) for i in range(len(values) + ungraded)]
     scores = {str(i): SampleScore(v, "correct" if v else "wrong", {}) for i, v in enumerate(values)}
     scores |= {str(len(values) + i): judge_error("no sandbox") for i in range(ungraded)}

@@ -59,7 +59,7 @@ def within(choice: str) -> list[str]:
 
 
 def groups() -> list[str]:
-    """All groups a run is composed of, `decoder/score` and its like included."""
+    """Return all groups a run is composed of, `decoder/score` and its like included."""
     folders = {path.parent.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml")}
     names = sorted(folder.as_posix() for folder in folders if folder.parts)
     return [name for name in names if name.split("/")[0] not in NOT_OF_A_RUN]

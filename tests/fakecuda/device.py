@@ -60,7 +60,7 @@ def load_guard(folder: Path) -> None:
 
 
 def package_frames() -> Iterator[FrameType]:
-    """The package's functions that are running, innermost first."""
+    """Yield the package's functions that are running, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
@@ -142,7 +142,7 @@ class Watch(TorchDispatchMode):
         return self.wide.total() / self.logits
 
     def watched(self, model: TransformerDenoiser) -> TransformerDenoiser:
-        """The model, its forwards known as such."""
+        """Return the model, its forwards known as such."""
         self.vocabulary = model.vocab_size
         for name in ("forward", "forward_batch"):
             setattr(model, name, self._forward(getattr(model, name)))
@@ -247,7 +247,7 @@ Generator = torch.Generator
 
 
 def claimed(value: Any) -> Any:
-    """A copy whose tensors claim to be on the device."""
+    """Return a copy whose tensors claim to be on the device."""
     if isinstance(value, Tensor):
         with FAKE:
             return torch.empty(value.shape, dtype=value.dtype, device="cuda")
@@ -264,7 +264,7 @@ def claimed(value: Any) -> Any:
 
 
 def claimed_model(model: TransformerDenoiser) -> TransformerDenoiser:
-    """The model on the device."""
+    """Return the model on the device."""
     return type(model)(
         claimed(model.module),
         model.special,
@@ -276,7 +276,7 @@ def claimed_model(model: TransformerDenoiser) -> TransformerDenoiser:
 
 @contextmanager
 def device(watch: Watch) -> Iterator[None]:
-    """The device is there: stand-ins for what needs a driver."""
+    """Let the device be there: stand-ins for what needs a driver."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "Event", FakeEvent)
         patch.setattr(torch.cuda, "current_stream", FakeStream)
@@ -324,7 +324,8 @@ class _FakeGraph:
 
 
 def _kernel(watch: Watch) -> Any:
-    """A Triton kernel, which is started by `kernel[grid](...)` and reads its arguments once."""
+    """Return a Triton kernel, which is started by `kernel[grid](...)` and reads its arguments
+    once."""
 
     class Kernel:
         def __getitem__(self, grid: object) -> Any:
@@ -338,7 +339,7 @@ def _kernel(watch: Watch) -> Any:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
-    """One launch; mixed devices or dtypes are an error, as on a device."""
+    """Return one launch; mixed devices or dtypes are an error, as on a device."""
     if not isinstance(query, FakeTensor):
         return attention(query, key, value, *args, **options)
     mask = options.get("attn_mask", args[0] if args else None)
@@ -349,7 +350,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options:
 
 
 def _of_drafter(read: Callable[..., Any], copied: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A drafter's network on the device, copied once."""
+    """Return a drafter's network on the device, copied once."""
     kept: dict[Any, Any] = {}
 
     def on_device(drafter: Any, place: torch.device, dtype: torch.dtype) -> Any:

@@ -45,7 +45,7 @@ from tests.tiers import covering
 
 
 def stored(name: str) -> dict[str, float]:
-    """What a round of each decoder may cost."""
+    """Return what a round of each decoder may cost."""
     budget: dict[str, float] = yaml.safe_load(Path(__file__).with_name(name).read_text())
     return budget
 
@@ -93,7 +93,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
 
 @cache
 def model(layout: str, dtype: str) -> TransformerDenoiser:
-    """A random model, of one layer unless drafters read its layers."""
+    """Return a random model, of one layer unless drafters read its layers."""
     changes = {} if layout == "qwen3" else {"n_layers": 1, "num_hidden_layers": 1}
     made = tiny_denoiser(layout, 1, **changes)
     module = made.module.to(getattr(torch, dtype))
@@ -103,7 +103,7 @@ def model(layout: str, dtype: str) -> TransformerDenoiser:
 
 
 def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
-    """A model that the decoder fits."""
+    """Return a model that the decoder fits."""
     if isinstance(decoder, CanvasDecoder):
         made = tiny_canvas_model(6 + DTYPES.index(dtype), canvas=BLOCK, layers=(FULL,))
         made.module.config._experts_implementation = "batched_mm"  # the default looks at the device
@@ -137,7 +137,7 @@ class Case:
 def decoded(
     decoder: Any, dtype: str, batch: int, new: int, generate: Any = None, kind: Any = None
 ) -> Watch:
-    """What decoding on the device cost; its generations are those of the CPU.
+    """Return what decoding on the device cost; its generations are those of the CPU.
 
     generate: decodes in another way, `generate(decoder, model, requests)`. kind: of denoiser.
     """

@@ -33,7 +33,7 @@ Samples = Sequence[SampleRecord]
 def sample(
     key: str, ids: Sequence[int], born: Sequence[int], rows: Sequence[Forward]
 ) -> SampleRecord:
-    """A finished request."""
+    """Return a finished request."""
     counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), len(ids))
     costs = {"forwards": len(rows), "rows": 4 * len(rows), "forced": 0}
     seconds, trace = sum(row.ms for row in rows) / 1000, Trace(list(rows))
@@ -42,7 +42,8 @@ def sample(
 
 
 def drafted_sample(key: str, random: Random, longest: int | None, surviving: bool) -> SampleRecord:
-    """A request of the draft-verify loop, of whose drafts at most `longest` tokens are verified."""
+    """Return a request of the draft-verify loop, of whose drafts at most `longest` tokens are
+    verified."""
     ids = [random.randrange(100) for _ in range(LENGTH)]
     rows = [Forward(ForwardKind.PREFILL, 1, 5, 0, ms=1.0)]
     born = [0]
@@ -72,7 +73,7 @@ def drafted_sample(key: str, random: Random, longest: int | None, surviving: boo
 
 
 def masked_sample(key: str, random: Random) -> SampleRecord:
-    """A request of the denoising loop: block by block, one to four positions a forward."""
+    """Return a request of the denoising loop: block by block, one to four positions a forward."""
     born = [-1] * LENGTH
     rows: list[Forward] = []
     for start in range(0, LENGTH, BLOCK):
@@ -87,7 +88,7 @@ def masked_sample(key: str, random: Random) -> SampleRecord:
 
 
 def samples_of(spec: RunSpec, n: int = 8) -> list[SampleRecord]:
-    """Samples as the run's decoder would leave them, different ones for different runs."""
+    """Return samples as the run's decoder would leave them, different ones for different runs."""
     random = Random(spec.identity_hash)
     drafting = "draft" in spec.decoder
     longest = spec.decoder["length"].get("tokens") if drafting else None
@@ -99,7 +100,7 @@ def samples_of(spec: RunSpec, n: int = 8) -> list[SampleRecord]:
 
 
 def record_of(spec: RunSpec, samples: Samples) -> RunRecord:
-    """The sealed record of the samples; every third is wrong."""
+    """Return the sealed record of the samples; every third is wrong."""
     scores = {
         s.id: SampleScore(float(i % 3 > 0), "correct" if i % 3 else "wrong", {})
         for i, s in enumerate(samples)
@@ -118,7 +119,7 @@ def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
 
 
 def own_spec(config: Mapping[str, Any]) -> RunSpec:
-    """The run of a composed configuration without touching data or weights."""
+    """Return the run of a composed configuration without touching data or weights."""
     plain = {key: config[key] for key in ("model", "decoder", "benchmark", "hardware")}
     spec = spec_of({**plain, "seed": config["seed"], "limit": config["limit"]})
     return replace(spec, inputs={})
@@ -131,7 +132,7 @@ def planned(
     compose: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[PlannedCell]:
-    """The figure's plan, with runs specified by `own_spec`."""
+    """Return the figure's plan, with runs specified by `own_spec`."""
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(own_spec))
     return plan(figure.table, profile, compose, store)
 
@@ -150,7 +151,7 @@ def built_full(
     compose: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> BuiltFigure:
-    """The figure with the runs that it can have."""
+    """Return the figure with the runs that it can have."""
     store, once = Store(root), cache(compose)
     fill(planned(figure, profile, store, once, monkeypatch), store)
     return build_figure(figure, profile, planned(figure, profile, store, once, monkeypatch), store)

@@ -36,7 +36,7 @@ def points(panel: str) -> list[Point]:
 
 
 def marked(points: list[Point], better: Literal["high", "low"], *without: str) -> DataFrame:
-    """The points on the front."""
+    """Return the points on the front."""
     found = with_front(frame_of_points(points), ParetoFront(better, without))
     return found[found.front]
 

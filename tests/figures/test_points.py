@@ -28,7 +28,7 @@ def small() -> PaperFigure:
 def built(
     root: Path, monkeypatch: pytest.MonkeyPatch, figure: PaperFigure | None = None
 ) -> BuiltFigure:
-    """The small figure: quiz sealed but for beta-4, code not run."""
+    """Return the small figure: quiz sealed but for beta-4, code not run."""
     figure, store = figure or small(), Store(root)
     for cell in planned(figure, ALPHA, store, compose, monkeypatch):
         keys, spec = cell.cell.keys, cell.run.spec

@@ -35,7 +35,7 @@ SWEEP = {"alpha_min", "alpha_max", "beta_min", "beta_max", "grid_step", "fixed_b
 
 
 def committed(name: str) -> BuiltFigure:
-    """A figure with the points of results/reference."""
+    """Return a figure with the points of results/reference."""
     figure = load_figure(name)
     table = SimpleNamespace(hardware=("a CPU, float32, sdpa attention, 1 thread(s), batch 1",))
     points = frame_of_points([*measured_points(figure), *figure.reported])
@@ -50,14 +50,14 @@ def the_style() -> Iterator[None]:
 
 
 def drawn(found: BuiltFigure) -> Any:
-    """The drawing, with all texts in their final place."""
+    """Return the drawing, with all texts in their final place."""
     figure = drawing(found)
     figure.draw_without_rendering()
     return figure
 
 
 def words(figure: Any) -> list[Any]:
-    """The texts that a reader sees."""
+    """Return the texts that a reader sees."""
     from matplotlib.text import Text
 
     seen = []
@@ -75,7 +75,7 @@ def words(figure: Any) -> list[Any]:
 
 
 def corners(text: Any) -> Any:
-    """The four corners of a text, which may be slanted."""
+    """Return the four corners of a text, which may be slanted."""
     from matplotlib.transforms import Affine2D
 
     angle = text.get_rotation()
@@ -89,7 +89,7 @@ def corners(text: Any) -> Any:
 
 
 def overlap(one: Any, other: Any) -> bool:
-    """Whether two convex shapes share more than an edge: no line separates them."""
+    """Return whether two convex shapes share more than an edge: no line separates them."""
     import numpy as np
 
     for shape in (one, other):
@@ -140,7 +140,7 @@ def test_ours_and_the_papers_share_a_panel(name: str) -> None:
 
 
 def printed_rows() -> Iterator[dict[str, str]]:
-    """The numbers that the papers print for a figure that we draw."""
+    """Yield the numbers that the papers print for a figure that we draw."""
     with (REPORTED_FIGURES / "figure_numbers.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if f"{row['paper']}/figure{row['figure']}" in FIGURES and row["metric"] not in SWEEP:
@@ -173,7 +173,7 @@ def test_the_numbers_of_a_sweep_are_those_of_ours() -> None:
 
 
 def small(tmp_path: Any, monkeypatch: Any, **changes: Any) -> BuiltFigure:
-    """A figure of one quantity with the points given."""
+    """Return a figure of one quantity with the points given."""
     found = built(tmp_path, monkeypatch)
     points = changes.pop("points")
     kind = changes.pop("kind", "lines")

@@ -37,7 +37,7 @@ class FakeRun:
 
 
 def greedy(model: str) -> Namespace:
-    """The specification of a greedy run."""
+    """Return the specification of a greedy run."""
     return Namespace(model=ModelGroup({"name": model}), decoder={}, short="0123456789")
 
 
@@ -82,7 +82,7 @@ def test_a_block_counts_its_own_steps() -> None:
 
 
 def evolved(born: list[int], found: list[list[int]], chance: Any = None) -> FakeRun:
-    """One sample; `found` and `chance` by step and position."""
+    """Return one sample; `found` and `chance` by step and position."""
     found_SP = np.array(found, dtype="int8")
     chance_SP = np.array(chance if chance is not None else found, dtype="float32")
     rank_SP = np.where(found_SP == 1, 1, 4).astype("int32")

@@ -47,12 +47,13 @@ def cells(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[PlannedCell]:
 
 
 def drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltFigure:
-    """The small figure, of the runs that are stored."""
+    """Return the small figure, of the runs that are stored."""
     return build_figure(small(), ALPHA, cells(root, monkeypatch), Store(root))
 
 
 def sealed(root: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltFigure:
-    """The small figure with its runs made; two are sealed and give three series of `steps`."""
+    """Return the small figure with its runs made; two are sealed and give three series of
+    `steps`."""
     return test_points.built(root, monkeypatch)
 
 

@@ -83,7 +83,7 @@ def test_an_unknown_figure_lists_the_known_ones() -> None:
 
 
 def series_names(figure: PaperFigure) -> set[str]:
-    """Every series the figure can have, but those that run series name."""
+    """Return every series the figure can have, but those that run series name."""
     draw, metrics = figure.draw, {m.name.partition("@")[0] for m in figure.table.metrics}
     measured = metrics if draw.series == "metric" else set(figure.facet_labels(draw.series))
     return (measured or {""}) | {point["series"] for point in figure.reported}

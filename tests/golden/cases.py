@@ -44,7 +44,7 @@ Proof = Callable[[], str | None]  # the reason of a case, found by replaying it
 
 
 def one_step_a_block(case: Case) -> bool:
-    """Whether Fast-dLLM's entropy loop with a cache ends before it has decoded a block."""
+    """Return whether Fast-dLLM's entropy loop with a cache ends before it has decoded a block."""
     params = case["params"]
     return params["steps"] == params["gen_length"] // params["block_length"]
 
@@ -73,7 +73,7 @@ def known() -> dict[str, dict[str, Any]]:
 
 @lru_cache
 def recorded(file: str) -> tuple[Case, ...]:
-    """All cases of a file, with their prompts; none without the reference data."""
+    """Return all cases of a file, with their prompts; none without the reference data."""
     path = GOLDEN / file
     whole = json.loads(path.read_text()) if path.exists() else []
     if isinstance(whole, dict):
@@ -84,54 +84,54 @@ def recorded(file: str) -> tuple[Case, ...]:
 
 
 def cases(file: str, *methods: str) -> list[Case]:
-    """The cases of some methods of a file, of all without any."""
+    """Return the cases of some methods of a file, of all without any."""
     return [case for case in recorded(file) if not methods or case["method"] in methods]
 
 
 def name(case: Case) -> str:
-    """The case's method, what sets it apart, and its place in the file."""
+    """Return the case's method, what sets it apart, and its place in the file."""
     method = case.get("method") or Path(case["file"]).stem
     return "-".join([method, *([case["case"]] if "case" in case else []), str(case["index"])])
 
 
 def is_known(file: str) -> bool:
-    """Whether the file has the cases that `differing.yaml` was written for."""
+    """Return whether the file has the cases that `differing.yaml` was written for."""
     return bool(known().get(file, {}).get("cases") == len(recorded(file)))
 
 
 def is_listed(case: Case) -> bool:
-    """Whether `differing.yaml` lists the case."""
+    """Return whether `differing.yaml` lists the case."""
     return differs(case) or is_tie(case)
 
 
 def differs(case: Case) -> bool:
-    """Whether it lists the case as one that differs everywhere."""
+    """Return whether it lists the case as one that differs everywhere."""
     return is_known(case["file"]) and case["index"] in known()[case["file"]].get("differ", ())
 
 
 def is_tie(case: Case) -> bool:
-    """Whether it lists the case as one that rounding decides, otherwise on other processors."""
+    """Return whether it lists the case as one that rounding decides, otherwise on other
+    processors."""
     return is_known(case["file"]) and case["index"] in known()[case["file"]].get("ties", ())
 
 
 def tier(case: Case) -> list[pytest.MarkDecorator]:
-    """The marker of a case: some and all that differ run every day, of the others a third is in the
-    whole suite and the rest, alike and minutes long, with `-m drill`.
-    """
+    """Return the marker of a case: some and all that differ run every day, of the others a third is
+    in the whole suite and the rest, alike and minutes long, with `-m drill`."""
     if not case["index"] % EVERY or is_listed(case):
         return []
     return [pytest.mark.drill if case["index"] % OFTEN else pytest.mark.exhaustive]
 
 
 def each(found: list[Case]) -> pytest.MarkDecorator:
-    """One test per case; one that is skipped without the reference data."""
+    """Return one test per case; one that is skipped without the reference data."""
     params = [pytest.param(case, id=name(case), marks=tier(case)) for case in found]
     absent = pytest.mark.skip(reason=f"no golden traces at {GOLDEN}")
     return pytest.mark.parametrize("case", params or [pytest.param(None, marks=absent)])
 
 
 def replayed(file: str, *methods: str) -> pytest.MarkDecorator:
-    """One test per case of a file."""
+    """Return one test per case of a file."""
     return each(cases(file, *methods))
 
 
@@ -152,7 +152,8 @@ def margin(case: Case) -> str | None:
 
 @contextmanager
 def agreement(case: Case, proof: Proof = lambda: None) -> Iterator[None]:
-    """Whether what is asserted in the block holds, as `differing.yaml` and the reasons say."""
+    """Yield whether what is asserted in the block holds, as `differing.yaml` and the reasons
+    say."""
     try:
         yield
     except (AssertionError, DllmBenchError) as error:
@@ -167,7 +168,8 @@ def agreement(case: Case, proof: Proof = lambda: None) -> Iterator[None]:
 
 
 def may_raise(case: Case, error: Exception) -> bool:
-    """Whether the error is a failed comparison, or has the message that `differing.yaml` names."""
+    """Return whether the error is a failed comparison, or has the message that `differing.yaml`
+    names."""
     raises = known().get(case["file"], {}).get("raises", {})
     texts = [raises.get(case["index"])] if is_known(case["file"]) else raises.values()
     return isinstance(error, AssertionError) or any(text and text in str(error) for text in texts)
@@ -178,12 +180,13 @@ def may_raise(case: Case, error: Exception) -> bool:
 
 @lru_cache
 def denoiser(folder: str) -> Any:
-    """The model of a checkpoint folder, read once."""
+    """Return the model of a checkpoint folder, read once."""
     return load_denoiser(GOLDEN / folder)
 
 
 def composed(decoder: str, settings: Settings) -> MaskedDecoder:
-    """The decoder of a yaml with a case's numbers; it may write the mask token, as published."""
+    """Return the decoder of a yaml with a case's numbers; it may write the mask token, as
+    published."""
     return _composed(decoder, json.dumps(settings, sort_keys=True))
 
 
@@ -196,7 +199,7 @@ def _composed(decoder: str, settings: str) -> MaskedDecoder:
 
 
 def override(key: str, value: Any) -> str:
-    """A setting as `db.decoder` takes it, or another inner piece: `score@inner`."""
+    """Return a setting as `db.decoder` takes it, or another inner piece: `score@inner`."""
     slot, is_inner, inner = key.partition("@")
     if is_inner:
         return f"decoder/{slot}@decoder.{slot}.{inner}={value}"
@@ -204,7 +207,7 @@ def override(key: str, value: Any) -> str:
 
 
 def request(case: Case, length: str = "gen_length") -> Request:
-    """The case as a request; `length`: the parameter that has its length."""
+    """Return the case as a request; `length`: the parameter that has its length."""
     given = case.get("params", case)
     return Request("golden", tuple(case["prompt"]), given[length])
 
@@ -228,5 +231,5 @@ def takes_more_than_masked(case: Case, decoder: MaskedDecoder, count: int) -> st
 
 
 def steps_per_block(params: Settings) -> int:
-    """The steps that a schedule of the whole generation leaves for a block."""
+    """Return the steps that a schedule of the whole generation leaves for a block."""
     return int(params["steps"] * params["block_length"] // params["gen_length"])

@@ -50,7 +50,7 @@ def replay(case: Case, decoder: MaskedDecoder) -> tuple[Generation, Watched]:
 
 
 def fed(model: Watched) -> list[list[int]]:
-    """The positions of every forward."""
+    """Return the positions of every forward."""
     return [plan.positions(model.device).tolist() for plan in model.plans]
 
 
@@ -129,7 +129,7 @@ def test_daedal(case: Case) -> None:
 
 
 def recorded_fed(case: Case) -> list[list[int]]:
-    """The positions of every recorded forward."""
+    """Return the positions of every recorded forward."""
     pairs = zip(case["fed"], case["states"], strict=True)
     return [list(range(len(state))) if fed is None else fed for fed, state in pairs]
 
@@ -204,7 +204,7 @@ def sparse(params: Settings) -> MaskedDecoder:
 
 
 def kept(model: Watched) -> list[list[list[int]] | None]:
-    """What the layers read of the cache in each forward."""
+    """Return what the layers read of the cache in each forward."""
     sets = [plan.sets for plan in model.plans]
     return [one.read_C.tolist() if one and one.read_C.dim() > 1 else None for one in sets]
 
@@ -307,7 +307,8 @@ def test_dkv_cache(case: Case) -> None:
 
 
 def v2_request(case: Case, prompt: list[int]) -> Request:
-    """The released loops decode whole blocks from the prompt's own on, and one token more."""
+    """Return the request of a case. The released loops decode whole blocks from the prompt's own
+    on, and one token more."""
     block = case["params"]["block_size"]
     blocks = len(prompt) // block + case["params"]["max_new_tokens"] // block
     return Request("golden", tuple(prompt), blocks * block + 1 - len(prompt))
@@ -326,7 +327,7 @@ def v2_decoder(params: Settings) -> MaskedDecoder:
 
 
 def v2_calls(case: Case) -> list[tuple[int, list[int]]]:
-    """The recorded calls, the prompt's whole blocks with the first call that decodes."""
+    """Return the recorded calls, the prompt's whole blocks with the first call that decodes."""
     calls = [(call["start"], call["ids"]) for call in case["calls"]]
     prompt, block = case["prompt"], case["params"]["block_size"]
     if len(prompt) > block and len(prompt) % block:
@@ -336,7 +337,7 @@ def v2_calls(case: Case) -> list[tuple[int, list[int]]]:
 
 
 def text(ids: Iterable[int], end: int) -> list[int]:
-    """The tokens up to the end token, that one included."""
+    """Return the tokens up to the end token, that one included."""
     ids = list(ids)
     return ids[: ids.index(end) + 1] if end in ids else ids
 
@@ -370,7 +371,7 @@ def test_fast_dllm_v2_in_batches(case: Case) -> None:
 
 
 def d2(case: Case) -> MaskedDecoder:
-    """The released quirks are on."""
+    """Return the decoder of a case, with the released quirks on."""
     params, score = case["params"], SCORES[case["params"]["alg"]]
     sigma, tau = params["decode_sigma"], params["threshold"]
     prior = {"score@inner": score, "score.sigma": sigma} if sigma else {"score": score}

@@ -65,13 +65,14 @@ class WatchedCanvas(Watched):
 
 
 def decoder_for(params: dict[str, Any]) -> CanvasDecoder:
-    """The decoder with the numbers that `generate` was called with."""
+    """Return the decoder with the numbers that `generate` was called with."""
     given = {SETTINGS[key]: value for key, value in params.items() if key in SETTINGS}
     return canvas_decoder(**given)
 
 
 def padded(generation: Generation, pad: int | None) -> list[int]:
-    """The tokens as the library returns them: padded behind the end, if it has a padding token."""
+    """Return the tokens as the library returns them: padded behind the end, if it has a padding
+    token."""
     ids, end = list(generation.ids), generation.cut.get("eos")
     if end is None or pad is None:
         return ids
@@ -79,13 +80,14 @@ def padded(generation: Generation, pad: int | None) -> list[int]:
 
 
 def tokens_per_forward(generation: Generation, pad: int | None) -> float:
-    """The library's count: tokens that are no padding, by forwards over a canvas alone."""
+    """Return the library's count: tokens that are no padding, by forwards over a canvas alone."""
     denoising = sum(one.kind is ForwardKind.DENOISE for one in generation.trace.forwards)
     return sum(token != pad for token in padded(generation, pad)) / denoising
 
 
 def canvases_over_time(generation: Generation) -> list[list[int]]:
-    """The most probable tokens of the open canvas after each of its forwards, from the trace."""
+    """Return the most probable tokens of the open canvas after each of its forwards, from the
+    trace."""
     ids, found, end = list(generation.ids), list[list[int]](), len(generation.ids)
     for forward in reversed(generation.trace.forwards):
         if forward.kind is not ForwardKind.DENOISE:
@@ -153,7 +155,7 @@ def pairs() -> list[tuple[Any, Any]]:
 
 
 def settings_of(index: int, numbers: random.Random) -> dict[str, Any]:
-    """Settings of one comparison; every sixth takes the most probable tokens."""
+    """Return settings of one comparison; every sixth takes the most probable tokens."""
     given = {
         "max_denoising_steps": numbers.choice([1, 4, 12, 20]),
         "entropy_bound": numbers.choice([0.1, 1.0, 4.0, 1e4]),
@@ -164,7 +166,7 @@ def settings_of(index: int, numbers: random.Random) -> dict[str, Any]:
 
 
 def generated(model: Any, prompt: list[int], new: int, settings: dict[str, Any], seed: int) -> Any:
-    """What transformers makes of it."""
+    """Return what transformers makes of it."""
     from transformers.models.diffusion_gemma import generation_diffusion_gemma as library
 
     bound = library.EntropyBoundSamplerConfig(settings["entropy_bound"])

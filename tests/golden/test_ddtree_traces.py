@@ -41,7 +41,8 @@ class WatchedMatch(GreedyMatch):
 
 
 def decoder_of(case: Case) -> tuple[Scripted, WatchedMatch]:
-    """The decoder of a case, with its random numbers; a tree of no nodes is one that is not fed."""
+    """Return the decoder of a case, with its random numbers; a tree of no nodes is one that is not
+    fed."""
     budget = case["tree_budget"]
     settings: dict[str, Any] = {
         "draft.drafter.source": source("zlab_dflash"),

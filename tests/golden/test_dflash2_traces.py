@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"no golden traces a
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], str]:
-    """The folder of a case's drafter, with the config that the case asks for.
+    """Return the folder of a case's drafter, with the config that the case asks for.
 
     One case has more slots than its drafter was trained with, which is refused here.
     """
@@ -59,7 +59,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], str
 
 
 def decoder_of(case: Case, folder: str) -> tuple[Scripted, WatchedLength]:
-    """The decoder of a case, with its random numbers."""
+    """Return the decoder of a case, with its random numbers."""
     plain = speculative(
         "dflash2",
         {
@@ -135,7 +135,7 @@ def test_drafter_forwards_sharing_one_cache(name: str) -> None:
 
 
 def features_of(ids_L: torch.Tensor) -> torch.Tensor:
-    """The target's features of a text, which its drafters read."""
+    """Return the target's features of a text, which its drafters read."""
     kv, span = target().new_cache(len(ids_L)), (0, len(ids_L))
     plan = ForwardPlan(
         ForwardKind.PREFILL,

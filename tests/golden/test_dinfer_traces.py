@@ -52,7 +52,8 @@ OFF = 1.0  # no probability is above it
 
 
 def rule(case: Case) -> tuple[str, dict[str, Any]]:
-    """The decoder, and what scores and selects; a recorded null switches that threshold off."""
+    """Return the decoder, and what scores and selects; a recorded null switches that threshold
+    off."""
     tau, name = case["threshold"], case.get("decoder", "hierarchy").lower()
     if name.startswith("hierarchy"):
         low = case.get("low_threshold", LOW)
@@ -66,7 +67,7 @@ def rule(case: Case) -> tuple[str, dict[str, Any]]:
 
 
 def cache(run: Case) -> dict[str, Any]:
-    """The settings of the cache."""
+    """Return the settings of the cache."""
     if "warmup_steps" in run:
         return {
             "cache": "vicinity",
@@ -90,7 +91,7 @@ def decoder(run: Case) -> MaskedDecoder:
 
 
 def model_of(run: Case) -> Any:
-    """The tiny checkpoint, in some runs with another end token."""
+    """Return the tiny checkpoint, in some runs with another end token."""
     model = copy(denoiser("llada"))
     if run.get("eos_id") is not None:
         model.special = SpecialTokens(mask=model.special.mask, eos=run["eos_id"])
@@ -102,7 +103,8 @@ def is_runaway(run: Case) -> bool:
 
 
 def useful(run: Case) -> list[dict]:
-    """The decode calls that had something to decode; of a runaway run those up to its stall."""
+    """Return the decode calls that had something to decode; of a runaway run those up to its
+    stall."""
     steps = [step for step in run["steps"] if step["masked_before"]]
     while is_runaway(run) and len(steps) > 1 and not steps[-1]["committed"]:
         steps.pop()
@@ -110,13 +112,13 @@ def useful(run: Case) -> list[dict]:
 
 
 def committed(run: Case) -> list[dict[int, int]]:
-    """What each of those calls committed: position after the prompt -> token."""
+    """Return what each of those calls committed: position after the prompt -> token."""
     prompt = len(run["prompt"])
     return [{at - prompt: token for at, token in step["committed"]} for step in useful(run)]
 
 
 def made(generation: Generation) -> list[dict[int, int]]:
-    """The same of each forward of a generation."""
+    """Return the same of each forward of a generation."""
     drawn = list(enumerate(zip(generation.ids, generation.born, strict=True)))
     return [
         {at: token for at, (token, born) in drawn if born == forward}
@@ -242,7 +244,7 @@ class Seen(Score):
 
 
 def watched(run: Case) -> tuple[MaskedDecoder, Seen, Seen]:
-    """The run's decoder with its raw logits and those it selects from laid open."""
+    """Return the run's decoder with its raw logits and those it selects from laid open."""
     whole = decoder(run)
     if not isinstance(whole.score, Credit):
         raw = Seen(whole.score)

@@ -69,7 +69,7 @@ def test_units(case: dict) -> None:
 
 
 def before(case: dict, step: dict) -> tuple[DecodeState, Window]:
-    """The canvas of a recorded call and its block."""
+    """Return the canvas of a recorded call and its block."""
     tokens_KL = torch.tensor([step["before"]])
     masked_KL = tokens_KL == case["mask_id"]
     special = SpecialTokens(case["mask_id"], case.get("eos_id", -1))
@@ -90,7 +90,7 @@ def before(case: dict, step: dict) -> tuple[DecodeState, Window]:
 
 
 def dense(memo: Memo, step: dict) -> Tensor:
-    """The credit of every position and token, (W, V)."""
+    """Return the credit of every position and token, (W, V)."""
     ids_WS, credit_WS = memo[IDS][0], memo[CREDIT][0]
     table_WV = torch.zeros(len(ids_WS), len(step["logits"][0]))
     return table_WV.scatter_add_(1, ids_WS.clamp(min=0), credit_WS)

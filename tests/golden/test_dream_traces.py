@@ -72,7 +72,7 @@ def useful(case: Case) -> list[tuple[Case, list[int] | None]]:
 
 
 def inputs(generation: Generation, case: Case) -> list[list[int]]:
-    """The input of every forward, rebuilt from `born`."""
+    """Return the input of every forward, rebuilt from `born`."""
     mask, prompt = denoiser("dream").special.mask, case["prompt"]
     drawn = list(zip(generation.ids, generation.born, strict=True))
     canvases = [

@@ -50,7 +50,7 @@ def cases(golden: Path, file: str, method: str) -> list[dict]:
 
 
 def forward(model: TransformerDenoiser, tokens_KL: Tensor) -> Tensor:
-    """Logits of every position, all fed, nothing cached."""
+    """Return logits of every position, all fed, nothing cached."""
     length = tokens_KL.shape[1]
     plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
     return model.forward(tokens_KL, plan, model.new_cache(length))

@@ -60,7 +60,8 @@ def freedave(params: Settings) -> MaskedDecoder:
 
 
 def rounds_fed(case: Case, mask: int) -> list[dict]:
-    """The recorded rounds that have something to verify: drafts differ, and the first has a mask.
+    """Return the recorded rounds that have something to verify: drafts differ, and the first has a
+    mask.
 
     "++" drafts a full block as often as `draft_steps` says.
     """
@@ -75,7 +76,8 @@ def rounds_fed(case: Case, mask: int) -> list[dict]:
 
 
 def rounds_made(generation: Generation, model: Watched, targets: list[Tensor]) -> list[dict]:
-    """The same of forwards with several branches; the base, which is draft 1, is the last."""
+    """Return the same of forwards with several branches; the base, which is draft 1, is the
+    last."""
     left, found = iter(targets), []
     for forward, plan, canvas_KL in zip(
         generation.trace.forwards, model.plans, model.canvases, strict=True
@@ -89,7 +91,7 @@ def rounds_made(generation: Generation, model: Watched, targets: list[Tensor]) -
 
 
 def steps_of(generation: Generation, model: Watched, prompt_len: int) -> list[int]:
-    """The step of every position: of the round that verified it, as the authors count.
+    """Return the step of every position: of the round that verified it, as the authors count.
 
     What a forward commits is a draft of the next one; what it verifies was masked before.
     """

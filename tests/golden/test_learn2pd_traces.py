@@ -26,7 +26,7 @@ from tests.helpers import Watched
 
 @pytest.fixture(scope="module")
 def filters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recorded filters, one folder a block length."""
+    """Return the recorded filters, one folder a block length."""
     from safetensors.torch import load_file
 
     folder = tmp_path_factory.mktemp("filters")

@@ -121,7 +121,7 @@ def test_fast_dllm_pp(case: Case) -> None:
 
 
 def canvases(generation: Generation, case: Case) -> list[list[int]]:
-    """The input of every forward, rebuilt from `born`."""
+    """Return the input of every forward, rebuilt from `born`."""
     mask = denoiser("llada").special.mask
     drawn = list(zip(generation.ids, generation.born, strict=True))
     return [

@@ -21,7 +21,7 @@ CACHED = cases(masked.LLADA, *masked.CACHED) + cases(dream.FILE, *dream.CACHED)
 
 
 def facts(generation: Generation, special: SpecialTokens) -> SampleStats:
-    """What a record keeps of one sample, by way of plain JSON."""
+    """Return what a record keeps of one sample, by way of plain JSON."""
     return SampleStats(**json.loads(json.dumps(count_sample(generation, special) | TIMES)))
 
 

@@ -56,7 +56,7 @@ def lives(generation: Generation) -> Iterator[tuple[int, int, int, int]]:
 
 
 def canvases(generation: Generation, case: Case) -> list[list[int]]:
-    """The canvas before every forward and after the last, rebuilt from the trace alone."""
+    """Return the canvas before every forward and after the last, rebuilt from the trace alone."""
     mask, prompt = denoiser("llada").special.mask, case["prompt"]
     made = [[*prompt, *[mask] * len(generation.ids)] for _ in range(len(generation.trace) + 1)]
     for position, token, born, revised in lives(generation):
@@ -81,7 +81,7 @@ def check(case: Case, decoder: MaskedDecoder, last: int = 0, proof: Proof = lamb
 
 
 def until_filled(params: Settings, key: str = "eos_early_stop") -> dict[str, Any]:
-    """The stop of a run that an end token does not end."""
+    """Return the stop of a run that an end token does not end."""
     return {} if params.get(key) else {"stop": "filled"}
 
 

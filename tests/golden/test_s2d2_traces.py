@@ -55,7 +55,7 @@ def taken(numbers: deque[Any]) -> Any:
 
 
 def by_number(laws_DV: Tensor, numbers_D: Tensor) -> Tensor:
-    """The first token of each law whose cumulative probability exceeds a number."""
+    """Return the first token of each law whose cumulative probability exceeds a number."""
     cumulative_DV = laws_DV.double().cumsum(-1)
     wanted_D1 = numbers_D.double()[:, None] * cumulative_DV[:, -1:]
     return torch.searchsorted(cumulative_DV, wanted_D1, right=True)[:, 0]
@@ -79,7 +79,7 @@ class Recorded(Score):
 
 
 def settings_of(params: Settings) -> dict[str, Any]:
-    """The decoder's settings for the parameters of a run of the SDAR loop."""
+    """Return the decoder's settings for the parameters of a run of the SDAR loop."""
     tau, policy = params["confidence_threshold"], params.get("do_verify_policy")
     steps = params.get("denoising_steps", params["block_length"])
     number = params.get("num_to_transfer", params["block_length"] // steps)
@@ -152,7 +152,7 @@ def replay(
     folder: str = "llada",
     sampled: float | None = None,
 ) -> tuple[list[tuple[str, list[int], list[int]]], list[int]]:
-    """The forwards of a case, and its text."""
+    """Return the forwards of a case, and its text."""
     params: Mapping[str, Any] = case.get("params") or case["parameters"]
     stops = params.get("stopping_criteria_idx") or []
     ends = stops or ([params["eos_id"]] if params.get("eos_early_stop") else [])
@@ -172,7 +172,8 @@ def replay(
 
 
 def numbers_of(case: Case, verified: list[bool], accepted: list[list[float]]) -> Numbers:
-    """Numbers of the runs with `multinomials`; `accepted`: the loop's order of each draft."""
+    """Return numbers of the runs with `multinomials`; `accepted`: the loop's order of each
+    draft."""
     tokens = deque(case["multinomials"])
     numbers = Numbers(accepting=deque(case["uniforms"]))
     for verifies, order in zip(verified, accepted, strict=True):
@@ -199,7 +200,7 @@ def recorded_calls(case: Case) -> list[tuple[str, list[int], list[int]]]:
 def compared(
     found: list[tuple[str, list[int], list[int]]],
 ) -> list[tuple[str, list[int], list[int]]]:
-    """A verification without the canvas that it is fed beside."""
+    """Return a verification without the canvas that it is fed beside."""
     return [(kind, [] if added else block, added) for kind, block, added in found]
 
 
@@ -223,7 +224,7 @@ def test_s2d2_sdar(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned_of(case: Case) -> Numbers:
-    """Numbers of the runs with one list of `uniforms`."""
+    """Return numbers of the runs with one list of `uniforms`."""
     given, params = iter(case["uniforms"]), case["parameters"]
     numbers = Numbers()
     for step in (one for one in case["steps"] if "store" not in one):

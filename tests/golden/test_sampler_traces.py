@@ -180,9 +180,8 @@ def decoder_of(case: Case) -> MaskedDecoder:
 def generate(
     case: Case, decoder: MaskedDecoder
 ) -> tuple[Generation, SpecialTokens, list[list[int]]]:
-    """What the decoder makes of the case, the special tokens, with the end token it names, and the
-    canvas of every forward.
-    """
+    """Return what the decoder makes of the case, the special tokens, with the end token it names,
+    and the canvas of every forward."""
     model = copy(denoiser(case["checkpoint"].removeprefix("golden/")))
     if "eos_id" in case["params"]:
         model.special = replace(model.special, eos=case["params"]["eos_id"])
@@ -240,6 +239,6 @@ def check(case: Case) -> None:
 
 
 def useful_states(case: Case) -> list[list[int]]:
-    """The canvas of every forward; those of SlowFast over a full block are not made here."""
+    """Return the canvas of every forward; those of SlowFast over a full block are not made here."""
     made = [case["method"] != "slowfast" or bool(step["filled"]) for step in case["steps"]]
     return [state for state, was_made in zip(case["states"], made, strict=True) if was_made]

@@ -63,7 +63,7 @@ def target() -> TransformerDenoiser:
 
 
 def source(kind: str) -> str:
-    """The folder of a drafter."""
+    """Return the folder of a drafter."""
     return str(FOLDER / "ckpt" / ("zlab_dflash_b16" if kind == "zlab_dflash" else kind))
 
 
@@ -72,7 +72,7 @@ def kind_of(run: Case) -> str:
 
 
 def speculative(decoder: str, settings: Settings) -> SpeculativeDecoder:
-    """The decoder of a yaml with a run's numbers."""
+    """Return the decoder of a yaml with a run's numbers."""
     return _speculative(decoder, json.dumps(settings))
 
 
@@ -85,12 +85,12 @@ def _speculative(decoder: str, settings: str) -> SpeculativeDecoder:
 
 
 def draft(kind: str) -> Draft:
-    """The drafter of a kind as its decoder has it."""
+    """Return the drafter of a kind as its decoder has it."""
     return speculative(*decoder_of({"file": f"trace_{kind}"}, True)).draft
 
 
 def decoder_of(run: Case, checks_first: bool) -> tuple[str, dict[str, Any]]:
-    """The decoder of conf/decoder, and the numbers of a run."""
+    """Return the decoder of conf/decoder, and the numbers of a run."""
     kind, tau = kind_of(run), run.get("confidence_threshold")
     settings = {
         "draft.drafter.source": source(kind),
@@ -106,7 +106,7 @@ def decoder_of(run: Case, checks_first: bool) -> tuple[str, dict[str, Any]]:
 
 
 def decode(run: Case, checks_first: bool = True) -> tuple[Generation, list[Proposal]]:
-    """What the run's decoder makes of its prompt, and the drafts before they are cut."""
+    """Return what the run's decoder makes of its prompt, and the drafts before they are cut."""
     stops = run["stop_token_ids"] or [NO_END]
     target().special = SpecialTokens(mask=0, eos=stops[0])
     plain = speculative(*decoder_of(run, checks_first))
@@ -120,7 +120,8 @@ def decode(run: Case, checks_first: bool = True) -> tuple[Generation, list[Propo
 
 
 def greedy_runs(kind: str) -> list[tuple[Generation, list[Proposal]]]:
-    """The four prompts of the reference decoded greedily; its traces keep the rounds of three."""
+    """Return the four prompts of the reference decoded greedily; its traces keep the rounds of
+    three."""
     plain = {"file": f"trace_{kind}.json", "max_new_tokens": 48, "stop_token_ids": None}
     prompts = [case["prompt"] for case in read("target_greedy.json")["cases"]]
     return [decode(plain | {"prompt": prompt}) for prompt in prompts]
@@ -177,7 +178,8 @@ def test_zlab_makes_a_round_after_a_first_token_that_stops(case: Case, checks_fi
 
 
 def committed(entry: dict[str, Any], stops: list[int]) -> list[int]:
-    """What a recorded round added to the text: nothing after an accepted token that stops it."""
+    """Return what a recorded round added to the text: nothing after an accepted token that stops
+    it."""
     accepted = (entry.get("proposed") or entry["drafted"])[: entry["n_accepted"]]
     at = next((i for i, token in enumerate(accepted) if token in stops), None)
     return [*accepted, entry["next_token"]] if at is None else accepted[: at + 1]

@@ -43,7 +43,7 @@ class Recorded(Score):
 def run(
     case: Case, decoder: MaskedDecoder, length: int, eos: int = -1
 ) -> tuple[Generation, list[Call], list[list[list[int]]]]:
-    """The generation, the rows of every forward, and what it filled."""
+    """Return the generation, the rows of every forward, and what it filled."""
     prompt, model = tuple(case["prompt"]), copy(denoiser("llada"))
     model.special = replace(model.special, eos=eos)
     watched = Watched(model)

@@ -37,7 +37,7 @@ ENCODED = "b'\\0\\0\\0\\0\\0\\0\\0\\x05N\\0\\0\\0\\0'"
 
 
 def subclass(base: str, value: str) -> str:
-    """A program whose function returns an instance of a subclass that equals everything."""
+    """Return a program whose function returns an instance of a subclass that equals everything."""
     return f"class Same({base}):{EQUAL}\ndef f(x):\n    return Same({value})\n"
 
 
@@ -299,7 +299,7 @@ NAMELESS = {
 
 
 def during_call(source: str) -> str:
-    """A program that runs the statements when it is called."""
+    """Return a program that runs the statements when it is called."""
     return (
         "def f(x):\n    exec(SOURCE, globals())\n    import os\n    os._exit(0)\nSOURCE = "
         + repr(source)

@@ -44,7 +44,7 @@ SAMPLE_OF_FLIPS = 40  # in the default tier
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder with one sealed run."""
+    """Return a runs folder with one sealed run."""
     root = tmp_path_factory.mktemp("whole") / "runs"
     run(SPEC_N, store=Store(root), deps=fakes.deps())
     return root
@@ -52,13 +52,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(whole: Path, tmp_path: Path) -> Store:
-    """A copy of it that may be damaged."""
+    """Return a copy of it that may be damaged."""
     shutil.copytree(whole, tmp_path / "runs")
     return Store(tmp_path / "runs")
 
 
 def flipped(content: bytes, seed: int) -> bytes:
-    """One bit flipped, or, for odd seeds, one byte replaced."""
+    """Return one bit flipped, or, for odd seeds, one byte replaced."""
     draw = random.Random(seed)
     at = draw.randrange(len(content))
     change = draw.randrange(1, 256) if seed % 2 else 1 << draw.randrange(8)

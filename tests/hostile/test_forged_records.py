@@ -28,7 +28,7 @@ NO_HASH = (DllmBenchError, ValueError, TypeError, LookupError, AttributeError, R
 
 
 def spots(plain: Any, path: Spot = ()) -> Iterator[Spot]:
-    """Where a value can be replaced, at every depth; of a list, its first entry."""
+    """Yield where a value can be replaced, at every depth; of a list, its first entry."""
     inner = plain if isinstance(plain, dict) else dict(enumerate(plain[:1]))
     for key, value in inner.items():
         yield (*path, key)
@@ -37,7 +37,7 @@ def spots(plain: Any, path: Spot = ()) -> Iterator[Spot]:
 
 
 def replaced(plain: dict[str, Any], spot: Spot, value: Any) -> dict[str, Any]:
-    """A copy of plain data with another value at a spot."""
+    """Return a copy of plain data with another value at a spot."""
     changed: dict[str, Any] = json.loads(json.dumps(plain))
     node: Any = changed
     for key in spot[:-1]:
@@ -47,7 +47,7 @@ def replaced(plain: dict[str, Any], spot: Spot, value: Any) -> dict[str, Any]:
 
 
 def forged(plain: dict[str, Any], spot: Spot, value: Any) -> str:
-    """The record's text with another value at a spot, and both of its hashes made to fit."""
+    """Return the record's text with another value at a spot, and both of its hashes made to fit."""
     changed = replaced(plain, spot, value)
     changed.pop("sha256", None)
     with suppress(*NO_HASH):

@@ -60,7 +60,7 @@ class FrameSource(JudgedProcess):
 
 
 def random_value(rng: random.Random) -> bytes:
-    """A tree of tags with random lengths and contents, mostly of the right form."""
+    """Return a tree of tags with random lengths and contents, mostly of the right form."""
     tag, count = bytes([rng.choice(TAGS)]), rng.choice([0, 1, 2, 3, 8, 2**32 - 1])
     if tag in b"ltSzdarqI":
         few = min(count, 3)
@@ -69,7 +69,7 @@ def random_value(rng: random.Random) -> bytes:
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """The bytes with some of them changed, taken out or repeated."""
+    """Return the bytes with some of them changed, taken out or repeated."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         at, end = sorted(rng.randrange(len(changed) + 1) for _ in range(2))
@@ -122,7 +122,7 @@ def loaded(data: bytes) -> tuple[str, str]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A function that closes the pipes made so far."""
+    """Yield a function that closes the pipes made so far."""
     made: list[int] = []
     pipe = os.pipe
 

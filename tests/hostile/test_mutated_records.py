@@ -85,7 +85,7 @@ def mutations(plain: dict[str, Any], turn: int) -> Iterator[tuple[Any, Any]]:
 def views(
     record: RunRecord, other: RunRecord, folder: Path, out: Path
 ) -> Iterator[Callable[[], Any]]:
-    """What each command makes of a sealed run."""
+    """Yield what each command makes of a sealed run."""
     entry = read_entry(folder)
     assert entry
     publisher = Publisher("us", "third_party")
@@ -134,7 +134,7 @@ def test_a_mutated_record_is_refused_in_a_sentence_or_shown(turn: int, tmp_path:
 
 
 def sample_views(record: RunRecord, sample: SampleRecord) -> Iterator[Callable[[], Any]]:
-    """What `show --sample`, `report` and sealing make of a sample."""
+    """Yield what `show --sample`, `report` and sealing make of a sample."""
     yield sample.stats
     yield lambda: decoding_order(sample, lambda ids: "x", record.spec.decoder).to_json()
     one = dict.fromkeys(record.columns["id"], sample)

@@ -37,7 +37,7 @@ PLANTED = (*NAMES, *(f"{name}.tmp" for name in NAMES), f"{SPEC}.damaged", f"{SAM
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder with one sealed run."""
+    """Return a results folder with one sealed run."""
     results = tmp_path_factory.mktemp("whole")
     run(SPEC_3, store=Store(results / "runs"), deps=fakes.deps())
     return results

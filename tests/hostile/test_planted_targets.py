@@ -77,7 +77,7 @@ def hooked() -> None:
 
 @contextmanager
 def nothing_runs(canary: Path) -> Iterator[None]:
-    """Nothing is started, called over a network, or opened below `canary` in the block."""
+    """Check that nothing is started, called over a network, or opened below `canary` inside."""
     seen: list[str] = []
     modules = set(sys.modules)
     _watched.append((canary, seen))
@@ -91,13 +91,13 @@ def nothing_runs(canary: Path) -> Iterator[None]:
 
 
 def plant(name: str, canary: Path) -> dict[str, Any]:
-    """A planted mapping that would touch `canary`."""
+    """Return a planted mapping that would touch `canary`."""
     made: dict[str, Any] = json.loads(json.dumps(PLANTS[name]).replace("{canary}", str(canary)))
     return made
 
 
 def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in plain data, at any depth."""
+    """Yield the path of every value in plain data, at any depth."""
     numbered = enumerate(plain) if isinstance(plain, list) else ()
     for key, value in plain.items() if isinstance(plain, dict) else numbered:
         if key != TARGET:
@@ -106,7 +106,7 @@ def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def planted(plain: Any, path: tuple[Any, ...], value: Any, as_list: bool) -> Any:
-    """A copy of plain data with `value`, or a list of it, at `path`."""
+    """Return a copy of plain data with `value`, or a list of it, at `path`."""
     made = copy.deepcopy(plain)
     node = made
     for key in path[:-1]:
@@ -185,7 +185,7 @@ def test_an_override_cannot_plant_a_target(
 
 
 def sealed(root: Path) -> tuple[Store, RunRecord]:
-    """A store with a sealed run of minigsm with a real decoder's settings."""
+    """Return a store with a sealed run of minigsm with a real decoder's settings."""
     spec = RunSpec.from_config(
         compose(["model=tiny-llada", "decoder=fast_dllm", "benchmark=minigsm", "limit=2"])
     )

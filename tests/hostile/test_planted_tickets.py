@@ -18,7 +18,7 @@ TICKET = slurm.JobTicket("a" * 64, "minigsm/tiny/x", "17_0", "/etc/passwd")
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that exists once squeue was started."""
+    """Return a file that exists once squeue was started."""
     path, program = tmp_path / "asked", tmp_path / "bin" / "squeue"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\n: > {path}\n")
@@ -28,7 +28,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def status(results: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What `status` prints."""
+    """Return what `status` prints."""
     assert main(["status", "--results", str(results)]) == 0
     return capsys.readouterr().out
 

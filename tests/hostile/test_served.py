@@ -80,12 +80,12 @@ def marked(words: str, *pieces: bytes) -> Case:
 
 
 def counted(count: str) -> bytes:
-    """The event that counts tokens, with any JSON as the count."""
+    """Return the event that counts tokens, with any JSON as the count."""
     return b'data: {"choices": [], "usage": {"completion_tokens": %s}}\n\n' % count.encode()
 
 
 def choice(said: str) -> bytes:
-    """An event whose choice is any JSON."""
+    """Return an event whose choice is any JSON."""
     return b'data: {"choices": [%s]}\n\n' % said.encode()
 
 
@@ -100,7 +100,7 @@ def slowly(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def dripping(byte: bytes, *start: bytes, as_raw: bool = False) -> Case:
-    """A server that sends a byte now and then, for a minute."""
+    """Return a server that sends a byte now and then, for a minute."""
 
     def reply() -> Reply:
         return Reply(slowly([*start, *[byte] * 3000]), raw=as_raw)
@@ -109,7 +109,7 @@ def dripping(byte: bytes, *start: bytes, as_raw: bool = False) -> Case:
 
 
 def endless(words: str, *start: bytes, chunk: bytes = MIB, **settings: Any) -> Case:
-    """A server that sends 100 chunks, of which only the first few may be read."""
+    """Yield a server that sends 100 chunks, of which only the first few may be read."""
 
     def pieces() -> Iterator[bytes]:
         yield from start
@@ -195,7 +195,7 @@ def spec() -> RunSpec:
 
 
 def attempt(spec: RunSpec, url: str, timeout_s: float, folder: Path) -> SampleRecord:
-    """The only sample of a run."""
+    """Return the only sample of a run."""
     there = replace(spec, model={**spec.model, "url": url, "timeout_s": timeout_s})
     run(there, store=Store(folder))
     (sample,) = read_samples(Store(folder).path(there)).values()

@@ -49,7 +49,7 @@ CACHED = {
 
 
 def measured(decoder: MaskedDecoder, model: Any, request: Request = REQUEST) -> MeasuredDenoiser:
-    """The measurement of one request, whose tokens are those without it."""
+    """Return the measurement of one request, whose tokens are those without it."""
     found = MeasuredDenoiser(model)
     own, plain = decoder.generate(cast("Any", found), request), decoder.generate(model, request)
     assert text(own) == text(plain)

@@ -134,7 +134,7 @@ def test_caches_that_are_not_renewed_are_approximate(model) -> None:
 
 
 def renewals(cache: Cache, select: Select | None = None, request: Request = REQUEST) -> str:
-    """One letter per forward: R renews, d does not."""
+    """Return one letter per forward: R renews, d does not."""
     decoder = replace(BASE, select=select or TopK(), cache=cache)
     return letters(decoder.generate(Table(), request))
 

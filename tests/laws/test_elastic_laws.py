@@ -61,7 +61,7 @@ class Restated:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, rows: list[int], decoded: list[int]) -> tuple[Tensor, float]:
-        """The last hidden states and the mean number of rows that a layer computed."""
+        """Return the last hidden states and the mean number of rows that a layer computed."""
         body, length, first = self.module.model, len(tokens), not self.hidden
         fresh = body.embed_tokens(tokens)
         rotation = body.rotary_emb(fresh[None], torch.arange(length)[None])

@@ -46,7 +46,7 @@ BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
 
 
 def whole_forward(model, tokens_1L: torch.Tensor) -> torch.Tensor:
-    """Logits of every position, nothing cached, full attention."""
+    """Return logits of every position, nothing cached, full attention."""
     length = tokens_1L.shape[1]
     plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
     return model.forward(tokens_1L, plan, model.new_cache(length))

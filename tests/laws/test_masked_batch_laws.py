@@ -88,7 +88,7 @@ def test_sub_blocks_on_a_model_of_theirs(inside: bool) -> None:
 
 
 def watch_forwards(model: Any) -> list[int]:
-    """How many requests share each of the model's forwards from here on."""
+    """Return how many requests share each of the model's forwards from here on."""
     alone, together, sizes = model.forward, model.forward_batch, list[int]()
     model.forward = lambda *asked: sizes.append(1) or alone(*asked)
     model.forward_batch = lambda *asked: sizes.append(len(asked[0])) or together(*asked)

@@ -73,7 +73,7 @@ def check_repeats(decoder: MaskedDecoder) -> None:
 
 
 def fit_so_far(chosen: Sequence[Piece]) -> bool:
-    """Whether the pieces of the first slots have what they need of each other."""
+    """Return whether the pieces of the first slots have what they need of each other."""
     slots = dict(zip(PAIRED, chosen, strict=False))
     needs = {n for piece in chosen for part in (piece, *parts_of(piece)) for n in part.needs}
     return all(condition in slots[slot].gives for slot, condition in needs if slot in slots)
@@ -113,7 +113,7 @@ def test_a_selector_with_any_two_others_obeys_or_is_refused(select: Select) -> N
 
 
 def fits(select: Select) -> Callable[[MaskedDecoder], bool]:
-    """Whether a decoder obeys with this selector; it is refused where it does not fit."""
+    """Return whether a decoder obeys with this selector; it is refused where it does not fit."""
 
     def tried(decoder: MaskedDecoder) -> bool:
         rest = (decoder.schedule, decoder.cache, decoder.explore, decoder.stop, decoder.revise)
@@ -133,7 +133,7 @@ def obeys(score: Score, *rest: Piece) -> bool:
 
 
 def is_made(chosen: Mapping[str, Any]) -> bool:
-    """Whether the pieces make a decoder, or are refused with a sentence that names one."""
+    """Return whether the pieces make a decoder, or are refused with a sentence that names one."""
     try:
         MaskedDecoder(**chosen)
     except DllmBenchError as error:

@@ -75,7 +75,7 @@ def test_a_default_leaves_the_hash_of_a_run_as_it_was(piece) -> None:
 
 
 def chosen(select: Select, probability: list[float], forwards: int = 0) -> list[int]:
-    """What a selector commits of one block; 0 is a committed position."""
+    """Return what a selector commits of one block; 0 is a committed position."""
     probability_KW = torch.tensor([probability], dtype=torch.float64)
     scores = Scores(torch.zeros_like(probability_KW).long(), probability_KW, probability_KW)
     state = DecodeState.start(Request("r", (5,), len(probability)), Table().special)
@@ -135,7 +135,7 @@ def test_a_falling_threshold_begins_at_one_and_stops_at_tau(
 
 
 def learn2pd(new: int, steps: int, tau: float, cuts: bool) -> list[list[int]]:
-    """The loop of Learn2PD's authors over blocks of 8: the canvas after every forward."""
+    """Return the loop of Learn2PD's authors over blocks of 8: the canvas after every forward."""
     model, head, canvas, canvases = Table(), RandomHead(), [*PROMPT, *[MASK] * new], []
     for start in range(len(PROMPT), len(PROMPT) + new, head.block):
         block = range(start, start + head.block)
@@ -378,7 +378,7 @@ def restated(new: int, k: int, tau: float, base: bool) -> list[list[int]]:
 
 
 def logits_of(model: Table, canvas: list[int]) -> Tensor:
-    """Logits of every position, the mask token left out, (L, V)."""
+    """Return logits of every position, the mask token left out, (L, V)."""
     logits_LV = model.place[: len(canvas)] + model.token[torch.tensor(canvas)].mean(0)
     logits_LV[:, MASK] = -torch.inf
     return logits_LV
@@ -391,7 +391,8 @@ def distribution(model: Table, canvas: list[int]) -> tuple[list[float], list[int
 
 
 def after_rounds(generation: Generation) -> list[list[int]]:
-    """The canvas after every round; a lookahead token counts to the round that took its branch."""
+    """Return the canvas after every round; a lookahead token counts to the round that took its
+    branch."""
     rows = list(zip(generation.ids, generation.born, strict=True))
     return [
         [*PROMPT, *(token if 0 <= born <= i else MASK for token, born in rows)]

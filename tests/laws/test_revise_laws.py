@@ -46,13 +46,13 @@ def decoded(decoder: MaskedDecoder) -> list[Generation]:
 
 
 def canvas(generation: Generation) -> tuple[list[tuple[int, int]], int, int]:
-    """Tokens with the forwards that committed them, forwards, and changes."""
+    """Return tokens with the forwards that committed them, forwards, and changes."""
     drawn = list(zip(generation.ids, generation.born, strict=True))
     return drawn, len(generation.trace), changes(generation)
 
 
 def block_of(decoder: MaskedDecoder, place: int) -> int:
-    """The block of the new position `place`; a reviser of the whole canvas has one."""
+    """Return the block of the new position `place`; a reviser of the whole canvas has one."""
     prompt = len(REQUEST.prompt_ids)
     grid = decoder.schedule.grid(prompt, REQUEST.max_new_tokens)
     if Condition.FROM_FIRST_BLOCK in decoder.revise.gives:

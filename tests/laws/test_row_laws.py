@@ -50,7 +50,7 @@ class Picking(Table):
 
 
 def with_lookahead() -> dict[str, MaskedDecoder]:
-    """Every decoder that may have several branches, with lookahead."""
+    """Return every decoder that may have several branches, with lookahead."""
     alone = Need("explore", Condition.ONE_BRANCH)
     return {
         f"{name}-lookahead": replace(one, explore=Lookahead(3))

@@ -35,7 +35,7 @@ LAW = torch.tensor([0.45, 0.2, 0.15, 0.1, 0.05, 0.03, 0.015, 0.005])
 
 
 def asked(width: int, branches: int = 1, seed: int = 3) -> tuple[DecodeState, Window]:
-    """A state of masks and the window over all of it."""
+    """Return a state of masks and the window over all of it."""
     ids_KL = torch.full((branches, width), ROLES["mask"])
     state = DecodeState(ids_KL, torch.full_like(ids_KL, -1), 0, SpecialTokens(**ROLES), seed=seed)
     open_KL = state.masked_KL

@@ -42,7 +42,7 @@ FLAT = StepProfile((1, 64), (1.0, 1.0))
 
 
 def anywhere(probabilities: Probabilities, profile: StepProfile) -> list[int]:
-    """The global maximum of the same step: what Appendix A warns of."""
+    """Return the global maximum of the same step: what Appendix A warns of."""
     return admit(probabilities, highest_peak(probabilities, profile))
 
 

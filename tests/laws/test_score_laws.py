@@ -68,7 +68,7 @@ def logits_of(seed: int, width: int, branches: int = 1, spread: float = 4.0) -> 
 def frame(
     masked_KL: Tensor, block: int, start: int = 0, prompt: int = 0
 ) -> tuple[DecodeState, Window]:
-    """A state with these masks and the window from `start` to its end, all masks open."""
+    """Return a state with these masks and the window from `start` to its end, all masks open."""
     branches, length = masked_KL.shape
     born_KL = torch.where(masked_KL, MASKED, 0).int()
     born_KL[:, :prompt] = PROMPT
@@ -229,7 +229,7 @@ def test_credit_is_a_dense_table_whatever_is_open(kind, schedule, explore) -> No
 
 
 def noted(decoder: MaskedDecoder, score: Score) -> list[Tensor]:
-    """The probabilities at the open masks of every branch and forward."""
+    """Return the probabilities at the open masks of every branch and forward."""
     seen = []
 
     @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def test_hierarchy_splits_every_run() -> None:
 
 
 def divided(sure_W: torch.Tensor, masked_W: torch.Tensor, block: int) -> list[int]:
-    """The rule of the hierarchy, run by run."""
+    """Return the rule of the hierarchy, run by run."""
     chosen = {i for i in range(24) if masked_W[i] and sure_W[i] > 0.9}
     for _, run in groupby(range(24), key=lambda i: (i // block, bool(masked_W[i]))):
         best = max(run, key=lambda i: float(sure_W[i]))
@@ -149,7 +149,7 @@ def divided(sure_W: torch.Tensor, masked_W: torch.Tensor, block: int) -> list[in
 def on_scores(
     sure_W: torch.Tensor, masked_W: torch.Tensor, block: int
 ) -> tuple[Scores, Window, DecodeState]:
-    """What a selector is called with, from one row of probabilities."""
+    """Return what a selector is called with, from one row of probabilities."""
     masked_KW, width = masked_W[None], len(sure_W)
     ids_KW = torch.zeros(1, width, dtype=torch.long)
     special = SpecialTokens(**ROLES)

@@ -76,7 +76,7 @@ def generate(decoder: MaskedDecoder, request: Request, layout: str, seed: int = 
 
 
 def without(decoder: MaskedDecoder) -> MaskedDecoder:
-    """The decoder that makes no drafts."""
+    """Return the decoder that makes no drafts."""
     return replace(decoder, explore=Greedy())
 
 
@@ -106,7 +106,7 @@ def configured(name: str) -> MaskedDecoder:
 
 
 def fitted(decoder: MaskedDecoder, own: LoadedModel) -> MaskedDecoder:
-    """A decoder with the blocks that the model was trained with, and their exact cache."""
+    """Return a decoder with the blocks that the model was trained with, and their exact cache."""
     if own.attention_form == "full":
         return decoder
     blocks = Blocks(own.block or 8, absolute=True, whole=True, sees_future=False)
@@ -199,13 +199,14 @@ def test_a_draft_that_fills_the_block_opens_no_other() -> None:
 
 
 def blocks_fed(watched: Watched) -> list[Tensor]:
-    """The open block of every forward, (K, P)."""
+    """Return the open block of every forward, (K, P)."""
     pairs = zip(watched.canvases, watched.plans, strict=True)
     return [canvas_KL[:, slice(*plan.rows)] for canvas_KL, plan in pairs]
 
 
 def chain(drafts: list[dict[int, int]], targets: list[dict[int, int]]) -> int:
-    """The draft that continues: position -> token of what is filled, beyond the block's old state.
+    """Return the draft that continues: position -> token of what is filled, beyond the block's old
+    state.
 
     From draft 0, the last draft whose tokens are all in the target of the one reached follows it.
     """
@@ -251,7 +252,7 @@ def test_the_deepest_draft_of_the_chain_continues(made: tuple[Tensor, Tensor, Te
 
 
 def chosen(select: Select, scores: Scores, window: Window, state: DecodeState) -> list[Tensor]:
-    """What a selector commits, and what it would if it chose nothing."""
+    """Return what a selector commits, and what it would if it chose nothing."""
     where_KW = select(scores, window, state) & window.eligible_KW
     return [where_KW, *select.on_stall(scores, window, state)]
 

@@ -27,7 +27,7 @@ SPECIAL = SpecialTokens(mask=MASK, eos=VOCAB)
 
 
 def counting(at_mask: int) -> Chain:
-    """A target that repeats its last token, which is 1, and says `at_mask` after a mask."""
+    """Return a target that repeats its last token, which is 1, and says `at_mask` after a mask."""
     table_VV = torch.eye(4)
     table_VV[MASK] = torch.nn.functional.one_hot(torch.tensor(at_mask), 4)
     return Chain(SPECIAL, table_VV)
@@ -38,7 +38,7 @@ def decode(model: Any, draft: Draft) -> Generation:
 
 
 def committed(generation: Generation) -> list[int]:
-    """Tokens of each forward."""
+    """Return tokens of each forward."""
     return [generation.born.count(index) for index in range(len(generation.trace))]
 
 
@@ -100,7 +100,7 @@ def test_a_block_sees_itself_and_the_causal_text_before_it(shifted: bool) -> Non
 
 
 def whole_forward(model: Any, text: list[int], tokens: int, shifted: bool) -> Tensor:
-    """Logits of the slots (D, V), nothing cached."""
+    """Return logits of the slots (D, V), nothing cached."""
     length = len(text) + tokens
     place_F = torch.arange(length)
     block_F = place_F >= len(text) - 1

@@ -63,7 +63,7 @@ def tree(folder: Path, name: str, budget: int, width: int | None = None) -> DDTr
 
 
 def speculative(draft: Draft, **settings: Any) -> SpeculativeDecoder:
-    """A decoder with a rule of verification that the draft fits."""
+    """Return a decoder with a rule of verification that the draft fits."""
     if isinstance(draft, DDTree):
         settings = {"verify": GreedyMatch()} | settings
     return SpeculativeDecoder(draft, **settings)
@@ -180,7 +180,7 @@ def kept(kv: Any) -> list[Tensor]:
 def fed_at_once(
     target: TransformerDenoiser, text: list[int], feature_layers: tuple[int, ...]
 ) -> Any:
-    """A cache that holds all of the text but its last token, made by one forward."""
+    """Return a cache that holds all of the text but its last token, made by one forward."""
     end = len(text) - 1
     kv = target.new_cache(end)
     plan = ForwardPlan(
@@ -507,7 +507,7 @@ def test_more_of_a_tree_accepts_no_less(folder: Path, target: TransformerDenoise
 
 
 def first_accepted(draft: Draft, text: list[int], target: TransformerDenoiser) -> int:
-    """Tokens that the first round after a text accepts."""
+    """Return tokens that the first round after a text accepts."""
     generation = SpeculativeDecoder(draft, GreedyMatch()).generate(
         target, Request("first", tuple(text), 12)
     )

@@ -25,7 +25,7 @@ Job = Callable[[RankGroup], Any]
 
 
 def on_all_ranks(layout: ParallelLayout, job: Job, folder: Path) -> list[Any]:
-    """The result of `job` in each process; the exception of one is raised here."""
+    """Return the result of `job` in each process; the exception of one is raised here."""
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     started = []

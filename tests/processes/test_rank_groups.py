@@ -69,7 +69,7 @@ class Decode:
 
 
 def facts(generation: Generation) -> dict[str, Any]:
-    """All of it but times, and what a process moves as its own branches grow."""
+    """Return all of it but times, and what a process moves as its own branches grow."""
     columns = generation.trace.columns()
     for name in ("ms", "moved"):
         columns.pop(name, None)

@@ -31,7 +31,8 @@ NAMED = ("open", "os.rename", "os.remove", "os.mkdir")  # audited, on paths
 
 
 def fork(action: Callable[[], Any], words: Path | None = None) -> int:
-    """The id of a process that does `action`; what it refuses to do is written to `words`."""
+    """Return the id of a process that does `action`; what it refuses to do is written to
+    `words`."""
     pid = os.fork()
     if pid:
         return pid
@@ -100,7 +101,7 @@ class Books:
         return {pid: [key for p, key in pairs if p == pid][WARMUPS:] for pid, _ in pairs}
 
     def live(self, life: Callable[[], Any], kill_after_s: float | None = None) -> int:
-        """One life in a process of its own, which may be cut short; its exit code."""
+        """Return one life in a process of its own, which may be cut short; its exit code."""
         with self.balanced():
             pid = fork(life)
             if kill_after_s is not None:
@@ -112,7 +113,7 @@ class Books:
 
     @contextmanager
     def balanced(self) -> Iterator[None]:
-        """Nothing is lost by what happens inside, and nothing is done again."""
+        """Check that nothing is lost by what happens inside, and nothing done again."""
         before, text = self.stored(), self._text()
         yield
         after, mine = self.stored(), self.calls()
@@ -125,7 +126,7 @@ class Books:
         assert self._text().startswith(text), "a stored sample was changed"
 
     def _text(self) -> bytes:
-        """The whole lines of the run's one samples file."""
+        """Return the whole lines of the run's one samples file."""
         path = self.folder / SAMPLES
         content = path.read_bytes() if path.exists() else b""
         return content[: content.rfind(b"\n") + 1]

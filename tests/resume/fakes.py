@@ -32,7 +32,8 @@ CLOCKED = ("seconds", "steps_s", "first_step_s")
 
 
 def spec(n: int = 12, **changes: Any) -> RunSpec:
-    """A run of `n` samples, and another run than one of more; `replace(limit=…)` continues it."""
+    """Return a run of `n` samples, and another run than one of more; `replace(limit=…)` continues
+    it."""
     run = RunSpec(
         model={"name": "fake"},
         decoder={"_target_": "nowhere", "tau": 0.5, "steps": n},
@@ -194,7 +195,7 @@ def deps(**changes: Any) -> Dependencies:
 
 
 def timeless(record: RunRecord) -> dict[str, Any]:
-    """What of a record may not depend on clocks or interruptions."""
+    """Return what of a record may not depend on clocks or interruptions."""
     columns = {name: value for name, value in record.columns.items() if name not in CLOCKED}
     counts = {k: v for k, v in record.summary.items() if not k.startswith(("tps/", "latency/"))}
     counts.pop("step_ms")

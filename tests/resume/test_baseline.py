@@ -50,7 +50,7 @@ def spec(n: int = 6) -> RunSpec:
 
 
 def deps(own: Any, other: Any, **changes: Any) -> Dependencies:
-    """The baseline's spec is that of a run of its own, with its decoder and no baseline."""
+    """Return what a run needs; the baseline's spec is that of a run of its own, without one."""
 
     def decoder(asked: RunSpec) -> Any:
         if asked.decoder == {"_target_": "elsewhere"}:

@@ -65,7 +65,7 @@ def made(root: Path, decoder: Any, n: int = 7, batch: int = 3, **changes: Any) -
 
 
 def untimed(record: RunRecord) -> dict[str, Any]:
-    """All columns but those of time."""
+    """Return all columns but those of time."""
     clocked = {*fakes.CLOCKED, "began_s", "ended_s", "session"}
     return {name: column for name, column in record.columns.items() if name not in clocked}
 

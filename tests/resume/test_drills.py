@@ -47,12 +47,13 @@ NOBODY = 65534
 
 
 def whole(root: Path, n: int = N) -> RunRecord:
-    """The same run, undisturbed."""
+    """Return the same run, undisturbed."""
     return run(fakes.spec(n), store=Store(root / "whole"), deps=fakes.deps())
 
 
 def drill(few: int, many: int) -> pytest.MarkDecorator:
-    """A few kills in the whole suite, many with `-m drill`; `test_killed` is for every day."""
+    """Return a few kills in the whole suite, many with `-m drill`; `test_killed` is for every
+    day."""
     whole = pytest.param(few, marks=pytest.mark.exhaustive)
     hundreds = pytest.param(many, marks=[pytest.mark.drill, pytest.mark.timeout(1200)])
     return pytest.mark.parametrize("kills", [whole, hundreds])
@@ -206,7 +207,7 @@ def test_a_full_disk_at_any_file_is_a_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that other users may enter."""
+    """Yield a folder that other users may enter."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder

@@ -28,7 +28,7 @@ N = 40
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
-    """The same run, not interrupted."""
+    """Return the same run, not interrupted."""
     return run(
         fakes.spec(N),
         store=Store(tmp_path_factory.mktemp("whole")),

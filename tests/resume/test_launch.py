@@ -69,7 +69,7 @@ def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Return whether a process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def test_a_worker_stays_with_its_model_and_benchmark() -> None:
 
 
 def repeating(limit: int, model: str = "fake") -> RunSpec:
-    """A run of three passes."""
+    """Return a run of three passes."""
     benchmark = {**fakes.spec().benchmark, "repeats": 3}
     return fakes.spec(limit, model={"name": model}, benchmark=benchmark)
 

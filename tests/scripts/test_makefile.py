@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Makefile with tables paper/one and paper/both, figures paper/two and paper/both."""
+    """Return the Makefile with tables paper/one and paper/both, figures paper/two and
+    paper/both."""
     folder = tmp_path_factory.mktemp("tree")
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
@@ -25,7 +26,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def commands(folder: Path, *targets: str) -> list[str]:
-    """What make would run of dllm-bench; it warns of nothing."""
+    """Return what make would run of dllm-bench; it warns of nothing."""
     made = subprocess.run(["make", "-n", *targets], cwd=folder, capture_output=True, text=True)
     assert (made.returncode, made.stderr) == (0, "")
     ran = (line.partition("/dllm-bench ")[2] for line in made.stdout.splitlines())

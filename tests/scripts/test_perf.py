@@ -153,6 +153,6 @@ def test_an_interval_covers_what_lies_in_it() -> None:
 
 
 def of_passes(*seconds: float) -> RunRecord:
-    """A run of two items, all of whose samples took as long in a pass."""
+    """Return a run of two items, all of whose samples took as long in a pass."""
     ids = [f"item-{i}#{k}" for k in range(len(seconds)) for i in range(2)]
     return record_of([sample(seconds=s) for s in seconds for _ in range(2)], ids)

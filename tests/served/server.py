@@ -116,31 +116,31 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def event(plain: Plain) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + json.dumps(plain, ensure_ascii=False).encode() + b"\n\n"
 
 
 def piece(text: str, chat: bool = True, finish: str | None = None) -> bytes:
-    """An event with a part of the text."""
+    """Return an event with a part of the text."""
     said: Plain = {"delta": {"content": text}} if chat else {"text": text}
     return event({"choices": [{"index": 0, **said, "finish_reason": finish}]})
 
 
 def usage(prompt: int, new: int) -> bytes:
-    """The event that counts tokens."""
+    """Return the event that counts tokens."""
     counts = {"prompt_tokens": prompt, "completion_tokens": new}
     return event({"choices": [], "usage": counts})
 
 
 def said(*texts: str, new: int | None = None, finish: str = "stop", chat: bool = True) -> Reply:
-    """A whole answer; without `new` the server does not count."""
+    """Return a whole answer; without `new` the server does not count."""
     counts = [] if new is None else [usage(5, new)]
     parts = [piece(text, chat) for text in texts]
     return Reply([*parts, piece("", chat, finish), *counts, DONE])
 
 
 def scripted(*replies: Reply) -> Answering:
-    """The replies in order, the last one ever after."""
+    """Return the replies in order, the last one ever after."""
     left = list(replies)
     lock = threading.Lock()
 
@@ -165,7 +165,7 @@ class Causal:
         return Reply(self.stream(received.body))
 
     def stream(self, body: Plain) -> Iterator[bytes]:
-        """Text up to a stop string, then the reason and the counts."""
+        """Yield text up to a stop string, then the reason and the counts."""
         prompt = self.tokenizer.encode(body["prompt"], add_special_tokens=False)
         ids: list[int] = []
         text, finish = "", "length"

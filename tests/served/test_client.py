@@ -32,14 +32,14 @@ def request(prompt: Any = "Question", stop: tuple[str, ...] = ()) -> Request:
 
 
 def client(url: str, **settings: Any) -> tuple[Client, list[float]]:
-    """A client that notes its waits instead of waiting."""
+    """Return a client that notes its waits instead of waiting."""
     waits: list[float] = []
     engine = ServedModel("tiny", url, **{"backoff_s": 0.5, "retries": 2, **settings})
     return Client(engine, sleep=waits.append), waits
 
 
 def refused(url: str, **settings: Any) -> str:
-    """The sentence of a request that gets no answer."""
+    """Return the sentence of a request that gets no answer."""
     with pytest.raises(DllmBenchError) as found:
         client(url, **settings)[0].complete(request())
     return str(found.value)
@@ -110,7 +110,7 @@ def test_settings_that_cannot_hold_are_refused(settings: dict[str, Any], word: s
 
 
 def read(*timed: tuple[float, bytes]) -> Any:
-    """An answer whose pieces come at the given times."""
+    """Return an answer whose pieces come at the given times."""
     clock = [0.0]
 
     stream = AnswerStream(lambda: clock[0])

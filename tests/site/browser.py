@@ -69,7 +69,7 @@ class Browser:
     # --- the protocol ---
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of one command; events that come meanwhile are kept."""
+        """Return the result of one command; events that come meanwhile are kept."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         message |= {"sessionId": self._session} if self._session else {}
@@ -154,7 +154,7 @@ class Browser:
     # --- what a person sees ---
 
     def value(self, script: str) -> Any:
-        """What an expression gives, promises awaited."""
+        """Return what an expression gives, promises awaited."""
         found = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -162,7 +162,7 @@ class Browser:
         return found["result"].get("value")
 
     def text(self, selector: str) -> str:
-        """The text of the first element that fits."""
+        """Return the text of the first element that fits."""
         return str(self.value(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def wait(self, script: str) -> None:
@@ -185,7 +185,7 @@ class Browser:
         return [event["params"]["request"]["url"] for event in sent]
 
     def complaints(self) -> list[str]:
-        """What was thrown, and what was logged as error or warning."""
+        """Return what was thrown, and what was logged as error or warning."""
         found = []
         for event in self.events:
             method, params = event["method"], event["params"]

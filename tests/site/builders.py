@@ -48,7 +48,8 @@ def lookaheads(name: str) -> SampleRecord:
 
 
 def revisions(name: str) -> SampleRecord:
-    """Three positions, four forwards: one is overwritten, one masked again and decoded anew."""
+    """Return three positions, four forwards: one is overwritten, one masked again and decoded
+    anew."""
     changes = [[], [(0, 1, 0, 2), (1, 2, 0, AGAIN_MASKED)], [], []]
     forwards = [Forward(ForwardKind.DENOISE, 1, fed=3, cached=0, ms=1.0) for _ in changes]
     trace = Trace(
@@ -61,7 +62,8 @@ def revisions(name: str) -> SampleRecord:
 
 
 def drafts(name: str) -> SampleRecord:
-    """A round of drafts: four proposed, three verified, two accepted, one token of the target's."""
+    """Return a round of drafts: four proposed, three verified, two accepted, one token of the
+    target's."""
     verify = Forward(ForwardKind.VERIFY, 1, fed=4, cached=20, ms=3.0, proposed=3, accepted=2)
     verify = replace(verify, drafted=(2, 3, 1, 4), survival=(2.0, 0.0, -2.0, -4.0))
     trace = Trace(
@@ -77,12 +79,12 @@ def drafts(name: str) -> SampleRecord:
 def sample(
     name: str, ids: list[int], born: list[int], cut: dict[str, int], trace: Trace
 ) -> SampleRecord:
-    """A sample with these facts."""
+    """Return a sample with these facts."""
     return stored_sample(ids, born, trace, id=name, cut=cut, text=f"four and two {HOSTILE}")
 
 
 def seal(store: Store, record: RunRecord, samples: Sequence[SampleRecord]) -> Path:
-    """A sealed run with its samples."""
+    """Return a sealed run with its samples."""
     folder = builders.seal(store, record)
     lines = "".join(one.to_line() + "\n" for one in samples)
     (folder / SAMPLES).write_text(lines, encoding="utf-8")
@@ -90,7 +92,7 @@ def seal(store: Store, record: RunRecord, samples: Sequence[SampleRecord]) -> Pa
 
 
 def decoded(spec: RunSpec, decoder: dict, label: str, seed: int) -> RunSpec:
-    """The run with another decoder and seed."""
+    """Return the run with another decoder and seed."""
     return replace(spec, decoder=decoder, label=label, seed=seed)
 
 
@@ -128,7 +130,7 @@ def make(
     all_tables: bool = False,
     most_pages: int | None = None,
 ) -> list[str]:
-    """The site of these results; tokens by `WORDS`, the one table the small one."""
+    """Return the site of these results; tokens by `WORDS`, the one table the small one."""
     with pytest.MonkeyPatch().context() as patched:
         patched.setattr(RunSpec, "from_config", staticmethod(lambda c, _: builders.spec_of(c)))
         patched.setattr(site_module, "names_of", lambda kind: ["small/table1"])

@@ -44,7 +44,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(started: Browser) -> Iterator[Browser]:
-    """The browser, which has nothing to say and asks for nothing but files afterwards."""
+    """Yield the browser, which has nothing to say and asks for nothing but files afterwards."""
     started.events.clear()
     started.size(1280, 900)
     started.prefer(prefers_color_scheme="light", prefers_reduced_motion="reduce")

@@ -25,23 +25,23 @@ SHOWN = {  # a notebook -> what it shows
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results directory that the notebooks share."""
+    """Return a results directory that the notebooks share."""
     return tmp_path_factory.mktemp("results")
 
 
 def code_cells(notebook: Any) -> list[Any]:
-    """The code of a notebook."""
+    """Return the code of a notebook."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def shown_by(notebook: Any) -> str:
-    """All that the cells gave, as text."""
+    """Return all that the cells gave, as text."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     return "\n".join(map(as_text, outputs))
 
 
 def as_text(output: Any) -> str:
-    """An output's text, and the kinds of data it has."""
+    """Return an output's text, and the kinds of data it has."""
     if output.output_type == "error":
         return f"ERROR {output.ename}: {output.evalue}"
     data = output.get("data", {})

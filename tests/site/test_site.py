@@ -93,7 +93,7 @@ def pages(site: Path) -> list[Path]:
 
 
 def payloads(site: Path, record: RunRecord) -> Iterator[dict]:
-    """The samples of a run as its scripts hold them, words in place of their numbers."""
+    """Yield the samples of a run as its scripts hold them, words in place of their numbers."""
     for number in range(100):
         path = site / "runs" / record.spec.short / f"samples-{number}.js"
         if not path.is_file():
@@ -405,7 +405,7 @@ def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
 
 
 def made(sentences: list[str]) -> int:
-    """How many pages of runs were made."""
+    """Return how many pages of runs were made."""
     return int(sentences[0].split(" ")[0])
 
 

@@ -99,7 +99,7 @@ def test_a_report_of_packed_runs_is_written_elsewhere(
 
 
 def own_runs(root: Path) -> list[RunRecord]:
-    """Three runs of a model that no table has, two of them on the same samples."""
+    """Return three runs of a model that no table has, two of them on the same samples."""
     store, records = Store(root / "runs"), []
     for label, right, n in (("slow", 20, 45), ("quick", 30, 45), ("other", 10, 20)):
         config = builders.builders.compose([f"decoder={label}", "model=mine", "benchmark=own"])

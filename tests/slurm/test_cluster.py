@@ -51,7 +51,7 @@ TOLD = "Caught signal SIGUSR2"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A cluster in a folder of its own; jobs put off after a requeue start at once."""
+    """Yield a cluster in a folder of its own; jobs put off after a requeue start at once."""
     pytest.importorskip("submitit", reason="jobs are sent with the extra [slurm]")
     absent = [name for name in NEEDED if shutil.which(name) is None]
     if absent:
@@ -79,7 +79,7 @@ def slurm_command(*command: str) -> str:
 
 
 def controller_log() -> str:
-    """What SLURM's controller did with each job; its folder goes with the cluster."""
+    """Return what SLURM's controller did with each job; its folder goes with the cluster."""
     return (Path(os.environ["SLURM_CONF"]).parent / "log" / "slurmctld").read_text()
 
 
@@ -139,7 +139,7 @@ class Sweep:
 
 @pytest.fixture(scope="module")
 def sweep(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """The array, after one job was queued again by hand and all that ran were preempted."""
+    """Return the array, after one job was queued again by hand and all that ran were preempted."""
     folder = tmp_path_factory.mktemp("sweep")
     store = Store(folder / "runs")
     with pytest.MonkeyPatch.context() as patch:

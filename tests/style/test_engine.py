@@ -50,7 +50,7 @@ VALUES = (
 
 @cache
 def tokens(path: Path) -> tuple[list[int], set[str]]:
-    """The lines and the names of a file's tokens, without comments and ends of lines."""
+    """Return the lines and the names of a file's tokens, without comments and ends of lines."""
     lines, names = list[int](), set[str]()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
         if token.type not in NO_CODE:
@@ -61,7 +61,7 @@ def tokens(path: Path) -> tuple[list[int], set[str]]:
 
 
 def code_lines(path: Path) -> int:
-    """Lines that hold code: no blank lines, comments or docstrings."""
+    """Return lines that hold code: no blank lines, comments or docstrings."""
     source, lines = path.read_text("utf-8"), set(tokens(path)[0])
     for node in ast.walk(tree_of(source)):
         value = node.value if isinstance(node, ast.Expr) else None
@@ -71,7 +71,7 @@ def code_lines(path: Path) -> int:
 
 
 def contract_names() -> set[str]:
-    """What a piece may have to know: `Class.name`, without what other pieces inherit."""
+    """Return what a piece may have to know: `Class.name`, without what other pieces inherit."""
     names = [
         n for file, classes in CONTRACTS.items() for n in public_names(PACKAGE / file, classes)
     ]
@@ -97,19 +97,19 @@ def public_names(path: Path, classes: Iterable[str]) -> Iterator[str]:
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef]:
-    """All functions and methods of a file."""
+    """Yield all functions and methods of a file."""
     for node in ast.walk(tree_of(path.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef):
             yield node
 
 
 def names_in_code(pattern: str, path: Path) -> bool:
-    """Whether an identifier of the file matches; prose does not count."""
+    """Return whether an identifier of the file matches; prose does not count."""
     return any(re.search(pattern, name, re.IGNORECASE) for name in tokens(path)[1])
 
 
 def counted() -> dict[str, int]:
-    """The engine in numbers."""
+    """Return the engine in numbers."""
     loop = {one.name: one for one in functions(PACKAGE / LOOP)}["decode"]
     numbers = {
         "code lines": sum(map(code_lines, ENGINE)),

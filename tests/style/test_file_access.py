@@ -55,7 +55,7 @@ FOLDERS = (
 
 
 def file_calls(source: str) -> Iterator[str]:
-    """Names of calls that open, look up, change or remove files."""
+    """Yield names of calls that open, look up, change or remove files."""
     for node in ast.walk(tree_of(source)):
         if not isinstance(node, ast.Call):
             continue

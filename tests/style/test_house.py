@@ -26,7 +26,7 @@ SLACK = 1.01  # how far a number may be below its ceiling before that is lowered
 
 
 def interval_types(tree: ast.AST) -> Iterator[str]:
-    """Names of the classes that declare a number with its interval."""
+    """Yield names of the classes that declare a number with its interval."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name not in NO_INTERVALS:
             fields = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
@@ -59,7 +59,7 @@ def group_reads(tree: ast.AST) -> Iterator[str]:
 
 
 def counted() -> dict[str, int]:
-    """The house in numbers."""
+    """Return the house in numbers."""
     trees = [tree_of(path.read_text("utf-8")) for path in FILES]
     tests = (ROOT / "tests").rglob("*.py")
     return {

@@ -90,7 +90,7 @@ def repeated_classes(files: Iterable[Path]) -> dict[str, list[str]]:
 
 
 def dialect(text: str) -> list[str]:
-    """Every use of a banned word, with its line and what to write instead."""
+    """Return every use of a banned word, with its line and what to write instead."""
     return [
         f"line {text.count(chr(10), 0, match.start()) + 1}: {match[0]!r} ({instead})"
         for pattern, instead in DIALECT.items()

@@ -59,7 +59,7 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def offences(path: Path) -> Iterator[str]:
-    """Every broken rule of one Python file, as a sentence with its line."""
+    """Yield every broken rule of one Python file, as a sentence with its line."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)  # of too many files to be kept
     if len(source.splitlines()) > FILE_LINES:
@@ -97,7 +97,7 @@ def package_offences(path: Path) -> Iterator[str]:
 
 
 def yaml_offences(path: Path) -> Iterator[str]:
-    """Every broken rule of one yaml file."""
+    """Yield every broken rule of one yaml file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     numbers = any(re.search(r":\s*-?[\d.]+\s*(#|$)", line) for line in lines)
     if numbers and not any("#" in line for line in lines):
@@ -113,7 +113,7 @@ def machine_paths(path: Path) -> Iterator[str]:
 
 
 def found(paths: Iterable[Path], rules: Callable[[Path], Iterable[str]]) -> list[str]:
-    """The offences of all files, each with its file."""
+    """Return the offences of all files, each with its file."""
     return [f"{relative(path)}: {offence}" for path in paths for offence in rules(path)]
 
 

@@ -17,7 +17,7 @@ OTHERS = {"cli/main.py": "redirects a closed standard output", "runs/progress.py
 
 
 def terminal_uses(source: str) -> Iterator[str]:
-    """What could write to the terminal: print, rich's own consoles and bars, the streams."""
+    """Yield what could write to the terminal: print, rich's own consoles and bars, the streams."""
     for node in ast.walk(tree_of(source)):
         match node:
             case ast.Call(func=ast.Name(id="print" | "Console" | "pprint" as name)):
@@ -36,7 +36,7 @@ def terminal_uses(source: str) -> Iterator[str]:
 
 
 def in_judge(name: str) -> bool:
-    """Whether a file runs in a judged process, whose streams are not the terminal."""
+    """Return whether a file runs in a judged process, whose streams are not the terminal."""
     return name.startswith("benchmarks/sandbox/")
 
 

@@ -8,5 +8,5 @@ from functools import cache
 
 @cache
 def tree_of(source: str) -> ast.Module:
-    """The tree of a file's text; callers leave it as it is."""
+    """Return the tree of a file's text; callers leave it as it is."""
     return ast.parse(source)

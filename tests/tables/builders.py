@@ -39,12 +39,12 @@ ENVIRONMENT = {
 
 
 def small_table() -> PaperTable:
-    """The table of the folder `small`."""
+    """Return the table of the folder `small`."""
     return read_table("small/table1", HERE / "small" / "table.yaml", HERE / "small")
 
 
 def compose(query: Sequence[str]) -> dict[str, Any]:
-    """A stand-in for Hydra: dotted overrides to nested plain data."""
+    """Return a stand-in for Hydra: dotted overrides to nested plain data."""
     config: dict[str, Any] = {"seed": 0, "limit": None}
     for override in query:
         key, _, value = override.partition("=")
@@ -63,7 +63,7 @@ def compose(query: Sequence[str]) -> dict[str, Any]:
 
 
 def spec_of(config: Mapping[str, Any]) -> RunSpec:
-    """The run of a composed configuration, without touching data or weights."""
+    """Return the run of a composed configuration, without touching data or weights."""
     names = ("model", "decoder", "benchmark", "hardware")
     groups = {name: dict(config[name]) for name in names}
     label = groups["decoder"].pop("name")
@@ -78,7 +78,7 @@ def spec_of(config: Mapping[str, Any]) -> RunSpec:
 
 
 def record_of(spec: RunSpec, right: int = 11, n: int = 20, speed_up: float = 1.0) -> RunRecord:
-    """A sealed run of `n` samples of which `right` are right; times are simple fractions."""
+    """Return a sealed run of `n` samples of which `right` are right; times are simple fractions."""
     columns: dict[str, list[Any]] = {"id": [f"item-{i}" for i in range(n)]}
     columns["value"] = [1.0 if i < right else 0.0 for i in range(n)]
     columns["verdict"] = ["correct" if i < right else "wrong" for i in range(n)]
@@ -127,24 +127,24 @@ def start(store: Store, spec: RunSpec, done: int, total: int, error: str = "") -
 
 
 def sample_of(name: str) -> SampleRecord:
-    """A sample without tokens."""
+    """Return a sample without tokens."""
     facts = {"ids": [], "born": [], "cut": {}, "text": "", "trace": {}, "counts": {}}
     times = {"seconds": 0.01, "first_step_s": 0.005, "started_at": 0.0, "session": 0}
     return SampleRecord(name, "", **facts, **times)  # type: ignore[arg-type]
 
 
 def own_table() -> PaperTable:
-    """A small table that reports nothing."""
+    """Return a small table that reports nothing."""
     return read_table("small/own", HERE / "small" / "own.yaml", HERE / "small")
 
 
 def derived_table() -> PaperTable:
-    """A small table of ratios, differences, averages and settings."""
+    """Return a small table of ratios, differences, averages and settings."""
     return read_table("small/derived", HERE / "small" / "derived.yaml", HERE / "small")
 
 
 def run_cells(table: PaperTable) -> list[Cell]:
-    """The cells that have runs of their own, hidden ones included."""
+    """Return the cells that have runs of their own, hidden ones included."""
 
     def below(cell: Cell) -> list[Cell]:
         return [leaf for part in table.parts(cell) for leaf in below(part)] or [cell]
@@ -158,13 +158,13 @@ def planned_small(
     monkeypatch: pytest.MonkeyPatch,
     table: PaperTable | None = None,
 ) -> list[PlannedCell]:
-    """A small table's plan, with runs specified by `spec_of`."""
+    """Return a small table's plan, with runs specified by `spec_of`."""
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
     return plan(table or small_table(), profile, compose, store)
 
 
 def spec_at(planned: Sequence[PlannedCell], setting: str, benchmark: str) -> RunSpec:
-    """The run behind one combination."""
+    """Return the run behind one combination."""
     for entry in planned:
         keys = entry.cell.keys
         if (keys["setting"], keys["benchmark"]) == (setting, benchmark) and entry.run.spec:
@@ -173,7 +173,7 @@ def spec_at(planned: Sequence[PlannedCell], setting: str, benchmark: str) -> Run
 
 
 def every_state(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
-    """The small table with a sealed, a partial, a failed and a missing run.
+    """Return the small table with a sealed, a partial, a failed and a missing run.
 
     S3 is impossible under the paper profile and sealed under the embedded one.
     """
@@ -189,7 +189,7 @@ def every_state(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -
 
 
 def nothing_reported(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
-    """The table that reports nothing, with a sealed and a missing run."""
+    """Return the table that reports nothing, with a sealed and a missing run."""
     store, table = Store(root), own_table()
     first = planned_small(store, profile, monkeypatch, table)[0].run.spec
     assert first
@@ -198,7 +198,8 @@ def nothing_reported(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPat
 
 
 def derived(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
-    """The table of derived numbers; the decoder `lost` is not run, `quick` is twice as fast."""
+    """Return the table of derived numbers; the decoder `lost` is not run, `quick` is twice as
+    fast."""
     store, table = Store(root), derived_table()
     right = {"plain": 10, "quick": 12, "lost": 0}
     sealed: set[str] = set()

@@ -84,13 +84,13 @@ def table(**changes: Any) -> PaperTable:
 
 
 def record(spec: Any, right: int, faster: int) -> RunRecord:
-    """A run that takes 64 forwards a sample, or so many times fewer."""
+    """Return a run that takes 64 forwards a sample, or so many times fewer."""
     found = record_of(spec, right, N)
     return replace(found, columns={**found.columns, "forwards": [64 // faster] * N})
 
 
 def built(root: Any, monkeypatch: pytest.MonkeyPatch, without: str = "") -> BuiltTable:
-    """The table with every run sealed but those of a decoder."""
+    """Return the table with every run sealed but those of a decoder."""
     store = Store(root)
     for run in distinct_runs(planned_small(store, FULL, monkeypatch, table())):
         decoder, k = run.chosen["decoder"], run.chosen["decoder.k"]
@@ -177,7 +177,7 @@ def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
 
 
 def queries(table: PaperTable) -> set[frozenset[str]]:
-    """The runs a table asks for; the last override of a key counts."""
+    """Return the runs a table asks for; the last override of a key counts."""
     found = (dict(o.split("=", 1) for o in cell.run).items() for cell in run_cells(table))
     return {frozenset(f"{key}={value}" for key, value in items) for items in found}
 

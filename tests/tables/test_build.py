@@ -25,12 +25,12 @@ from tests.tables.builders import (
 
 
 def cell(built: BuiltTable, setting: str, benchmark: str, metric: str) -> Row:
-    """The row with these keys."""
+    """Return the row with these keys."""
     return built.cells.loc["alpha_7b", setting, benchmark, metric]
 
 
 def sealed(tmp_path, profile, monkeypatch, **record) -> BuiltTable:
-    """The small table with one sealed run, S1 on quiz."""
+    """Return the small table with one sealed run, S1 on quiz."""
     store = Store(tmp_path)
     seal(
         store,

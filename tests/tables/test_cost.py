@@ -37,7 +37,7 @@ TPF = TableMetric("tpf", "TPF", "tpf/committed")
 
 
 def config(**changes: Any) -> RunConfig:
-    """A composed run: 20 items of GSM8K, 64 tokens, LLaDA on an H200."""
+    """Return a composed run: 20 items of GSM8K, 64 tokens, LLaDA on an H200."""
     groups: dict[str, Any] = {
         "model": {"name": "llada-instruct"},
         "decoder": {
@@ -68,7 +68,7 @@ def positions_of(config: RunConfig) -> float:
 
 
 def model_of(*runs: PlannedRun, tpf: str = "") -> CostModel:
-    """The cost model of these runs; the first one's cell reports `tpf`."""
+    """Return the cost model of these runs; the first one's cell reports `tpf`."""
     cells = [planned(run) for run in runs]
     cells += [planned(runs[0], TPF, tpf)] if tpf else []
     return CostModel(cells, MeasuredRuns.of(run.record for run in runs if run.record))
@@ -84,7 +84,7 @@ def missing(**changes: Any) -> PlannedRun:
 
 
 def sealed(forwards: int, seconds: float, n: int = 20, **changes: Any) -> PlannedRun:
-    """A sealed run of `n` samples with the same forwards and seconds each."""
+    """Return a sealed run of `n` samples with the same forwards and seconds each."""
     plain = config(**changes)
     groups = {k: v for k, v in plain.items() if k not in ("limit",)}
     spec = spec_of({**groups, "seed": 0, "limit": n})

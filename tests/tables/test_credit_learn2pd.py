@@ -39,14 +39,15 @@ FILTER = "decoder.select.first.head.source"
 
 
 def leaves(table: str, **keys: str) -> list[Cell]:
-    """The cells with runs of their own at these facet values."""
+    """Return the cells with runs of their own at these facet values."""
     cells = run_cells(load_table(table))
     return [cell for cell in cells if keys.items() <= cell.keys.items()]
 
 
 @lru_cache
 def config(query: tuple[str, ...]) -> Mapping[str, Any]:
-    """The composed run, with a shipped filter in place of one that is still to be trained."""
+    """Return the composed run, with a shipped filter in place of one that is still to be
+    trained."""
     chosen = dict(override.split("=", 1) for override in query)
     if FILTER in chosen:
         chosen[FILTER] = "assets/filters/tiny-llada-block32"
@@ -54,7 +55,7 @@ def config(query: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def decoder(table: str, **keys: str) -> MaskedDecoder:
-    """The decoder of the row; any of its benchmarks has it."""
+    """Return the decoder of the row; any of its benchmarks has it."""
     plain = config(leaves(table, **keys)[0].run)["decoder"]
     made = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
     assert isinstance(made, MaskedDecoder)
@@ -177,7 +178,8 @@ AT = ("model", "benchmark", "gen_length", "decoder")
 
 
 def runs(table: str, keys: Mapping[str, str], at: set[str]) -> dict[tuple[str, ...], Any]:
-    """What is asked for, by what both tables call a cell; no cache is what decoders begin with."""
+    """Return what is asked for, by what both tables call a cell; no cache is what decoders begin
+    with."""
 
     def asked(cell: Cell) -> set[tuple[str, ...]]:
         chosen = dict(override.split("=", 1) for override in cell.run)

@@ -43,17 +43,17 @@ def built(tmp_path, monkeypatch) -> BuiltTable:
 
 
 def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> Row:
-    """The row of Alpha with these keys."""
+    """Return the row of Alpha with these keys."""
     return built.cells.loc["alpha", decoder, benchmark, metric]
 
 
 def row(planned: PlannedCell) -> Row:
-    """The row of one cell."""
+    """Return the row of one cell."""
     return next(build(replace(derived_table(), facets={}), FULL, [planned]).cells.itertuples())
 
 
 def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> PlannedCell:
-    """A planned cell of a sealed run."""
+    """Return a planned cell of a sealed run."""
     run = PlannedRun(
         ("model=alpha",), CellState.SEALED, spec=record.spec, record=record, folder=name
     )
@@ -61,13 +61,13 @@ def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> 
 
 
 def with_parts(metric: TableMetric, *parts: PlannedCell) -> PlannedCell:
-    """A derived cell of these parts."""
+    """Return a derived cell of these parts."""
     run = combined_run([part.run for part in parts])
     return PlannedCell(Cell({}, metric, (), None, ()), run, parts)
 
 
 def record(benchmark: str, right: int, n: int = 40) -> RunRecord:
-    """A sealed run on a benchmark with a spec of its own."""
+    """Return a sealed run on a benchmark with a spec of its own."""
     query = ["model=alpha", "decoder=plain", f"benchmark={benchmark}", "hardware=cpu"]
     return record_of(spec_of(compose([*query, f"decoder.k={right}"])), right, n)
 

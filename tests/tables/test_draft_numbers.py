@@ -64,7 +64,7 @@ class Model(fakes.FakeModel):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, list[SampleRecord]]:
-    """A sealed record, read again, and its samples, read again."""
+    """Return a sealed record, read again, and its samples, read again."""
     length = SurvivalThreshold(0.6)
     own = SpeculativeDecoder(Guess(4, DRAFT), length=length, temperature=1.0)
     plain = SpeculativeDecoder(NoDraft(), temperature=1.0)
@@ -82,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, list[Samp
 
 
 def cell_of(record: RunRecord, name: str) -> tuple[float | None, Any]:
-    """What a table's cell shows of the number called `name`, with its interval."""
+    """Return what a table's cell shows of the number called `name`, with its interval."""
     cell = Cell({}, TableMetric("m", "M", name), run=(), reported=None, notes=())
     return measured_cell(PlannedCell(cell, PlannedRun((), CellState.SEALED, record=record)))
 

@@ -31,7 +31,7 @@ EMBEDDED = replace(TINY, set=("hardware=cpu",), default=("limit=20",))
 
 
 def table(**metrics: Any) -> PaperTable:
-    """The small table that reports nothing, with speeds from runs of their own."""
+    """Return the small table that reports nothing, with speeds from runs of their own."""
     plain = deepcopy(read_yaml(HERE / "small" / "own.yaml"))
     tps = {"label": "TPS", "definition": "tps/e2e", "run": OWN}
     plain["metrics"] |= {"tps": tps, "faster": {**tps, "over": {"decoder": "plain"}}, **metrics}
@@ -39,7 +39,8 @@ def table(**metrics: Any) -> PaperTable:
 
 
 def made(spec: RunSpec) -> RunRecord:
-    """The run's record: as many items and passes as it says; pass k is k + 10 tenths as slow."""
+    """Return the run's record: as many items and passes as it says; pass k is k + 10 tenths as
+    slow."""
     once = record_of(spec, right=5, n=spec.limit or 30)
     if spec.repeats == 1:
         return once
@@ -55,7 +56,7 @@ def made(spec: RunSpec) -> RunRecord:
 
 
 def built(store: Store, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
-    """The table with all of its runs."""
+    """Return the table with all of its runs."""
     for run in distinct_runs(planned_small(store, profile, monkeypatch, table())):
         assert run.spec
         seal(store, made(run.spec))

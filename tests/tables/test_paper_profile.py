@@ -30,7 +30,7 @@ S12 = {**BASE, "setting": "S12"}
 
 
 def asked(table: Any, keys: Mapping[str, str]) -> Query:
-    """What the cells at `keys` ask for."""
+    """Return what the cells at `keys` ask for."""
     (query,) = {cell.run for cell in table.cells() if cell.keys.items() >= keys.items()}
     return query
 

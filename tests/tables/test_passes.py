@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 
 
 def measured(seconds: np.ndarray, forwards: np.ndarray | None = None) -> RunRecord:
-    """A run whose item i took seconds[k, i] in pass k."""
+    """Return a run whose item i took seconds[k, i] in pass k."""
     passes, items = seconds.shape
     steps = np.full(seconds.shape, 4) if forwards is None else forwards
     ids = [f"item-{i}#{k}" if passes > 1 else f"item-{i}" for k in range(passes)
@@ -29,7 +29,7 @@ def measured(seconds: np.ndarray, forwards: np.ndarray | None = None) -> RunReco
 
 
 def speed(seconds: np.ndarray) -> tuple[float, Interval]:
-    """Tokens per second with the interval."""
+    """Return tokens per second with the interval."""
     value, ends = measure_run("tps/e2e", measured(seconds))
     assert value is not None and ends is not None
     return value, ends
@@ -93,7 +93,7 @@ def test_repetitions_of_an_equal_text_prove_no_more_than_one() -> None:
 
 
 def ratio(ours: RunRecord, theirs: RunRecord) -> PlannedCell:
-    """The speed-up of one run over another."""
+    """Return the speed-up of one run over another."""
     tps = TableMetric("", "TPS", "tps/e2e")
     runs = [PlannedRun((), CellState.SEALED, spec=r.spec, record=r) for r in (ours, theirs)]
     parts = tuple(PlannedCell(Cell({}, tps, (), None, ()), run) for run in runs)

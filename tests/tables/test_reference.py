@@ -48,21 +48,22 @@ shared = pytest.mark.xdist_group("reference claims")  # which share composed set
 
 @cache
 def committed(name: str) -> dict[str, Any]:
-    """A committed table in its form for programs."""
+    """Return a committed table in its form for programs."""
     plain: dict[str, Any] = json.loads((REFERENCE / "tables" / f"{name}.json").read_text())
     return plain
 
 
 @cache
 def built(name: str) -> BuiltTable:
-    """The table from the committed records."""
+    """Return the table from the committed records."""
     plans = plans_of([load_table(name)], settings(), STORE)
     [planned] = plan_common(load_profile("embedded"), plans)
     return build(*planned)
 
 
 def again(metric: TableMetric, columns: Mapping[str, list]) -> float:
-    """A number of a run from its per-sample columns; a score is computed here, item by item."""
+    """Return a number of a run from its per-sample columns; a score is computed here, item by
+    item."""
     if not metric.is_score:
         value = definitions.measure(metric.definition, from_columns(columns))
         assert value is not None
@@ -77,7 +78,7 @@ def again(metric: TableMetric, columns: Mapping[str, list]) -> float:
 
 
 def under(xs: list[float], scores: list[float]) -> float:
-    """The area under a curve of scores, weighted by the best of all (d3LLM's AUP)."""
+    """Return the area under a curve of scores, weighted by the best of all (d3LLM's AUP)."""
     points = sorted(zip(xs, scores, strict=False))
     points = [(x, y) for x, y in points if y >= points[0][1] - 5 - 1e-9]
     weighted = [y * min(1.0, exp(-3 * (1 - y / max(scores)))) for _, y in points]
@@ -87,7 +88,7 @@ def under(xs: list[float], scores: list[float]) -> float:
 
 
 def recomputed(planned: PlannedCell) -> float:
-    """The number of a cell, by the formula of its yaml."""
+    """Return the number of a cell, by the formula of its yaml."""
     metric = planned.cell.metric
     if not planned.parts:
         record = planned.run.record

@@ -34,7 +34,8 @@ VOID = {"meta", "br"}
 
 
 def without_hashes(text: str, built: BuiltTable) -> str:
-    """The text with run hashes numbered: what is in a run's identity is not the table's matter."""
+    """Return the text with run hashes numbered: what is in a run's identity is not the table's
+    matter."""
     for i, run in enumerate(run for run in built.runs if run.spec):
         full = run.spec.identity_hash
         text = text.replace(full, f"hash-{i}").replace(full[:SHOWN_HASH], f"short-{i}")

@@ -39,7 +39,7 @@ def forget() -> None:
 
 @pytest.fixture
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of conf that may be changed."""
+    """Yield a copy of conf that may be changed."""
     copy = tmp_path / "conf"
     shutil.copytree(conf_dir(), copy)
     for module in (paths, composing, settings, load):
@@ -50,7 +50,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def sampled(every: int) -> list[Sequence[str]]:
-    """One query of `every` that all tables ask, as the embedded profile has it."""
+    """Return one query of `every` that all tables ask, as the embedded profile has it."""
     profile, found = load_profile("embedded"), {}
     for name in names_of("table"):
         for cell in run_cells(load_table(name)):

@@ -33,7 +33,7 @@ def test_table4_has_a_cell_for_every_printed_value() -> None:
 
 
 def reported_files() -> list[Path]:
-    """All csv files of printed values; notes are this project's own."""
+    """Return all csv files of printed values; notes are this project's own."""
     return sorted(p for p in REPORTED_TABLES.rglob("*.csv") if not p.stem.endswith("_notes"))
 
 
@@ -192,7 +192,7 @@ def test_a_profile_translates_a_query(profile: dict[str, Any], asked: str, found
 
 
 def cell_of(run: Query) -> Cell:
-    """A cell with this run."""
+    """Return a cell with this run."""
     return replace(next(iter(small_table().cells())), run=run)
 
 

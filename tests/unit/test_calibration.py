@@ -139,7 +139,7 @@ def test_each_temperature_is_the_best_given_those_before() -> None:
 
 
 def sample_of(rounds: list[ObservedDraft], more: int = 2) -> SampleStats:
-    """A sample with these rounds, of whose proposals `more` tokens were not verified."""
+    """Return a sample with these rounds, of whose proposals `more` tokens were not verified."""
     made = [(len(r.logits), r.accepted, r.accepted + 1) for r in rounds]
     return drafted(made, survival=[[*r.logits, *[9.0] * more] for r in rounds])
 
@@ -149,7 +149,7 @@ def halves() -> tuple[list[ObservedDraft], list[ObservedDraft]]:
 
 
 def run_of(*parts: list[ObservedDraft]) -> list[SampleStats]:
-    """Samples of ten rounds each."""
+    """Return samples of ten rounds each."""
     return [sample_of(part[i : i + 10]) for part in parts for i in range(0, len(part), 10)]
 
 

@@ -16,7 +16,7 @@ NAMES = ["NVIDIA A100", "NVIDIA H200"]
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Two devices; what was called with which of them."""
+    """Return two devices; what was called with which of them."""
     calls: list[tuple[str, Any]] = []
 
     class Event:

@@ -101,13 +101,14 @@ def drafter(name: str, folder: Path) -> Draft:
 
 
 def sample(generation: Generation) -> tuple[Trace, Sequence[int], Sequence[int]]:
-    """What is stored, to its limit."""
+    """Return what is stored, to its limit."""
     trace = Trace.from_columns(json.loads(json.dumps(generation.trace.columns())))
     return trace, generation.born, generation.ids
 
 
 def label(value: object) -> str:
-    """What stands in a test's name; a rule is a function and goes unnamed beside its piece."""
+    """Return what stands in a test's name; a rule is a function and goes unnamed beside its
+    piece."""
     return "" if isinstance(value, FunctionType) else str(value)
 
 
@@ -247,7 +248,7 @@ def spec(
 
 
 def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], special: object) -> str:
-    """A sealed run of these generations; its hash."""
+    """Return a sealed run of these generations; its hash."""
     samples = [
         stored_sample(
             found.ids,

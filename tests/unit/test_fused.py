@@ -53,14 +53,14 @@ def tied() -> Tensor:
 
 
 def single(value: float) -> Tensor:
-    """One token each, anywhere in the row; the others are out of the question."""
+    """Return one token each, anywhere in the row; the others are out of the question."""
     logits_NV = torch.full((5, LONG), -torch.inf)
     logits_NV[range(5), [0, 1, SPAN - 1, SPAN, LONG - 1]] = value
     return logits_NV
 
 
 def masked(dtype: torch.dtype) -> Tensor:
-    """Tokens at the dtype's least number, all of a part and all of a row among them."""
+    """Return tokens at the dtype's least number, all of a part and all of a row among them."""
     logits_NV = drawn(3, LONG, dtype)
     logits_NV[:2, :SPAN] = torch.finfo(dtype).min
     logits_NV[1, -5:] = torch.finfo(dtype).min
@@ -69,7 +69,7 @@ def masked(dtype: torch.dtype) -> Tensor:
 
 
 def growing(sign: int) -> Tensor:
-    """The maximum moves from part to part by more than float32's exp can hold."""
+    """Return logits whose maximum moves from part to part by more than float32's exp can hold."""
     return sign * torch.linspace(-500, 500, LONG).repeat(2, 1)
 
 
@@ -197,7 +197,7 @@ keep_top_p(torch.zeros(2, 152_064, dtype=torch.bfloat16), 0.95)
 
 
 def called(key: tuple[Any, ...], logits_NV: Tensor) -> Any:
-    """What a function of `fused` finds of the rows."""
+    """Return what a function of `fused` finds of the rows."""
     name, _, *args = key
     if name != "neg_entropy_of":
         return getattr(fused, name)(logits_NV, *args)
@@ -206,7 +206,7 @@ def called(key: tuple[Any, ...], logits_NV: Tensor) -> Any:
 
 
 def child(code: str, *args: Path, **environment: str) -> str:
-    """What a Python process of its own prints."""
+    """Return what a Python process of its own prints."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, args)],
         env={**os.environ, **environment},
@@ -220,7 +220,7 @@ def child(code: str, *args: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, dict[Any, Any]]:
-    """Whether Triton was imported late, and what was found of all that is asked."""
+    """Return whether Triton was imported late, and what was found of all that is asked."""
     folder = tmp_path_factory.mktemp("fused")
     made = {name: make() for name, make in ALL.items()}
     torch.save({key: made[key[1]] for key in ASKED}, folder / "asked.pt")
@@ -241,7 +241,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture
 def read(run: Run) -> Callable[..., Read]:
-    """The statistics of a case."""
+    """Return the statistics of a case."""
     return lambda name, entropy=True: run("row_statistics", name, entropy)
 
 

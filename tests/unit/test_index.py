@@ -26,7 +26,7 @@ from tests.tables.builders import FULL, every_state
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The results of a small table, and a folder of this user's caches."""
+    """Return the results of a small table, and a folder of this user's caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     every_state(tmp_path / "results" / "runs", FULL, monkeypatch)
     return tmp_path / "results"
@@ -156,7 +156,7 @@ def test_what_is_read_of_the_index_is_what_the_records_hold(results: Path) -> No
 
 
 def entries(found: Store) -> int:
-    """How many values the index holds."""
+    """Return how many values the index holds."""
     return len((found.root / index.FILE).read_text().splitlines())
 
 

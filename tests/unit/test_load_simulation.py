@@ -191,7 +191,8 @@ def test_impossible_systems_are_refused() -> None:
 
 
 def label(value: object) -> str:
-    """What stands in a test's name; a rule is a function and goes unnamed beside its piece."""
+    """Return what stands in a test's name; a rule is a function and goes unnamed beside its
+    piece."""
     return "" if isinstance(value, FunctionType) else str(value)
 
 

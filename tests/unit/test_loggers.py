@@ -32,7 +32,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def payloads(content: bytes) -> Iterator[bytes]:
-    """The logical records of a .wandb file."""
+    """Yield the logical records of a .wandb file."""
     assert struct.unpack_from("<4sH", content) == (b":W&B", 0xBEE1)
     at, parts = 7, b""
     while at + FRAME.size <= len(content):
@@ -49,7 +49,7 @@ def payloads(content: bytes) -> Iterator[bytes]:
 
 
 def records(folder: Path) -> list[Any]:
-    """The records of the folder's one offline run."""
+    """Return the records of the folder's one offline run."""
     protocol: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     found = []

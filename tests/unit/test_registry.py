@@ -31,7 +31,7 @@ from dllm_bench.store.spec import RunSpec
 
 
 def targets(plain: Any) -> list[str]:
-    """Every `_target_` of plain data, at any depth."""
+    """Return every `_target_` of plain data, at any depth."""
     if isinstance(plain, dict):
         own = [plain[TARGET]] if TARGET in plain else []
         return own + [t for value in plain.values() for t in targets(value)]

@@ -173,7 +173,7 @@ BORN = (0, 3, 3, 3, 6, 6, 6, 6)
 
 
 def draft_trace(*rounds: tuple[Sequence[int], int, int]) -> Trace:
-    """A prefill, then draft, head and verification of each (drafted, proposed, accepted)."""
+    """Return a prefill, then draft, head and verification of each (drafted, proposed, accepted)."""
     rows = [Forward(ForwardKind.PREFILL, 1, 5, 0, ms=1.0)]
     for tokens, proposed, accepted in rounds:
         rows.append(Forward(ForwardKind.DRAFT, 1, 8, 0, ms=2.0))

@@ -73,7 +73,7 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def spec(**changes: Any) -> RunSpec:
-    """The fixture's run with dotted keys changed (dots written as two underscores)."""
+    """Return the fixture's run with dotted keys changed (dots written as two underscores)."""
     config = copy.deepcopy(CONFIG)
     for key, value in changes.items():
         *parents, name = key.split("__")

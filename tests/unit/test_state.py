@@ -40,7 +40,8 @@ def test_committing_the_mask_token_leaves_a_position_masked() -> None:
 
 
 def revised() -> DecodeState:
-    """The state of a decoder that revises: 4 and 5 committed by the first forward, then a mask."""
+    """Return the state of a decoder that revises: 4 and 5 committed by the first forward, then a
+    mask."""
     state = fresh()
     state.changes_KL = torch.zeros_like(state.born_KL)
     state.commit(torch.tensor([[True, True, False]]), torch.tensor([[4, 5, 0]]), start=2)

@@ -39,7 +39,7 @@ SPEC_5 = fakes.spec(5)
 
 
 def made(root: Path) -> tuple[Store, RunRecord]:
-    """A store with one sealed run of five samples."""
+    """Return a store with one sealed run of five samples."""
     store = Store(root)
     return store, run(SPEC_5, store=store, deps=fakes.deps())
 

@@ -26,7 +26,7 @@ REQUEST = Request("item-0", tuple(range(5, 12)), NEW)
 
 
 def decoder(*overrides: str) -> MaskedDecoder:
-    """A composed decoder with blocks of 8."""
+    """Return a composed decoder with blocks of 8."""
     plain = compose([*overrides, f"decoder.schedule.block={BLOCK}"])["decoder"]
     found: MaskedDecoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
     return found
@@ -154,5 +154,5 @@ def test_refusals_are_sentences(tmp_path, model) -> None:
 
 
 def sample(before: Any) -> SampleRecord:
-    """The generation as a run stores it."""
+    """Return the generation as a run stores it."""
     return stored_sample(before.ids, before.born, before.trace, id=REQUEST.id, cut=before.cut)

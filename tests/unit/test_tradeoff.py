@@ -14,7 +14,7 @@ Points = list[tuple[float, float]]
 
 
 def aup(points: Points, y_max: float, alpha: float = ALPHA, drop: float = DROP) -> float:
-    """The area under the curve of the points that lost at most `drop`."""
+    """Return the area under the curve of the points that lost at most `drop`."""
     return float(area([points[i] for i in within_drop(points, drop)], y_max, alpha))
 
 

@@ -48,7 +48,7 @@ def test_no_unseen_item_is_a_test_item(name: str) -> None:
 
 
 def without_ids(name: str, split: str) -> list[dict[str, object]]:
-    """The items of a split without what differs between equal items of two splits."""
+    """Return the items of a split without what differs between equal items of two splits."""
     items = TASKS[name].items(split)
     return [{key: value for key, value in item.items() if key != "id"} for item in items]
 

@@ -64,7 +64,7 @@ def test_both_forms_of_a_case_are_in_one_split() -> None:
 
 
 def _check_equations(text: str) -> list[int]:
-    """The results of all equations of an answer, after a check that each is right."""
+    """Return the results of all equations of an answer, after a check that each is right."""
     found = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", text)
     for left, op, right, result in found:
         assert minigsm.apply_op(op, int(left), int(right)) == int(result)
@@ -96,7 +96,7 @@ def _passage(prompt: str) -> tuple[dict[str, str], dict[str, str], str]:
 
 
 def _found(question: str, places: dict[str, str], things: dict[str, str]) -> str:
-    """The passage's answer to a span question."""
+    """Return the passage's answer to a span question."""
     for form, facts in ((r"Where does (\w+) live\?", places), (r"What does (\w+) have\?", things)):
         if asked := re.fullmatch(form, question):
             return facts.get(asked[1], miniread.UNANSWERABLE)
@@ -139,7 +139,7 @@ def test_miniread_counts_are_right(test_items: dict[str, list[GeneratedProblem]]
 
 
 def _list_after(rule: str, words: list[str]) -> list[str]:
-    """The list after applying all sentences of a rule."""
+    """Return the list after applying all sentences of a rule."""
     for sentence in re.findall(r"[^.]+\.", rule):
         sentence = sentence.strip()
         named = sentence.rstrip(".").split()
@@ -159,7 +159,7 @@ def _list_after(rule: str, words: list[str]) -> list[str]:
 
 
 def _result(rule: str, question: str) -> str:
-    """The result of a rule for the case of a question."""
+    """Return the result of a rule for the case of a question."""
     if operation := re.fullmatch(r"a @ b means (.+)\.", rule):
         values = dict(zip("ab", re.findall(r"\d+", question), strict=True))
         return str(eval(re.sub(r"\b[ab]\b", lambda m: values[m[0]], operation[1])))

@@ -55,7 +55,7 @@ TASKS = [task for task in task_names() if task_file(task)["output_type"] == "gen
 
 
 def benchmark(task: str, data: Path) -> LmEvalBenchmark:
-    """The task over the real items, with its first metric as the primary one."""
+    """Return the task over the real items, with its first metric as the primary one."""
     file = task_file(task)
     primary = f"{file['metric_list'][0]['metric']},{file['filter_list'][0]['name']}"
     split = SPLITS.get(file["dataset_kwargs"]["source"], "test")

@@ -297,7 +297,7 @@ def test_a_task_may_begin_the_answer_of_a_chat() -> None:
 
 
 def mbpp_docs(data: Path) -> list[dict[str, Any]]:
-    """All items of MBPP, of every split."""
+    """Return all items of MBPP, of every split."""
     lines = (data / "mbpp" / "mbpp.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
@@ -359,7 +359,8 @@ def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(step: int, real_
 
 
 def ask_with(settings: dict[str, Any]) -> tuple[list[str], list[int]]:
-    """The texts of one request with generation settings, and the budgets it was decoded with."""
+    """Return the texts of one request with generation settings, and the budgets it was decoded
+    with."""
     from lm_eval.api.instance import Instance
 
     budgets: list[int] = []

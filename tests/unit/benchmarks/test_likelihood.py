@@ -54,7 +54,7 @@ SETS: dict[str, tuple[str, str, Rows]] = {  # task -> lm-eval's file, split, row
 
 
 def published(folder: Path) -> str:
-    """The rows as files of the published form."""
+    """Return the rows as files of the published form."""
     for task, (_, split, rows) in SETS.items():
         name = sources.PUBLISHED[task].files[split][0]
         written = rows

@@ -26,7 +26,8 @@ def problems() -> list[GeneratedProblem]:
 
 
 def worked_out(text: str) -> str:
-    """The text with every sum, difference and product of two numbers in place of its value."""
+    """Return the text with every sum, difference and product of two numbers in place of its
+    value."""
     values = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
     return SUM.sub(lambda m: str(values[m[2]](int(m[1]), int(m[3]))), text)
 

@@ -25,7 +25,8 @@ def _items(family: str) -> list[dict[str, Any]]:
 
 
 def _square_obeys(given: list[str], answer: list[str], boxes: bool) -> bool:
-    """Whether every row, column and, if asked, box holds each number once, and givens stand."""
+    """Return whether every row, column and, if asked, box holds each number once, and givens
+    stand."""
     lines = [answer[4 * i : 4 * i + 4] for i in range(4)] + [answer[i::4] for i in range(4)]
     if not boxes:
         return all(sorted(line) == sorted(given) for line in lines)
@@ -35,7 +36,7 @@ def _square_obeys(given: list[str], answer: list[str], boxes: bool) -> bool:
 
 
 def _changed_somewhere(change: str, given: list[str], name: str, answer: list[str]) -> bool:
-    """Whether one place of the line was changed: undone there, the line is the given one."""
+    """Return whether one place of the line was changed: undone there, the line is the given one."""
     if change == "remove":
         return any([*answer[:i], n, *answer[i:]] == given for i, n in enumerate(given))
     at = answer.index(name)
@@ -44,7 +45,7 @@ def _changed_somewhere(change: str, given: list[str], name: str, answer: list[st
 
 
 def _obeys(item: dict[str, Any], answer: list[str]) -> bool:
-    """Whether an answer keeps the rule, read from the item."""
+    """Return whether an answer keeps the rule, read from the item."""
     given, place, family = item["words"].split(), item["place"], item["family"]
     change, _, where = family.partition("_")
     if where == "square" or change == "sudoku":

@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
 
 def results_of(question: str) -> list[int]:
-    """What there is after each sentence of a question but the last."""
+    """Return what there is after each sentence of a question but the last."""
     results: list[int] = []
     for sentence in question.split(". ")[:-1]:
         (number,) = map(int, re.findall(r"\d+", sentence))

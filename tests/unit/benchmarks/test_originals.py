@@ -40,7 +40,7 @@ def stock_task(config: Mapping[str, Any]) -> Any:
 
 
 def graded(task: Any, doc: Item, text: str) -> dict[str, float]:
-    """All metrics of lm-eval's own task for one text, as "<metric>,<filter>"."""
+    """Return all metrics of lm-eval's own task for one text, as "<metric>,<filter>"."""
     from lm_eval.api.instance import Instance
 
     instance = Instance("generate_until", dict(doc), ("", {}), 0, ("t", 0, 1), [text])
@@ -195,7 +195,8 @@ def test_minerva_s_prompt_and_normal_form_are_lm_eval_s(real_data: Path) -> None
 
 
 def older(prompt: str) -> str:
-    """The prompt without two differences of lm-eval up to 0.4.9: a stray brace, TeX line breaks."""
+    """Return the prompt without two differences of lm-eval up to 0.4.9: a stray brace, TeX line
+    breaks."""
     return prompt.replace("{5-x}}$.}", "{5-x}}$.").replace("\\\\\n", "\\\n")
 
 

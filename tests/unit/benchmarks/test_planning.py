@@ -109,7 +109,7 @@ def test_expressions_are_worked_out_and_not_run() -> None:
 
 
 def published_countdown(query: str, pred: str) -> bool:
-    """The rule of Dream's cd_metric.py, for texts that are safe to evaluate."""
+    """Return the rule of Dream's cd_metric.py, for texts that are safe to evaluate."""
     match, left = True, Counter(query.split(",")[:-1])
     for equation in pred.split(","):
         try:

@@ -150,7 +150,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """The line of /proc with the state of a process, "" if it is gone."""
+    """Return the line of /proc with the state of a process, "" if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except FileNotFoundError:

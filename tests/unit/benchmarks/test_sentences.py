@@ -15,12 +15,12 @@ Right = Callable[[str, str], bool]
 
 
 def shown(prompt: str) -> str:
-    """The sentence that a prompt shows."""
+    """Return the sentence that a prompt shows."""
     return prompt.partition("sentence: ")[2]
 
 
 def named(prompt: str) -> list[str]:
-    """The words that a prompt names."""
+    """Return the words that a prompt names."""
     return re.findall(r'"(\w+)"', prompt)
 
 

@@ -47,7 +47,7 @@ def step(
 
 
 def ours(model: TransformerDenoiser, tokens_1L: Tensor, form: str) -> Tensor:
-    """Logits (L, V) as the published model gives them: shifted rows are shifted back."""
+    """Return logits (L, V) as the published model gives them: shifted rows are shifted back."""
     length = tokens_1L.shape[1]
     ahead = int(model.shifted)
     plan = step(form, (0, length), (ahead, length + ahead), (0, 0))

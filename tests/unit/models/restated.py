@@ -35,7 +35,8 @@ class Net:
 
 
 def restated(folder: Path, tokens_L: list[int], sees: Sees) -> Tensor:
-    """Logits (L, V) of every position, row i as the published model gives it (not shifted back)."""
+    """Return logits (L, V) of every position, row i as the published model gives it (not shifted
+    back)."""
     config = json.loads((folder / "config.json").read_text())
     tensors = {n: t.double() for n, t in load_file(folder / "model.safetensors").items()}
     length = len(tokens_L)
@@ -195,7 +196,8 @@ def nemotron(
 
 
 def grouped(config: dict[str, Any], scores_E: Tensor, bias_E: Tensor) -> list[int]:
-    """The experts of one token: best groups by their two best, then the best experts in them."""
+    """Return the experts of one token: best groups by their two best, then the best experts in
+    them."""
     biased_GE = (scores_E + bias_E).view(config["n_group"], -1)
     strength_G = biased_GE.sort(-1, descending=True).values[:, :2].sum(-1)
     groups = strength_G.argsort(descending=True)[: config["topk_group"]].tolist()

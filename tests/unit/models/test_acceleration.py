@@ -55,7 +55,8 @@ def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
 
 
 def outputs(model: TransformerDenoiser, branches: int = 1) -> list[Tensor]:
-    """Logits of each plan; of several branches, each sees one position less than the one before."""
+    """Return logits of each plan; of several branches, each sees one position less than the one
+    before."""
     generator = torch.Generator().manual_seed(0)
     tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, LENGTH), generator=generator)
     kv, found = model.new_cache(LENGTH), []

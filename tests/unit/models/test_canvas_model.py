@@ -26,7 +26,7 @@ FIRST = torch.zeros((), dtype=torch.long)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint as transformers writes it, vision tower included."""
+    """Return a checkpoint as transformers writes it, vision tower included."""
     theirs = scaled_apart(published(4, canvas=CANVAS, layers=(SLIDING, FULL), window=8))
     theirs.save_pretrained(str(tmp_path))
     return tmp_path

@@ -31,7 +31,7 @@ SPLITS = {"canvas": ["benchmark.split=copy"]}  # whose tokens each follow from t
 
 
 def _decoder(model: Mapping[str, object]) -> list[str]:
-    """The plain decoder of an attention form; blocks of one length have their own."""
+    """Return the plain decoder of an attention form; blocks of one length have their own."""
     if model.get("block") and model["shifted"]:
         return ["decoder=fast_dllm_v2"]
     if model.get("block"):

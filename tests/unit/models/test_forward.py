@@ -34,7 +34,7 @@ def model(request: pytest.FixtureRequest) -> TransformerDenoiser:
 
 
 def canvas(branches: int = 1, seed: int = 0, length: int = LENGTH) -> Tensor:
-    """Tokens with about half of the positions after the prompt masked."""
+    """Return tokens with about half of the positions after the prompt masked."""
     generator = torch.Generator().manual_seed(seed)
     tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, length), generator=generator)
     masked_KL = torch.rand(branches, length, generator=generator) < 0.5
@@ -58,14 +58,14 @@ def plan(
 def forward(
     model: TransformerDenoiser, tokens_KL: Tensor, what: ForwardPlan, kv: PositionCache
 ) -> Tensor:
-    """One forward whose K/V are kept (of branch 0) if the plan says so."""
+    """Return one forward whose K/V are kept (of branch 0) if the plan says so."""
     logits_KRV = model.forward(tokens_KL, what, kv)
     kv.keep(what, FIRST)
     return logits_KRV
 
 
 def full(model: TransformerDenoiser, tokens_KL: Tensor, attention: Attention = "full") -> Tensor:
-    """All positions, no cache."""
+    """Return all positions, no cache."""
     length = tokens_KL.shape[1]
     return model.forward(tokens_KL, plan((0, length), attention=attention), model.new_cache(length))
 

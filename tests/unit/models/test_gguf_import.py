@@ -45,7 +45,8 @@ LAYERS = 2
 
 
 def original_tokenizer(pre: str) -> Any:
-    """A tokenizer trained on `TEXT` with the published rule of a family, written out here again."""
+    """Return a tokenizer trained on `TEXT` with the published rule of a family, written out here
+    again."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
     from tokenizers import pre_tokenizers as rules
     from tokenizers.trainers import BpeTrainer
@@ -70,7 +71,7 @@ def original_tokenizer(pre: str) -> Any:
 
 
 def module_of(kind: str, vocabulary: int) -> Any:
-    """A random module of a family with a head size that transformers' reader knows, too."""
+    """Return a random module of a family with a head size that transformers' reader knows, too."""
     import transformers
 
     family = kind.capitalize()

@@ -45,7 +45,7 @@ def windows_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def span(feed: tuple[int, int], store: tuple[int, int] = (0, 0)) -> ForwardPlan:
-    """A forward whose logits are of all that is fed but its first position."""
+    """Return a forward whose logits are of all that is fed but its first position."""
     return ForwardPlan(ForwardKind.DENOISE, feed, (feed[0] + 1, feed[1]), store)
 
 
@@ -75,7 +75,7 @@ FORWARDS: dict[str, tuple[ForwardPlan, int]] = {  # what follows WHOLE, and its 
 
 
 def canvas(vocab: int, branches: int) -> Tensor:
-    """Tokens whose branches differ behind the prefix."""
+    """Return tokens whose branches differ behind the prefix."""
     generator = torch.Generator().manual_seed(0)
     tokens_KL = torch.randint(0, vocab, (branches, LENGTH), generator=generator)
     tokens_KL[:, :PREFIX] = tokens_KL[:1, :PREFIX]
@@ -231,7 +231,7 @@ def loaded(folder: Path, **changes: object) -> object:
 
 
 def with_lora(path: Path) -> object:
-    """An adapter that is kept apart from the weights."""
+    """Return an adapter that is kept apart from the weights."""
     key = "model.layers.1.self_attn.o_proj.weight"
     adapter = write_adapter(path / "adapter", key, (torch.randn(2, 32), torch.randn(32, 2)))
     return loaded(tiny_checkpoint("dream", path / "base", 4), lora=str(adapter), merge_lora=False)

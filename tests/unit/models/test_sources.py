@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """The hub: every repository is a tiny Dream; what was asked of it."""
+    """Return the hub: every repository is a tiny Dream; what was asked of it."""
     asked: list[dict[str, Any]] = []
 
     def snapshot_download(hub_id: str, **wanted: Any) -> str:

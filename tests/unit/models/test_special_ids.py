@@ -36,7 +36,7 @@ def test_the_masks_text_is_checked(folder: Path) -> None:
 
 
 def unmasked(folder: Path) -> Path:
-    """A checkpoint that names no mask token."""
+    """Return a checkpoint that names no mask token."""
     edit(folder / "config.json", mask_token_id=None)
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text())

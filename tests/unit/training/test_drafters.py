@@ -48,7 +48,7 @@ JOB = DrafterJob(slots=4, layers=1, rows=4, anchors=4, steps=6, lr=3e-3)
 
 @lru_cache
 def loaded(folder: Path) -> LoadedModel:
-    """A random target whose next tokens are easy to tell."""
+    """Return a random target whose next tokens are easy to tell."""
     source = str(tiny_checkpoint("qwen3", folder, 1))
     return load_model(ModelSpec("tiny", source, dtype="float32", device="cpu", bos=False))
 

@@ -44,7 +44,8 @@ def collect(
 
 
 def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
-    """A candidate is right where its confidence and its left neighbour's together are high."""
+    """Return traces in which a candidate is right where its confidence and its left neighbour's
+    together are high."""
     generator = torch.Generator().manual_seed(0)
     confidence_SW = torch.rand(prompts * steps, block, generator=generator)
     left_SW = confidence_SW.roll(1, 1)
