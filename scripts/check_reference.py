@@ -3,9 +3,9 @@
     .venv/bin/python -m scripts.check_reference [WORD ...] [--all] [--samples N]
 
 Checks one run of each pair of decoder and model (every run with --all) whose names contain one of
-the words; with --samples N, only the first N samples of each run. Compared are all columns except
-times: forwards, rows, tokens, forced positions, scores. Run it after a change of the loops, pieces
-or models that should not change any token. After a change that should, raise `DECODING_VERSION` and
+the words; with --samples N, only the first N samples of each run. All columns except
+timings are compared: forwards, rows, tokens, forced positions, scores. Run it after a change of the
+loops, pieces or models that should not change any token. After a change that should, raise `DECODING_VERSION` and
 make the reference again. The new runs are written to a temporary folder.
 """
 
@@ -25,7 +25,7 @@ from dllm_bench.store.store import Store
 from scripts.update_reference import REFERENCE
 
 TIME_SUFFIXES = ("_s", "seconds")
-"""How names of columns with times end."""
+"""Suffixes of the names of timing columns."""
 
 
 def reference_records() -> Iterator[RunRecord]:
@@ -34,7 +34,7 @@ def reference_records() -> Iterator[RunRecord]:
 
 
 def chosen_records(words: Sequence[str], every: bool) -> Iterator[RunRecord]:
-    """Yield the records to check; runs of several processes are left out."""
+    """Yield the records to check, without runs that used several processes."""
     seen: set[tuple[str, str]] = set()
     for record in reference_records():
         spec = record.spec

@@ -3,8 +3,8 @@
     .venv/bin/python -m scripts.claim_history [LAST_COMMIT]
 
 Each commit of the page is read for the rows of its tables. An entry is written where a claim's
-verdict, effect or number of items changed, with the commit whose subject says what changed it;
-none where its runs were missing.
+verdict, effect or number of items changed, with the commit whose subject says what changed it.
+Claims whose runs were missing get no entry.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ def git(*arguments: str) -> str:
 
 
 def rows(page: str) -> Iterator[tuple[str, Entry]]:
-    """Yield the claims of a findings page: name, and what the page says of it."""
+    """Yield the name and the table cells of each claim on a findings page."""
     for found in ROW.finditer(page):
         sentence, verdict, effect, items, *_ = found["cells"].split(" | ")
-        said = {"verdict": verdict, "effect": effect, "items": items, "sentence": sentence}
-        yield found["name"], said
+        cells = {"verdict": verdict, "effect": effect, "items": items, "sentence": sentence}
+        yield found["name"], cells
 
 
 def history(until: str = "HEAD") -> dict[str, list[Entry]]:
     """Claim -> its verdicts, oldest first; `until`: the last commit that is read."""
     found: dict[str, list[Entry]] = {}
-    called: dict[str, str] = {}
+    last_sentence: dict[str, str] = {}
     commits = git("log", "--reverse", "--abbrev=7", "--format=%h%x09%as%x09%s", until, "--", PAGE)
     for line in commits.splitlines():
         commit, day, subject = line.split("\t")
         judged = (
             one for one in rows(git("show", f"{commit}:{PAGE}")) if one[1]["verdict"] != NOT_RUN
         )
-        for name, said in judged:
+        for name, cells in judged:
             before = found.setdefault(name, [])
             last = before[-1] if before else {}
-            if any(last.get(key) != said[key] for key in ("verdict", "effect", "items")):
-                entry = {"date": day, "commit": commit, "change": subject, **said}
-                if called.get(name) == said["sentence"]:
+            if any(last.get(key) != cells[key] for key in ("verdict", "effect", "items")):
+                entry = {"date": day, "commit": commit, "change": subject, **cells}
+                if last_sentence.get(name) == cells["sentence"]:
                     del entry["sentence"]
-                called[name] = said["sentence"]
+                last_sentence[name] = cells["sentence"]
                 before.append(entry)
     return dict(sorted(found.items()))
 

@@ -5,8 +5,8 @@
 OLD is a results directory, its runs folder or archive; NEW is a new one. Runs that differ only in
 their number of items become one, the largest, since a run continues with more items.
 Records, samples and token replays are converted; the dataset hash of an embedded task becomes that
-of its frozen items, if the run had these items. Runs of version 0.1, with module paths in place of
-registered names, are too. What cannot be converted is named and left out.
+of its frozen items, if the run had these items. Runs of version 0.1, which name
+pieces by module path, are converted too. What cannot be converted is named and left out.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def renewed(spec: RunSpec) -> RunSpec:
         patch.object(FamilyItems, "items_hash", lambda *_: None),
     ):
         vars(benchmark).pop("_hash", None)
-        former = benchmark.dataset_hash()
+        dataset = benchmark.dataset_hash()
     vars(benchmark).pop("_hash", None)
-    if former != spec.inputs["dataset"]:
+    if dataset != spec.inputs["dataset"]:
         raise DllmBenchError("its items are not those of this version")
     return replace(spec, inputs={**spec.inputs, "dataset": benchmark.dataset_hash()})
 
@@ -129,7 +129,7 @@ def write(run: OldRun, record: RunRecord, results: Path) -> None:
 
 
 def convert(old: Path, new: Path) -> None:
-    """Convert a results directory, and print what became of its runs."""
+    """Convert a results directory; print a line for each run that is left out or differs."""
     kept: dict[str, tuple[OldRun, RunRecord]] = {}
     merged = 0
     for run in old_runs(old):

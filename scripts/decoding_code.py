@@ -1,4 +1,4 @@
-"""Digests of the code that decides tokens, so that none of it changes without a word.
+"""Digests of the code that decides tokens, so that no file of it changes without a note.
 
     .venv/bin/python -m scripts.decoding_code                      # which files changed
     .venv/bin/python -m scripts.decoding_code --note "moved only"  # write: tokens stay equal, why
@@ -31,7 +31,7 @@ COMMAND = 'python -m scripts.decoding_code --note "WHY TOKENS STAY EQUAL"'
 
 
 def shape(node: Any) -> Any:
-    """Return a syntax tree as nested lists, equal in all versions of Python; without docstrings."""
+    """Return a syntax tree as nested lists without docstrings; equal in all Python versions."""
     if isinstance(node, list):
         return [shape(one) for one in node]
     if not isinstance(node, ast.AST):
@@ -74,7 +74,7 @@ def changed(stored: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def problem(file: Path = FILE, package: Path = PACKAGE) -> str:
-    """Return what changed without a word, and what to do; empty if nothing did."""
+    """Return which files changed without a note, and what to do; empty if none did."""
     version, _, stored = read(file)
     names = changed(stored, digests(package))
     if not names and version == DECODING_VERSION:

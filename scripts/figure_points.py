@@ -3,8 +3,8 @@
     .venv/bin/python -m scripts.figure_points
 
 Writes tests/figures/points.yaml: figure, series, number of points. `tests/figures` compares every
-committed csv with it. A figure that has fewer points than the file says is refused: what is lost is
-named, and is to be measured again, or taken out of the file by hand.
+committed csv with it. If a figure has lost points, nothing is written and the lost series are
+listed; measure them again, or remove them from the file by hand.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fewer(before: Counts, found: Counts) -> Iterator[str]:
 
 
 def raise_counts(path: Path = POINTS, folder: Path = FIGURES) -> list[str]:
-    """Write the numbers unless some are lower; returns what was lost."""
+    """Write the counts unless some are lower; return the lost series."""
     found = counted(folder)
     lost = list(fewer(known(path), found))
     if not lost:

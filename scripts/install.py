@@ -2,9 +2,9 @@
 [OPTIONS OF pip] EXTRAS`. Needs pip and nothing else.
 
 With filled caches uv takes a third of the time of pip. It reads no settings of pip, so they are
-passed to it; where it has no equal of one, cannot be had or fails, pip installs the same. Neither
-compiles everything, which takes a minute: the modules in `IMPORTED`, a tenth of what is installed,
-are compiled by being imported, in a process each.
+passed to it. If uv is unavailable, fails, or lacks an equivalent of a pip setting, pip installs the
+same packages. Neither compiles everything, which takes a minute; importing the modules in
+`IMPORTED`, one process per line, compiles that tenth of the packages which is used most.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Sequence
 PINS = ("-c", "constraints.txt")
 SECTIONS = (":env:", "install", "global")  # of pip's settings, the one that decides first
 LISTS = ("index-url", "extra-index-url", "find-links", "constraint", "trusted-host")
-"""pip's settings that bear on what is found, lists in which spaces separate; uv calls them so."""
+"""pip settings that affect which packages are found: space-separated lists, named alike in uv."""
 WITHOUT_EFFECT = (
     *("cache-dir", "cert", "client-cert", "default-timeout", "disable-pip-version-check"),
     *("no-cache-dir", "no-color", "no-compile", "no-input", "progress-bar", "quiet", "retries"),
     *("root-user-action", "timeout", "verbose"),
 )
-"""pip's settings that do not bear on what is found."""
-IMPORTED = (  # what runs, tables and figures import; the first two lines need each other least
+"""pip settings that do not affect which packages are found."""
+IMPORTED = (  # what runs, tables and figures import, in two processes that share few modules
     "scipy.stats, sympy, hydra, httpx2, accelerate.utils.dataclasses",
     "torch, transformers.modeling_utils, dllm_bench.launch.run_one, dllm_bench.api.generation, "
     "dllm_bench.figures.write, dllm_bench.site.build",

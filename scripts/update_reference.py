@@ -5,12 +5,12 @@
     .venv/bin/python -m scripts.update_docs
 
 The reference holds the sealed records that a table, a figure or a claim shows, with samples and
-token replays of the runs whose figures read them, packed into `runs.tar.xz` with
-an index beside it, the tables as Markdown
-and json, and the figures as csv and svg; whatever was in results/reference before is removed.
-RESULTS is results/ by default. Run it after every change of what a run is: weights, frozen items,
-decoders, the embedded profile. With --add everything stays, the sealed records of RESULTS are added
-(without samples, so for tables alone) and the tables named are written anew.
+token replays of the runs whose figures read them, packed into `runs.tar.xz` with an index beside
+it, the tables as Markdown and json, and the figures as csv and svg. Whatever was in
+results/reference before is removed. RESULTS is results/ by default. Run it after every change of
+what a run is: weights, frozen items, decoders, the embedded profile. With --add everything stays,
+the sealed records of RESULTS are added (without samples, so for tables alone), and the tables named
+are written again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def write_archive(archive: Path, files: Mapping[str, bytes]) -> None:
 
 def add(results: Path, reference: Path, tables: Sequence[str]) -> int:
     """Add the sealed records of `results` to a reference and write these of its tables anew;
-    returns the number of records that are new; a run that was made again replaces the former."""
+    returns the number of records that are new; a repeated run replaces its earlier record."""
     archive = reference / "runs.tar.xz"
     with tarfile.open(archive) as packed:
         members = ((member.name, packed.extractfile(member)) for member in packed)

@@ -368,7 +368,7 @@ def _finite(loss: float, training: ModelTraining) -> float:
         raise DllmBenchError(
             f"The loss of {training.recipe.name} is {loss} at step {training.step}. Try again with "
             "TORCHDYNAMO_DISABLE=1 (compiled kernels may overflow), or with a lower rate; the "
-            "training goes on from its last saved state."
+            "training resumes from its last saved state."
         )
     return loss
 
