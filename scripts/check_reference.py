@@ -3,10 +3,10 @@
     .venv/bin/python -m scripts.check_reference [WORD ...] [--all] [--samples N]
 
 Checks one run of each pair of decoder and model (every run with --all) whose names contain one of
-the words; with --samples N, only the first N samples of each run. All columns except
-timings are compared: forwards, rows, tokens, forced positions, scores. Run it after a change of the
-loops, pieces or models that should not change any token. After a change that should, raise `DECODING_VERSION` and
-make the reference again. The new runs are written to a temporary folder.
+the words; with --samples N, only the first N samples of each run. All columns except timings are
+compared: forwards, rows, tokens, forced positions, scores. Run it after a change of the loops,
+pieces or models that should not change any token. After a change that should, raise
+`DECODING_VERSION` and make the reference again. The new runs are written to a temporary folder.
 """
 
 from __future__ import annotations
