@@ -191,6 +191,10 @@ def test_prompt_sets_are_asked_and_not_graded(name: str, real_data: Path) -> Non
     score = asked.score({requests[0].id: "anything"})[requests[0].id]
     assert score.verdict == "not graded"
     assert math.isnan(score.value)
+    absent = PromptsBenchmark("acceptance", name, 2048)
+    assert absent.dataset_hash() == asked.dataset_hash()  # stored runs are found without the file
+    with pytest.raises(DllmBenchError, match="has no data directory"):
+        absent.requests(encode)
 
 
 def test_prompt_sets_are_shuffled_only_above_their_cap(real_data: Path) -> None:
