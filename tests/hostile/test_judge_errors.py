@@ -119,10 +119,6 @@ def test_a_container_tool_that_does_not_work_is_an_error(
 
 
 def test_flags_are_settings() -> None:
-    flags = ["seed=1", "--retry-errors", "--results", "there", "--max-judge-errors", "3"]
-    assert with_flags_as_settings(flags) == [
-        "seed=1",
-        "retry_errors=true",
-        "paths.results=there",
-        "max_judge_errors=3",
-    ]
+    flags = "seed=1 --retry-errors --results there --max-judge-errors 3".split()
+    settings = "seed=1 retry_errors=true paths.results=there max_judge_errors=3".split()
+    assert with_flags_as_settings(flags) == settings
