@@ -102,10 +102,9 @@ class PromptsBenchmark(Benchmark):
 
     def dataset_hash(self) -> str:
         """Return sha256 over the prompts and their form; without data, that of DeepSpec's."""
-        known = CHAT_HASHES.get(self.dataset) if self.chat and self.repeats == 1 else None
-        if self.data_dir is None and known:
-            return known
-        return content_hash({"items": self.items, "form": self.chat})
+        unread = self.data_dir is None and self.chat and self.repeats == 1
+        known = CHAT_HASHES.get(self.dataset) if unread else None
+        return known or content_hash({"items": self.items, "form": self.chat})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """Return NaN for every text, with the verdict "not graded"."""

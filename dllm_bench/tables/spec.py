@@ -450,9 +450,8 @@ class Profile:
             result[key] = self._counterpart(key, value)
         given = dict(override.partition("=")[::2] for override in self.default)
         result |= {key: value for key, value in given.items() if key not in result}
-        other = ("benchmark.",) if result.get("benchmark") in self.as_asked else ()
-        chosen = (override for override in self.set if not override.startswith(other))
-        result.update(override.partition("=")[::2] for override in chosen)
+        untouched = ("benchmark.",) if result.get("benchmark") in self.as_asked else ()
+        result.update(o.partition("=")[::2] for o in self.set if not o.startswith(untouched))
         result[LIMIT] = self._items(result)
         model, benchmark = result.get("model"), result.get("benchmark")
         if model in self.untrained.get(benchmark or "", ()):

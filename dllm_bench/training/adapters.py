@@ -235,7 +235,7 @@ def logits_of(module: Any, batch: MaskedBatch, block: int, shifted: bool) -> tup
 class AdapterTraining(Training):
     """A training of an adapter."""
 
-    what = "an adapter"
+    part = "adapter"
     measure_every, digits = 50, 4
 
     loaded: LoadedModel

@@ -100,7 +100,7 @@ class DrafterJob(CheckedFields):
     """Seed of prompts and answers; None: `seed`."""
 
     @property
-    def drawn_by(self) -> int:
+    def answers_seed(self) -> int:
         """The seed of prompts and answers."""
         return self.seed if self.text_seed is None else self.text_seed
 
@@ -204,10 +204,10 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 def prompts_of(job: DrafterJob) -> list[str]:
     """Return the prompts of a job; a smaller job has the first of the same prompts."""
     if job.flan is None:
-        return prompts.train_prompts(job.benchmarks, job.prompts, job.drawn_by)
+        return prompts.train_prompts(job.benchmarks, job.prompts, job.answers_seed)
     each = -(-job.prompts // (len(job.benchmarks) + 1))
-    given = [prompts.train_prompts((name,), each, job.drawn_by) for name in job.benchmarks]
-    given.append(prompts.hashed_order(job.flan, each, job.drawn_by))
+    given = [prompts.train_prompts((name,), each, job.answers_seed) for name in job.benchmarks]
+    given.append(prompts.hashed_order(job.flan, each, job.answers_seed))
     return [text for turn in zip(*given, strict=True) for text in turn][: job.prompts]
 
 
@@ -216,7 +216,7 @@ def texts_file(job: DrafterJob, weights: str) -> str:
     asked = "-".join(job.benchmarks)
     if job.flan is not None:
         asked = "-".join([*job.benchmarks, f"flan{prompts.hash_of_rows(job.flan)[:10]}"])
-    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.drawn_by}-{job.max_new_tokens}"
+    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.answers_seed}-{job.max_new_tokens}"
     return f"texts-{weights[:10]}-{sampling}.jsonl"
 
 
@@ -231,11 +231,13 @@ def texts_of(
                 "choose texts=target."
             )
         return data.gold_texts(
-            loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.drawn_by)
+            loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.answers_seed)
         )
     encode = prompts.encoder(loaded.text.encode, chat)
     requests = [
-        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.drawn_by + index)
+        Request(
+            str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.answers_seed + index
+        )
         for index, prompt in enumerate(prompts_of(job))
     ]
     return data.generated_texts(loaded, requests, job.temperature, file, report)
@@ -248,7 +250,7 @@ def texts_of(
 class DrafterTraining(Training):
     """A training of a drafter."""
 
-    what = "a drafter"
+    part = "drafter"
     measure_every, digits = 100, 5
 
     model: str

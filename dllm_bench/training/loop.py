@@ -35,8 +35,8 @@ Numbers = Callable[[Tensor], Point]
 class Training(ABC):
     """A training in memory."""
 
-    what: ClassVar[str]
-    """What is trained, an article and the name of its card in `cards`."""
+    part: ClassVar[str]
+    """What is trained: the name of its card in `cards`."""
     measure_every: ClassVar[int]
     """Steps between two points of the curve."""
     digits: ClassVar[int]
@@ -105,8 +105,8 @@ class Training(ABC):
         saved = torch.load(file, map_location=self.device)
         if saved["job"] != asdict(self.job):
             raise DllmBenchError(
-                f"{file} belongs to {self.what} trained with other settings; give the same ones, "
-                "another --out, or remove the folder."
+                f"{file} belongs to the training of this {self.part} with other settings; give the "
+                "same ones, another --out, or remove the folder."
             )
         self.step, self.seconds, self.curve = saved["step"], saved["seconds"], saved["curve"]
         for name, weight in self.weights.items():
@@ -120,7 +120,7 @@ class Training(ABC):
         curve = "".join(json.dumps(point) + "\n" for point in self.curve)
         write_atomic(out / "curve.jsonl", curve)
         parts = {"job": self.job, "training": self, **self.facts()}
-        write_atomic(out / "CARD.md", reports.card(self.what.split()[1], out.name, parts))
+        write_atomic(out / "CARD.md", reports.card(self.part, out.name, parts))
         state = {
             "step": self.step,
             "seconds": self.seconds,

@@ -5,4 +5,4 @@ from pathlib import Path
 from dllm_bench.paths import read_yaml
 
 TEXTS = read_yaml(Path(__file__).parents[1] / "task_texts.yaml")
-"""Wording of published prompts, by task."""
+"""Wording of published prompts, by task. lm-eval would take a yaml in this folder for a task."""

@@ -178,7 +178,7 @@ def same_word_characters(text: str | None, gold: str | None) -> bool:
 
 PUZZLES: Mapping[str, Callable[[str | None, str | None], bool]] = {
     # the same letters
-    "1": lambda text, gold: letters(text) == letters(gold) != "",
+    "1": lambda text, gold: bool(letters(text)) and letters(text) == letters(gold),
     # one of the accepted words
     "2": lambda text, gold: letters(text) in (gold or "").split(","),
     # the same words in any order

@@ -118,7 +118,7 @@ def mmlu_question(row: Row) -> str:
 
 def read_sudoku(file: Path) -> list[Row]:
     """Read Dream's 4x4 Sudokus: input and output, after the file's first eight as examples."""
-    return behind_examples(read_jsonl(file), "Input:\n{input}\nOutput:\n{output}")
+    return after_examples(read_jsonl(file), "Input:\n{input}\nOutput:\n{output}")
 
 
 def read_countdown(file: Path) -> list[Row]:
@@ -126,11 +126,11 @@ def read_countdown(file: Path) -> list[Row]:
 
     The instruction counts the numbers, as published.
     """
-    rows = behind_examples(read_jsonl(file), "Input: {input}\nOutput: {output}")
+    rows = after_examples(read_jsonl(file), "Input: {input}\nOutput: {output}")
     return [{**row, "instruction": TEXTS["countdown"][row["input"].count(",")]} for row in rows]
 
 
-def behind_examples(rows: list[Row], form: str) -> list[Row]:
+def after_examples(rows: list[Row], form: str) -> list[Row]:
     """Return the rows after the first eight, which each has as its `examples`."""
     examples = "\n\n".join(form.format(**row) for row in rows[:PLANNING_SHOTS])
     kept = [{key: row[key] for key in ("input", "output")} for row in rows[PLANNING_SHOTS:]]
