@@ -26,7 +26,7 @@ FILL = $(strip $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --sl
 WORKS := lopa creditdecoding learn2pd dspark
 TABLES := $(subst /,-,$(patsubst conf/table/%.yaml,%,$(wildcard conf/table/*/*.yaml)))
 FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/*.yaml)))
-.PHONY: help venv all table4 real $(TABLES) tables $(FIGURES) figures dspark decoders claims report docs perf test test-all lint fmt clean
+.PHONY: help venv all table4 real $(TABLES) tables $(FIGURES) figures dspark decoders claims report docs perf test test-all test-gpu lint fmt clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -102,6 +102,10 @@ test: $(STAMP) ## Run the tests that are used all day (six minutes on two cores)
 
 test-all: $(STAMP) ## Run all tests: exhaustive products and the SLURM cluster too
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m '$(EVERYTHING)'
+
+test-gpu: $(STAMP) ## Run the golden traces and the tests of kernels on a CUDA device (ties may differ)
+	@DLLM_BENCH_TEST_DEVICE=cuda OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 8 -m '' tests/golden
+	@$(BIN)/python -m pytest -q -m gpu
 
 lint: $(STAMP) ## Check style, types and the direction of imports
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . || { echo "lint: ruff found the above; 'make fmt' mends most of it"; exit 1; }

@@ -142,6 +142,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+DEVICE = os.environ.get("DLLM_BENCH_TEST_DEVICE", "cpu")
+"""Of the golden traces: `make test-gpu` sets cuda."""
+
+
 def golden_dir() -> Path:
     """$DLLM_BENCH_GOLDEN, else ../shared/golden beside the repository."""
     default = Path(__file__).resolve().parents[2] / "shared" / "golden"
@@ -149,8 +153,8 @@ def golden_dir() -> Path:
 
 
 def load_denoiser(folder: Path) -> TransformerDenoiser:
-    """Return the float32 denoiser of a checkpoint folder, on the CPU."""
-    spec = ModelSpec(folder.name, str(folder), dtype="float32", device="cpu")
+    """Return the float32 denoiser of a checkpoint folder, on `DEVICE`."""
+    spec = ModelSpec(folder.name, str(folder), dtype="float32", device=DEVICE)
     denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     return denoiser

@@ -142,7 +142,9 @@ class Scripted(SpeculativeDecoder):
 
     def uniforms(self, request: Request, device: torch.device) -> Uniforms:
         numbers = iter(self.script)
-        return lambda n: torch.tensor([next(numbers) for _ in range(n)], dtype=torch.float64)
+        return lambda n: torch.tensor(
+            [next(numbers) for _ in range(n)], dtype=torch.float64, device=device
+        )
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,24 @@
 """`dllm-bench doctor --gpu`: check that a CUDA device computes what the CPU computes, and how fast.
 
 Each step reports facts and problems. The report is written after every step, so that nothing is
-lost if the device crashes. With `--fake` the CPU replaces the device: this tests the command
-itself, and compares batches with single requests.
+lost if the device crashes. Steps run in a process of their own, because a crash makes the device
+useless for the process that caused it; after one, the next step begins a new process. With `--fake`
+the CPU replaces the device: this tests the command itself, and compares batches with single
+requests.
 """
 
 from __future__ import annotations
 
 import time
+import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -30,8 +36,10 @@ from dllm_bench.api.random_model import (
     measured_ceilings,
     random_model,
     random_rounds,
+    recorded,
     roofline_ms,
     round_ms,
+    seconds,
 )
 from dllm_bench.cli.common import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
 from dllm_bench.core.decoder import BatchedDecoder
@@ -44,7 +52,7 @@ from dllm_bench.models.graphs import ROWS, FixedShapeDenoiser
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.files import write_json
-from dllm_bench.store.hardware import cuda_device, wait_for
+from dllm_bench.store.hardware import cuda_device
 from dllm_bench.store.inputs import GIBIBYTE, model_spec
 from dllm_bench.store.provenance import machine, packages
 
@@ -105,9 +113,18 @@ def gpu_lines(fake: bool, quick: bool, out: Path | None) -> Iterator[Line]:
     check = GpuCheck(CPU if fake else CUDA, quick)
     budget_s, started = QUICK_S if quick else BUDGET_S, time.monotonic()
     report: dict[str, Any] = {"device": check.device, "budget_s": budget_s, "steps": []}
+    process = None
     for name in STEPS:
-        in_time = time.monotonic() - started < budget_s
-        entry = run_step(name, check) if in_time else {"state": NOT_RUN, "why": "out of time"}
+        if time.monotonic() - started >= budget_s:
+            entry = {"state": NOT_RUN, "why": "out of time"}
+        elif fake:
+            entry = run_step(name, check)
+        else:
+            process = process or ProcessPoolExecutor(1, get_context("spawn"))
+            entry = process.submit(run_step, name, check).result()
+            if entry["state"] == FAILED:
+                process.shutdown()
+                process = None
         report["steps"].append({"name": name, **entry})
         if out is not None:
             write_json(out, report)
@@ -116,16 +133,19 @@ def gpu_lines(fake: bool, quick: bool, out: Path | None) -> Iterator[Line]:
 
 def run_step(name: str, check: GpuCheck) -> dict[str, Any]:
     """Run a step, and return its state, facts and problems."""
-    if check.fake and name in NEED_CUDA:
-        return {"state": SKIPPED, "why": NEED_CUDA[name]}
+    why = (NEED_CUDA if check.fake else LONG_STEPS if check.quick else {}).get(name)
+    if why is not None:
+        return {"state": SKIPPED, "why": why}
     started = time.monotonic()
     try:
         facts, problems = STEPS[name](check)
     except Exception as error:  # the command looks for any error of a device or driver
-        facts, problems = {}, [f"{type(error).__name__}: {' '.join(str(error).split())}"]
-    seconds = round(time.monotonic() - started, 2)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        facts, problems = {}, [f"{said} ({Path(where.filename).name}:{where.lineno})"]
+    spent_s = round(time.monotonic() - started, 2)
     state = FAILED if problems else PASSED
-    return {"state": state, "seconds": seconds, "facts": facts, "problems": problems}
+    return {"state": state, "seconds": spent_s, "facts": facts, "problems": problems}
 
 
 def in_words(entry: Mapping[str, Any]) -> str:
@@ -180,20 +200,21 @@ def relative(values: Tensor, law: Tensor) -> float:
 
 
 def decoders(check: GpuCheck) -> Found:
-    """Compare tokens and commit steps on the device, alone and in a batch, with the CPU's."""
+    """Compare tokens and commit steps on the device with the CPU's: alone, in a batch, recorded."""
     names = list(DECODERS)[:QUICK_DECODERS] if check.quick else list(DECODERS)
+    ways = ((1, "none"), (BATCH, "none"), (1, "max"))
     problems, near = [], 0
     for name in names:
         expected = decoded(name, CPU, 1)
-        for batch in (BATCH,) if check.fake else (1, BATCH):
-            for request, text in decoded(name, check.device, batch).items():
+        for batch, mode in ways[1:] if check.fake else ways:
+            for request, text in decoded(name, check.device, batch, compiled=mode).items():
                 law = expected[request]
                 if (text.ids, text.born) == (law.ids, law.born):
                     continue
-                apart = margin_at_difference(name, law, text)
+                apart, way = margin_at_difference(name, law, text), f"batch {batch}, compile {mode}"
                 near += apart < CLOSE
                 if apart >= CLOSE:
-                    problems.append(f"{name}, batch {batch}: {request} differs, margin {apart:.1e}")
+                    problems.append(f"{name}, {way}: {request} differs, margin {apart:.1e}")
     facts = {"decoders": " ".join(names), "requests": BATCH, "differ where tokens are close": near}
     return facts, problems
 
@@ -217,48 +238,54 @@ def waits(check: GpuCheck) -> Found:
             texts = decoded(name, check.device, 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    found = sum(SYNCHRONISES in str(one.message) for one in caught)
+    places = [
+        f"{Path(one.filename).name}:{one.lineno}"
+        for one in caught
+        if SYNCHRONISES in str(one.message)
+    ]
+    found = len(places)
     forwards = sum(len(text.trace.forwards) for text in texts.values())
-    most = forwards + 2 * len(texts)  # a request's own tensors are copied before and after
-    problems = [f"the host waited {found} times in {forwards} rounds"] if found > most else []
-    return {"waits": found, "rounds": forwards}, problems
+    most = forwards + 2 * len(texts)  # at its end, a request's tokens and their steps are copied
+    often = ", ".join(f"{place} {count} times" for place, count in Counter(places).most_common())
+    problem = f"the host waited {found} times in {forwards} rounds: {often}"
+    return {"waits": found, "rounds": forwards}, [problem] if found > most else []
 
 
-def rounds(check: GpuCheck) -> Found:
-    """Measure rounds with random weights in each mode of hardware.compile.
+def rounds(check: GpuCheck, mode: str) -> Found:
+    """Measure rounds with random weights in a mode of hardware.compile.
 
-    The shape is Dream-7B's; on the CPU it is a small one, without torch.compile, which takes
-    minutes there.
+    The shape is Dream-7B's; on the CPU it is a small one.
     """
     one = RoundShape(CPU, torch.float32, SMALL, 1024, 64)
     if not check.fake:
         one = RoundShape(CUDA, torch.bfloat16, DREAM_7B, LONG, PREFIX)
     ceilings, steps = measured_ceilings(one.device, one.dtype), 4 if check.fake else 24
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        "copied GB/s": round(ceilings.bytes_per_s / 1e9),
+        "TFLOP/s": round(ceilings.flop_per_s / 1e12, 1),
+    }
     problems = []
-    for mode in ("none", "max") if check.fake or check.quick else ("none", "default", "max"):
-        model = random_model(one.vocab, one.shape, one.device, one.dtype, compile_mode=mode)
-        before = traced_graphs() if mode == "default" else 0
-        for k, window in QUICK_SHAPES if check.quick else SHAPES:
-            made = random_rounds(model, one.prefix, k, window, WARM + steps)[WARM:]
-            ms, replayed = median(forward.ms for forward in made), sum(f.replayed for f in made)
-            share = roofline_ms(one, "none", k, window, ceilings) / ms
-            short = mode == "max" and (k + 1) * window <= ROWS
-            if short and not check.fake and replayed < len(made):
-                problems.append(f"{k} x {window}: {replayed} of {len(made)} rounds were graphs")
-            found[f"{mode}, {k} x {window}"] = " · ".join(
-                [
-                    f"{ms:.2f} ms",
-                    f"{1000 / ms:.0f} rounds/s",
-                    f"{100 * share:.0f} % of the roofline",
-                    *([] if check.fake else [f"{launches(model, one, k, window):.0f} launches"]),
-                ]
-            )
-        if isinstance(model, FixedShapeDenoiser):
-            found["shapes of max"] = model.shapes_met
-        elif mode == "default":
-            found["graphs of default"] = traced_graphs() - before
-        del model
+    model = random_model(one.vocab, one.shape, one.device, one.dtype, compile_mode=mode)
+    few = check.quick or mode == "default"  # torch.compile takes minutes
+    for k, window in QUICK_SHAPES if few else SHAPES:
+        made = random_rounds(model, one.prefix, k, window, WARM + steps)[WARM:]
+        ms, replayed = median(forward.ms for forward in made), sum(f.replayed for f in made)
+        share = roofline_ms(one, "none", k, window, ceilings) / ms
+        short = mode == "max" and (k + 1) * window <= ROWS
+        if short and not check.fake and replayed < len(made):
+            problems.append(f"{k} x {window}: {replayed} of {len(made)} rounds were graphs")
+        found[f"{k} x {window}"] = " · ".join(
+            [
+                f"{ms:.2f} ms",
+                f"{1000 / ms:.0f} rounds/s",
+                f"{100 * share:.0f} % of the roofline",
+                *([] if check.fake else [f"{launches(model, one, k, window):.0f} launches"]),
+            ]
+        )
+    if isinstance(model, FixedShapeDenoiser):
+        found["shapes"] = model.shapes_met
+    elif mode == "default":
+        found["graphs"] = traced_graphs()
     return found, problems
 
 
@@ -269,8 +296,8 @@ def traced_graphs() -> int:
 
 def launches(model: TransformerDenoiser, one: RoundShape, k: int, window: int) -> float:
     """Count the kernels and graphs that the host starts in a round."""
-    profiler = torch.profiler
-    with profiler.profile(activities=[*profiler.ProfilerActivity]) as seen:
+    profiler, kinds = torch.profiler, torch.profiler.ProfilerActivity
+    with profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as seen:
         made = random_rounds(model, one.prefix, k, window, PROFILED)
     return sum(event.name.startswith(LAUNCHES) for event in seen.events()) / len(made)
 
@@ -293,16 +320,11 @@ def memory(check: GpuCheck) -> Found:
 
 
 def bandwidth(check: GpuCheck) -> Found:
-    """Measure the bytes of logits read per second."""
-    logits_1RV = hard_logits(8, LONG)[None].to(check.device, torch.bfloat16)
-    calls = 5 if check.fake else 100
-    read_logits(logits_1RV, entropy=True)
-    wait_for(check.device)
-    started = time.perf_counter()
-    for _ in range(calls):
-        read_logits(logits_1RV, entropy=True)
-    wait_for(check.device)
-    per_s = calls * logits_1RV.nbytes / (time.perf_counter() - started)
+    """Measure the bytes of logits that the device reads per second, more than its cache holds."""
+    rows, count = (8, 2) if check.fake else (256, 4)
+    tensors = [torch.randn(1, rows, LONG).to(check.device, torch.bfloat16) for _ in range(count)]
+    work = recorded(lambda: [read_logits(one, entropy=True) for one in tensors], not check.fake)
+    per_s = sum(one.nbytes for one in tensors) / seconds(work, not check.fake)
     return {"GB/s": round(per_s / 1e9, 1)}, []
 
 
@@ -312,22 +334,28 @@ STEPS: dict[str, Callable[[GpuCheck], Found]] = {
     "decoders": decoders,
     "bfloat16": short_dtype,
     "waits": waits,
-    "rounds": rounds,
     "memory": memory,
     "bandwidth": bandwidth,
+    "rounds": partial(rounds, mode="none"),
+    "rounds, recorded": partial(rounds, mode="max"),
+    "rounds, compiled": partial(rounds, mode="default"),
 }
 NEED_CUDA = {
     "waits": "a CPU is never waited for",
     "memory": "torch counts the memory of CUDA devices alone",
+    "rounds, compiled": "torch.compile takes minutes on a CPU",
 }
+LONG_STEPS = {"rounds, compiled": "torch.compile takes minutes; leave out --quick"}
 
 
 # --- decoding ------------------------------------------------------------------------------------
 
 
-def decoded(name: str, device: str, batch: int, dtype: str = "float32") -> dict[str, Generation]:
+def decoded(
+    name: str, device: str, batch: int, dtype: str = "float32", compiled: str = "none"
+) -> dict[str, Generation]:
     """Return request -> its generation by a decoder."""
-    model = embedded(DECODERS[name], device, dtype)
+    model = embedded(DECODERS[name], device, dtype, compiled)
     decoder = cast("BatchedDecoder", decoder_named(name))
     ready = [decoder.prepare(model.denoiser, request) for request in requests(model)]
     made = decoder.generate_stream(model.denoiser, ready, batch)
@@ -335,10 +363,11 @@ def decoded(name: str, device: str, batch: int, dtype: str = "float32") -> dict[
 
 
 @cache
-def embedded(name: str, device: str, dtype: str) -> LoadedModel:
-    """Return an embedded model on a device."""
+def embedded(name: str, device: str, dtype: str, compiled: str) -> LoadedModel:
+    """Return an embedded model on a device, in a mode of hardware.compile."""
     plain = compose([f"model={name}"])["model"]
-    return load_model(model_spec({**plain, "device": device, "dtype": dtype}))
+    how = {"device": device, "dtype": dtype, "compile": compiled}
+    return load_model(model_spec({**plain, **how}))
 
 
 def requests(model: LoadedModel) -> Sequence[Request]:
@@ -355,7 +384,7 @@ def margin_at_difference(name: str, law: Generation, other: Generation) -> float
     if not apart:  # one text is the beginning of the other
         return 1.0
     first = min(apart, key=lambda i: min(law.born[i], other.born[i]))
-    model, decoder = embedded(DECODERS[name], CPU, "float32"), decoder_named(name)
+    model, decoder = embedded(DECODERS[name], CPU, "float32", "none"), decoder_named(name)
     (request,) = [one for one in requests(model) if one.id == law.request_id]
     watched: Any = MarginRecorder(model.denoiser)
     decoder.generate(watched, decoder.prepare(watched, request))

@@ -17,7 +17,7 @@ from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, cut_reasons
 from dllm_bench.core.state import CUT, MASKED, DecodeState
 from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, Trace
-from dllm_bench.core.transfer import constant, to_device
+from dllm_bench.core.transfer import constant, to_device, to_host
 
 
 @dataclass
@@ -192,8 +192,7 @@ class RoundLog:
         """Return all tokens of opened blocks, including those after the first end token."""
         request, state = round.request, round.state
         span = slice(state.prompt_len, self.open_end)
-        ids = tuple(state.tokens_KL[-1, span].tolist())
-        born = tuple(state.born_KL[-1, span].tolist())
+        ids, born = map(tuple, to_host([state.tokens_KL[-1, span], state.born_KL[-1, span]]))
         cut = cut_reasons(ids, request.max_new_tokens, state.special)
         trace = self.trace(span, round.revised)
         return Generation(request.id, ids, born, cut, trace, renewal_rounds=self.renewal_rounds)

@@ -33,10 +33,11 @@ from dllm_bench.core.denoiser import AddedRows, ForwardPlan, fed_positions
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.fallbacks import fall_back
 from dllm_bench.models.kv import PositionCache, Span
-from dllm_bench.models.layer_ops import join
+from dllm_bench.models.layer_ops import has_kernels, join, windows_kernel
 
 CAUSAL_KEYS = 1024  # by whose multiples causal masks grow
-CACHED_MASKS = 16  # one request rarely alternates between more shapes
+ALIGNED = 8  # numbers; see `_structure`
+CACHED_MASKS = 24  # one request rarely alternates between more shapes
 PER_REQUEST = "per request"  # name of `attend_per_request` in transformers' registry
 Slots = tuple[Tensor, Tensor]
 """Where keys and values are written, (P, G, F, E) each, for P sequences and G heads of K/V."""
@@ -150,10 +151,10 @@ def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor |
 
 def _shared_structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return `_structure`; for causal rows after all that is cached, a view of a longer mask's last
-    columns, so that drafts of one length share one mask wherever they are verified.
+    columns, so that drafts of one length share `ALIGNED` masks wherever they are verified.
     """
     start, stop = shape.feed
-    longer = stop + -stop % CAUSAL_KEYS
+    longer = stop + -(stop // ALIGNED * ALIGNED) % CAUSAL_KEYS  # the view begins at `ALIGNED`
     feed = (longer - (stop - start), longer)
     cached = ((0, start),) if start else ()
     if shape != MaskShape(1, shape.feed, cached, block=1):
@@ -163,7 +164,12 @@ def _shared_structure(shape: MaskShape, dtype: torch.dtype, device: torch.device
 
 @lru_cache(maxsize=CACHED_MASKS)
 def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the mask of branches, blocks and sliding window: (1, 1, K * F, C + K * F)."""
+    """Return the mask of branches, blocks and sliding window: (1, 1, K * F, C + K * F).
+
+    Each row begins at a multiple of `ALIGNED` numbers. torch's kernel for CUDA reads 16 bytes at a
+    time: from other masks it makes a copy in every layer, and a view of one whose rows are aligned
+    must begin at such a number, too, or the read fails.
+    """
     fed_F = fed_positions(shape.feed, shape.added, device)
     cached_C = _cached(shape, device)
     fresh_FF, old_FC = _sees(shape, fed_F, fed_F), _sees(shape, fed_F, cached_C)
@@ -176,9 +182,9 @@ def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Te
     fresh_KFKF = same_branch_KK[:, None, :, None] & fresh_FF[None, :, None, :]
     rows = len(fed_F) * shape.branches
     seen = torch.cat([old_FC.repeat(shape.branches, 1), fresh_KFKF.reshape(rows, rows)], dim=1)
-    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)[
-        None, None
-    ]
+    keys = seen.shape[1]
+    mask = torch.zeros(rows, keys + -keys % ALIGNED, dtype=dtype, device=device)[:, :keys]
+    return mask.masked_fill_(~seen, -torch.inf)[None, None]
 
 
 def _cached(shape: MaskShape, device: torch.device) -> Tensor:
@@ -403,7 +409,11 @@ def attend_fixed(
 ) -> Tensor:
     """Return attention (K, F, A, E) of branches over their own windows, `fresh` (K, G, F, E), and
     over the store of cached K/V."""
-    own = attend_with_mass(query_KAFE, *cache.update(*fresh, layer), mask.own_K1FF)
+    fresh = cache.update(*fresh, layer)
+    if has_kernels(query_KAFE):
+        store = None if mask.cached_C is None else (*cache.aside(*fresh, layer), mask.cached_C)
+        return windows_kernel(query_KAFE, (*fresh, mask.own_K1FF), store)
+    own = attend_with_mass(query_KAFE, *fresh, mask.own_K1FF)
     if mask.cached_C is None:
         return own[0]
     query_1ANE = query_KAFE.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
@@ -425,73 +435,41 @@ def attend_with_mass(
             query, key, value, attn_mask=mask
         )
         attended, mass = found[:2]
-    elif query.dtype in HALF and mass_kernel_works(
-        mask is not None, query.dtype, (query.shape[1], *key.shape[1::2])
-    ):
-        attended, mass = _attend_by_kernel(query, key, value, mask)
+    elif mask is None and mass_kernel_works(query.dtype, (query.shape[1], *key.shape[1::2])):
+        attended, mass = _attend_by_kernel(query, key, value)
     else:
         return _attend_by_products(query, key, value, mask)
     return attended.transpose(1, 2), mass
 
 
-def _attend_by_kernel(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return attention (P, A, F, E) and mass (P, A, F) by torch's CUDA kernels.
+def _attend_by_kernel(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return attention (P, A, F, E) and mass (P, A, F) by torch's CUDA kernel.
 
     Of torch's public functions, `scaled_dot_product_attention` returns no mass, FlexAttention is
     fast only under torch.compile, and `varlen_attn` needs tensors of lengths, whose launches and
     checks in Python would be those of every layer.
     """
-    if mask is not None:
-        return _attend_masked(query, key, value, mask)
     attended, mass, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
-    return attended, mass
-
-
-def _attend_masked(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return attention (P, A, F, E) and mass (P, A, F) under a mask (P, 1, F, X), by torch's CUDA
-    kernel.
-
-    It takes no K/V that several heads share: of one sequence, heads of a group become sequences
-    that share them; of several, K/V are repeated.
-    """
-    sequences, groups = len(query), key.shape[1]
-    repeats = query.shape[1] // groups
-    if sequences == 1:
-        query = query[0].unflatten(0, (groups, repeats)).transpose(0, 1)
-        key, value = (part.expand(repeats, -1, -1, -1) for part in (key, value))
-    elif repeats > 1:
-        key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))
-    shape = (*query.shape[:3], key.shape[2])
-    attended, mass, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask.expand(shape), True
-    )
-    mass = mass[:, :, : query.shape[2]]  # the kernel rounds the number of rows up
-    if sequences == 1:  # both copied once, into the order in which they are read
-        attended = attended.permute(2, 1, 0, 3).flatten(1, 2)[None].transpose(1, 2)
-        mass = mass.transpose(0, 1).flatten(0, 1)[None]
     return attended, mass
 
 
 @lru_cache
 def mass_kernel_works(
-    masked: bool, dtype: torch.dtype, heads: tuple[int, int, int], device: str = "cuda"
+    dtype: torch.dtype, heads: tuple[int, int, int], device: str = "cuda"
 ) -> bool:
     """Return whether `_attend_by_kernel` agrees with products of matrices; tried once.
 
-    heads: of queries, and of K/V, and their size.
+    heads: of queries, and of K/V, and their size. False for a dtype that is not in `HALF`.
     """
+    if dtype not in HALF:
+        return False
     try:
-        _compare_mass_kernel(masked, dtype, heads, device)
+        _compare_mass_kernel(dtype, heads, device)
     except Exception as error:
         queries, groups, width = heads
-        kind = "masked attention" if masked else "attention"
         fall_back(
-            f"Branches take more launches and memory in {kind} of {queries} over {groups} heads of "
-            f"{width} in {dtype}",
+            f"Branches take more launches and memory in attention of {queries} over {groups} heads "
+            f"of {width} in {dtype}",
             f"torch's kernel fails ({error})",
             5,
         )
@@ -499,9 +477,7 @@ def mass_kernel_works(
     return True
 
 
-def _compare_mass_kernel(
-    masked: bool, dtype: torch.dtype, heads: tuple[int, int, int], device: str
-) -> None:
+def _compare_mass_kernel(dtype: torch.dtype, heads: tuple[int, int, int], device: str) -> None:
     """Raise an error unless `_attend_by_kernel` gives what products give, for one sequence over
     many positions and for several windows.
     """
@@ -511,11 +487,8 @@ def _compare_mass_kernel(
             torch.randn(sequences, n, rows, width, generator=generator, device=device).to(dtype)
             for n, rows in ((queries, 32), (groups, length), (groups, length))
         )
-        mask = query.new_zeros(sequences, 1, 32, length) if masked else None
-        if mask is not None:
-            mask[:, :, 5:, 20:] = HIDDEN
-        attended, mass = _attend_by_kernel(query, key, value, mask)
-        wanted = _attend_by_products(query, key, value, mask)
+        attended, mass = _attend_by_kernel(query, key, value)
+        wanted = _attend_by_products(query, key, value)
         torch.testing.assert_close(attended.transpose(1, 2), wanted[0], atol=0.02, rtol=0.02)
         torch.testing.assert_close(mass.float(), wanted[1], atol=0.02, rtol=0.02)
 

@@ -118,3 +118,113 @@ def join(
     own_E = tl.load(own + at_E, mask=there_E).to(tl.float32)
     joined_E = own_E + share * (old_E - own_E)
     tl.store(out + at_E, joined_E.to(out.dtype.element_ty), mask=there_E)
+
+
+@triton.jit
+def over_keys(
+    query_ME: tl.tensor, places: tl.tuple, span: tl.tuple, scale: tl.tensor, SHAPE: tl.constexpr
+) -> tl.tuple:
+    """Return attention of M queries over a span of keys, times the sum of its exponentials; that
+    sum; and the largest score. Keys that every query misses are not read.
+
+    places: of keys, values and a mask for each query (M,), and numbers between two keys. SHAPE: as
+    in `attend_parts`.
+    """
+    WIDTH: tl.constexpr = SHAPE[3]
+    KEYS: tl.constexpr = SHAPE[6]
+    keys, values, mask_M, apart = places
+    lane_E = tl.arange(0, query_ME.shape[1])
+    best_M = tl.full((query_ME.shape[0],), -float("inf"), tl.float32)
+    sum_M, attended_ME = tl.zeros_like(best_M), tl.zeros(query_ME.shape, tl.float32)
+    for place in range(span[0], span[1], KEYS):
+        at_N = place + tl.arange(0, KEYS)
+        there_N, hidden_at = at_N < span[1], mask_M[:, None] + at_N[None, :]
+        hidden_MN = tl.load(hidden_at, mask=there_N[None, :], other=-float("inf")).to(tl.float32)
+        if tl.max(hidden_MN) >= 0:
+            at_NE = at_N[:, None].to(tl.int64) * apart + lane_E[None, :]
+            there_NE = there_N[:, None] & (lane_E < WIDTH)[None, :]
+            key_NE = tl.load(keys + at_NE, mask=there_NE, other=0.0)
+            value_NE = tl.load(values + at_NE, mask=there_NE, other=0.0)
+            score_MN = tl.dot(query_ME, key_NE.T, input_precision="ieee") * scale + hidden_MN
+            better_M = tl.maximum(best_M, tl.max(score_MN, 1))
+            kept_M, weight_MN = tl.exp(best_M - better_M), tl.exp(score_MN - better_M[:, None])
+            new_ME = tl.dot(weight_MN.to(value_NE.dtype), value_NE, input_precision="ieee")
+            attended_ME = attended_ME * kept_M[:, None] + new_ME
+            sum_M, best_M = sum_M * kept_M + tl.sum(weight_MN, 1), better_M
+    return attended_ME, sum_M, best_M
+
+
+@triton.jit
+def attend_parts(
+    query: tl.tensor,
+    own: tl.tuple,
+    cached: tl.tuple,
+    found: tl.tuple,
+    strides: tl.tuple,
+    sizes: tl.tuple,
+    scale: tl.tensor,
+    SHAPE: tl.constexpr,
+) -> None:
+    """Attend to one part of the keys: one program per part, group of heads and block of rows.
+
+    All query heads that share a head of K/V are in one program, which reads it once. The last part
+    is the rows' own window, the others are pieces of the store.
+
+    own: keys and values (B, G, F, E) of B windows and the mask (B, F, F). cached: keys and values
+    (G, C, E) and the mask (C,). found: attention (X, B * F, A, E) by X parts, and the logs of the
+    sums of its exponentials (X, B * F, A), float32. strides: of windows, heads and rows of queries
+    (B, A, F, E) and of `own`; of groups and rows of `cached`. sizes: F, C, and positions of a
+    piece. SHAPE: X, G, query heads of a group, E, lanes for E, rows of a block, keys at a time.
+    """
+    PARTS: tl.constexpr = SHAPE[0]
+    GROUPS: tl.constexpr = SHAPE[1]
+    HEADS: tl.constexpr = SHAPE[2]
+    WIDTH: tl.constexpr = SHAPE[3]
+    ROWS: tl.constexpr = SHAPE[5]
+    LANES: tl.constexpr = triton.next_power_of_2(HEADS)
+    program, window = tl.program_id(0), sizes[0]
+    part, group = program % PARTS, program // PARTS % GROUPS
+    row = program // (PARTS * GROUPS) * ROWS
+    lane_M, lane_E = tl.arange(0, ROWS * LANES), tl.arange(0, SHAPE[4])
+    branch, row_M = (row // window).to(tl.int64), row % window + lane_M // LANES
+    head_M, there_M = group * HEADS + lane_M % LANES, lane_M % LANES < HEADS
+    at_M = branch * strides[0] + head_M * strides[1] + row_M * strides[2]
+    there_ME = there_M[:, None] & (lane_E < WIDTH)[None, :]
+    query_ME = tl.load(query + at_M[:, None] + lane_E[None, :], mask=there_ME, other=0.0)
+    is_own, start = part == PARTS - 1, part * sizes[2]
+    last = tl.where(is_own, window, tl.minimum(start + sizes[2], sizes[1]))
+    span, apart = (tl.where(is_own, 0, start), last), tl.where(is_own, strides[5], strides[7])
+    if is_own:
+        at = branch * strides[3] + group * strides[4]
+        keys, values, mask_M = own[0] + at, own[1] + at, own[2] + (branch * window + row_M) * window
+    else:
+        at = group.to(tl.int64) * strides[6]
+        keys, values, mask_M = cached[0] + at, cached[1] + at, cached[2] + 0 * row_M
+    places = (keys, values, mask_M, apart)
+    values_ME, sum_M, best_M = over_keys(query_ME, places, span, scale, SHAPE)
+    sum_M = tl.where(sum_M > 0, sum_M, 1.0)
+    rows = tl.num_programs(0) // (PARTS * GROUPS) * ROWS
+    to_M = ((part * rows + row + lane_M // LANES) * GROUPS + group) * HEADS + lane_M % LANES
+    tl.store(found[1] + to_M, best_M + tl.log(sum_M), mask=there_M)
+    to_ME = to_M[:, None].to(tl.int64) * WIDTH + lane_E[None, :]
+    tl.store(found[0] + to_ME, values_ME / sum_M[:, None], mask=there_ME)
+
+
+@triton.jit
+def join_parts(out: tl.tensor, found: tl.tuple, SHAPE: tl.constexpr) -> None:
+    """Join the attention of `attend_parts`: one program per head of a row. SHAPE: X, E."""
+    PARTS: tl.constexpr = SHAPE[0]
+    WIDTH: tl.constexpr = SHAPE[1]
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    lane_X = tl.arange(0, triton.next_power_of_2(PARTS))
+    lane_E = tl.arange(0, triton.next_power_of_2(WIDTH))
+    there_X, there_E = lane_X < PARTS, lane_E < WIDTH
+    at_X = lane_X * programs + program
+    mass_X = tl.load(found[1] + at_X, mask=there_X, other=-float("inf"))
+    share_X = tl.exp(mass_X - tl.max(mass_X, 0))
+    at_XE = at_X[:, None].to(tl.int64) * WIDTH + lane_E[None, :]
+    there_XE = there_X[:, None] & there_E[None, :]
+    part_XE = tl.load(found[0] + at_XE, mask=there_XE, other=0.0).to(tl.float32)
+    joined_E = tl.sum(part_XE * share_X[:, None], 0) / tl.sum(share_X, 0)
+    to_E = out + program.to(tl.int64) * WIDTH + lane_E
+    tl.store(to_E, joined_E.to(out.dtype.element_ty), mask=there_E)

@@ -21,6 +21,8 @@ from dllm_bench.fallbacks import fall_back
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of each position's angles, (1, F, E) each; both halves of E are equal."""
 BLOCK = 1024  # numbers that a program of `swiglu` writes
+LANES, ROWS, KEYS = 64, 32, 64  # of `attend_parts`: heads times rows, rows, keys at a time
+PROGRAMS = 264  # of `attend_parts`: two for each multiprocessor of an H200
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels compute in float32
 
 
@@ -49,6 +51,7 @@ def compare_kernels(device: str, dtype: torch.dtype = torch.float32) -> None:
     gate_up_NI = numbers.view(3, 128)
     _compare(swiglu_kernel(gate_up_NI), _swiglu(*gate_up_NI.float().chunk(2, -1)))
     _compare_join(numbers)
+    _compare_windows(numbers)
     heads_1NAE, angles_1NE = numbers.view(1, 3, 8, 16), numbers[:24].view(1, 3, 8).repeat(1, 1, 2)
     rotation = (angles_1NE.cos(), angles_1NE.sin())
     weight_AE = numbers[:96].view(6, 16)
@@ -63,10 +66,10 @@ def compare_kernels(device: str, dtype: torch.dtype = torch.float32) -> None:
         _compare(values, heads_1NAE[:, :, 6:].transpose(1, 2).float())
 
 
-def _compare(found: Tensor, expected: Tensor) -> None:
+def _compare(found: Tensor, expected: Tensor, atol: float = 0) -> None:
     """Raise an error where a kernel's result is not `expected`, rounded to its dtype."""
     digit = max(torch.finfo(found.dtype).eps, 1e-6)
-    torch.testing.assert_close(found.float(), expected, rtol=2 * digit, atol=1e-5)
+    torch.testing.assert_close(found.float(), expected, rtol=2 * digit, atol=max(atol, 1e-5))
 
 
 def _compare_join(numbers: Tensor) -> None:
@@ -75,6 +78,27 @@ def _compare_join(numbers: Tensor) -> None:
     old_1AN, own_BAF = numbers[:24].view(1, 4, 6).float(), numbers[-24:].view(3, 4, 2).float()
     expected = _join(old_1NAE.float(), old_1AN, own_BFAE.float(), own_BAF)
     _compare(join_kernel(old_1NAE, old_1AN, own_BFAE, own_BAF), expected)
+
+
+def _compare_windows(numbers: Tensor) -> None:
+    """Run `compare_kernels` on `windows_kernel`: two windows of 32 rows, 6 heads over 2 of 8."""
+    query_BAFE = numbers.repeat(8).view(2, 6, 32, 8).cos()
+    own_2BGFE = numbers.repeat(6)[: 2 * 2 * 2 * 32 * 8].view(2, 2, 2, 32, 8).sin()
+    store_21GCE = numbers.repeat(14)[: 2 * 2 * 160 * 8].view(2, 1, 2, 160, 8).cos()
+    own_B1FF, store_C = numbers.new_zeros(2, 1, 32, 32), numbers.new_zeros(160)
+    own_B1FF[:, :, :, 20:] = store_C[40:70] = -30_000.0
+    own_2BAFE = own_2BGFE.float().repeat_interleave(3, 2)
+    stored_2BACE = store_21GCE.float().repeat_interleave(3, 2).expand(-1, 2, -1, -1, -1)
+    both_2BAXE = torch.cat([stored_2BACE, own_2BAFE], 3)
+    both_B1FX = torch.cat([store_C.expand(2, 1, 32, -1), own_B1FF], 3)
+    for cached, (keys, values), mask in (
+        ((*store_21GCE, store_C), both_2BAXE, both_B1FX),
+        (None, own_2BAFE, own_B1FF),
+    ):
+        scores_BAFX = query_BAFE.float() @ keys.mT * 8**-0.5 + mask
+        expected = (scores_BAFX.softmax(-1) @ values).transpose(1, 2)
+        found = windows_kernel(query_BAFE, (*own_2BGFE, own_B1FF), cached)
+        _compare(found, expected, 2 * torch.finfo(found.dtype).eps)
 
 
 def start(name: str, programs: int, *arguments: Any, warps: int = 4) -> None:
@@ -173,3 +197,37 @@ def join_kernel(old_1NAE: Tensor, old_1AN: Tensor, own_BFAE: Tensor, own_BAF: Te
     arguments = (old_1NAE, old_1AN.contiguous(), own_BFAE, own_BAF.contiguous(), out_1NAE)
     start("join", rows * heads, *arguments, rows, window, (heads, width), warps=1)
     return out_1NAE
+
+
+def windows_kernel(
+    query_BAFE: Tensor,
+    own: tuple[Tensor, Tensor, Tensor],
+    cached: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:
+    """Return attention (B, F, A, E) of B windows, each over itself and all over one store, by
+    Triton.
+
+    own: keys and values, (B, G, F, E) of equal strides, and a mask (B, 1, F, F). cached: keys and
+    values, (1, G, C, E) of equal strides, and a mask (C,). Masks are added, and finite. F is a
+    multiple of `ROWS`.
+    """
+    (windows, heads, window, width), groups = query_BAFE.shape, own[0].shape[1]
+    lanes = 1 << (heads // groups - 1).bit_length()
+    rows = max(1, min(ROWS, LANES // lanes))
+    blocks = windows * window // rows * groups
+    length = 0 if cached is None else len(cached[2])
+    wanted = max(1, min(-(-length // KEYS), PROGRAMS // blocks))
+    piece = -(-length // (wanted * KEYS)) * KEYS
+    parts = 1 + (-(-length // piece) if length else 0)
+    found_XNAE = query_BAFE.new_empty((parts, windows * window, heads, width), dtype=torch.float32)
+    found = (found_XNAE, found_XNAE.new_empty(found_XNAE.shape[:3]))
+    store = own if cached is None else cached
+    strides = (*query_BAFE.stride()[:3], *own[0].stride()[:3], *store[0].stride()[1:3])
+    lanes_E = max(16, 1 << (width - 1).bit_length())  # a product's least
+    shape = (parts, groups, heads // groups, width, lanes_E, rows, KEYS)
+    sizes, scale = (window, length, piece), width**-0.5
+    arguments = (query_BAFE, own, store, found, strides, sizes, scale, shape)
+    start("attend_parts", blocks * parts, *arguments)
+    out_BFAE = query_BAFE.new_empty((windows, window, heads, width))
+    start("join_parts", windows * window * heads, out_BFAE, found, (parts, width), warps=1)
+    return out_BFAE

@@ -25,6 +25,7 @@ from dllm_bench.methods.dflash import DFlash2
 from dllm_bench.models.drafters import TrainedBlockDrafter
 from tests.golden.cases import GOLDEN, Case, agreement, replayed
 from tests.golden.test_speculative_traces import NO_END, TOLERANCE, speculative, target, verified
+from tests.helpers import DEVICE
 from tests.speculative import Scripted, WatchedLength
 
 FOLDER = GOLDEN / "new2026"
@@ -98,19 +99,19 @@ def test_dflash2(case: Case, checkpoint: Callable[[Case], str]) -> None:
             assert new[: len(entry["committed"])] == entry["committed"]
             if proposal.probabilities_DV is not None:
                 drawn_D = proposal.probabilities_DV.gather(1, proposal.tokens_D[:, None])[:, 0]
-                wanted_D = torch.tensor(entry["draft_prob"])
+                wanted_D = torch.tensor(entry["draft_prob"], device=DEVICE)
                 torch.testing.assert_close(drawn_D, wanted_D, atol=TOLERANCE, rtol=0)
 
 
 @lru_cache
 def stored() -> dict[str, torch.Tensor]:
-    return load_file(MODULES.with_suffix(".safetensors"))
+    return load_file(MODULES.with_suffix(".safetensors"), device=DEVICE)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_drafter_forwards_sharing_one_cache(name: str) -> None:
     recorded = json.loads(MODULES.read_text())
-    ids_L = torch.tensor(recorded["sequence"])
+    ids_L = torch.tensor(recorded["sequence"], device=DEVICE)
     features_1FC = features_of(ids_L)
     piece = DFlash2(TrainedBlockDrafter(str(FOLDER / "ckpt" / name)))
     network: Any = piece.drafter.on(target())

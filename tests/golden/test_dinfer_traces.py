@@ -39,8 +39,9 @@ from tests.golden.cases import (
     each,
     request,
 )
+from tests.helpers import DEVICE
 
-FIRST = torch.tensor([0])  # branch
+FIRST = torch.tensor([0], device=DEVICE)  # branch
 CREDIT = {
     "credit_alpha": "score.alpha",
     "decay_beta": "score.beta",
@@ -293,7 +294,7 @@ def check_credit(step: Case, memo: Memo) -> None:
     """What the block's positions hold after the update, committed ones included."""
     ids_WS, credit_WS = memo[IDS][0], memo[CREDIT_VALUES][0]
     for ids in ("top1", "fused_top1"):
-        match_WS = ids_WS == torch.tensor(step[ids])[:, None]
+        match_WS = ids_WS == torch.tensor(step[ids], device=DEVICE)[:, None]
         of_ids_W = (credit_WS * match_WS).sum(1)
         assert of_ids_W.tolist() == pytest.approx(step[f"credit_of_{ids}"], abs=1e-5)
     assert float(credit_WS.sum()) == pytest.approx(step["credit_total"], abs=1e-4)

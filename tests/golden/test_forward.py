@@ -19,7 +19,7 @@ from torch import Tensor
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import load_denoiser
+from tests.helpers import DEVICE, load_denoiser
 
 TOLERANCE = 1e-4
 RENAMED = (
@@ -61,7 +61,7 @@ def test_dream_logits(golden: Path) -> None:
     recorded = cases(golden, "dream/dream_cases.json", "forward")
     assert recorded
     for case in recorded:
-        logits_LV = forward(model, torch.tensor([case["prompt"]]))[0]
+        logits_LV = forward(model, torch.tensor([case["prompt"]], device=DEVICE))[0].cpu()
         raw_LV = torch.tensor(case["logits"])
         torch.testing.assert_close(logits_LV[1:], raw_LV[:-1], atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(logits_LV[0], raw_LV[0], atol=TOLERANCE, rtol=0)

@@ -35,7 +35,7 @@ from tests.golden.cases import (
     steps_per_block,
     takes_more_than_masked,
 )
-from tests.helpers import Watched
+from tests.helpers import DEVICE, Watched
 
 DENSE: dict[str, dict[str, Any]] = {
     "conf": {},
@@ -207,7 +207,7 @@ class GlobalGumbel(Score):
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         probability_KWV = logits_KWV.double().softmax(-1)
         shape = (1, state.length, logits_KWV.shape[-1])
-        uniform = window.of(torch.rand(shape, dtype=torch.float64))
+        uniform = window.of(torch.rand(shape, dtype=torch.float64).to(DEVICE))
         ids_KW = (probability_KWV / (1e-10 - (uniform + 1e-10).log())).argmax(-1)
         return self.inner.of(logits_KWV, ids_KW, state)
 

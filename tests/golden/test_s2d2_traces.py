@@ -24,7 +24,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods import s2d2
 from dllm_bench.methods.common import Confidence
 from tests.golden.cases import Case, Settings, agreement, composed, denoiser, replayed, request
-from tests.helpers import Watched
+from tests.helpers import DEVICE, Watched
 
 
 @dataclass
@@ -39,14 +39,16 @@ class Numbers:
 
     def uniforms(self, state: DecodeState, count: int) -> Tensor:
         given = taken(self.accepting)
-        return torch.tensor([*given, *[0.0] * (count - len(given))], dtype=torch.float64)
+        padded = [*given, *[0.0] * (count - len(given))]
+        return torch.tensor(padded, dtype=torch.float64, device=DEVICE)
 
     def drawn(self, law_KV: Tensor, draft_KV: Tensor, state: DecodeState) -> Tensor:
         found = taken(self.residual)
         if not isinstance(found, float):
-            return torch.tensor([found or 0])
+            return torch.tensor([found or 0], device=DEVICE)
         residual_KV = (law_KV - draft_KV).clamp(min=0)
-        return by_number(residual_KV if residual_KV.sum() > 0 else law_KV, torch.tensor([found]))
+        number_1 = torch.tensor([found], device=DEVICE)
+        return by_number(residual_KV if residual_KV.sum() > 0 else law_KV, number_1)
 
 
 def taken(numbers: deque[Any]) -> Any:
@@ -72,7 +74,7 @@ class Recorded(Score):
         tempered_KWV = logits_KWV.float() / self.temperature
         if state.memo[s2d2.VERIFIES]:
             return Confidence()(tempered_KWV, state, window)
-        given = torch.tensor(taken(self.numbers.drafts))
+        given = torch.tensor(taken(self.numbers.drafts), device=DEVICE)
         if given.is_floating_point():
             given = by_number(tempered_KWV[0].softmax(-1), given)
         return Confidence().of(tempered_KWV, given[None], state)

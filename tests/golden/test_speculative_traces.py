@@ -32,7 +32,7 @@ from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.golden.cases import GOLDEN, Case, Settings, cases, each, override
-from tests.helpers import load_denoiser
+from tests.helpers import DEVICE, load_denoiser
 from tests.sample_stats import drafted
 from tests.speculative import Chain, Scripted, WatchedLength
 
@@ -54,7 +54,7 @@ def read(name: str) -> Any:
 def tensors(name: str) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(FOLDER / name)
+    return load_file(FOLDER / name, device=DEVICE)
 
 
 @lru_cache
@@ -198,7 +198,10 @@ def check_round(row: Any, proposal: Proposal, entry: dict[str, Any]) -> None:
     if "confidence_logit" in entry:
         assert proposal.survival_D is not None
         torch.testing.assert_close(
-            proposal.survival_D, torch.tensor(entry["confidence_logit"]), atol=TOLERANCE, rtol=0
+            proposal.survival_D.cpu(),
+            torch.tensor(entry["confidence_logit"]),
+            atol=TOLERANCE,
+            rtol=0,
         )
     if "draft_context_rows" in entry:
         first, last = entry["draft_position_range"]
@@ -294,7 +297,7 @@ def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
 def check_heads(network: Any, entry: Any, anchor: Any, stored: Any, name: str) -> None:
     """Corrected logits and confidences of a block whose tokens are known."""
     hidden_DH, base_NV = stored[f"{name}/hidden"][0], stored[f"{name}/base_logits"][0]
-    before = [anchor, *torch.tensor(entry["tokens"][:-1])]
+    before = [anchor, *torch.tensor(entry["tokens"][:-1], device=DEVICE)]
     corrected_NV, state, survival = base_NV.clone(), None, []
     for token, hidden_H, logits_1V in zip(before, hidden_DH, corrected_NV.split(1), strict=True):
         survival.append(network.survival(token, hidden_H))
@@ -313,7 +316,8 @@ def test_heads_alone(kind: str) -> None:
     network: Any = piece.drafter.on(target())
     hidden_DH = stored[f"fwd/{kind}/12/hidden"][0]
     state, biases, states, survival = None, [], [], []
-    for token, hidden_H in zip(torch.tensor(entry["prev_tokens"]), hidden_DH, strict=True):
+    before_D = torch.tensor(entry["prev_tokens"], device=DEVICE)
+    for token, hidden_H in zip(before_D, hidden_DH, strict=True):
         survival.append(network.survival(token, hidden_H))
         bias_V, state = network.draft_bias(token, hidden_H, state)
         biases.append(bias_V)
@@ -322,8 +326,7 @@ def test_heads_alone(kind: str) -> None:
     if kind == "dspark_rnn":
         found["states_after_each_step"] = states
     if kind == "dspark_gated":
-        tokens_D = torch.tensor(entry["prev_tokens"])
-        found["gate"] = list(network.markov_head.gate(tokens_D, hidden_DH))
+        found["gate"] = list(network.markov_head.gate(before_D, hidden_DH))
     for name, values in found.items():
         wanted = stored[f"head/{kind}/{name}"][0]
         torch.testing.assert_close(torch.stack(values), wanted, atol=TOLERANCE, rtol=0)
@@ -343,7 +346,7 @@ def test_eagle3_chain_and_update() -> None:
     last = stored["eagle3/prefill_hidden"][:, -1:]
     torch.testing.assert_close(hidden_11H, last, atol=TOLERANCE, rtol=0)
     hiddens, logits = [], [logits_1V]
-    for token in torch.tensor(chain["tokens"]):
+    for token in torch.tensor(chain["tokens"], device=DEVICE):
         hidden_11H, logits_1V = network.step(token, hidden_11H, context)
         hiddens.append(hidden_11H[0, 0])
         logits.append(logits_1V)
@@ -352,7 +355,7 @@ def test_eagle3_chain_and_update() -> None:
     torch.testing.assert_close(torch.cat(logits[:-1]), wanted_NV, atol=TOLERANCE, rtol=0)
     assert wanted_NV.argmax(-1).tolist() == chain["tokens"]
     kv.crop(anchor)
-    text_L = torch.cat([ids_L[: anchor + 1], torch.tensor(update["committed"])])
+    text_L = torch.cat([ids_L[: anchor + 1], torch.tensor(update["committed"], device=DEVICE)])
     grown = Context(text_L, feature_layers[:, anchor : len(text_L) - 1], target(), kv)
     hidden_11H, logits_1V = network.extend(grown)
     wanted = stored["eagle3/after_update_hidden_last"]

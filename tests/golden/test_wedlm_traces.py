@@ -21,7 +21,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.common import NegEntropy
 from tests.golden.cases import Case, agreement, composed, denoiser, replayed
-from tests.helpers import Watched
+from tests.helpers import DEVICE, Watched
 
 Call = tuple[list[int], list[int]]
 """Tokens and positions of a forward, in the order in which they are fed."""
@@ -36,7 +36,7 @@ class Recorded(Score):
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         ids_KW = torch.zeros_like(window.eligible_KW, dtype=torch.long)
-        ids_KW[window.eligible_KW] = torch.tensor(self.tokens.popleft())
+        ids_KW[window.eligible_KW] = torch.tensor(self.tokens.popleft(), device=DEVICE)
         return NegEntropy().of(logits_KWV, ids_KW, state)
 
 
@@ -50,7 +50,7 @@ def run(
     generation = decoder.generate(watched, Request("golden", prompt, length))
     calls: list[Call] = []
     filled: list[list[list[int]]] = []
-    after = [*watched.canvases[1:], torch.tensor([[*prompt, *generation.ids]])]
+    after = [*watched.canvases[1:], torch.tensor([[*prompt, *generation.ids]], device=DEVICE)]
     for canvas_KL, plan, next_KL in zip(watched.canvases, watched.plans, after, strict=True):
         tokens = canvas_KL[0].tolist()
         masked = [token == model.special.mask for token in tokens]

@@ -296,6 +296,25 @@ def test_masks_equal_the_rule_position_by_position(seed: int) -> None:
         assert torch.equal((mask == 0).expand(1, 1, *expected.shape)[0, 0], expected)
 
 
+@pytest.mark.parametrize("shape", [MaskShape(1, (9, 13), ((0, 9),)), MaskShape(3, (5, 8), ())])
+def test_rows_of_masks_begin_where_a_cuda_device_can_read(shape: MaskShape) -> None:
+    """torch's kernel reads eight numbers of bfloat16 at a time; a view that begins elsewhere
+    crashes it."""
+    for stop in (*range(13, 22), *range(1020, 1030)):
+        causal = MaskShape(1, (stop - 4, stop), ((0, stop - 4),), block=1)
+        for one in (causal, replace(shape, block=2)):
+            mask = attention_mask(one, None, torch.bfloat16, torch.device("cpu"))
+            assert mask is not None
+            assert mask.storage_offset() % 8 == mask.stride(2) % 8 == 0
+        assert torch.equal(mask_rows(causal), naive(causal, None))
+
+
+def mask_rows(shape: MaskShape) -> Tensor:
+    mask = attention_mask(shape, None, torch.float32, torch.device("cpu"))
+    assert mask is not None
+    return mask[0, 0] == 0
+
+
 @pytest.mark.parametrize("cached", [0, 6])
 def test_added_rows_that_repeat_the_canvas_predict_what_it_predicts(cached: int) -> None:
     """Each sees itself in place of the position that it repeats; seeing both is something else."""
