@@ -14,11 +14,11 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -115,20 +115,32 @@ def gpu_lines(fake: bool, quick: bool, out: Path | None) -> Iterator[Line]:
     report: dict[str, Any] = {"device": check.device, "budget_s": budget_s, "steps": []}
     process = None
     for name in STEPS:
-        if time.monotonic() - started >= budget_s:
+        left_s = budget_s - (time.monotonic() - started)
+        if left_s <= 0:
             entry = {"state": NOT_RUN, "why": "out of time"}
         elif fake:
             entry = run_step(name, check)
         else:
             process = process or ProcessPoolExecutor(1, get_context("spawn"))
-            entry = process.submit(run_step, name, check).result()
-            if entry["state"] == FAILED:
-                process.shutdown()
+            entry = outcome(process.submit(run_step, name, check), left_s)
+            if entry["state"] in (FAILED, NOT_RUN):
+                for child in active_children():
+                    child.kill()
                 process = None
         report["steps"].append({"name": name, **entry})
         if out is not None:
             write_json(out, report)
         yield MARKS[entry["state"]], name, in_words(entry)
+
+
+def outcome(step: Future[dict[str, Any]], left_s: float) -> dict[str, Any]:
+    """Wait for a step in another process, and return its entry of the report."""
+    try:
+        return step.result(left_s)
+    except TimeoutError:
+        return {"state": NOT_RUN, "why": f"did not end in the {left_s:.0f} s that were left"}
+    except BrokenExecutor:
+        return {"state": FAILED, "facts": {}, "problems": ["the step's process died"]}
 
 
 def run_step(name: str, check: GpuCheck) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +92,13 @@ def test_a_crash_is_reported_and_time_ends_the_rest(tmp_path: Path, monkeypatch:
     (problem,) = steps["machine"]["problems"]
     assert "illegal memory access (test_doctor_gpu.py:" in problem
     assert {step["state"] for name, step in steps.items() if name != "machine"} == {"not run"}
+
+
+def test_a_step_that_hangs_or_ends_its_process_is_reported() -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        late: Any = process.submit(time.sleep, 0.5)
+        assert "did not end" in doctor_gpu.outcome(late, 0.01)["why"]
+        assert doctor_gpu.outcome(process.submit(os._exit, 1), 60)["state"] == "failed"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
