@@ -344,14 +344,15 @@ def test_a_forward_depends_on_nothing_but_what_was_written(
 
 
 @pytest.mark.gpu
-def test_a_recorded_graph_gives_the_same_tokens() -> None:
+@pytest.mark.parametrize("name", ["lopa", "d2f"])
+def test_a_recorded_graph_gives_the_same_tokens(name: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     model = tiny_denoiser("dream", 3)
     model = TransformerDenoiser(
         model.module.cuda(), model.special, model.shifted, attention_form="block_causal"
     )
-    decoder: Any = decoder_named("lopa")
+    decoder: Any = decoder_named(name)
     found, expected = generations(fixed(model), decoder, 6), generations(model, decoder, 6)
     assert [(g.ids, g.born) for g in found] == [(g.ids, g.born) for g in expected]
     replayed = [forward.replayed for g in found for forward in g.trace.forwards]
