@@ -6,7 +6,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dllm_bench.core.terminal import show, show_error
 from dllm_bench.paths import GROUPS
@@ -14,11 +14,12 @@ from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Paths, RunConfig
 from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
+from dllm_bench.tables.spec import EMBEDDED
 
-Plain = dict[str, Any]
 Line = tuple[str, str, str]
 """Of the doctor's report: mark, topic, text."""
 OK, OPTIONAL_MISSING, REQUIRED_MISSING = "ok", "--", "no"
+SETTINGS = "NAME=VALUE"  # metavar of settings
 
 
 class Command(NamedTuple):
@@ -38,14 +39,43 @@ def add_results_option(parser: ArgumentParser) -> None:
     parser.add_argument("--results", metavar="DIR", help="results directory (default: ./results)")
 
 
+def add_run_argument(parser: ArgumentParser) -> None:
+    """Add `--results` and the positional argument RUN."""
+    add_results_option(parser)
+    parser.add_argument("run", metavar="RUN", help="hash of a run, or its beginning (see status)")
+
+
+def add_runs_argument(parser: ArgumentParser, remark: str = "") -> None:
+    """Add `--results` and the positional arguments RUN …, with a remark in their help."""
+    add_results_option(parser)
+    text = f"hashes of runs, or their beginnings (see status){remark}"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
+
+
+def add_settings_argument(parser: ArgumentParser, text: str = "as in `run`") -> None:
+    """Add the positional arguments NAME=VALUE …, which may be left out."""
+    parser.add_argument("settings", nargs="*", default=[], metavar=SETTINGS, help=text)
+
+
+def add_out_option(parser: ArgumentParser, text: str, metavar: str = "DIR") -> None:
+    """Add `--out`, the folder or file to write."""
+    parser.add_argument("--out", type=Path, metavar=metavar, help=text)
+
+
+def add_profile_option(parser: ArgumentParser) -> None:
+    """Add `--profile`, which chooses the models and tasks of tables, figures and claims."""
+    text = "embedded (default), paper, or paper-nv (LoPA-Dist with a GPU per branch)"
+    parser.add_argument("--profile", default=EMBEDDED, help=text)
+
+
 def add_decoder_arguments(parser: ArgumentParser, *more: str) -> None:
     """Add the positional arguments DECODER and those named in `more`, then the decoder's
     settings."""
     add_name_argument(parser, "decoder", "a name of conf/decoder")
     for name in more:
         parser.add_argument(name, metavar=name.upper(), help="prompt, or - for standard input")
-    text = "of the decoder, as in `run`: decoder.select.tau=0.8, decoder/score=credit"
-    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help=text)
+    example = "decoder.select.tau=0.8, decoder/score=credit"
+    add_settings_argument(parser, f"of the decoder, as in `run`: {example}")
 
 
 def add_name_argument(parser: ArgumentParser, group: str, text: str) -> None:

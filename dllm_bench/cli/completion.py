@@ -17,18 +17,16 @@ from typing import Any
 import argcomplete
 from argcomplete.lexers import split_line
 
-from dllm_bench.cli.common import print_lines
+from dllm_bench.cli.common import SETTINGS, add_settings_argument, print_lines
 from dllm_bench.cli.main import AS_SETTINGS, COMMANDS, ESTIMATE, FLAGS, GROUPS, command_named
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_dirs, conf_file, options, read_yaml
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 OF_RUN = (*FLAGS, ESTIMATE, *AS_SETTINGS)
-SETTINGS = "NAME=VALUE"  # metavar of settings
 OF_DECODER = ("decoder.", "decoder/")
 GROUP_OF = {"MODEL": "model", "DECODER": "decoder", "BENCHMARK": "benchmark"}
 """Metavar of an argument -> the configuration group whose choices it takes."""
-Plain = dict[str, Any]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -77,7 +75,7 @@ def parser_of(words: Sequence[str]) -> ArgumentParser:
         elif name == "run":
             for flag in OF_RUN:
                 command.add_argument(flag, action="store_true")
-            command.add_argument("settings", nargs="*", default=[], metavar=SETTINGS)
+            add_settings_argument(command)
         elif name != "lm-eval":  # whose parser takes a second to import
             command_named(name).add_arguments(command)
     return parser
@@ -170,7 +168,7 @@ def dotted(plain: Mapping[str, Any]) -> Iterator[str]:
             yield str(key)
 
 
-def read(name: str) -> Plain:
+def read(name: str) -> dict[str, Any]:
     """Return a yaml file of the configuration; empty if there is none of that name."""
     file = conf_file(name)
     return (file.is_file() and read_yaml(file)) or {}

@@ -22,7 +22,9 @@ from dllm_bench.cli.common import (
     OPTIONAL_MISSING,
     REQUIRED_MISSING,
     Line,
+    add_out_option,
     add_results_option,
+    add_settings_argument,
     as_model,
     compose,
     configured_paths,
@@ -53,14 +55,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", help="check this model's weights too: a name, a folder, a hub id"
     )
-    text = "of the model, as in `run`: model.mask_token=TEXT"
-    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help=text)
+    add_settings_argument(parser, "of the model, as in `run`: model.mask_token=TEXT")
     text = "compare a CUDA device with the CPU instead, up to ten minutes"
     parser.add_argument("--gpu", action="store_true", help=text)
     text = "with --gpu: use the CPU in place of the device"
     parser.add_argument("--fake", action="store_true", help=text)
     parser.add_argument("--quick", action="store_true", help="with --gpu: two minutes at most")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="with --gpu: write a JSON report")
+    add_out_option(parser, "with --gpu: write a JSON report", "FILE")
 
 
 def run(arguments: Namespace) -> int:

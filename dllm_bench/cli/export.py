@@ -6,7 +6,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
-from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
+from dllm_bench.cli.common import (
+    add_out_option,
+    add_results_option,
+    compose,
+    open_store,
+    print_lines,
+)
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import require_known
 from dllm_bench.store.files import explain_write_errors
@@ -27,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("words", nargs="+", metavar="RUN", help=text)
     text = "parquet, csv, hf-dataset, lm-eval, aup, eee or hub; for a decoder the folder to write"
     parser.add_argument("--to", required=True, metavar="FORM", help=text)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for runs; default: ./export")
+    add_out_option(parser, "for runs; default: ./export")
     text = "the benchmark's name on the hub, for hub and eee"
     parser.add_argument("--dataset", metavar="OWNER/NAME", help=text)
     parser.add_argument("--task", metavar="ID", help="the benchmark's task on the hub, for hub")

@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dllm_bench.cli.common import add_results_option, compose, positive_int, print_lines
+from dllm_bench.cli.common import (
+    add_profile_option,
+    add_results_option,
+    compose,
+    positive_int,
+    print_lines,
+)
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.format import looked_up
 from dllm_bench.store.files import explain_write_errors
@@ -45,11 +51,7 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
     text = f"for example {example}; {paper}: every {kind} of the paper; all: every {kind}"
     count, metavar = "?" if kind == "claim" else None, f"PAPER/{kind.upper()}"
     parser.add_argument(kind, metavar=metavar, nargs=count, default="all", help=text)
-    parser.add_argument(
-        "--profile",
-        default=EMBEDDED,
-        help="embedded (default), paper, or paper-nv (LoPA-Dist with a GPU per branch)",
-    )
+    add_profile_option(parser)
     parser.add_argument("--run", action="store_true", help="make missing runs on this machine")
     text = "with --run: repeat timed runs that began on a busy machine (marked †)"
     parser.add_argument("--retime", action="store_true", help=text)
@@ -82,13 +84,10 @@ def check_options(arguments: Namespace) -> None:
         raise DllmBenchError("--run decodes here and --submit sends to SLURM; give one of them.")
     if arguments.commands and (arguments.run or arguments.submit):
         raise DllmBenchError("--commands prints what --run and --submit make; give one of them.")
-    if arguments.retime and not arguments.run:
-        raise DllmBenchError("--retime goes with --run, which was not given; add it.")
-    for flag in ("wait", "slurm"):
-        if getattr(arguments, flag) and not arguments.submit:
-            raise DllmBenchError(f"--{flag} goes with --submit, which was not given; add it.")
-    if arguments.jobs and not arguments.run:
-        raise DllmBenchError("--jobs goes with --run, which was not given; add it.")
+    needs = {"retime": "run", "wait": "submit", "slurm": "submit", "jobs": "run"}
+    for flag, other in needs.items():
+        if getattr(arguments, flag) and not getattr(arguments, other):
+            raise DllmBenchError(f"--{flag} goes with --{other}, which was not given; add it.")
 
 
 def plan_and_fill(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.progress import track
 
 from dllm_bench.cli.common import (
+    add_out_option,
+    add_profile_option,
     add_results_option,
     compose,
     configured_paths,
@@ -21,7 +22,6 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import console
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.nolinks import is_folder
-from dllm_bench.tables.spec import EMBEDDED
 
 MOST_PAGES = 200  # number of runs with a page, by default
 
@@ -29,13 +29,8 @@ MOST_PAGES = 200  # number of runs with a page, by default
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `report`."""
     add_results_option(parser)
-    parser.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="default: RESULTS/site; ./results/site of an archive",
-    )
+    add_profile_option(parser)
+    add_out_option(parser, "default: RESULTS/site; ./results/site of an archive")
     parser.add_argument(
         "--runs", nargs="+", metavar="HASH", default=(), help="make pages for these runs only"
     )

@@ -5,12 +5,16 @@ their texts again, check the files of all runs, remove runs, free a folder.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 
 from dllm_bench.api.comparison import RunComparison, require_two, sealed_record
 from dllm_bench.cli.common import (
     Command,
     add_results_option,
+    add_run_argument,
+    add_runs_argument,
+    add_settings_argument,
     compose,
     open_store,
     print_failures,
@@ -22,13 +26,7 @@ from dllm_bench.store.lock import unlock
 from dllm_bench.store.store import LOCK, remove
 from dllm_bench.store.verify import verify
 
-
-def add_compare_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `compare`."""
-    add_results_option(parser)
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="hashes of runs; each is compared with the first"
-    )
+EACH_WITH_FIRST = "; each is compared with the first"
 
 
 def compare(arguments: Namespace) -> int:
@@ -41,15 +39,8 @@ def compare(arguments: Namespace) -> int:
 
 def add_rescore_arguments(parser: ArgumentParser) -> None:
     """Add the options of `rescore`."""
-    add_results_option(parser)
-    parser.add_argument("run", metavar="RUN", help="hash of a run, or its beginning (see status)")
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        default=[],
-        metavar="NAME=VALUE",
-        help="grade with these; nothing is saved",
-    )
+    add_run_argument(parser)
+    add_settings_argument(parser, "grade with these; nothing is saved")
     parser.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
 
 
@@ -58,31 +49,14 @@ def rescore_texts(arguments: Namespace) -> int:
     entry = open_store(arguments).find(arguments.run)
     settings = rescore.settings(entry, rescore.changes(arguments.settings), compose)
     if arguments.evalplus:
-        content = "".join(rescore.evalplus_lines(entry, settings))
-        write_atomic(arguments.evalplus, content)
+        write_atomic(arguments.evalplus, "".join(rescore.evalplus_lines(entry, settings)))
         limit = entry.spec.limit
-        print_lines([f"written: {arguments.evalplus}"])
-        if limit is None:
-            return 0
-        return print_lines(
-            [
-                f"The run has the first {limit} items (limit={limit}), and evalplus.evaluate wants "
-                "a line for every problem; decode all of them with limit=null."
-            ]
+        too_few = (
+            f"The run has the first {limit} items (limit={limit}), and evalplus.evaluate wants "
+            "a line for every problem; decode all of them with limit=null."
         )
+        return print_lines([f"written: {arguments.evalplus}", *([too_few] if limit else [])])
     return print_lines(rescore.report(rescore.rescore(entry, settings)))
-
-
-def add_names(parser: ArgumentParser) -> None:
-    """Add the options of `runs rm`."""
-    add_results_option(parser)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="hashes, or their beginnings")
-
-
-def add_name(parser: ArgumentParser) -> None:
-    """Add the options of `runs unlock`."""
-    add_results_option(parser)
-    parser.add_argument("run", metavar="RUN", help="hash of a run, or its beginning (see status)")
 
 
 def verify_all(arguments: Namespace) -> int:
@@ -114,9 +88,9 @@ def unlock_named(arguments: Namespace) -> int:
 
 
 KINDS = {
-    "compare": Command(add_compare_arguments, compare),
+    "compare": Command(partial(add_runs_argument, remark=EACH_WITH_FIRST), compare),
     "rescore": Command(add_rescore_arguments, rescore_texts),
     "verify": Command(add_results_option, verify_all),
-    "rm": Command(add_names, remove_named),
-    "unlock": Command(add_name, unlock_named),
+    "rm": Command(add_runs_argument, remove_named),
+    "unlock": Command(add_run_argument, unlock_named),
 }

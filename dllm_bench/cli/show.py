@@ -11,7 +11,8 @@ from dllm_bench.cli import show_sample
 from dllm_bench.cli.common import (
     Command,
     add_name_argument,
-    add_results_option,
+    add_run_argument,
+    add_settings_argument,
     compose,
     open_store,
     print_lines,
@@ -35,8 +36,7 @@ WIDTH = 72  # characters shown of an extracted answer
 
 def add_show_arguments(parser: ArgumentParser) -> None:
     """Add the options of `show`."""
-    add_results_option(parser)
-    parser.add_argument("run", metavar="RUN", help="hash of a run, or its beginning (see status)")
+    add_run_argument(parser)
     parser.add_argument(
         "--sample", metavar="ID", help="show how this sample was decoded; 0: the first, and so on"
     )
@@ -163,7 +163,7 @@ def add_prompt_arguments(parser: ArgumentParser) -> None:
     """Add the options of `prompt`."""
     add_name_argument(parser, "benchmark", "a name of conf/benchmark")
     text = "as in `run`: model=NAME (its chat template and tokenizer are used), benchmark.shots=4"
-    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help=text)
+    add_settings_argument(parser, text)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="item, from 0 (default)")
 
 

@@ -11,12 +11,12 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dllm_bench.api.comparison import sealed_record
 from dllm_bench.cli.common import (
-    add_results_option,
+    add_out_option,
+    add_runs_argument,
     open_store,
     positive_floats,
     positive_ints,
@@ -49,13 +49,12 @@ DEFAULT_PROFILE = "assets/profiles/tiny-qwen3-cpu.json"
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `simulate`."""
-    add_results_option(parser)
+    add_runs_argument(parser)
     parser.epilog = (
         "Each RUN must use one drafter, decode greedily and verify nothing: decoder=dspark "
         "decoder/length=fixed decoder.length.tokens=0. The temperatures of a confidence head are "
         "fitted on the first half of its texts; the second half is served."
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="hash of a run, or its beginning")
     parser.add_argument(
         "--profile",
         default=DEFAULT_PROFILE,
@@ -84,7 +83,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--level", type=float, default=0, help="required tokens/s per user")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the arrivals")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the points as csv")
+    add_out_option(parser, "also write the points as csv", "FILE")
 
 
 def run(arguments: Namespace) -> int:

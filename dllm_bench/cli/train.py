@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.cli.common import (
     Command,
     add_name_argument,
+    add_out_option,
     add_results_option,
+    add_runs_argument,
+    add_settings_argument,
     compose,
     open_store,
     positive_float,
@@ -41,20 +44,15 @@ SIZES_OF_STEPS = "1,2,4,8,16,32,64,128,256"
 # --- options and models that several kinds share -------------------------------------------------
 
 
-def add_model(parser: ArgumentParser, text: str, settings: bool = True) -> None:
-    """Add `--results`, MODEL and, for most kinds, further settings of a run."""
+def add_model(parser: ArgumentParser, text: str = "as in `dllm-bench run model=…`") -> None:
+    """Add `--results` and MODEL."""
     add_results_option(parser)
     add_name_argument(parser, "model", text)
-    if settings:
-        parser.add_argument(
-            "settings", nargs="*", default=[], metavar="NAME=VALUE", help="as in `run`"
-        )
 
 
 def add_out(parser: ArgumentParser, default: str, metavar: str = "DIR") -> None:
     """Add `--out`, whose default is a place below the results directory."""
-    text = f"default: RESULTS/training/{default}"
-    parser.add_argument("--out", type=Path, metavar=metavar, help=text)
+    add_out_option(parser, f"default: RESULTS/training/{default}", metavar)
 
 
 def add_counts(parser: ArgumentParser, texts: Mapping[str, str]) -> None:
@@ -87,7 +85,7 @@ def model_here(config: RunConfig) -> ModelGroup:
 
 def add_filter_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train filter`."""
-    add_model(parser, "a model as in `dllm-bench run model=…`", settings=False)
+    add_model(parser)
     add_out(parser, "filters")
     add_counts(
         parser,
@@ -148,10 +146,9 @@ def train_filter(arguments: Namespace) -> int:
 
 def add_drafter_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train drafter`; by default, the kind of drafter sets their values."""
-    add_results_option(parser)
-    add_name_argument(parser, "model", "the target, as in `dllm-bench run model=…`")
+    add_model(parser, "the target, as in `dllm-bench run model=…`")
     parser.add_argument("drafter", metavar="KIND", help="dflash, dspark-markov, eagle3, …")
-    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="as in `run`")
+    add_settings_argument(parser)
     add_out(parser, "drafters")
     add_counts(
         parser,
@@ -236,7 +233,8 @@ def drafter_job(arguments: Namespace) -> DrafterJob:
 
 def add_adapter_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train adapter`."""
-    add_model(parser, "as in `dllm-bench run model=…`")
+    add_model(parser)
+    add_settings_argument(parser)
     add_out(parser, "adapters")
     add_counts(
         parser,
@@ -279,7 +277,8 @@ def train_adapter(arguments: Namespace) -> int:
 
 def add_sps_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train sps`."""
-    add_model(parser, "an autoregressive model, as in model=MODEL")
+    add_model(parser, "an autoregressive model, as in `dllm-bench run model=…`")
+    add_settings_argument(parser)
     parser.add_argument("--batches", type=positive_ints, metavar="N,N,…", default=SIZES_OF_STEPS)
     parser.add_argument(
         "--context", type=positive_int, metavar="N", default=256, help="tokens before the step"
@@ -308,9 +307,7 @@ def measure_sps(arguments: Namespace) -> int:
 
 def add_temperatures_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train temperatures`."""
-    add_results_option(parser)
-    text = "hash of a run of a drafter with a confidence head"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
+    add_runs_argument(parser, ", of drafters with a confidence head")
     add_out(parser, "temperatures/…", "FILE")
 
 
