@@ -370,13 +370,9 @@ def split_slurm_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]
     changed = [name for name in chosen if chosen._get_node(name) != before._get_node(name)]
     rest = [text for text in arguments if text not in own]
     left_out = [f"~hydra.launcher.{name}" for name in local if name != "_target_"]
-    values = to_settings(OmegaConf.masked_copy(chosen, changed))
-    return [*rest, f"{LAUNCHER}=local", *left_out], values
-
-
-def to_settings(cfg: DictConfig) -> list[str]:
-    """Return the settings as NAME=VALUE, values as JSON."""
-    return [f"{name}={json.dumps(value)}" for name, value in to_plain(cfg).items()]
+    values = to_plain(OmegaConf.masked_copy(chosen, changed))
+    settings = [f"{name}={json.dumps(value)}" for name, value in values.items()]
+    return [*rest, f"{LAUNCHER}=local", *left_out], settings
 
 
 def check_launcher() -> None:

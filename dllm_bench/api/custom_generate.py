@@ -78,9 +78,7 @@ def export(name: str, decoder: Decoder, folder: Path) -> list[Path]:
         f"{FOLDER}/requirements.txt": "dllm-bench\n",
         "README.md": CARD.format(name=name, folder=folder),
     }
-    for path, text in texts.items():
-        write_atomic(folder / path, text)
-    return [folder / path for path in texts]
+    return [write_atomic(folder / path, text) for path, text in texts.items()]
 
 
 @dataclass(frozen=True)

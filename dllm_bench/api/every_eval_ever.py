@@ -18,9 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from dllm_bench import __version__
-from dllm_bench.api.comparison import sealed_record
-from dllm_bench.api.exports import Metric, primary_of, rows_of, standard_error
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.api.exports import Metric, graded_record, primary_of, rows_of, standard_error
 from dllm_bench.metrics.accuracy import LEVEL, MeanScore
 from dllm_bench.paths import ASSETS
 from dllm_bench.site.texts import TextSource
@@ -80,15 +78,13 @@ def to_eee(
     DllmBenchError for a run without a score.
     """
     for entry in entries:
-        record = sealed_record(entry)
-        if record.score is None:
-            raise DllmBenchError(f"Run {record.spec.short} has no score; choose a graded run.")
+        record, score = graded_record(entry)
         identity = identity_of(record)
-        whole = evaluation(record, record.score, identity, publisher)
+        whole = evaluation(record, score, identity, publisher)
         lines = [json.dumps(one) for one in samples(record, rows_of(entry, texts), identity)]
         if lines:
             path, text = identity.path("_samples.jsonl"), "".join(f"{line}\n" for line in lines)
-            yield written(out / path, text)
+            yield write_atomic(out / path, text)
             whole["detailed_evaluation_results"] = {
                 "format": "jsonl",
                 "file_path": path,
@@ -96,13 +92,7 @@ def to_eee(
                 "checksum": hashlib.sha256(text.encode()).hexdigest(),
                 "total_rows": len(lines),
             }
-        yield written(out / identity.path(".json"), json.dumps(whole, indent=2) + "\n")
-
-
-def written(path: Path, text: str) -> Path:
-    """Write the text and return the path."""
-    write_atomic(path, text)
-    return path
+        yield write_atomic(out / identity.path(".json"), json.dumps(whole, indent=2) + "\n")
 
 
 def identity_of(record: RunRecord) -> Identity:

@@ -21,6 +21,7 @@ from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 from dllm_bench.api.comparison import sealed_record
 from dllm_bench.api.runs import of_one_type, sample_rows
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.record import RunRecord
@@ -46,6 +47,14 @@ def rows_of(entry: RunEntry, texts: TextSource) -> Iterator[Plain]:
         }
 
 
+def graded_record(entry: RunEntry) -> tuple[RunRecord, MeanScore]:
+    """Return the record of a complete run and its score; DllmBenchError without one."""
+    record = sealed_record(entry)
+    if record.score is None:
+        raise DllmBenchError(f"Run {record.spec.short} has no score; choose a graded run.")
+    return record, record.score
+
+
 def frame(entries: Sequence[RunEntry], texts: TextSource) -> Any:
     """Return the samples of all runs as a table of pandas, each column of one type."""
     import pandas as pd
@@ -56,16 +65,12 @@ def frame(entries: Sequence[RunEntry], texts: TextSource) -> Any:
 
 def to_parquet(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
     """Write `samples.parquet`, for pandas and all readers of Arrow."""
-    path = out / "samples.parquet"
-    write_atomic(path, frame(entries, texts).to_parquet(index=False))
-    yield path
+    yield write_atomic(out / "samples.parquet", frame(entries, texts).to_parquet(index=False))
 
 
 def to_csv(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
     """Write `samples.csv`, for spreadsheets."""
-    path = out / "samples.csv"
-    write_atomic(path, frame(entries, texts).to_csv(index=False))
-    yield path
+    yield write_atomic(out / "samples.csv", frame(entries, texts).to_csv(index=False))
 
 
 def to_dataset(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
@@ -85,12 +90,11 @@ def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
         record = sealed_record(entry)
         spec, folder = record.spec, out / slug(f"{record.spec.model.name}-{record.spec.folder}")
         moment = datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
-        results = folder / f"results_{moment}.json"
-        write_atomic(results, json.dumps(lm_eval_results(record), indent=2))
-        samples = folder / f"samples_{slug(spec.benchmark.name)}_{moment}.jsonl"
-        lines = (json.dumps(one) for one in lm_eval_samples(record, rows_of(entry, texts)))
-        write_atomic(samples, "".join(f"{line}\n" for line in lines))
-        yield from (results, samples)
+        results = json.dumps(lm_eval_results(record), indent=2)
+        yield write_atomic(folder / f"results_{moment}.json", results)
+        samples = lm_eval_samples(record, rows_of(entry, texts))
+        path = folder / f"samples_{slug(spec.benchmark.name)}_{moment}.jsonl"
+        yield write_atomic(path, "".join(f"{json.dumps(one)}\n" for one in samples))
 
 
 def lm_eval_results(record: RunRecord) -> Plain:
@@ -186,10 +190,8 @@ def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
     for methods in curves.values():
         for points in methods.values():
             points.sort()
-    path = out / AUP_FILE
     text = yaml.safe_dump(curves, sort_keys=False, default_flow_style=None)
-    write_atomic(path, text)
-    yield path
+    yield write_atomic(out / AUP_FILE, text)
 
 
 def to_hub(
@@ -205,21 +207,18 @@ def to_hub(
             "and --task ID, as the eval.yaml of that data set has them."
         )
     for entry in entries:
-        record = sealed_record(entry)
-        if record.score is None:
-            raise DllmBenchError(f"Run {record.spec.short} has no score; choose a graded run.")
+        record, score = graded_record(entry)
         result = EvalResultEntry(
             dataset_id=dataset,
             task_id=task,
-            value=round(100 * record.score.mean, 2),
+            value=round(100 * score.mean, 2),
             date=datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            notes=f"dllm-bench, decoder {record.spec.label}, n = {record.score.n}"
+            notes=f"dllm-bench, decoder {record.spec.label}, n = {score.n}"
             f"{f', {record.ungraded}' if record.ungraded else ''}",
         )
         path = out / ".eval_results" / f"{slug(record.spec.label)}-{record.spec.short}.yaml"
         text = yaml.safe_dump(eval_result_entries_to_yaml([result]), sort_keys=False)
-        write_atomic(path, text)
-        yield path
+        yield write_atomic(path, text)
 
 
 EXPORTS: Mapping[str, Callable[[Sequence[RunEntry], TextSource, Path], Iterator[Path]]] = {

@@ -58,8 +58,7 @@ class Picture:
                 f"A picture is saved as {' or '.join(FORMS)}, and {str(path)!r} ends in "
                 f"{form or 'neither'}; name a file that ends in .png or .svg."
             )
-        write_atomic(Path(path), self.image(form))
-        return Path(path)
+        return write_atomic(Path(path), self.image(form))
 
     def __repr__(self) -> str:
         return f"Picture({self.title})"

@@ -181,14 +181,9 @@ def asset_lines() -> Iterator[Line]:
     for name in sorted(SHIPPED_MODELS):
         files = sorted((assets_dir() / name).glob("*.safetensors"))
         size = sum(path.stat().st_size for path in files) / MEBIBYTE
-        if files:
-            yield OK, name, f"embedded weights, {size:.1f} MiB"
-        else:
-            yield (
-                REQUIRED_MISSING,
-                name,
-                f"no weights; in a clone: python -m scripts.embedded {name}",
-            )
+        missing = f"no weights; in a clone: python -m scripts.embedded {name}"
+        found = (OK, name, f"embedded weights, {size:.1f} MiB")
+        yield found if files else (REQUIRED_MISSING, name, missing)
 
 
 def path_lines(paths: Paths) -> Iterator[Line]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -112,7 +111,8 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     own = replace(entry.spec, benchmark=BenchmarkGroup(plain)) == entry.spec
     if not (own and rescored.changed):
         return rescored
-    _write(entry.path, record)
+    with Lock(entry.path / LOCK):
+        write_record(entry.path, record)
     return replace(rescored, stored=True)
 
 
@@ -143,15 +143,6 @@ def evalplus_lines(entry: RunEntry, plain: Plain) -> list[str]:
             "know; choose a run of humaneval_plus or mbpp_plus."
         )
     return list(benchmark.samples(texts(list(read_samples(entry.path).values()))))
-
-
-def _write(folder: Path, record: RunRecord) -> None:
-    lock = Lock(folder / LOCK)
-    lock.acquire()
-    try:
-        write_record(folder, record)
-    finally:
-        lock.release()
 
 
 def report(rescored: Rescored) -> list[str]:

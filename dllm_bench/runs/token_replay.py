@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Reads, Round, Score, Scores, Stop, StopFlags
-from dllm_bench.core.decoder import Condition, Conditions
+from dllm_bench.core.decoder import Condition, Conditions, Decoder
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -160,6 +160,32 @@ def replay(
     return TokenReplay(request.id, log.chance_SP[steps], log.rank_SP[steps], log.found_SP[steps])
 
 
+def replayable(decoder: Decoder, run: str) -> MaskedDecoder:
+    """Return the decoder of a run; DllmBenchError unless each of its tokens has one position and
+    one forward that decided it.
+    """
+    why = (
+        "its decoder fills no canvas, or several at once; choose a masked decoder that explores "
+        "one candidate"
+    )
+    if isinstance(decoder, MaskedDecoder):
+        if Condition.NO_CHANGES not in decoder.revise.gives:
+            why = (
+                f"{type(decoder.revise).__name__} changes committed tokens, so a position has no "
+                "single forward that decided it; choose a decoder with decoder/revise=none, or "
+                "read the changes in the sample's trace"
+            )
+        elif Condition.FIXED_CANVAS not in decoder.schedule.gives:
+            why = (
+                f"{type(decoder.schedule).__name__} inserts positions, so a token has no single "
+                "position; choose a decoder with another schedule, or read the insertions in the "
+                "sample's trace"
+            )
+        elif isinstance(decoder.explore, Greedy):
+            return decoder
+    raise DllmBenchError(f"The tokens of {run} cannot be replayed: {why}.")
+
+
 def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies = REAL) -> Path:
     """Replay the first samples of a sealed run and store the result in its folder.
 
@@ -167,24 +193,7 @@ def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies
     inserts positions or fills no canvas, and if no sample has the tokens it had.
     """
     folder, stored = store.path(spec), read_samples(store.path(spec))
-    decoder = deps.decoder(spec)
-    if isinstance(decoder, MaskedDecoder) and Condition.NO_CHANGES not in decoder.revise.gives:
-        raise DllmBenchError(
-            f"The tokens of {spec.folder} cannot be replayed: {type(decoder.revise).__name__} "
-            "changes committed tokens, so a position has no single forward that decided it; choose "
-            "a decoder with decoder/revise=none, or read the changes in the sample's trace."
-        )
-    if isinstance(decoder, MaskedDecoder) and Condition.FIXED_CANVAS not in decoder.schedule.gives:
-        raise DllmBenchError(
-            f"The tokens of {spec.folder} cannot be replayed: {type(decoder.schedule).__name__} "
-            "inserts positions, so a token has no single position; choose a decoder with another "
-            "schedule, or read the insertions in the sample's trace."
-        )
-    if not isinstance(decoder, MaskedDecoder) or not isinstance(decoder.explore, Greedy):
-        raise DllmBenchError(
-            f"The tokens of {spec.folder} cannot be replayed: its decoder fills no canvas, or "
-            "several at once; choose a masked decoder that explores one candidate."
-        )
+    decoder = replayable(deps.decoder(spec), spec.folder)
     deps.prepare(spec)
     loaded = deps.model(spec)
     requests = islice(deps.benchmark(spec).requests(loaded.encode), samples)
@@ -199,18 +208,17 @@ def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies
             f"Decoded again, no sample of {spec.folder} has the tokens it had; run it again on "
             "this machine under another results directory."
         )
-    write_replays(folder / FILE, kept)
-    return folder / FILE
+    return write_replays(folder / FILE, kept)
 
 
-def write_replays(path: Path, replays: Sequence[TokenReplay]) -> None:
-    """Store replays in one file, atomically."""
+def write_replays(path: Path, replays: Sequence[TokenReplay]) -> Path:
+    """Store replays in one file, atomically, and return its path."""
     arrays: dict[str, Any] = {"ids": np.array([one.id for one in replays])}
     for index, one in enumerate(replays):
         arrays |= {f"{index}.{f.name}": getattr(one, f.name) for f in fields(TokenReplay)[1:]}
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
-    write_atomic(path, content.getvalue())
+    return write_atomic(path, content.getvalue())
 
 
 def read_replays(folder: Path) -> list[TokenReplay]:

@@ -120,15 +120,16 @@ def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
             raise
 
 
-def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Write the whole file or leave the old one, see `atomic_path`; text is UTF-8 with `\\n` line
-    ends.
+def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> Path:
+    """Write the whole file or leave the old one, see `atomic_path`, and return its path; text is
+    UTF-8 with `\\n` line ends.
     """
     with (
         atomic_path(path, durable) as temporary,
         os.fdopen(open_file(temporary, os.O_WRONLY), "wb") as file,
     ):
         file.write(strike_out(content).encode() if isinstance(content, str) else content)
+    return path
 
 
 def _replace(temporary: Path, path: Path, durable: bool) -> None:

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import explain_write_errors, is_at, stored_bytes
@@ -100,8 +100,7 @@ class Lock:
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
         raise BusyError(
             f"{self.path.parent} is being written by {who}; wait for it, or, if it is gone, free "
-            "the folder with "
-            f"`dllm-bench runs unlock {self.path.parent.name.rpartition('-')[2]}`.",
+            f"the folder with `dllm-bench runs unlock {self.path.parent.name.rpartition('-')[2]}`.",
             who,
         )
 
@@ -110,7 +109,7 @@ class Lock:
 
         writer: the owner in the lock file, which holds it by flock where that is supported.
         """
-        if writer.get("host") == socket.gethostname() and _is_alive(writer):
+        if _is_alive_here(writer):
             return False
         with explain_write_errors(self.exclusive):
             for _ in range(2):
@@ -142,9 +141,8 @@ class Lock:
         if content is None:
             return False
         owner = _owner(content)
-        if owner.get("host") == socket.gethostname():
-            return _is_alive(owner)
-        return self._touched_meanwhile(self.exclusive)
+        is_here = owner.get("host") == socket.gethostname()
+        return _is_alive_here(owner) if is_here else self._touched_meanwhile(self.exclusive)
 
     def _drop_exclusive(self) -> None:
         if self.is_exclusive and stored_bytes(self.exclusive) == _mine():
@@ -184,6 +182,13 @@ class Lock:
             with suppress(DllmBenchError, OSError):  # a folder that was deleted meanwhile
                 self._drop_exclusive()
 
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
 
 def unlock(path: Path) -> str:
     """Free a lock whose owner is gone; return that owner, in words.
@@ -195,7 +200,7 @@ def unlock(path: Path) -> str:
     if not owner:
         raise DllmBenchError(f"{path.parent} is locked by nobody; there is nothing to free.")
     who = f"process {owner.get('pid')} on {owner.get('host')}"
-    if owner.get("host") == socket.gethostname() and _is_alive(owner):
+    if _is_alive_here(owner):
         raise DllmBenchError(
             f"{path.parent} is being written by {who}, which is alive; wait for it, or end it with "
             f"`kill {owner['pid']}`."
@@ -208,13 +213,11 @@ def unlock(path: Path) -> str:
 
 def owner_of(path: Path) -> str:
     """Return the process that holds the lock `path`, in words; empty if it is free."""
-    lock = Lock(path)
     try:
-        lock.acquire()
+        with Lock(path):
+            return ""
     except BusyError as error:
         return error.owner
-    lock.release()
-    return ""
 
 
 def supports_flock(folder: Path) -> bool:
@@ -238,9 +241,10 @@ def _is_elsewhere(owner: dict[str, Any]) -> bool:
     return owner.get("host", socket.gethostname()) != socket.gethostname()
 
 
-def _is_alive(owner: dict[str, Any]) -> bool:
-    """Return whether the owner, on this machine, runs: its pid exists and is of no later
-    process."""
+def _is_alive_here(owner: dict[str, Any]) -> bool:
+    """Return whether the owner runs on this machine: its pid exists and is of no later process."""
+    if owner.get("host") != socket.gethostname():
+        return False
     try:
         os.kill(owner["pid"], 0)
     except PermissionError:

@@ -153,9 +153,8 @@ def machine(device: str) -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads() if torch else None,
-        "load": round(
-            os.getloadavg()[0], 2
-        ),  # average of the last minute: other work disturbs timings
+        # average of the last minute: other work disturbs timings
+        "load": round(os.getloadavg()[0], 2),
         "device": torch.cuda.get_device_name(device) if torch and cuda else cpu_model(),
         "cuda": torch.version.cuda if torch and cuda else None,
         "driver": _driver() if cuda else None,

@@ -29,12 +29,7 @@ from dllm_bench.core.secrets import strike_out_of
 from dllm_bench.core.trace import GIVEN, Token, Trace
 from dllm_bench.metrics.acceptance import speculative_columns
 from dllm_bench.metrics.accuracy import MeanScore
-from dllm_bench.metrics.sample_stats import (
-    UNREPORTED,
-    SampleStats,
-    SessionIndex,
-    from_columns,
-)
+from dllm_bench.metrics.sample_stats import UNREPORTED, SampleStats, SessionIndex, from_columns
 from dllm_bench.store.checked import checked_line, parse, read_checked
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
@@ -265,22 +260,13 @@ class RunRecord:
     def grades(self) -> dict[str, SampleScore]:
         """The grade of each sample by its id."""
         further = [name for name in self.columns if name.startswith(SCORE)]
-        names = [name.removeprefix(SCORE) for name in further]
-        rows = zip(
-            *(self.columns[name] for name in ("id", "value", "verdict", *further)), strict=True
-        )
-        return {
-            key: SampleScore(
-                math.nan if value is None else value,
-                verdict,
-                {
-                    name: score
-                    for name, score in zip(names, scores, strict=True)
-                    if score is not None
-                },
-            )
-            for key, value, verdict, *scores in rows
-        }
+        columns = [self.columns[name] for name in ("id", "value", "verdict", *further)]
+        names, found = [name.removeprefix(SCORE) for name in further], dict[str, SampleScore]()
+        for key, value, verdict, *scores in zip(*columns, strict=True):
+            pairs = zip(names, scores, strict=True)
+            metrics = {name: score for name, score in pairs if score is not None}
+            found[key] = SampleScore(math.nan if value is None else value, verdict, metrics)
+        return found
 
     @property
     def verdicts(self) -> dict[str, int]:

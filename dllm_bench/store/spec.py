@@ -152,8 +152,7 @@ class RunSpec:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
         """Read what `to_plain` returned; ValueError for values of other types."""
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(plain) - known)
+        unknown = sorted(set(plain) - {f.name for f in fields(cls)})
         if unknown:
             raise DllmBenchError(
                 f"The stored run has unknown fields {', '.join(unknown)}; it was written by a "

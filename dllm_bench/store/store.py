@@ -21,12 +21,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
@@ -66,6 +65,7 @@ SPEC, SESSIONS = "spec.json", "sessions.jsonl"
 ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
 ASIDE = ".damaged"  # ends the name of a file with what could not be used of another
 WAIT_S = 3.0  # between two looks at a run that another process makes
+Found = TypeVar("Found", "RunEntry", Path)
 SHARED = "samples-{}.jsonl"  # samples of one of several processes that share a run's requests
 
 
@@ -196,22 +196,12 @@ class Store:
             raise DamagedRunError(damages[0])
         for entry in entries if prefix else ():
             self.path(entry.spec)  # raises where it has two folders
-        if len(entries) != 1 or not prefix:
-            raise DllmBenchError(
-                f"{len(entries)} runs below {self.root} have a hash that begins with {prefix!r}; "
-                "give a hash (or more of it) that `dllm-bench status` lists."
-            )
-        return entries[0]
+        return only(entries, f"runs below {self.root} have", prefix)
 
     def folder_of(self, short: str) -> Path:
         """Return the one run folder whose name ends with a hash that begins with `short`."""
         found = [path for path in self.folders() if hash_in_name(path).startswith(short)]
-        if len(found) != 1 or not short:
-            raise DllmBenchError(
-                f"{len(found)} run folders below {self.root} end with a hash that begins with "
-                f"{short!r}; give a hash (or more of it) that `dllm-bench status` lists."
-            )
-        return found[0]
+        return only(found, f"run folders below {self.root} end with", short)
 
     def open(self, spec: RunSpec, total: int | None = None) -> OpenRunFolder:
         """Return the run's folder, locked for writing; closes with the `with` block."""
@@ -230,8 +220,21 @@ class Store:
         self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0
     ) -> RunShare:
         """Return a share of a run whose folder another process has open: every `of`-th request from
-        `index` on."""
-        return RunShare.join(self.path(spec), spec, index, of, session, zero_s)
+        `index` on. The finished samples are those of all processes.
+        """
+        folder = self.path(spec)
+        share = RunShare(folder, spec, Lock(folder / LOCK), None, samples=read_samples(folder))
+        return replace(share, index=index, of=of, session=session, zero_s=zero_s)
+
+
+def only(found: Sequence[Found], which: str, prefix: str) -> Found:
+    """Return the one that was found; DllmBenchError unless it is one, and a hash was given."""
+    if len(found) != 1 or not prefix:
+        raise DllmBenchError(
+            f"{len(found)} {which} a hash that begins with {prefix!r}; give a hash (or more of it) "
+            "that `dllm-bench status` lists."
+        )
+    return found[0]
 
 
 def remove(folders: Sequence[Path]) -> None:
@@ -244,16 +247,12 @@ def remove(folders: Sequence[Path]) -> None:
             f"{len(packed)} of {len(folders)} runs to be removed are in a read-only archive, "
             f"{packed[0].name} first; use another directory (--results)."
         )
-    locks = [Lock(folder / LOCK) for folder in folders]
-    try:
-        for lock in locks:
-            lock.acquire()
+    with ExitStack() as locks:
+        for folder in folders:
+            locks.enter_context(Lock(folder / LOCK))
         for folder in folders:
             with explain_write_errors(folder):
                 remove_folder(folder)
-    finally:
-        for lock in locks:
-            lock.release()
 
 
 def hash_in_name(folder: Path) -> str:
@@ -554,11 +553,7 @@ class OpenRunFolder:
                 f"The settings of run {self.spec.short} hold a key that is in use, and they are "
                 "stored; take it out of them, and name its environment variable (model.key_env)."
             )
-        head = {
-            "identity_hash": self.spec.identity_hash,
-            "spec": settings,
-            "total": total,
-        }
+        head = {"identity_hash": self.spec.identity_hash, "spec": settings, "total": total}
         write_atomic(self.folder / SPEC, json.dumps(checked(head), indent=1, sort_keys=True) + "\n")
 
     def expect(self, total: int) -> None:
@@ -662,12 +657,7 @@ class OpenRunFolder:
     def __enter__(self) -> OpenRunFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -681,16 +671,6 @@ class RunShare(OpenRunFolder):
     index: int = 0
     of: int = 1
     session: int = 0  # index of the session that all shares belong to
-
-    @classmethod
-    def join(
-        cls, folder: Path, spec: RunSpec, index: int, of: int, session: int, zero_s: float
-    ) -> RunShare:
-        """Read all finished samples, of any process."""
-        lock = Lock(folder / LOCK)
-        share = cls(folder, spec, lock, None, index=index, of=of, session=session, zero_s=zero_s)
-        share.samples = read_samples(folder)
-        return share
 
     @property
     def samples_file(self) -> Path:
