@@ -26,20 +26,19 @@ from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.definitions import measure_all
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.spec import CANVAS
 from dllm_bench.paths import conf_dirs, options
-from dllm_bench.registry import describe, instantiate
+from dllm_bench.registry import describe
 from dllm_bench.runs import batched
-from dllm_bench.runs.prompts import PromptGenerator
-from dllm_bench.runs.runner import read, sample_record, timed
+from dllm_bench.runs.prompts import PromptGenerator, timed_sample
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
-from dllm_bench.store.hardware import wait_for
+from dllm_bench.store.inputs import decoder_of
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -82,9 +81,8 @@ def composed_decoder(
             f"Decoder {name!r} has no slot {unknown[0]!r} for a piece; it has "
             f"{', '.join(key for key, value in plain.items() if isinstance(value, dict))}."
         )
-    own = {key: value for key, value in plain.items() if key != "name"}
     given = {key: describe(value) for key, value in pieces.items()}
-    made: Decoder = instantiate({**own, **given}, "decoder")
+    made: Decoder = decoder_of({**plain, **given})
     return made
 
 
@@ -214,7 +212,7 @@ def generate(
             f"on_commit follows one request at a time, and batch={batch} was given; leave one out."
         )
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
-    chosen = named_decoder(decoder) if isinstance(decoder, str) else decoder
+    chosen = composed_decoder(decoder, []) if isinstance(decoder, str) else decoder
     several = as_list(prompts)
     gaps = [loaded.special.mask in loaded.encode(one) for one in several]
     if any(gaps):
@@ -222,16 +220,15 @@ def generate(
     new = max_new_tokens or (None if any(gaps) else NEW_TOKENS)
     spec = spec_of(loaded, chosen, seed=seed, batch=batch)
     generator = PromptGenerator(spec, chosen, loaded)
+    requests = (generator.request(one, new, tuple(stop)) for one in several)
     if batch == 1:
-        requests = (generator.request(one, new, tuple(stop)) for one in several)
         samples = [
             _decode(loaded, chosen, request, index, on_commit)
             for index, request in enumerate(requests)
         ]
     else:
         batched.check(spec)
-        every = [generator.request(one, new, tuple(stop)) for one in several]
-        samples = _decode_batch(loaded, cast(BatchedDecoder, chosen), every, batch)
+        samples = _decode_batch(loaded, cast(BatchedDecoder, chosen), list(requests), batch)
     pairs = zip(several, samples, strict=True)
     return [Completion(str(one), sample, loaded, spec.decoder) for one, sample in pairs]
 
@@ -284,12 +281,6 @@ def stream(
         decoding.result()
 
 
-def named_decoder(name: str) -> Decoder:
-    """Return the decoder of a name, as it is."""
-    made: Decoder = decoder(name)
-    return made
-
-
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts; a single text or chat becomes a list of one."""
     if isinstance(prompts, str):
@@ -317,17 +308,12 @@ def _decode(
     model: LoadedModel, decoder: Decoder, request: Request, index: int, on_commit: OnCommit | None
 ) -> SampleRecord:
     """Decode one request under the clock, calling `on_commit` while it runs."""
-    denoiser, started_at = model.denoiser, time.time()
-    watched = WatchedDenoiser(model, request, index, on_commit) if on_commit else None
-    decoded = timed(
-        lambda: decoder.generate(cast(Any, watched or denoiser), request),
-        request,
-        model,
-        wait=lambda: wait_for(denoiser.device),
-    )
-    if watched:
-        watched.finish(decoded.generation)
-    return sample_record(request, decoded, model, started_at)
+    if on_commit is None:
+        return timed_sample(decoder, request, model, model.denoiser)
+    watched = WatchedDenoiser(model, request, index, on_commit)
+    sample = timed_sample(decoder, request, model, cast(Any, watched))
+    watched.finish(sample)
+    return sample
 
 
 def _decode_batch(
@@ -338,8 +324,7 @@ def _decode_batch(
     samples = {}
     for generation in decoder.generate_stream(model.denoiser, requests, batch):
         request = named[generation.request_id]
-        decoded = read(request, batched.untimed(generation), model, None)
-        samples[request.id] = sample_record(request, decoded, model, started_at)
+        samples[request.id] = batched.untimed_sample(request, generation, model, started_at)
     return [samples[request.id] for request in requests]
 
 
@@ -379,10 +364,9 @@ class WatchedDenoiser:
         self._forwards += 1
         return self._model.denoiser.forward(tokens_KL, plan, kv)
 
-    def finish(self, generation: Generation) -> None:
+    def finish(self, sample: SampleRecord) -> None:
         """Report what the last forward committed."""
-        born = [place for place, at in enumerate(generation.born) if at >= 0]
-        self._report(generation.ids, born)
+        self._report(sample.ids, [place for place, at in enumerate(sample.born) if at >= 0])
 
     def _report(self, canvas: Sequence[int], places: Sequence[int]) -> None:
         mask = self._model.special.mask

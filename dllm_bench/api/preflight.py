@@ -16,15 +16,10 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, lacking
 from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.paths import ASSETS, IMPORTED, expanded, place_of
-from dllm_bench.registry import instantiate
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig
 from dllm_bench.store.hardware import missing_device, resolve_hardware
-from dllm_bench.store.inputs import (
-    benchmark_of,
-    require_memory,
-    resolve_model,
-)
+from dllm_bench.store.inputs import benchmark_of, decoder_of, model_here, require_memory
 
 DEVICES = ("cpu", "cuda", "auto")
 
@@ -59,20 +54,19 @@ def check_model(model: ModelGroup) -> None:
     or the cache."""
     name = model.name
     for source, revision in ((model.path, model.revision), (model.lora, None)):
-        if not source:
-            continue
-        shipped = source.removeprefix(ASSETS)
-        if expanded(source).is_dir():
+        if not source or expanded(source).is_dir():
             continue
         if source.startswith(IMPORTED):
             checkpoint_folder(source, revision)
-            continue
-        if shipped != source and not any(place_of(source).glob("*.safetensors")):
+        elif source.startswith(ASSETS):
+            if any(place_of(source).glob("*.safetensors")):
+                continue
+            shipped = source.removeprefix(ASSETS)
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which this installation does not have; make it "
                 f"in a clone of the repository with `python -m scripts.embedded {shipped}`."
             )
-        if shipped == source and HUB_ID.fullmatch(source) and not is_cached(source):
+        elif HUB_ID.fullmatch(source) and not is_cached(source):
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which is not in the local Hugging Face cache, and "
                 f"a run downloads nothing; fetch it first: dllm-bench "
@@ -100,16 +94,15 @@ def check_memory(config: RunConfig) -> None:
     There is no check if the device is absent, since a run can still be looked up, nor for a model
     object, which is in memory already.
     """
-    if not config.model.is_served and not config.model.is_object:
-        hardware = resolve_hardware(config.hardware)
-        if not missing_device(hardware):
-            require_memory(resolve_model(config.model, hardware))
+    is_in_files = not (config.model.is_served or config.model.is_object)
+    if is_in_files and not missing_device(resolve_hardware(config.hardware)):
+        require_memory(model_here(config))
 
 
 def check_fits(config: RunConfig) -> None:
     """Check that decoder and baseline fit the batch and the model's settings."""
     for plain in {} if config.model.is_served else config.decoders.values():
-        decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+        decoder = decoder_of(plain)
         if isinstance(decoder, ComposedDecoder):
             decoder.check_run_fits(config.model, config.batch)
 

@@ -27,7 +27,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.spec import NONE
-from dllm_bench.registry import describe, instantiate
+from dllm_bench.registry import describe
 from dllm_bench.site.texts import keep_tokenizer
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import HARDWARE_SETTINGS_OF_MODELS, ObjectInputs, resolve
@@ -179,13 +179,12 @@ def make_run(
     place = {} if results is None else {"paths.results": str(results)}
     config = chosen.composed({**settings, **place})
     tasks, loaded = chosen.tasks, chosen.loaded
-    if tasks is not None:
+    deps = REAL
+    if tasks is None:
+        check(RunConfig(config))
+    else:
         check(RunConfig({**config, "benchmark": {}}))
         config["benchmark"] = {"name": tasks.name}
-    else:
-        check(RunConfig(config))
-    deps = REAL
-    if tasks is not None:
         deps = replace(deps, benchmark=lambda _: tasks)
     if loaded is not None:
         deps = replace(deps, model=lambda _: loaded)
@@ -194,12 +193,10 @@ def make_run(
         require_same(loaded, spec)
         if loaded.content is not None:
             keep_tokenizer(loaded.text.tokenizer, spec.inputs.get("tokenizer"))
-    ready = RunConfig(config)
-    store = Store.in_results(ready.paths.results)
-    shown = RunProgress() if progress else None
-    logger, threads = instantiate(ready.logger, "logger"), torch.get_num_threads()
+    store = Store.in_results(RunConfig(config).paths.results)
+    shown, threads = RunProgress() if progress else None, torch.get_num_threads()
     try:
-        return run_spec(spec, store=store, logger=logger, progress=shown, deps=deps)
+        return run_spec(spec, store=store, progress=shown, deps=deps)
     finally:
         torch.set_num_threads(threads)  # a run sets those of its hardware
 

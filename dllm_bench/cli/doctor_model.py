@@ -35,9 +35,8 @@ from dllm_bench.store.inputs import (
     GIBIBYTE,
     WEIGHTS_SHARE,
     engine_of,
+    model_here,
     model_spec,
-    resolve_hardware,
-    resolve_model,
 )
 
 POSITIONS = 2048  # length of the canvas for which the size of keys and values is given
@@ -55,7 +54,7 @@ def model_lines(config: RunConfig) -> Iterator[Line]:
         if missing:
             yield from missing
             return
-        spec = model_spec(resolve_model(config.model, resolve_hardware(config.hardware)))
+        spec = model_spec(model_here(config))
         checkpoint = inspect_checkpoint(spec)
         yield from file_lines(spec, checkpoint)
         yield from architecture_lines(checkpoint)

@@ -25,12 +25,11 @@ from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, MULTIRUN
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
-from dllm_bench.registry import instantiate
 from dllm_bench.runs.progress import RunProgress, headline, summary
 from dllm_bench.site.format import align, looked_up, number, percent
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.hardware import memory_bytes, resolve_hardware
-from dllm_bench.store.inputs import model_spec, resolve_model
+from dllm_bench.store.inputs import model_here, model_spec
 from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import RunSpec, differing_settings
@@ -155,10 +154,8 @@ def measure(config: RunConfig, brief: bool) -> None:
 
     spec = RunSpec.from_config(config)
     store = store_of(config)
-    logger = instantiate(config.logger, "logger")
     known = store.record(spec)
-    progress = RunProgress(ends_with_line=not brief)
-    record = run_spec(spec, store=store, logger=logger, progress=progress)
+    record = run_spec(spec, store=store, progress=RunProgress(ends_with_line=not brief))
     if config.retry_errors and JUDGE_ERROR in record.verdicts:
         entry = store.find(spec.identity_hash)
         record = rescore.rescore(entry, dict(spec.benchmark)).record
@@ -215,7 +212,7 @@ def estimate_lines(config: RunConfig) -> Iterator[str]:
     if config.model.is_served:
         return
     try:
-        model = inspect_checkpoint(model_spec(resolve_model(config.model, hardware)))
+        model = inspect_checkpoint(model_spec(model_here(config)))
     except DllmBenchError as error:
         yield f"memory: unknown. {error}"
         return

@@ -30,7 +30,7 @@ from dllm_bench.cli.common import (
 from dllm_bench.registry import require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import write_json
-from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig
+from dllm_bench.store.groups import Hardware
 from dllm_bench.training import DRAFTER_BENCHMARKS, DRAFTER_KINDS, FILTER_BENCHMARKS
 from dllm_bench.training.prompts import TASKS
 
@@ -73,11 +73,6 @@ def given_fields(arguments: Namespace, job: Any) -> dict[str, Any]:
     names = {field.name for field in fields(job)} & set(vars(arguments))
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     return {name: tuple(v) if name == "benchmarks" else v for name, v in given.items()}
-
-
-def model_here(config: RunConfig) -> ModelGroup:
-    """Resolve the model with the hardware of this machine."""
-    return inputs.resolve_model(config.model, inputs.resolve_hardware(config.hardware))
 
 
 # --- filter --------------------------------------------------------------------------------------
@@ -127,7 +122,7 @@ def train_filter(arguments: Namespace) -> int:
     from dllm_bench.training import filters
 
     job = filters.FilterJob(**given_fields(arguments, filters.FilterJob))
-    model, folder = model_here(config), training_folder(arguments)
+    model, folder = inputs.model_here(config), training_folder(arguments)
     if arguments.collect_only:
         return print_lines([f"written: {filters.collect(job, model, folder / 'traces')}"])
     out = arguments.out or folder / "filters" / job.name(model.name)
@@ -199,7 +194,7 @@ def train_drafter(arguments: Namespace) -> int:
     from dllm_bench.models.load import load_model
     from dllm_bench.training import drafters
 
-    job, model = drafter_job(arguments), model_here(config)
+    job, model = drafter_job(arguments), inputs.model_here(config)
     folder = training_folder(arguments) / "drafters"
     name = f"{model.name}-{arguments.drafter}-layers{job.layers}"
     out, spec = arguments.out or folder / name, inputs.model_spec(model)
@@ -259,7 +254,7 @@ def train_adapter(arguments: Namespace) -> int:
     from dllm_bench.training import adapters
 
     job = adapters.AdapterJob(**given_fields(arguments, adapters.AdapterJob))
-    model = model_here(config)
+    model = inputs.model_here(config)
     folder = training_folder(arguments) / "adapters"
     out = arguments.out or folder / f"{model.name}-block{job.block}"
     spec = inputs.model_spec(model)

@@ -58,7 +58,7 @@ class RunJob:
         first = self.specs[0]
         if not takes_turns(first):
             try:
-                run(first, logger=make_logger(first), **given)
+                run(first, **given)
             except Exception as error:  # a bug in one run must not end the others
                 return [outcome_of(first, error)]
             return [RunOutcome(first)]

@@ -20,9 +20,13 @@ def run(
     progress: Observer | None = None,
     deps: Dependencies = REAL,
 ) -> RunRecord:
-    """Return the record of `spec`: read if it is sealed, else the run is made."""
+    """Return the record of `spec`: read if it is sealed, else the run is made.
+
+    logger: the one of the run's configuration by default.
+    """
     session = session_class(spec)
     check(spec)
+    logger = logger or make_logger(spec)
     if spec.hardware.several and store.record(spec) is None:
         from dllm_bench.launch.processes import run_on_processes  # imports torch.distributed
 

@@ -103,16 +103,9 @@ class SlurmRun:
     deps: Dependencies = REAL
 
     def __call__(self) -> None:
-        from dllm_bench.launch.run_one import make_logger, run  # imports torch
+        from dllm_bench.launch.run_one import run  # imports torch
 
-        logger, progress = make_logger(self.spec), RunProgress()
-        run(
-            self.spec,
-            store=self.store,
-            logger=logger,
-            progress=progress,
-            deps=self.deps,
-        )
+        run(self.spec, store=self.store, progress=RunProgress(), deps=self.deps)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.runs import runner
+from dllm_bench.runs.dependencies import Loaded
 from dllm_bench.store.record import BatchSpan, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -75,13 +76,16 @@ class BatchedRunSession(runner.RunSession):
         generations = self.many.generate_stream(self.loaded.denoiser, waiting(), self.spec.batch)
         for generation in generations:
             request, started_at, began_s = started.pop(generation.request_id)
-            decoded = runner.read(request, untimed(generation), self.loaded, None)
-            sample = runner.sample_record(request, decoded, self.loaded, started_at, session)
+            sample = untimed_sample(request, generation, self.loaded, started_at, session)
             yield replace(sample, span=BatchSpan(began_s, clock() - zero))
 
 
-def untimed(generation: Generation) -> Generation:
-    """Return the generation without the forwards' milliseconds, because several requests share
-    them."""
+def untimed_sample(
+    request: Request, generation: Generation, loaded: Loaded, started_at: float, session: int = 0
+) -> SampleRecord:
+    """Return the record of a request without durations, for forwards that requests share or that
+    were measured."""
     rows = [replace(row, ms=0.0) for row in generation.trace.forwards]
-    return replace(generation, trace=Trace(rows))
+    untimed = replace(generation, trace=Trace(rows))
+    decoded = runner.read(request, untimed, loaded, None)
+    return runner.sample_record(request, decoded, loaded, started_at, session)

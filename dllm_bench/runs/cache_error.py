@@ -21,7 +21,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.runs import runner
-from dllm_bench.runs.batched import untimed
+from dllm_bench.runs.batched import untimed_sample
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -133,8 +133,7 @@ class MeasuredRunSession(runner.RunSession):
         model = MeasuredDenoiser(self.loaded.denoiser)
         ready = self._ready(self.decoder, request)
         generation = self.decoder.generate(cast("Denoiser", model), ready)
-        decoded = runner.read(ready, untimed(generation), self.loaded, None)
-        sample = runner.sample_record(request, decoded, self.loaded, started_at, session)
+        sample = untimed_sample(request, generation, self.loaded, started_at, session)
         return replace(
             sample, counts={**sample.counts, "kl_nats": model.nats, "kl_rows": model.rows}
         )

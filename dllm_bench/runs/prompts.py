@@ -27,6 +27,7 @@ from dllm_bench.store.spec import RunSpec
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Turns
     from dllm_bench.core.decoder import Decoder
+    from dllm_bench.core.denoiser import Denoiser
 
 
 @dataclass
@@ -89,20 +90,27 @@ class PromptGenerator:
 
     def _decoded(self, request: Request) -> SampleRecord:
         """Decode a request and keep its counts."""
-        denoiser, started_at = self.loaded.denoiser, time.time()
-        decoded = runner.timed(
-            lambda: self.decoder.generate(denoiser, request),
-            request,
-            self.loaded,
-            wait=lambda: wait_for(denoiser.device),
-        )
-        sample = runner.sample_record(request, decoded, self.loaded, started_at)
+        sample = timed_sample(self.decoder, request, self.loaded, self.loaded.denoiser)
         self.stats.append(sample.stats())
         return sample
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics of all texts so far, by name."""
         return measure_all(self.stats)
+
+
+def timed_sample(
+    decoder: Decoder, request: Request, loaded: Loaded, denoiser: Denoiser
+) -> SampleRecord:
+    """Decode a prepared request under the clock, with the model's denoiser or one that wraps it."""
+    started_at = time.time()
+    decoded = runner.timed(
+        lambda: decoder.generate(denoiser, request),
+        request,
+        loaded,
+        wait=lambda: wait_for(loaded.denoiser.device),
+    )
+    return runner.sample_record(request, decoded, loaded, started_at)
 
 
 def generator(config: Mapping[str, Any], deps: Dependencies = REAL) -> PromptGenerator:

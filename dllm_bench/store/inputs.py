@@ -207,7 +207,7 @@ def resolve_served(chosen: RunConfig) -> Plain:
 def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, str]) -> Plain:
     """Return a decoder written out with its defaults; its name, if it has one, is kept."""
     try:
-        decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+        decoder = decoder_of(plain)
     except DllmBenchError:
         with as_missing_input():
             for part in sourced(plain):
@@ -218,6 +218,12 @@ def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, s
     check_profiles(plain, model)
     named = {"name": plain["name"]} if "name" in plain else {}
     return {**describe(decoder), **named}
+
+
+def decoder_of(plain: Mapping[str, Any]) -> Any:
+    """Return the decoder that a configuration group describes, whose name is not one of its
+    settings."""
+    return instantiate({key: value for key, value in plain.items() if key != "name"}, "decoder")
 
 
 def check_filters(value: Any, model: str, weights: str) -> None:
@@ -270,6 +276,11 @@ def resolve_model(plain: Mapping[str, Any], hardware: Hardware) -> ModelGroup:
     given = {key: value for key, value in plain.items() if value not in (None, AUTO)}
     shared = {key: hardware[key] for key in HARDWARE_SETTINGS_OF_MODELS if key in hardware}
     return ModelGroup({**shared, **given})
+
+
+def model_here(config: RunConfig) -> ModelGroup:
+    """Return the model settings of a configuration, completed by the hardware of this machine."""
+    return resolve_model(config.model, resolve_hardware(config.hardware))
 
 
 def engine_of(plain: Mapping[str, Any]) -> ServedModel:

@@ -27,7 +27,7 @@ from dllm_bench.metrics.accuracy import mean_score, repeated
 from dllm_bench.metrics.sample_stats import SampleStats, from_columns
 from dllm_bench.registry import instantiate
 from dllm_bench.store.groups import BenchmarkGroup, setting_in
-from dllm_bench.store.inputs import PIECES
+from dllm_bench.store.inputs import PIECES, decoder_of
 from dllm_bench.store.record import SCORE, RunRecord, SampleRecord, Session, graded
 from dllm_bench.store.spec import RunSpec
 
@@ -154,19 +154,13 @@ def _of_seed(spec: RunSpec) -> dict[str, HasNoEffect]:
 
     Nothing is known of what pieces from outside draw, or of a server's decoder.
     """
-    decoders = list(filter(None, (spec.decoder, spec.baseline)))
     if not spec.seed or PIECES in spec.inputs:
         return {}
     with suppress(DllmBenchError):
-        if not any(_draws(plain) for plain in decoders):
+        decoders = map(decoder_of, filter(None, (spec.decoder, spec.baseline)))
+        if not any(decoder.summary().uses_seed for decoder in decoders):
             return {"seed": lambda sample: True}
     return {}
-
-
-def _draws(plain: Mapping[str, Any]) -> bool:
-    """Return whether the decoder that plain data describes draws by the request's seed."""
-    own = {key: value for key, value in plain.items() if key != "name"}
-    return bool(instantiate(own, "decoder").summary().uses_seed)
 
 
 def _of_prompt(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:

@@ -117,8 +117,7 @@ def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 
 def _has_weights(run: PlannedRun) -> bool:
     try:
-        hardware = resolve_hardware(run.config.hardware)
-        inputs.model_hashes(inputs.resolve_model(run.config.model, hardware))
+        inputs.model_hashes(inputs.model_here(run.config))
     except DllmBenchError:
         return False
     return True
