@@ -31,7 +31,7 @@ from dllm_bench.runs.observers import Observer, RunningMetrics
 from dllm_bench.runs.runner import WARMUPS, RunSession, decode_share
 from dllm_bench.runs.runner import run as run_here
 from dllm_bench.store import provenance
-from dllm_bench.store.groups import Hardware, ModelGroup
+from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -67,14 +67,14 @@ def run_on_processes(
     session: type[RunSession],
 ) -> RunRecord:
     """Return the record of `spec`, made by as many processes as its hardware says."""
-    layout, replicas = layout_of(spec.hardware), spec.hardware.replicas
-    check(spec, deps, layout, replicas)
+    check(spec, deps)
+    replicas = spec.hardware.replicas
     try:
         with tempfile.TemporaryDirectory() as folder:
             processes = [
-                RunProcess(spec, store, deps, session, layout, Ranks(group, rank, replicas), folder)
+                RunProcess(spec, store, deps, session, folder, group, rank)
                 for group in range(replicas)
-                for rank in range(layout.processes)
+                for rank in range(spec.hardware.processes // replicas)
             ]
             _make(processes, _SharedProgress(spec, store.path(spec), observer))
     except DllmBenchError as error:
@@ -89,41 +89,22 @@ def run_on_processes(
     return record
 
 
-def layout_of(hardware: Hardware) -> ParallelLayout:
-    """Return how the processes of a group divide a request's work."""
-    return ParallelLayout(
-        branches=hardware.branch_parallel,
-        tensors=hardware.tensor_parallel,
-        commits=hardware.commit == "winner",
-        timeout_s=hardware.timeout_s,
-    )
-
-
-def check(spec: RunSpec, deps: Dependencies, layout: ParallelLayout, replicas: int) -> None:
+def check(spec: RunSpec, deps: Dependencies) -> None:
     """Refuse settings that these processes do not support, before any is started."""
-    decoder, name = deps.decoder(spec), spec.hardware.name
-    if layout.branches > 1 and not isinstance(decoder, MaskedDecoder):
+    hardware, decoder, name = spec.hardware, deps.decoder(spec), spec.hardware.name
+    if hardware.branch_parallel > 1 and not isinstance(decoder, MaskedDecoder):
         raise DllmBenchError(
-            f"hardware={name} deals branches to {layout.branches} processes, and decoder "
+            f"hardware={name} deals branches to {hardware.branch_parallel} processes, and decoder "
             f"{spec.label!r} has no branches; choose a decoder with lookahead (decoder=lopa), or "
             "hardware without branch_parallel."
         )
-    if spec.hardware.uses_cuda:
-        present, wanted = torch.cuda.device_count(), layout.processes * replicas
+    if hardware.uses_cuda:
+        present, wanted = torch.cuda.device_count(), hardware.processes
         if present < wanted:
             raise DllmBenchError(
                 f"hardware={name} asks for {wanted} CUDA devices, this machine has {present}; "
                 "choose hardware with fewer processes."
             )
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Position of a process among the processes of a run."""
-
-    group: int  # index of its group
-    rank: int  # index within its group
-    replicas: int  # number of groups
 
 
 @dataclass(frozen=True)
@@ -134,28 +115,39 @@ class RunProcess:
     store: Store
     deps: Dependencies
     session_class: type[RunSession]
-    layout: ParallelLayout
-    ranks: Ranks
     folder: str  # temporary folder where the processes of a group meet
+    group: int  # index of its group
+    rank: int  # index within its group
     session: int = 0  # index of the session that the shares of the requests belong to
     zero_s: float = 0.0  # the clock at that session's start
 
     @property
+    def layout(self) -> ParallelLayout:
+        """How the processes of a group divide a request's work."""
+        hardware = self.spec.hardware
+        return ParallelLayout(
+            branches=hardware.branch_parallel,
+            tensors=hardware.tensor_parallel,
+            commits=hardware.commit == "winner",
+            timeout_s=hardware.timeout_s,
+        )
+
+    @property
     def index(self) -> int:
         """Index of this process among all of the run, and of its device."""
-        return self.ranks.group * self.layout.processes + self.ranks.rank
+        return self.group * self.layout.processes + self.rank
 
     def __call__(self, pipe: Connection) -> None:
         """Decode (rank 0 of a group) or follow the group's rank 0, until the run is complete."""
         spec, group = self._on_device(), self._join()
-        if group is not None and self.ranks.rank > 0:
+        if group is not None and self.rank > 0:
             self._follow(spec, group)
             return
         deps = self.deps if group is None else announcing(self.deps, spec, group)
         report = _ReportToParent(pipe)
-        if self.ranks.replicas > 1:
-            whose = (self.ranks.group, self.ranks.replicas, self.session, self.zero_s)
-            share = self.store.share(spec, *whose)
+        replicas = spec.hardware.replicas
+        if replicas > 1:
+            share = self.store.share(spec, self.group, replicas, self.session, self.zero_s)
             decode_share(spec, share, observer=report, deps=deps, session=self.session_class)
             pipe.send(Milestone.DECODED)
             if self.index == 0:
@@ -176,11 +168,11 @@ class RunProcess:
         group.follow(decoders, loaded.denoiser)
 
     def _join(self) -> RankGroup | None:
-        if self.layout.processes == 1:
+        layout = self.layout
+        if layout.processes == 1:
             return None
-        meeting = Path(self.folder) / f"group-{self.ranks.group}"
-        device = self.spec.hardware.device
-        return RankGroup.join(self.layout, self.ranks.rank, meeting, device)
+        meeting = Path(self.folder) / f"group-{self.group}"
+        return RankGroup.join(layout, self.rank, meeting, self.spec.hardware.device)
 
     def _on_device(self) -> RunSpec:
         """Return the run on this process's own device; the index is not part of its identity."""
@@ -253,7 +245,7 @@ class _SharedProgress:
 def _make(processes: Sequence[RunProcess], progress: _SharedProgress) -> None:
     """Start the processes and have the run sealed by the first one."""
     first = processes[0]
-    replicas = first.ranks.replicas
+    replicas = first.spec.hardware.replicas
     with Workers() as workers:
         if replicas == 1:
             watch = _Watch(workers, progress)

@@ -16,12 +16,7 @@ from dllm_bench.core.benchmark import Benchmark, Turns
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.registry import instantiate
 from dllm_bench.store.hardware import require_device, wait_for
-from dllm_bench.store.inputs import (
-    benchmark_of,
-    engine_of,
-    model_spec,
-    require_memory,
-)
+from dllm_bench.store.inputs import benchmark_of, engine_of, model_spec, require_memory
 from dllm_bench.store.spec import RunSpec
 
 if TYPE_CHECKING:

@@ -116,8 +116,6 @@ class WandbLogger(Observer):
 
     def _log_earlier(self, running: RunningMetrics) -> None:
         """Log the samples of earlier sessions that W&B does not have; offline, all of them."""
-        if self._run is None:
-            return
         if self._run.offline:
             own = Path(self._run.settings.sync_dir)
             for old in matching(own.parent, f"offline-run-*-{self._run.id}"):
