@@ -128,10 +128,7 @@ def plan_and_fill(
 
 
 def plan_whole(
-    arguments: Namespace,
-    papers: Sequence[PaperTable],
-    store: Store,
-    profile: Profile | None = None,
+    arguments: Namespace, papers: Sequence[PaperTable], store: Store, profile: Profile | None = None
 ) -> list[PlannedTable]:
     """Plan each table with a profile, by default the one that the arguments choose."""
     settings, fills = SettingsCache(store.root.parent, compose), arguments.run or arguments.submit

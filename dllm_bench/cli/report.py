@@ -53,12 +53,9 @@ def run(arguments: Namespace) -> int:
     store = open_store(arguments)
     for prefix in arguments.runs:
         store.find(prefix)  # raises if the hash names no run, or several
-    results = (
-        store.root.parent
-        if is_folder(store.root)
-        else configured_paths(Namespace(results=None)).results
-    )
     # an archive of runs is read-only: nothing is written next to it
+    own = store.root.parent if is_folder(store.root) else None
+    results = own or configured_paths(Namespace(results=None)).results
     out = arguments.out or results_directory(str(results)) / "site"
     if out.exists() and not out.is_dir():
         raise DllmBenchError(

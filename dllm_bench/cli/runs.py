@@ -82,9 +82,8 @@ def unlock_named(arguments: Namespace) -> int:
     """Free the run's folder; refused if the process that has it is alive on this machine."""
     folder = open_store(arguments).folder_of(arguments.run)
     owner = unlock(folder / LOCK)
-    return print_lines(
-        [f"{folder} is free; it was held by {owner}, which stops writing if it is still alive."]
-    )
+    text = f"it was held by {owner}, which stops writing if it is still alive."
+    return print_lines([f"{folder} is free; {text}"])
 
 
 KINDS = {

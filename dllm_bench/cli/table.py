@@ -78,12 +78,11 @@ def outlook_lines(
 
     whole = Namespace(**{**vars(arguments), "limit": None, "passes": None, "run": False})
     planned = cells_of(plan_whole(whole, papers, store))
-    runs = [run for run in distinct_runs(planned) if run.open and run.spec]
-    known = [r for run in runs if run.spec and (r := store.largest_record(run.spec))]
+    specs = [run.spec for run in distinct_runs(planned) if run.open and run.spec]
+    known = [record for spec in specs if (record := store.largest_record(spec))]
     seconds = [float(s) for record in known for s in record.columns["seconds"] if s is not None]
-    if not runs or not seconds:
+    if not seconds:
         return
-    specs = [run.spec for run in runs if run.spec]
     requests = sum((spec.limit or 0) * spec.repeats for spec in specs) - len(seconds)
     jobs = arguments.jobs or default_jobs(arguments.profile)
     left = duration(requests * sum(seconds) / len(seconds) / jobs)

@@ -109,9 +109,7 @@ def add_filter_arguments(parser: ArgumentParser) -> None:
     text = "convert these released weights (torch's state dict) in place of training"
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE.pth", help=text)
     parser.add_argument(
-        "--collect-only",
-        action="store_true",
-        help="only collect traces (a second call continues)",
+        "--collect-only", action="store_true", help="only collect traces (a second call continues)"
     )
 
 

@@ -60,11 +60,7 @@ class Finished:
 
 
 def run_on_processes(
-    spec: RunSpec,
-    store: Store,
-    observer: Observer,
-    deps: Dependencies,
-    session: type[RunSession],
+    spec: RunSpec, store: Store, observer: Observer, deps: Dependencies, session: type[RunSession]
 ) -> RunRecord:
     """Return the record of `spec`, made by as many processes as its hardware says."""
     check(spec, deps)

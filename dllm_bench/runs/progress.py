@@ -134,10 +134,7 @@ class ManyRunsProgress:
     """
 
     def __init__(
-        self,
-        total: int,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.display = _Display(stream, clock)
         self.total = total
@@ -191,9 +188,8 @@ def progress_text(running: RunningMetrics) -> str:
 def headline(record: RunRecord) -> str:
     """Return a finished run in one line."""
     metrics = _metrics(record.score, record.summary.get)
-    return " · ".join(
-        [f"done, {len(record.columns['id'])} samples", *metrics, *filter(None, [record.ungraded])]
-    )
+    done = f"done, {len(record.columns['id'])} samples"
+    return " · ".join(filter(None, [done, *metrics, record.ungraded]))
 
 
 def _metrics(score: MeanScore | None, metric: Callable[[str], float | None]) -> list[str]:

@@ -63,11 +63,8 @@ class Group(Mapping[str, Any]):
         if one.name not in plain or (given is None and not fits(None, declared)):
             default = None if one.default is MISSING else one.default
             return default if one.default_factory is MISSING else one.default_factory()
-        if (
-            isinstance(given, Mapping)
-            and isinstance(declared, type)
-            and issubclass(declared, Group)
-        ):
+        is_group = isinstance(declared, type) and issubclass(declared, Group)
+        if is_group and isinstance(given, Mapping):
             return declared(given)
         if given != AUTO and not fits(given, declared):
             key = f"{self.group}.{one.name}".lstrip(".")

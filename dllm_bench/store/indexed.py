@@ -202,8 +202,6 @@ def add(folder: Path, file: Path, record: RunRecord) -> None:
     """
     root = folder.parents[2]
     with suppress(DllmBenchError, OSError, ValueError):
-        plain = asdict(IndexedRun.of(record))
-        line = signed_line(
-            head_of(KIND, MADE_BY), key_of(root, folder), fingerprint_of(file), plain
-        )
+        head, plain = head_of(KIND, MADE_BY), asdict(IndexedRun.of(record))
+        line = signed_line(head, key_of(root, folder), fingerprint_of(file), plain)
         add_lines(writable(root / FILE), [line.line])

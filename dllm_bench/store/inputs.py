@@ -88,16 +88,14 @@ def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
     own = dict(given.hashes)
     dataset = own.pop("dataset", None) or dataset_hash(chosen.benchmark)
     hashes = own or model_hashes(model)
+    decoders = {k: resolve_decoder(d, model.name, hashes) for k, d in chosen.decoders.items()}
     return with_pieces(
         {
             **config,
             "benchmark": with_registered_names(chosen.benchmark),
             "hardware": dict(hardware),
             "model": dict(model),
-            **{
-                name: resolve_decoder(decoder, model.name, hashes)
-                for name, decoder in chosen.decoders.items()
-            },
+            **decoders,
             "inputs": {"dataset": dataset, **hashes},
         },
         given.classes,
@@ -166,11 +164,9 @@ def is_here(part: Mapping[str, Any]) -> bool:
     """Return whether there is a file or folder at a part's `source`."""
     from dllm_bench.models.sources import checkpoint_folder
 
+    source, revision = part["source"], part.get("revision")
     try:
-        return (
-            place_of(part["source"]).exists()
-            or checkpoint_folder(part["source"], part.get("revision")).exists()
-        )
+        return place_of(source).exists() or checkpoint_folder(source, revision).exists()
     except DllmBenchError:
         return False
 
@@ -349,10 +345,8 @@ def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
 
 def tokenizer_hash(source: str, revision: str | None = None) -> str:
     """Return sha256 of the files that decide how text becomes ids."""
-    from dllm_bench.models import checkpoint
-    from dllm_bench.models import sources as model_sources
+    from dllm_bench.models.checkpoint import files_hash
+    from dllm_bench.models.sources import checkpoint_folder
 
     with as_missing_input():
-        return checkpoint.files_hash(
-            tokenizer_files(model_sources.checkpoint_folder(source, revision))
-        )
+        return files_hash(tokenizer_files(checkpoint_folder(source, revision)))

@@ -168,28 +168,19 @@ def matching(folder: Path, pattern: str) -> list[Path]:
     """
     first, *rest = pattern.split("/")
     try:
-        descriptor = _open_folder(folder)
+        with parent_of(folder / "_") as (descriptor, _), os.scandir(descriptor) as entries:
+            found = [(e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries]
     except OSError as error:
         if error.errno in ABSENT:
             return []
         raise DllmBenchError(
             f"{folder} cannot be listed ({error.strerror}); make it readable, or move it away."
         ) from error
-    try:
-        with os.scandir(descriptor) as entries:
-            found = [(e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries]
-    finally:
-        os.close(descriptor)
     found = sorted(one for one in found if fnmatchcase(one[0], first))
     if not rest:
         return [folder / name for name, _, _ in found]
     inner = [folder / name for name, is_dir, is_link in found if is_dir or is_link]
     return [path for one in inner for path in matching(one, "/".join(rest))]
-
-
-def _open_folder(folder: Path) -> int:
-    with parent_of(folder / "_") as (descriptor, _):
-        return os.dup(descriptor)
 
 
 def check_own_files(folder: Path) -> None:

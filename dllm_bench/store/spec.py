@@ -85,11 +85,7 @@ def canonical(plain: Any) -> Any:
 def digest(plain: Any) -> str:
     """Return sha256 of the canonical JSON of plain data."""
     text = json.dumps(
-        canonical(plain),
-        ensure_ascii=False,
-        sort_keys=True,
-        allow_nan=False,
-        separators=(",", ":"),
+        canonical(plain), ensure_ascii=False, sort_keys=True, allow_nan=False, separators=(",", ":")
     )
     return hashlib.sha256(text.encode()).hexdigest()
 
