@@ -17,8 +17,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.draw import images
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import load_figure
-from dllm_bench.figures.trade_off import image, with_front
+from dllm_bench.figures.trade_off import KnownRun, front_of, image
 from dllm_bench.figures.write import as_csv, headline
+from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.record import RunRecord
@@ -129,12 +130,12 @@ def trade_off(
     import pandas as pd
 
     store, metric = open_store(results), definition(speed)
-    groups: dict[tuple[object, ...], list[RunRecord]] = {}
+    groups: dict[tuple[object, ...], list[KnownRun]] = {}
     for record in records_of(store, model, benchmark):
-        spec = record.spec
-        if record.score and record.summary.get(speed) is not None:
+        spec, reached = record.spec, record.summary.get(speed)
+        if record.score and reached is not None:
             key = spec.model.name, spec.benchmark.name, frozenset(record.values)
-            groups.setdefault(key, []).append(record)
+            groups.setdefault(key, []).append((record, reached, record.score))
     if not groups:
         wanted = f"{model or 'any model'} on {benchmark or 'any benchmark'}"
         raise DllmBenchError(
@@ -143,9 +144,10 @@ def trade_off(
             "model=tiny-llada decoder=vanilla,fast_dllm,credit benchmark=minigsm`."
         )
     largest = max(groups.values(), key=len)
-    points = with_front(pd.DataFrame([_trade_off_point(record, speed) for record in largest]))
-    spec = largest[0].spec
-    title = f"{spec.model.name} on {spec.benchmark.name}, n = {len(largest[0].values)}"
+    best = front_of(largest)
+    points = pd.DataFrame([_trade_off_point(*one, i in best) for i, one in enumerate(largest)])
+    first = largest[0][0]
+    title = f"{first.spec.model.name} on {first.spec.benchmark.name}, n = {len(first.values)}"
 
     def drawn(form: str) -> bytes:
         return image(points, title, f"{metric.name} ({metric.unit})", form)
@@ -164,13 +166,15 @@ def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
     return [record for record in found if record is not None]
 
 
-def _trade_off_point(record: RunRecord, speed: str) -> dict[str, str | float]:
-    assert record.score is not None
+def _trade_off_point(
+    record: RunRecord, speed: float, score: MeanScore, front: bool
+) -> dict[str, str | float]:
     return {
         "run": record.spec.short,
         "decoder": record.spec.label.partition("+")[0],
-        "speed": record.summary[speed] or 0.0,
-        "score": 100 * record.score.mean,
-        "low": 100 * record.score.low,
-        "high": 100 * record.score.high,
+        "speed": speed,
+        "score": 100 * score.mean,
+        "low": 100 * score.low,
+        "high": 100 * score.high,
+        "front": front,
     }

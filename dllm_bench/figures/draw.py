@@ -9,7 +9,6 @@ bytes.
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -131,28 +130,18 @@ def images(built: BuiltFigure) -> dict[str, bytes]:
     """Return {file format: content of the drawing}."""
     with style.applied():
         drawn = drawing(built)
-        return {form: _saved(drawn, form) for form in style.FORMATS}
-
-
-def _saved(drawn: Figure, form: str) -> bytes:
-    buffer = io.BytesIO()
-    drawn.savefig(buffer, format=form, **style.FORMATS[form])
-    return buffer.getvalue()
+        return {form: style.as_file(drawn, form) for form in style.FORMATS}
 
 
 def drawing(built: BuiltFigure) -> Figure:
     """Return the drawing, to be made inside of `style.applied`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     slots, kind = grid(built), PANEL_KINDS[built.figure.draw.kind]
     wide, high = style.PANEL_INCHES
     names = len(built.categories)
     panel_width = kind.width(names) * wide
     width = panel_width * len(slots[0]) + 0.3
     height = (high + (SLANT_INCHES if names > MAX_UPRIGHT else 0)) * len(slots) + TITLE_INCHES
-    drawn = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(drawn)
+    drawn = style.empty_figure(width, height)
     title = textwrap.fill(built.figure.table.title, round(TITLE_CHARACTERS * width))
     drawn.suptitle(title, fontsize=9.5, fontweight="bold")
     axes = drawn.subplots(len(slots), len(slots[0]), squeeze=False)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.figures import style
 from dllm_bench.figures.points import MEASURED, BuiltFigure
 from dllm_bench.figures.spec import StatedNumber
+from dllm_bench.figures.trade_off import free_place
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -219,22 +220,18 @@ def separate_numbers(ax: Axes) -> None:
     there is room. The axes must have their final position.
     """
     from matplotlib.text import Annotation
-    from matplotlib.transforms import Bbox
 
     numbers = [text for text in ax.texts if isinstance(text, Annotation)]
-    figure = ax.get_figure(root=True)
-    assert figure
-    half = style.SETTINGS["lines.markersize"] / 2 * figure.dpi / 72
+    scale = ax.figure.dpi / 72
+    half = style.SETTINGS["lines.markersize"] / 2 * scale
     places = [ax.transData.transform(text.xy) for text in numbers]
-    taken = [Bbox([place - half, place + half]) for place in places]
-    for text in numbers:
-        tried = {}
-        for offset in NUMBER_PLACES:
-            text.set_position(offset)
-            box = text.get_window_extent()
-            tried[offset] = sum(box.overlaps(other) for other in taken)
-        text.set_position(min(tried, key=lambda offset: tried[offset]))
-        taken.append(text.get_window_extent())
+    taken = [(x - half, y - half, x + half, y + half) for x, y in places]
+    for text, (x, y) in zip(numbers, places, strict=True):
+        box = text.get_window_extent()
+        wide, high = box.width / 2, box.height / 2
+        middles = [(x + scale * right, y + scale * up) for right, up in NUMBER_PLACES]
+        boxes = [(x - wide, y - high, x + wide, y + high) for x, y in middles]
+        text.set_position(NUMBER_PLACES[free_place(boxes, taken, least=True) or 0])
 
 
 def bars(ax: Axes, panel: Panel) -> None:

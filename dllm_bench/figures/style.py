@@ -7,12 +7,16 @@ a series, so a grey print is readable (`tests/figures` checks this for every com
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PANEL_INCHES = (2.9, 2.35)
 DPI = 200
@@ -187,3 +191,20 @@ def applied() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
         yield
+
+
+def empty_figure(width: float, height: float) -> Figure:
+    """Return a figure without axes, of a size in inches; to be made inside of `applied`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def as_file(figure: Figure, form: str) -> bytes:
+    """Return the content of a file of the figure, in one of `FORMATS`."""
+    content = io.BytesIO()
+    figure.savefig(content, format=form, **FORMATS[form])
+    return content.getvalue()

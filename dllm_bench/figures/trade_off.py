@@ -6,26 +6,31 @@ the front and named in bold. A name is placed where it covers no point and no ot
 the legend. The oracle, which knows the final tokens, is a bound and not on the front.
 
 A point is a row of a frame with the columns decoder, speed, score, low, high (the ends of the
-score's interval, all in percent), and front, which `with_front` adds.
+score's interval, all in percent), and front, whether `front_of` has its run.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
+from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.tradeoff import pareto_front
+from dllm_bench.store.groups import setting_in
+from dllm_bench.store.record import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.transforms import Bbox
     from pandas import DataFrame
 
 INCHES, FRONT = (7.2, 4.4), "#b8860b"
-FRONT_LABEL, BOUND = "front: no run is better in both", "oracle"
+FRONT_LABEL = "front: no run is better in both"
+ORACLE = "select.oracle"  # registered name of the piece that knows the text
+KnownRun = tuple[RunRecord, float, MeanScore]  # a run, its speed, its score
+Box = tuple[float, float, float, float]  # left, low, right and high end
 UNKNOWN = (style.Look("#5c5c5c", "o"), style.Look("#9a6b00", "s"), style.Look("#4a7a8c", "^"))
 """Looks of decoders whose family has none, in turn."""
 PLACES = [  # offsets of a name from its point: points right and up, alignment
@@ -40,17 +45,14 @@ PLACES = [  # offsets of a name from its point: points right and up, alignment
         (0, -1, "center", "top"),
     )
 ]
+SHARE = {"left": 0, "bottom": 0, "center": 0.5, "right": 1, "top": 1}  # of a name, before its place
 LEADER = 15  # points from which a line leads from the name to its point
 
 
 def image(points: DataFrame, title: str, speed: str, form: str) -> bytes:
     """Return the plot as a file ("png" or "svg"); `speed` names the x axis."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     with style.applied():
-        figure = Figure(figsize=INCHES, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = style.empty_figure(*INCHES)
         ax = figure.subplots()
         draw(ax, points)
         ax.set(xlabel=speed, ylabel="score (%)")
@@ -61,9 +63,7 @@ def image(points: DataFrame, title: str, speed: str, form: str) -> bytes:
         handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
         shown = [name for name in handles if name in (FRONT_LABEL, *unnamed)]
         ax.legend([handles[name] for name in shown], shown, loc="best", fontsize=7)
-        content = io.BytesIO()
-        figure.savefig(content, format=form, **style.FORMATS[form])
-    return content.getvalue()
+        return style.as_file(figure, form)
 
 
 def draw(ax: Axes, points: DataFrame) -> None:
@@ -84,11 +84,20 @@ def draw(ax: Axes, points: DataFrame) -> None:
     ax.margins(x=0.1, y=0.06)
 
 
-def with_front(points: DataFrame) -> DataFrame:
-    """Return the points, and in `front` whether no other beats them in both score and speed."""
-    real = points[points.decoder != BOUND]
-    best = real.index[pareto_front(list(zip(real.speed, real.score, strict=True)))]
-    return points.assign(front=points.index.isin(best))
+def front_of(known: Sequence[KnownRun]) -> list[int]:
+    """Return the indices of the runs that no other beats, from slow to fast. A run that knows the
+    text, which no method can, neither stands on a front nor beats another.
+    """
+    places = [(x, score.mean) for _, x, score in known]
+    possible = [i for i, (record, _, _) in enumerate(known) if not knows_text(record)]
+    chosen = possible or list(range(len(known)))
+    front = pareto_front([places[i] for i in chosen])
+    return sorted((chosen[i] for i in front), key=places.__getitem__)
+
+
+def knows_text(record: RunRecord) -> bool:
+    """Return whether the run's decoder selects tokens by a text that is known beforehand."""
+    return bool(setting_in(record.spec.decoder, "select._target_") == ORACLE)
 
 
 def looks(decoders: Iterable[str]) -> dict[str, style.Look]:
@@ -112,58 +121,67 @@ def place_names(ax: Axes, points: DataFrame) -> set[str]:
 
     The layout must be final: names are measured as they are drawn.
     """
-    best, taken = points[points.front].sort_values("speed"), [*_marks(ax, points)]
+    best = points[points.front].sort_values("speed")
     rest = points[~points.front].sort_values("score", ascending=False, kind="stable")
     colours = {name: look.colour for name, look in looks(points.decoder).items()}
+    dot = 4 * ax.figure.dpi / 72
+    places = ax.transData.transform(points[["speed", "score"]])
+    taken = [*outside(*ax.bbox.extents), *((x - dot, y - dot, x + dot, y + dot) for x, y in places)]
     named = set[str]()
     for point in (*best.itertuples(), *rest.itertuples()):
-        if point.decoder in named and not point.front:
-            continue
-        box = _write(ax, point, taken, colours[point.decoder])
-        if box is not None:
-            taken.append(box)
+        due = point.front or point.decoder not in named
+        if due and _write(ax, point, taken, colours[point.decoder]):
             named.add(point.decoder)
     return set(colours) - named
 
 
-def _marks(ax: Axes, points: DataFrame) -> Iterator[Bbox]:
-    """Yield what the markers cover, in pixels."""
-    from matplotlib.transforms import Bbox
-
-    size = 4 * ax.figure.dpi / 72
-    for x, y in ax.transData.transform(points[["speed", "score"]]):
-        yield Bbox.from_extents(x - size, y - size, x + size, y + size)
-
-
-def _write(ax: Axes, point: Any, taken: Sequence[Bbox], colour: str) -> Bbox | None:
-    """Return the first free place for the point's name, written there; None if all are taken."""
-    weight = "bold" if point.front else "normal"
-    given: dict[str, Any] = {"color": colour, "fontsize": 6.5, "fontweight": weight, "zorder": 4}
-    given |= {"xycoords": "data", "textcoords": "offset points"}
-    for right, up, across, along in PLACES:
-        far = max(abs(right), abs(up)) >= LEADER
-        line = {"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.7} if far else None
-        name = ax.annotate(
-            point.decoder,
-            (point.speed, point.score),
-            (right, up),
-            ha=across,
-            va=along,
-            arrowprops=line,
-            **given,
-        )
-        box = _box_of(name)
-        inside = ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1 and box.y1 <= ax.bbox.y1
-        if inside and ax.bbox.y0 <= box.y0 and not box.count_overlaps(taken):
-            return box
-        name.remove()
-    return None
+def _write(ax: Axes, point: Any, taken: list[Box], colour: str) -> bool:
+    """Write the point's name at the first free place and take that; False if there is none."""
+    place = point.speed, point.score
+    given: dict[str, Any] = {"color": colour, "fontsize": 6.5, "zorder": 4}
+    given["fontweight"] = "bold" if point.front else "normal"
+    measured = ax.text(*place, point.decoder, **given)
+    width, height = measured.get_window_extent().size
+    measured.remove()
+    x, y = ax.transData.transform(place)
+    scale = ax.figure.dpi / 72
+    corners = [
+        (x + scale * right - SHARE[across] * width, y + scale * up - SHARE[along] * height)
+        for right, up, across, along in PLACES
+    ]
+    found = free_place([(x, y, x + width, y + height) for x, y in corners], taken)
+    if found is None:
+        return False
+    right, up, across, along = PLACES[found]
+    if max(abs(right), abs(up)) >= LEADER:
+        given["arrowprops"] = {"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.7}
+    given |= {"textcoords": "offset points", "ha": across, "va": along}
+    ax.annotate(point.decoder, place, (right, up), **given)
+    return True
 
 
-def _box_of(name: Any) -> Bbox:
-    """Return what a text covers, without its line, in pixels."""
-    from matplotlib.text import Text
+def free_place(boxes: Sequence[Box], taken: list[Box], least: bool = False) -> int | None:
+    """Return the index of the first box that overlaps no taken one, and take it; without any None,
+    or with `least` the first that overlaps the fewest.
+    """
+    covered = [sum(overlap(box, other) for other in taken) for box in boxes]
+    best = covered.index(min(covered))
+    if covered[best] and not least:
+        return None
+    taken.append(boxes[best])
+    return best
 
-    name.update_positions(name.figure.canvas.get_renderer())
-    box: Bbox = Text.get_window_extent(name)
-    return box
+
+def outside(left: float, low: float, right: float, high: float) -> list[Box]:
+    """Return boxes that cover everything outside of a box."""
+    return [
+        (-inf, -inf, left, inf),
+        (right, -inf, inf, inf),
+        (-inf, -inf, inf, low),
+        (-inf, high, inf, inf),
+    ]
+
+
+def overlap(one: Box, other: Box) -> bool:
+    """Return whether two boxes share any place."""
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -18,12 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from dllm_bench.figures.trade_off import KnownRun, free_place, front_of, outside
 from dllm_bench.metrics import accuracy
-from dllm_bench.metrics.accuracy import MeanScore
-from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.site.format import percent, significant
 from dllm_bench.site.pages import Page, Plain, RunPages
-from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import SHOWN, differing_settings, digest, slug
 
@@ -31,23 +29,15 @@ TPF, TPS = SHOWN_METRICS
 WIDTH, HEIGHT = 640, 420
 LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # edges of the area with points
 COLOURS = 7  # decoders with a colour of their own; `site.css` has these and one for all others
-ORACLE = "select.oracle"  # registered name of the piece that knows the text
 FEW = 15  # with no more runs than this, all have their interval
 LABEL = (8.5, 13.0)  # width of a bold character and height of a line, about
 DOT = 7.0  # around the middle of a point, where no label may stand
 OFFSETS = [  # from a point to its label, the best first: (x, y, text-anchor)
     (far * x, far * y, anchor)
     for far in (1, 2, 3)
-    for x, y, anchor in (
-        (9, -7, "start"),
-        (9, 15, "start"),
-        (-9, 15, "end"),
-        (-9, -7, "end"),
-    )
+    for x, y, anchor in ((9, -7, "start"), (9, 15, "start"), (-9, 15, "end"), (-9, -7, "end"))
 ]
 TICKS = 5  # on an axis, about
-Box = tuple[float, float, float, float]  # left, top, right, bottom
-KnownRun = tuple[RunRecord, float, MeanScore]  # a run, its speed, its score
 AXES = dict(zip(SHOWN_METRICS, ("Tokens per forward", "Tokens/s"), strict=True))
 
 
@@ -85,22 +75,6 @@ def decoder_colours(plotted: Sequence[Sequence[KnownRun]]) -> dict[str, str]:
 def family(record: RunRecord) -> str:
     """Return the decoder's name without the pieces that the run replaced."""
     return record.spec.label.partition("+")[0]
-
-
-def knows_text(record: RunRecord) -> bool:
-    """Return whether the run's decoder selects tokens by a text that is known beforehand."""
-    return bool(setting_in(record.spec.decoder, "select._target_") == ORACLE)
-
-
-def front_of(known: Sequence[KnownRun]) -> list[int]:
-    """Return the indices of the runs that no other beats, from slow to fast. A run that knows the
-    text, which no method can, neither stands on a front nor beats another.
-    """
-    places = [(x, score.mean) for _, x, score in known]
-    possible = [i for i, (record, _, _) in enumerate(known) if not knows_text(record)]
-    chosen = possible or list(range(len(known)))
-    front = pareto_front([places[i] for i in chosen])
-    return sorted((chosen[i] for i in front), key=places.__getitem__)
 
 
 def _plot(
@@ -177,25 +151,24 @@ def place_labels(named: Sequence[tuple[Plain, str]]) -> Iterator[Plain]:
     of the front and no other label; none where there is no such place.
     """
     middles = [(float(point["x"]), float(point["y"])) for point, _ in named]
-    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in middles]
-    before = ""
+    height, before = LABEL[1], ""
+    taken = outside(LEFT, TOP - height, WIDTH, BOTTOM)
+    taken += [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in middles]
     for (x, y), (point, text) in zip(middles, named, strict=True):
-        width, height = LABEL[0] * len(text), LABEL[1]
-        for across, down, anchor in OFFSETS if text != before else ():
-            left = x + across - (width if anchor == "end" else 0)
-            box = (left, y + down - height, left + width, y + down + 2)
-            inside = box[0] > LEFT and box[2] < WIDTH and box[1] > TOP - height and box[3] < BOTTOM
-            if inside and not any(overlaps(box, other) for other in taken):
-                taken.append(box)
-                place = {"x": f"{x + across:.1f}", "y": f"{y + down:.1f}", "anchor": anchor}
-                yield {**place, "text": text, "css": point["css"]}
-                before = text
-                break
-
-
-def overlaps(one: Box, other: Box) -> bool:
-    """Return whether two boxes share any place."""
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+        if text == before:
+            continue
+        width = LABEL[0] * len(text)
+        starts = [
+            (x + across - (width if anchor == "end" else 0), y + down)
+            for across, down, anchor in OFFSETS
+        ]
+        boxes = [(left, line - height, left + width, line + 2) for left, line in starts]
+        found = free_place(boxes, taken)
+        if found is not None:
+            across, down, anchor = OFFSETS[found]
+            place = {"x": f"{x + across:.1f}", "y": f"{y + down:.1f}", "anchor": anchor}
+            yield {**place, "text": text, "css": point["css"]}
+            before = text
 
 
 def ticks(low: float, high: float) -> list[float]:

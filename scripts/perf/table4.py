@@ -14,7 +14,6 @@ what was measured before.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import re
@@ -213,13 +212,9 @@ def stage_parts(
 
 def drawing(measured: Mapping[str, Any]) -> bytes:
     """Draw one bar a part, each where the one before ends, with its seconds and share."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     parts, total = measured["parts"], measured["total_s"]
     with style.applied():
-        figure = Figure(figsize=(7.2, 0.9 + 0.22 * len(parts)), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = style.empty_figure(7.2, 0.9 + 0.22 * len(parts))
         ax = figure.subplots()
         began = 0.0
         for row, (_, part, seconds) in enumerate(parts):
@@ -242,9 +237,7 @@ def drawing(measured: Mapping[str, Any]) -> bytes:
         ax.grid(axis="y", visible=False)
         title = f"make table4 ITEMS={measured['items']}: {in_minutes(total)} from a clone"
         ax.set_title(title, loc="left", fontsize=9.5, fontweight="bold")
-        content = io.BytesIO()
-        figure.savefig(content, format="svg", **style.FORMATS["svg"])
-    return content.getvalue()
+        return style.as_file(figure, "svg")
 
 
 def in_minutes(seconds: float) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 import dllm_bench as db
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.figures.trade_off import draw, looks, place_names, with_front
+from dllm_bench.figures.trade_off import draw, front_of, looks, place_names
 from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.store.record import RunRecord
 from tests.api.models import loaded
@@ -112,10 +112,11 @@ def test_names_do_not_overlap_and_the_front_is_drawn() -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     ax = figure.subplots()
-    points = with_front(CROWD)
+    points = CROWD.assign(front=True)
     draw(ax, points)
     figure.draw_without_rendering()
     unnamed = place_names(ax, points)
+    figure.draw_without_rendering()
     names = [one for one in ax.texts if isinstance(one, Annotation)]
     boxes = [Text.get_window_extent(name) for name in names]
     assert {name.get_text() for name in names} | unnamed == set(CROWD.decoder)
@@ -126,10 +127,12 @@ def test_names_do_not_overlap_and_the_front_is_drawn() -> None:
     assert list(line.get_xdata()) == sorted(points.speed[points.front])
 
 
-def test_the_oracle_is_not_on_the_front() -> None:
-    oracle = pd.DataFrame([("oracle", 9, 100, 95, 100)], columns=CROWD.columns)
-    both = pd.concat([CROWD, oracle], ignore_index=True)
-    assert list(with_front(both).front) == [*with_front(CROWD).front, False]
+def test_the_oracle_is_not_on_the_front(runs: tuple[Path, list[RunRecord]]) -> None:
+    record = runs[1][0]
+    assert record.score
+    knowing = replace(record.spec, decoder={"select": {"_target_": "select.oracle"}})
+    known = (record, 1.0, record.score)
+    assert front_of([known, (replace(record, spec=knowing), 9.0, record.score)]) == [0]
 
 
 def test_a_decoder_has_the_colour_of_its_family() -> None:

@@ -16,8 +16,9 @@ import pytest
 
 from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.cli.main import main
+from dllm_bench.figures.trade_off import front_of, overlap
 from dllm_bench.site import build as site_module
-from dllm_bench.site.compare_page import WIDTH, front_of, overlaps, place_labels, ticks
+from dllm_bench.site.compare_page import WIDTH, place_labels, ticks
 from dllm_bench.site.pages import run_address
 from dllm_bench.store import index
 from dllm_bench.store.cache import PACKED
@@ -187,8 +188,8 @@ def test_labels_of_a_crowded_front_cover_neither_points_nor_each_other() -> None
         left = x - width if label["anchor"] == "end" else x
         boxes.append((left, y - 10, left + width, y))
     dots = [(x - 5.0, y - 5.0, x + 5.0, y + 5.0) for x, y in places]
-    assert not any(overlaps(one, dot) for one in boxes for dot in dots)
-    assert not any(overlaps(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert not any(overlap(one, dot) for one in boxes for dot in dots)
+    assert not any(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
 def test_a_label_near_the_right_edge_is_whole() -> None:
