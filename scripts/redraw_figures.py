@@ -9,7 +9,6 @@ the papers print is read anew.
 
 from __future__ import annotations
 
-import csv
 import sys
 import tarfile
 import tempfile
@@ -17,15 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dllm_bench.api.compose import compose
-from dllm_bench.figures.points import (
-    NUMBERS,
-    BuiltFigure,
-    build_figure,
-    frame_of_points,
-)
+from dllm_bench.figures.points import MEASURED, NUMBERS, BuiltFigure, build_figure, frame_of_points
 from dllm_bench.figures.run_series import Point
 from dllm_bench.figures.spec import PaperFigure, load_figure, number_or_text
 from dllm_bench.figures.write import write
+from dllm_bench.store.files import csv_rows
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import build
@@ -39,9 +34,8 @@ FIGURES = REFERENCE / "figures"
 
 def measured_points(figure: PaperFigure) -> Iterator[Point]:
     """Yield the measured points in the committed csv of a figure."""
-    with (FIGURES / EMBEDDED / f"{figure.name}.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["kind"] == "measured"]
-    for row in rows:
+    rows = csv_rows(FIGURES / EMBEDDED / f"{figure.name}.csv")
+    for row in (row for row in rows if row["kind"] == MEASURED):
         numbers = {name: as_written(row[name]) if row[name] else None for name in NUMBERS}
         known = {"n": int(row["n"]), "front": row["front"] == "yes"}
         x = as_written(row["x"]) if row["x"] else None

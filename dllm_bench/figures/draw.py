@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dllm_bench.figures import style
 from dllm_bench.figures.panels import (
+    FRONT_LINE,
     PANEL_KINDS,
+    REPORTED_BAR,
     Panel,
     box_swatch,
     draw_stated,
     draw_switches,
-    front_swatch,
+    line_entry,
+    line_settings,
     pareto_front,
-    reported_swatch,
     separate_intervals,
     separate_numbers,
 )
@@ -138,7 +140,7 @@ def drawing(built: BuiltFigure) -> Figure:
     slots, kind = grid(built), PANEL_KINDS[built.figure.draw.kind]
     wide, high = style.PANEL_INCHES
     names = len(built.categories)
-    panel_width = kind.width(names) * wide
+    panel_width = max(kind.wide, kind.per_category * names) * wide
     width = panel_width * len(slots[0]) + 0.3
     height = (high + (SLANT_INCHES if names > MAX_UPRIGHT else 0)) * len(slots) + TITLE_INCHES
     drawn = style.empty_figure(width, height)
@@ -252,13 +254,10 @@ def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Iterable[flo
         if places and all(place == int(place) for place in places):
             ax.locator_params(axis, integer=True, min_n_ticks=1)
         return
-    set_scale, set_limits = (
-        (ax.set_xscale, ax.set_xlim) if axis == "x" else (ax.set_yscale, ax.set_ylim)
-    )
-    set_scale("log" if places[0] > 0 else "symlog", base=2)
+    (ax.set_xscale if axis == "x" else ax.set_yscale)("log" if places[0] > 0 else "symlog", base=2)
     if places[0] > 0:
         room = LOG_ROOM * (places[-1] / places[0]) ** 0.05
-        set_limits(places[0] / room, places[-1] * room)
+        ax.set(**{f"{axis}lim": (places[0] / room, places[-1] * room)})
     ticks = ax.xaxis if axis == "x" else ax.yaxis
     if len(places) <= FEW_TICKS:
         ticks.set_major_locator(FixedLocator(places))
@@ -294,9 +293,8 @@ def name_categories(ax: Axes, panel: Panel) -> None:
         if len(asked) and measured.empty:
             reason = ax.text(place - 0.1, 0.02, asked.reason.iloc[0], rotation=90, fontsize=5.5)
             reason.set(color=style.FAINT, ha="right", transform=ax.get_xaxis_transform())
-    slanted = len(order) > MAX_UPRIGHT
     ax.set_xticks(range(len(order)), texts)
-    if slanted:
+    if len(order) > MAX_UPRIGHT:
         ax.tick_params(axis="x", labelrotation=30)
         for text in ax.get_xticklabels():
             text.set(ha="right", rotation_mode="anchor")
@@ -345,10 +343,12 @@ def legend_entries(built: BuiltFigure) -> list[Artist]:
     ours = set(built.drawn(measured=True).series)
     entries = [kind.swatch(style.look(name), label, name not in ours) for name, label in named]
     if built.figure.draw.front:
-        entries.append(front_swatch())
+        entries.append(line_entry("Pareto front", FRONT_LINE))
     theirs = built.drawn(measured=False)
+    hollow = line_settings(style.Look(style.INK, "o"), reported=True)
+    mark = REPORTED_BAR if kind.swatch is box_swatch else hollow
     for paper in theirs.kind[theirs.series.isin(ours)].unique():
-        entries.append(reported_swatch(f"the paper's, {paper}", kind.swatch is box_swatch))
+        entries.append(line_entry(f"the paper's, {paper}", mark))
     return entries
 
 

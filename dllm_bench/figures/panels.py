@@ -150,9 +150,7 @@ def separate_intervals(ax: Axes) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.transforms import Affine2D
 
-    figure = ax.get_figure(root=True)
-    assert figure
-    point = figure.dpi / 72
+    point = ax.figure.dpi / 72
     drawn = [c for c in ax.collections if isinstance(c, LineCollection) if c.get_label() == BARS]
     moved = [np.zeros((len(bars.get_segments()), 2)) for bars in drawn]
     groups: list[list[tuple[float, int, int, float, float]]] = []
@@ -170,7 +168,7 @@ def separate_intervals(ax: Axes) -> None:
             moved[series][index, 0] = step * (place - (len(group) - 1) / 2)
     for bars, offsets in zip(drawn, moved, strict=True):
         bars.set_offsets(offsets)
-        bars.set_offset_transform(Affine2D().scale(1 / 72) + figure.dpi_scale_trans)
+        bars.set_offset_transform(Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans)
 
 
 def _hides(bar: tuple[float, float, float], other: tuple[float, int, int, float, float]) -> bool:
@@ -279,7 +277,6 @@ def heat(ax: Axes, panel: Panel) -> None:
     grid = cells.pivot_table("z", "y", "place", aggfunc="last")
     colours: dict[str, Any] = {"cmap": "viridis", "shading": "nearest", "rasterized": True}
     mesh = ax.pcolormesh(grid.columns, grid.index, grid, **colours)
-    assert ax.figure
     ax.figure.colorbar(mesh, ax=ax, pad=0.02, aspect=30, label=panel.built.figure.draw.z)
     dots = panel.placed[panel.placed.z.isna()]
     ax.plot(dots.place, dots.y, "o", color=DOT_COLOUR, markersize=1.6)
@@ -364,31 +361,21 @@ def bar_settings(look: style.Look) -> dict[str, Any]:
     return {"facecolor": look.colour, "edgecolor": "white", "hatch": look.hatch, "linewidth": 0.6}
 
 
-def line_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
-    """Make a legend entry: a piece of the line with its marker."""
+def line_entry(label: str, settings: Mapping[str, Any]) -> Artist:
+    """Make a legend entry: a piece of a line, with arguments of `Axes.plot`."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], label=label, **line_settings(look, reported))
+    return Line2D([], [], label=label, **settings)
+
+
+def line_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
+    """Make a legend entry: a piece of the line with its marker."""
+    return line_entry(label, line_settings(look, reported))
 
 
 def mark_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
     """Make a legend entry: the marker alone."""
     return line_swatch(replace(look, line="none"), label, reported)
-
-
-def reported_swatch(label: str, on_bars: bool) -> Artist:
-    """Make a legend entry that shows how the paper's numbers are drawn."""
-    from matplotlib.lines import Line2D
-
-    plain = line_settings(style.Look(style.INK, "o"), reported=True)
-    return Line2D([], [], label=label, **(REPORTED_BAR if on_bars else plain))
-
-
-def front_swatch() -> Artist:
-    """Make a legend entry: a piece of the Pareto front."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], label="Pareto front", **FRONT_LINE)
 
 
 def box_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
@@ -419,10 +406,6 @@ class PanelKind:
     """True if the legend numbers the series."""
     one_range: bool = True
     """True if panels of one quantity have one y range."""
-
-    def width(self, categories: int) -> float:
-        """Return the width of a panel of `categories` categories, in `style.PANEL_INCHES`."""
-        return max(self.wide, self.per_category * categories)
 
 
 PANEL_KINDS: Mapping[str, PanelKind] = {

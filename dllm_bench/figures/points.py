@@ -125,10 +125,11 @@ def build_figure(
 ) -> BuiltFigure:
     """Return the figure with every point that the sealed records give."""
     built = build(figure.table, profile, planned)
+    records = (run.record for run in distinct_runs(planned) if run.record)
     builder = _PointBuilder(
         figure,
         {row.Index: row for row in built.cells.itertuples()},
-        {r.identity_hash: StoredRun(r, store.path(r.spec)) for r in _records(planned)},
+        {r.identity_hash: StoredRun(r, store.path(r.spec)) for r in records},
         profile,
     )
     measured = [
@@ -185,10 +186,6 @@ def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[s
         except DllmBenchError as error:
             failures.append(f"{spec.folder}: {error}")
     return failures
-
-
-def _records(planned: Sequence[PlannedCell]) -> Iterator[RunRecord]:
-    return (run.record for run in distinct_runs(planned) if run.record)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 They give what a single metric of a run cannot: curves over positions or steps, histograms,
 reliability diagrams, simulated serving load. A figure names one with `run_series` and gives its
-settings with `with`; `RUN_SERIES` at the end lists them all. Each is a pure function of the run's
+settings with `with`; `RUN_SERIES` holds them all. Each is a pure function of the run's
 stored data. A step is one forward of the decoding loop; steps and positions count from 1.
 """
 
@@ -12,25 +12,20 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
-from math import isnan, log2
+from math import log2
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.methods.drafting import (
-    StepProfile,
-)
+from dllm_bench.methods.drafting import StepProfile
 from dllm_bench.metrics import calibration
 from dllm_bench.paths import place_of
 from dllm_bench.runs.simulated_load import drafts_of, profile_of, systems_of
 from dllm_bench.runs.token_replay import TokenReplay, read_replays
-from dllm_bench.serving.load_simulation import (
-    FrontierPoint,
-    frontier,
-)
+from dllm_bench.serving.load_simulation import FrontierPoint, frontier
 from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
@@ -74,6 +69,22 @@ class StoredRun:
 Point = dict[str, Any]
 """Fields of a point by the names of `points.BLANK`: x and y, others where the run gives them."""
 RunSeries = Callable[[StoredRun, Settings], Iterable[Point]]
+RUN_SERIES: dict[str, RunSeries] = {}
+"""All run series, by name."""
+COUNTED: dict[str, str] = {}
+"""Run series -> unit that the `n` of its points counts, if not samples."""
+
+
+def series(counted: str = "") -> Callable[[RunSeries], RunSeries]:
+    """Add a function to `RUN_SERIES`, and the unit to `COUNTED`."""
+
+    def add(function: RunSeries) -> RunSeries:
+        RUN_SERIES[function.__name__] = function
+        if counted:
+            COUNTED[function.__name__] = counted
+        return function
+
+    return add
 
 
 # Step by step, from the commit times that every run stores. Curves over samples are means over the
@@ -93,6 +104,7 @@ def committed_per_step(sample: SampleRecord) -> list[int]:
     return [counts[step] for step in range(max(sample.born) + 1)]
 
 
+@series()
 def tokens_per_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield tokens committed at a step, by step (LoPA, figure 5)."""
     counts = [committed_per_step(sample) for sample in run.samples]
@@ -102,6 +114,7 @@ def tokens_per_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
             yield mean_and_quartiles(step + 1, values)
 
 
+@series()
 def progress(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the share of committed positions by step, both in percent of the text's positions.
 
@@ -114,6 +127,7 @@ def progress(run: StoredRun, settings: Settings) -> Iterator[Point]:
         yield {"x": percent, "y": 100 * fmean(shares), "n": len(shares)}
 
 
+@series()
 def step_of_position(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the step at which each position was committed, mean over samples.
 
@@ -126,6 +140,7 @@ def step_of_position(run: StoredRun, settings: Settings) -> Iterator[Point]:
             yield mean_and_quartiles(position + 1, committed)
 
 
+@series("blocks")
 def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the number of blocks by the number of steps that committed something in them (Learn2PD,
     figure 5)."""
@@ -161,6 +176,18 @@ def first_right_steps(replayed: ReplayedSample) -> list[tuple[int, int]]:
     return pairs
 
 
+def known_values(
+    sample: SampleRecord, values_SP: Any, position: int
+) -> Iterator[tuple[int, float]]:
+    """Yield (step, value) of a position up to its commit, without steps that gave none: those have
+    the probability NaN and the rank -1.
+    """
+    for step in range(sample.born[position] + 1):
+        value = values_SP[step, position].item()
+        if value >= 0:
+            yield step + 1, value
+
+
 def one_sample(run: StoredRun, settings: Settings) -> list[ReplayedSample]:
     """Return the sample that the setting `sample` chooses by its index; empty if it has no
     replay."""
@@ -175,6 +202,7 @@ def chosen_positions(settings: Settings, length: int) -> list[int]:
     return [max(round(share * length), 1) - 1 for share in settings["at"]]
 
 
+@series()
 def first_right_and_committed(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield, by position of one text, the first step with the right candidate and the step of the
     commit."""
@@ -185,6 +213,7 @@ def first_right_and_committed(run: StoredRun, settings: Settings) -> Iterator[Po
                 yield {"x": position + 1, "y": committed, "n": 1, "series": "decoded"}
 
 
+@series("tokens")
 def waiting_steps(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the number of tokens by steps between the first right candidate and the commit."""
     pairs = [pair for replayed in run.replays for pair in first_right_steps(replayed) if pair[1]]
@@ -193,6 +222,7 @@ def waiting_steps(run: StoredRun, settings: Settings) -> Iterator[Point]:
         yield {"x": waited, "y": counts[waited], "n": len(pairs)}
 
 
+@series()
 def first_right_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the first step whose candidate was the final token, by position, mean over samples."""
     by_position: dict[int, list[float]] = defaultdict(list)
@@ -204,6 +234,7 @@ def first_right_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
         yield {**mean_and_quartiles(position + 1, by_position[position]), "series": "ideal"}
 
 
+@series()
 def probability(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the probability of the final token at some positions of one text, by step up to its
     commit. A panel per position, or a series per position with the setting `one_panel`.
@@ -212,12 +243,11 @@ def probability(run: StoredRun, settings: Settings) -> Iterator[Point]:
         for index, position in enumerate(chosen_positions(settings, len(sample.born)), start=1):
             apart = {"panel": f"position {position + 1}"}
             named = {"series": f"token {index}"} if settings.get("one_panel") else apart
-            for step in range(sample.born[position] + 1):
-                value = float(replay.chance_SP[step, position])
-                if not isnan(value):
-                    yield {"x": step + 1, "y": value, "n": 1, **named}
+            for step, value in known_values(sample, replay.chance_SP, position):
+                yield {"x": step, "y": value, "n": 1, **named}
 
 
+@series()
 def rank(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the rank of the final token at some positions of one text, by step up to its commit.
 
@@ -225,12 +255,11 @@ def rank(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """
     for sample, replay in one_sample(run, settings):
         for position in chosen_positions(settings, len(sample.born)):
-            for step in range(sample.born[position] + 1):
-                value = int(replay.rank_SP[step, position])
-                if value > 0:
-                    yield {"x": step + 1, "y": value, "n": 1, "panel": f"position {position + 1}"}
+            for step, value in known_values(sample, replay.rank_SP, position):
+                yield {"x": step, "y": value, "n": 1, "panel": f"position {position + 1}"}
 
 
+@series("tokens")
 def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the mean probability of the final token by steps left until its commit. Tokens are
     grouped by the number of steps for which they have a probability; the setting `groups` lists the
@@ -238,8 +267,8 @@ def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[Po
     """
     values: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample, replay in run.replays:
-        for position, step in enumerate(sample.born):
-            column = [float(v) for v in replay.chance_SP[: step + 1, position] if not isnan(v)]
+        for position in range(len(sample.born)):
+            column = [value for _, value in known_values(sample, replay.chance_SP, position)]
             group = next((g for g in settings["groups"] if len(column) <= g), 0)
             for left, value in enumerate(reversed(column)):
                 values[group, left].append(value)
@@ -249,6 +278,7 @@ def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[Po
             yield {"x": left, "y": fmean(known), "n": len(known), "series": f"up to {group}"}
 
 
+@series()
 def rank_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield log2 of the final token's rank, by position and step of one text.
 
@@ -256,31 +286,29 @@ def rank_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """
     for sample, replay in one_sample(run, settings):
         for position, committed in enumerate(sample.born):
-            for step in range(committed + 1):
-                value = int(replay.rank_SP[step, position])
-                if value > 0:
-                    yield {"x": position + 1, "y": step + 1, "z": log2(value), "n": 1}
+            for step, value in known_values(sample, replay.rank_SP, position):
+                yield {"x": position + 1, "y": step, "z": log2(value), "n": 1}
             if committed >= 0:
                 yield {"x": position + 1, "y": committed + 1, "n": 1}
 
 
+@series()
 def probability_map(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the final token's probability by position and step, mean over the samples with one."""
     values: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample, replay in run.replays:
-        for position, committed in enumerate(sample.born):
-            for step in range(committed + 1):
-                value = float(replay.chance_SP[step, position])
-                if not isnan(value):
-                    values[position, step].append(value)
+        for position in range(len(sample.born)):
+            for step, value in known_values(sample, replay.chance_SP, position):
+                values[position, step].append(value)
     for position, step in sorted(values):
         known = values[position, step]
-        yield {"x": position + 1, "y": step + 1, "z": fmean(known), "n": len(known)}
+        yield {"x": position + 1, "y": step, "z": fmean(known), "n": len(known)}
 
 
 # Training and calibration.
 
 
+@series()
 def filter_loss(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield loss by epoch of the filter that the run used, on its training and its held-out rows
     (Learn2PD, figure 8). Nothing if the weights on this disk are not the ones of the run.
@@ -297,6 +325,7 @@ def filter_loss(run: StoredRun, settings: Settings) -> Iterator[Point]:
             yield {"x": point["epoch"], "y": point[series], "series": series}
 
 
+@series("drafts")
 def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield observed against predicted survival of draft prefixes, by bin of the prediction.
 
@@ -323,22 +352,25 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
 # by model), `requests` (numbers of concurrent requests).
 
 
-def user_and_device_speed(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Yield tokens/s per device against tokens/s per user, a point per number of requests."""
+SIMULATED: Mapping[str, tuple[str, str]] = {
+    "user_and_device_speed": ("tokens_per_s_user", "tokens_per_s_device"),
+    "device_speed": ("requests", "tokens_per_s_device"),
+    "verified_per_request": ("requests", "verified_per_request"),
+}
+"""Run series of a simulated load, a point per number of requests -> fields of a `FrontierPoint`
+that are its x and y. Numbers are per second and device, per second and user, or per request and
+step.
+"""
+
+
+def simulated(x: str, y: str, run: StoredRun, settings: Settings) -> Iterator[Point]:
+    """Yield one field of the simulated load against another."""
     for point in served(run, settings):
-        yield {"x": point.tokens_per_s_user, "y": point.tokens_per_s_device, "n": point.requests}
+        yield {"x": getattr(point, x), "y": getattr(point, y), "n": point.requests}
 
 
-def device_speed(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Yield tokens/s per device against the number of requests."""
-    for point in served(run, settings):
-        yield {"x": point.requests, "y": point.tokens_per_s_device, "n": point.requests}
-
-
-def verified_per_request(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Yield tokens verified per request and step against the number of requests."""
-    for point in served(run, settings):
-        yield {"x": point.requests, "y": point.verified_per_request, "n": point.requests}
+RUN_SERIES.update((name, partial(simulated, *fields)) for name, fields in SIMULATED.items())
+COUNTED.update(dict.fromkeys(SIMULATED, "requests"))
 
 
 def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
@@ -369,45 +401,6 @@ def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
 @lru_cache(maxsize=8)
 def _drafts(run: StoredRun) -> StoredDrafts:
     return drafts_of(run.record.spec, run.samples)
-
-
-RUN_SERIES: Mapping[str, RunSeries] = {
-    function.__name__: function
-    for function in (
-        tokens_per_step,
-        progress,
-        step_of_position,
-        steps_per_block,
-        first_right_and_committed,
-        waiting_steps,
-        first_right_step,
-        probability,
-        rank,
-        probability_before_commit,
-        rank_map,
-        probability_map,
-        filter_loss,
-        reliability,
-        user_and_device_speed,
-        device_speed,
-        verified_per_request,
-    )
-}
-
-
-COUNTED: Mapping[str, str] = {
-    steps_per_block.__name__: "blocks",
-    waiting_steps.__name__: "tokens",
-    probability_before_commit.__name__: "tokens",
-    reliability.__name__: "drafts",
-    user_and_device_speed.__name__: "requests",
-    device_speed.__name__: "requests",
-    verified_per_request.__name__: "requests",
-}
-"""Run series -> unit that the `n` of its points counts, if not samples."""
-
-SIMULATED = tuple(name for name, unit in COUNTED.items() if unit == "requests")
-"""Run series whose numbers come from a simulated load, on the step profile in their settings."""
 
 
 def run_series(name: str) -> RunSeries:

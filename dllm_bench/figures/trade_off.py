@@ -106,7 +106,7 @@ def looks(decoders: Iterable[str]) -> dict[str, style.Look]:
     found, used = dict[str, style.Look](), set[tuple[str, str]]()
     unknown = 0
     for name in dict.fromkeys(decoders):
-        families = [key for key in style.LOOKS if key and f"{name}_".startswith(f"{key}_")]
+        families = [key for key in style.known_looks() if key and f"{name}_".startswith(f"{key}_")]
         look = style.look(max(families, key=len)) if families else UNKNOWN[unknown % len(UNKNOWN)]
         unknown += not families
         free = (m for m in (look.marker, *"osD^vPX*<>phH8d") if (look.colour, m) not in used)
@@ -183,5 +183,5 @@ def outside(left: float, low: float, right: float, high: float) -> list[Box]:
 
 
 def overlap(one: Box, other: Box) -> bool:
-    """Return whether two boxes share any place."""
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    """Return whether two boxes share any place, be it an edge."""
+    return one[0] <= other[2] and other[0] <= one[2] and one[1] <= other[3] and other[1] <= one[3]

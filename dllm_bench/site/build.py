@@ -34,16 +34,15 @@ from dllm_bench.site.table_pages import (
     FINDINGS_PAGE,
     figure_page,
     findings_page,
-    read_points,
     table_page,
     table_stem,
 )
 from dllm_bench.site.texts import TextSource
-from dllm_bench.store.files import stored_bytes, write_atomic
+from dllm_bench.store.files import csv_rows, stored_bytes, write_atomic
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.nolinks import is_file, lstat, matching, remove_file
 from dllm_bench.store.record import RunRecord, SampleRecord
-from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.settings import Compose, SettingsCache
 from dllm_bench.store.store import RunEntry, Store, read_record, read_samples, record_fingerprint
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import BuiltTable
@@ -53,7 +52,6 @@ from dllm_bench.tables.render import TEMPLATES as TABLE_TEMPLATES
 from dllm_bench.tables.render import render
 from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
-Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showing progress
 
 STATIC = Path(__file__).parent / "static"
@@ -110,14 +108,17 @@ class SiteBuilder:
                     made += 1
         run_pages = RunPages(frozenset(short for short in records if is_file(self._page(short))))
         tables = list(self._build_tables(run_pages))
-        self._write(FINDINGS_PAGE, self._findings([built for _, built in tables]))
+        built_tables = {built.table.name: built for _, built in tables}
+        self._write(FINDINGS_PAGE, self._findings(built_tables))
         groups = comparable_runs(records.values())
         for group in groups:
             self._write(group.address, comparison_page(group, run_pages))
         contents = SiteContents(
             profile=self.profile,
             tables=tables,
-            without_runs=self._without_runs([built.table.name for _, built in tables]),
+            without_runs=[
+                (name, self._title(name)) for name in names_of("table") if name not in built_tables
+            ],
             figures=list(self._build_figures(run_pages, left_out)),
             comparisons=groups,
             entries=entries,
@@ -155,7 +156,7 @@ class SiteBuilder:
         styles = (TABLE_TEMPLATES / "table.css", STATIC / "site.css")
         self._write("static/site.css", "".join(s.read_text(encoding="utf-8") for s in styles))
         for name in ("site.js", "icon.svg"):
-            self._copy(STATIC / name, f"static/{name}")
+            self._write(f"static/{name}", (STATIC / name).read_bytes())
         return bool(previous != stamp)
 
     def _with_pages(self, entries: Sequence[RunEntry]) -> list[RunEntry]:
@@ -213,11 +214,6 @@ class SiteBuilder:
             yield f"{stem}.html", built
         self.settings.save()  # before the claims, since composing takes longest
 
-    def _without_runs(self, made: Sequence[str]) -> list[AddressedPage]:
-        """Return (name, title) of the tables without any stored run, which were not made."""
-        left_out = [name for name in names_of("table") if name not in made]
-        return [(name, self._title(name)) for name in left_out]
-
     def _title(self, table: str) -> str:
         """Return the title of a table, which takes reading its files."""
         return str(self.settings.cached(f"title {table}", lambda: load_table(table).title))
@@ -226,11 +222,11 @@ class SiteBuilder:
         """Return the names of the stored runs; those of any run where all tables are wanted."""
         return StoredNames() if self.all_tables else StoredNames.of(self.store)
 
-    def _findings(self, tables: Sequence[BuiltTable]) -> str:
+    def _findings(self, tables: Mapping[str, BuiltTable]) -> str:
         """Return the page of the claims, judged by the stored runs."""
         profile = load_profile(self.profile)
         judgements = judge_stored(profile, self.store, self.settings, self._names())
-        return findings_page(Findings(judgements, {built.table.name: built for built in tables}))
+        return findings_page(Findings(judgements, tables))
 
     def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[AddressedPage]:
         """Write a page for each drawn figure, and its files; yield (address, title). If a drawing
@@ -241,27 +237,24 @@ class SiteBuilder:
             name = f"{drawn.parent.name}/{drawn.stem}"
             title = load_figure(name).table.title if name in names_of("figure") else name
             stem = drawn.relative_to(results).with_suffix("").as_posix()
-            forms = [form for form in FIGURE_FORMS if is_file(drawn.with_suffix(f".{form}"))]
+            paths = {form: drawn.with_suffix(f".{form}") for form in FIGURE_FORMS}
             try:
-                files = {form: self._drawing(drawn.with_suffix(f".{form}")) for form in forms}
-                points = read_points(drawn.with_suffix(".csv"))
+                files = {
+                    form: harmless(form, stored_bytes(path) or b"", str(path))
+                    for form, path in paths.items()
+                    if is_file(path)
+                }
+                points = list(csv_rows(paths["csv"]))
             except (DllmBenchError, ValueError, csv.Error) as error:
                 left_out.append(f"{name}: {error}")
                 continue
-            self._write(f"{stem}.html", figure_page(stem, title, points, forms, run_pages))
+            self._write(f"{stem}.html", figure_page(stem, title, points, list(files), run_pages))
             for form, content in files.items():
-                write_atomic(self.out / f"{stem}.{form}", content, durable=False)
+                self._write(f"{stem}.{form}", content)
             yield f"{stem}.html", title
 
-    def _drawing(self, file: Path) -> bytes:
-        """Return the content of a figure's file without anything that a browser could execute."""
-        return harmless(file.suffix[1:], stored_bytes(file) or b"", str(file))
-
-    def _write(self, address: str, text: str) -> None:
-        write_atomic(self.out / address, text, durable=False)
-
-    def _copy(self, file: Path, address: str) -> None:
-        write_atomic(self.out / address, stored_bytes(file) or b"", durable=False)
+    def _write(self, address: str, content: str | bytes) -> None:
+        write_atomic(self.out / address, content, durable=False)
 
 
 def in_order(path: Path) -> list[str | int]:

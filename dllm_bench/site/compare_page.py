@@ -25,7 +25,6 @@ from dllm_bench.site.pages import Page, Plain, RunPages
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import SHOWN, differing_settings, digest, slug
 
-TPF, TPS = SHOWN_METRICS
 WIDTH, HEIGHT = 640, 420
 LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # edges of the area with points
 COLOURS = 7  # decoders with a colour of their own; `site.css` has these and one for all others
@@ -241,7 +240,7 @@ def comparable_runs(records: Iterable[RunRecord]) -> list[ComparedRuns]:
 
 def tokens_per_forward(record: RunRecord) -> tuple[float, str]:
     """Return the sort key within a group: tokens per forward, then hash."""
-    tpf = record.summary.get(TPF)
+    tpf = record.summary.get(SHOWN_METRICS[0])
     return (float("inf") if tpf is None else tpf, record.identity_hash)
 
 
@@ -260,8 +259,6 @@ def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
         ],
         "ratio": lambda record, metric: ratio(record, reference, metric),
         "plots": tradeoff_plots(runs.records, runs.title, run_pages, page.up),
-        "tpf": TPF,
-        "tps": TPS,
     }
     return page.render("comparison.html", view)
 

@@ -26,6 +26,7 @@ from dllm_bench.store.record import SampleRecord
 
 SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # viridis, RGB
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # weights of red, green and blue (sRGB)
+UNCHANGED = "winner fed cached ms forced proposed accepted".split()  # as in the trace of a forward
 EVEN_CONTRAST = 0.18  # luminance on which black and white are equally legible (WCAG 2)
 
 
@@ -179,21 +180,15 @@ def forward_steps(
         again = {change.position: change.after == AGAIN_MASKED for change in forward.changes}
         branches = forward.branches // passes
         step = ForwardStep(
+            **{name: getattr(forward, name) for name in UNCHANGED},
             kind=str(forward.kind),
             branches=branches,
-            winner=forward.winner,
             lookahead_won=forward.winner < branches - 1,
-            fed=forward.fed,
-            cached=forward.cached,
-            ms=forward.ms,
             committed=positions,
             overwritten=[position for position, masked in again.items() if not masked],
             remasked=[position for position, masked in again.items() if masked],
             inserted=list(forward.inserted),
-            forced=forward.forced,
             filled=filled / canvas if canvas else 1.0,
-            proposed=forward.proposed,
-            accepted=forward.accepted,
             drafted=[] if forward.parents else [texts[token] for token in forward.drafted],
             survival=list(forward.survival),
         )

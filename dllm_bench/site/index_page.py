@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from dllm_bench.site.compare_page import ComparedRuns, tradeoff_plots
 from dllm_bench.site.pages import FIRST_PAGE, Page, Plain, RunPages, state_class
-from dllm_bench.store.record import SHOWN_METRICS, RunRecord
+from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import differing_settings
 from dllm_bench.store.store import RunEntry
 from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
@@ -58,16 +58,11 @@ class SiteContents:
 
 def index_page(contents: SiteContents) -> str:
     """Return the whole page."""
-    return Page(FIRST_PAGE, "Report").render("index.html", index_view(contents))
-
-
-def index_view(contents: SiteContents) -> Plain:
-    """Return what `templates/index.html` lays out, besides the contents themselves."""
     run_states = Counter(str(entry.state) for entry in contents.entries)
     cells = Counter(status for _, built in contents.tables for status in built.cells.status)
     states = [name for name in CELL_STATES if cells[name]]
     by_state = ", ".join(f"{count} {state}" for state, count in sorted(run_states.items()))
-    return {
+    view = {
         "contents": contents,
         "runs_by_state": by_state or "none",
         "measured_cells": cells[MEASURED],
@@ -85,10 +80,9 @@ def index_view(contents: SiteContents) -> Plain:
         "comparisons": contents.comparisons[PLOTTED:],
         "differing": differing_settings([entry.spec for entry in contents.entries]),
         "run_states": sorted(run_states),
-        "tpf": SHOWN_METRICS[0],
-        "tps": SHOWN_METRICS[1],
         "bar_width": BAR_WIDTH,
     }
+    return Page(FIRST_PAGE, "Report").render("index.html", view)
 
 
 def bar_parts(counts: Mapping[str, int]) -> Iterator[Plain]:

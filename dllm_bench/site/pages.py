@@ -19,6 +19,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from dllm_bench.site.format import commit, number, significant
+from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.tables.render import environment
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -100,10 +101,13 @@ def state_class(state: str) -> str:
 
 @cache
 def templates() -> Environment:
-    """Load the templates of pages and tables, with filters for numbers and texts."""
+    """Load the templates of pages and tables, with filters for numbers and texts, and the names of
+    the speeds that lists of runs show.
+    """
     found = environment(TEMPLATES)
     found.filters.update(commit=commit, css_of_state=state_class, number=number)
     found.filters.update(significant=significant, utc=moment)
+    found.globals.update(zip(("tpf", "tps"), SHOWN_METRICS, strict=True))
     return found
 
 

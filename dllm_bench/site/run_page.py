@@ -64,13 +64,10 @@ def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
     """Return the page of a run. `texts`: sample id -> the sample's text, as far as it is stored."""
     spec = record.spec
     page = Page(run_address(spec.short), run_title(spec), [("runs", "index.html#runs")])
-    return page.render("run.html", run_view(record, texts))
-
-
-def run_view(record: RunRecord, texts: Mapping[str, str]) -> Plain:
-    """Return what `templates/run.html` lays out, besides the record itself."""
-    spec, metrics = record.spec, metric_texts(record)
-    return {
+    metrics = metric_texts(record)
+    ungrouped = {name: getattr(spec, name) for name in ("seed", "limit", "batch")}
+    ungrouped |= {"decoding version": spec.decoding_version, "inputs": spec.inputs}
+    view = {
         "record": record,
         "spec": spec,
         "tiles": list(tiles(record)),
@@ -88,9 +85,10 @@ def run_view(record: RunRecord, texts: Mapping[str, str]) -> Plain:
             (name, piece_settings(getattr(spec, name)))
             for name in ("model", "benchmark", "hardware")
         ],
-        "run_settings": [("settings", run_settings(spec))],
+        "run_settings": [("settings", piece_settings(ungrouped))],
         "facts": run_facts,
     }
+    return page.render("run.html", view)
 
 
 def tiles(record: RunRecord) -> Iterator[Plain]:
@@ -198,25 +196,13 @@ def decoder_settings(spec: RunSpec) -> list[tuple[str, Plain]]:
     return [("loop", piece_settings(own)), *parts]
 
 
-def run_settings(spec: RunSpec) -> Plain:
-    """Return the settings that belong to no group."""
-    return piece_settings(
-        {
-            "seed": spec.seed,
-            "limit": spec.limit,
-            "batch": spec.batch,
-            "decoding version": spec.decoding_version,
-            "inputs": spec.inputs,
-        }
-    )
-
-
 def piece_settings(plain: Mapping[str, Any]) -> Plain:
     """Return a part of a configuration: registered name without the kind, and all settings below
     it."""
-    values = []
-    for key, value in leaves({k: v for k, v in plain.items() if k != TARGET}):
-        values.append((key.removesuffix(TARGET).rstrip("."), setting_value(key, value)))
+    values = [
+        (key.removesuffix(TARGET).rstrip("."), setting_value(key, value))
+        for key, value in leaves({k: v for k, v in plain.items() if k != TARGET})
+    ]
     return {"kind": str(plain.get(TARGET, "")).rpartition(".")[2], "settings": values}
 
 
@@ -236,10 +222,7 @@ def run_facts(session: Session) -> list[tuple[str, str]]:
 
 
 SAMPLES_PER_SCRIPT = 20
-STEP_COLUMNS = (
-    *("kind", "branches", "winner", "fed", "cached", "ms", "forced"),
-    *("proposed", "accepted"),
-)
+STEP_COLUMNS = "kind branches winner fed cached ms forced proposed accepted".split()
 SHOWN_FACTS = ("emitted", "committed", "forwards", "rows", "forced", "seconds", "first_step_s")
 
 
@@ -330,8 +313,5 @@ def pack_decoding_order(order: DecodingOrder, texts: TextNumbers) -> Plain:
         "tokens": [texts(token.text) for token in order.tokens],
         "born": [-1 if token.born is None else token.born for token in order.tokens],
         "steps": steps,
-        "borders": order.borders,
-        "ends": order.ends,
-        "end": order.end,
-        "ended_by": order.ended_by,
+        **{name: getattr(order, name) for name in ("borders", "ends", "end", "ended_by")},
     }

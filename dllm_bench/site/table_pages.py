@@ -16,7 +16,6 @@ from markupsafe import Markup, escape
 from dllm_bench.claims.findings import Findings, Paragraph
 from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.site.pages import Page, RunPages
-from dllm_bench.store.files import csv_rows
 from dllm_bench.store.spec import SHOWN, slug
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.plan import PlannedRun
@@ -42,13 +41,8 @@ def table_page(built: BuiltTable, run_pages: RunPages) -> str:
     def address(run: PlannedRun) -> str:
         return run_pages.link(run.spec.short, page.up).address if run.spec else ""
 
-    files = file_links(Path(stem).name, DOWNLOADS)
+    files = [(f"{Path(stem).name}.{form}", form) for form in DOWNLOADS]
     return page.render("table_page.html", {"built": built, "address": address, "files": files})
-
-
-def file_links(name: str, forms: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (address, form) of the files that are next to a page."""
-    return [(f"{name}.{form}", form) for form in forms]
 
 
 def figure_page(
@@ -66,7 +60,7 @@ def figure_page(
         "title": title,
         "image": f"{Path(stem).name}.svg",
         "large": f"{Path(stem).name}.{'png' if 'png' in forms else 'svg'}",
-        "files": file_links(Path(stem).name, forms),
+        "files": [(f"{Path(stem).name}.{form}", form) for form in forms],
         "columns": [(n, "number" * is_one) for n, is_one in zip(names, numeric, strict=True)],
         "points": rows,
         "points_left_out": len(points) - len(rows),
@@ -92,11 +86,6 @@ def is_number(text: str | None) -> bool:
         return not text or float(text) == float(text)
     except ValueError:
         return False
-
-
-def read_points(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a figure's csv; none if there is no csv."""
-    return list(csv_rows(path))
 
 
 def findings_page(found: Findings) -> str:

@@ -78,7 +78,7 @@ def test_an_unknown_figure_lists_the_known_ones() -> None:
         load_figure("dspark/figure99")
     with pytest.raises(DllmBenchError, match="reliability"):
         run_series("tea leaves")
-    with pytest.raises(DllmBenchError, match="LOOKS"):
+    with pytest.raises(DllmBenchError, match="looks.yaml"):
         style.look("nobody's method")
 
 
