@@ -73,16 +73,16 @@ def run_on_processes(
                 for rank in range(spec.hardware.processes // replicas)
             ]
             _make(processes, _SharedProgress(spec, store.path(spec), observer))
+        record = store.record(spec)
+        assert record is not None  # the first process reported that it is sealed
+        observer.finish(record)
+        return record
     except DllmBenchError as error:
         with suppress(DllmBenchError), store.open(spec) as opened:
             opened.fail(str(error))
         raise
     finally:
         observer.close()
-    record = store.record(spec)
-    assert record is not None  # the first process reported that it is sealed
-    observer.finish(record)
-    return record
 
 
 def check(spec: RunSpec, deps: Dependencies) -> None:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import run_one
 from dllm_bench.methods.common import Pipeline, Threshold
 from dllm_bench.runs.dependencies import Dependencies
+from dllm_bench.runs.observers import Observer
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
 from tests.pieces import Table
@@ -93,7 +95,10 @@ def test_a_lost_process_is_named_and_the_run_goes_on(model, sentence, tmp_path: 
     kept = (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()
     assert 0 < len(kept) < N
     replicas = 1 if model is Dies else 2
-    record = run_one.run(spec(**PAIR, replicas=replicas), store=store, deps=deps())
+    logger = Mock(Observer)
+    again = spec(**PAIR, replicas=replicas)
+    record = run_one.run(again, store=store, deps=deps(), logger=logger)
+    assert [name for name, *_ in logger.mock_calls][-2:] == ["finish", "close"]
     assert (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()[: len(kept)] == kept
     alone = run_one.run(spec(), store=store, deps=deps())
     assert fakes.timeless(record)["columns"] == fakes.timeless(alone)["columns"]
