@@ -183,5 +183,5 @@ def outside(left: float, low: float, right: float, high: float) -> list[Box]:
 
 
 def overlap(one: Box, other: Box) -> bool:
-    """Return whether two boxes share any place, be it an edge."""
-    return one[0] <= other[2] and other[0] <= one[2] and one[1] <= other[3] and other[1] <= one[3]
+    """Return whether two boxes share more than an edge."""
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -30,6 +30,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # edges of the area 
 COLOURS = 7  # decoders with a colour of their own; `site.css` has these and one for all others
 FEW = 15  # with no more runs than this, all have their interval
 LABEL = (8.5, 13.0)  # width of a bold character and height of a line, about
+INSIDE = 0.05  # from a label to an edge, at least: places have one decimal
 DOT = 7.0  # around the middle of a point, where no label may stand
 OFFSETS = [  # from a point to its label, the best first: (x, y, text-anchor)
     (far * x, far * y, anchor)
@@ -151,7 +152,7 @@ def place_labels(named: Sequence[tuple[Plain, str]]) -> Iterator[Plain]:
     """
     middles = [(float(point["x"]), float(point["y"])) for point, _ in named]
     height, before = LABEL[1], ""
-    taken = outside(LEFT, TOP - height, WIDTH, BOTTOM)
+    taken = outside(LEFT + INSIDE, TOP - height + INSIDE, WIDTH - INSIDE, BOTTOM - INSIDE)
     taken += [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in middles]
     for (x, y), (point, text) in zip(middles, named, strict=True):
         if text == before:
