@@ -11,12 +11,7 @@ import pytest
 
 from dllm_bench.claims.evidence import DEVELOPMENT, TEST, crossed, only_half, sides_of
 from dllm_bench.claims.spec import Claim, Direction, load_claim, read_claim
-from dllm_bench.claims.verdict import (
-    ClaimVerdict,
-    Judgement,
-    items_needed,
-    judge_claims,
-)
+from dllm_bench.claims.verdict import ClaimVerdict, Judgement, items_needed, judge_claims
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import Effect, holm, mean_score
 from dllm_bench.tables.load import load_profile, names_of

@@ -26,11 +26,7 @@ from dllm_bench.cli.show import named_sample
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import painted
 from dllm_bench.core.trace import AGAIN_MASKED, GIVEN, Change, Forward, ForwardKind, Trace
-from dllm_bench.site.decoding_order import (
-    DecodingOrder,
-    block_borders,
-    decoding_order,
-)
+from dllm_bench.site.decoding_order import DecodingOrder, block_borders, decoding_order
 from dllm_bench.store.record import SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store

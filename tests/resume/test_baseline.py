@@ -109,11 +109,7 @@ def test_tokens_are_compared_up_to_the_end_of_the_text(
     record = run(spec(), store=Store(tmp_path), deps=deps(Noting(), Noting(change=change)))
     assert record.columns["baseline_equal"] == [equal] * 6
     assert record.summary["equal/baseline"] == equal
-    again = run(
-        spec(),
-        store=Store(tmp_path / "b"),
-        deps=deps(Noting(change=change), Noting()),
-    )
+    again = run(spec(), store=Store(tmp_path / "b"), deps=deps(Noting(change=change), Noting()))
     assert again.columns["baseline_equal"] == [equal] * 6, "whichever of them is longer"
 
 

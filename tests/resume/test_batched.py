@@ -112,11 +112,7 @@ def test_a_broken_batch_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def refused(**changes: Any) -> str:
     with pytest.raises(DllmBenchError) as error:
-        run(
-            fakes.spec(2, **changes),
-            store=Store(Path("nowhere")),
-            deps=fakes.deps(),
-        )
+        run(fakes.spec(2, **changes), store=Store(Path("nowhere")), deps=fakes.deps())
     return str(error.value)
 
 

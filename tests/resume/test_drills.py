@@ -278,11 +278,7 @@ class OtherItems(fakes.Letters):
 def test_items_that_changed_under_a_run_are_found_and_named(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs")
     with pytest.raises(ZeroDivisionError):
-        run(
-            fakes.spec(N),
-            store=store,
-            deps=fakes.deps(decoder=Failing(at="item-2")),
-        )
+        run(fakes.spec(N), store=store, deps=fakes.deps(decoder=Failing(at="item-2")))
     samples = store.path(fakes.spec(N)) / SAMPLES
     before = samples.read_bytes()
     with pytest.raises(DllmBenchError, match="holds sample 'item-1' of another prompt.*changed"):

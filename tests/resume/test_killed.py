@@ -29,11 +29,7 @@ N = 40
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     """Return the same run, not interrupted."""
-    return run(
-        fakes.spec(N),
-        store=Store(tmp_path_factory.mktemp("whole")),
-        deps=fakes.deps(),
-    )
+    return run(fakes.spec(N), store=Store(tmp_path_factory.mktemp("whole")), deps=fakes.deps())
 
 
 def start(root: Path, log: Path) -> subprocess.Popen[bytes]:

@@ -81,14 +81,7 @@ def alive(pid: int) -> bool:
 def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     root = Path(__file__).parents[2]
-    arguments = [
-        sys.executable,
-        "-m",
-        "tests.resume.parent",
-        str(tmp_path / "runs"),
-        str(log),
-        "9",
-    ]
+    arguments = [sys.executable, "-m", "tests.resume.parent", str(tmp_path / "runs"), str(log), "9"]
     parent = subprocess.Popen(arguments, cwd=root, stderr=subprocess.DEVNULL)
     pids: set[int] = set()
     deadline = time.monotonic() + 60

@@ -166,12 +166,7 @@ def generated(text: str, *, stop: tuple[str, ...] = (), eos_at: int | None = Non
             7,
         ),
         (generated("abc STOP", stop=("STOP",), eos_at=3), "abc", {"eos": 3, "length": 8}, 3),
-        (
-            generated("ab;cd.", stop=(";",), eos_at=5),
-            "ab",
-            {"eos": 5, "stop": 2, "length": 6},
-            2,
-        ),
+        (generated("ab;cd.", stop=(";",), eos_at=5), "ab", {"eos": 5, "stop": 2, "length": 6}, 2),
     ],
     ids=["length", "end token", "first stop string", "stop string after the end", "both"],
 )
@@ -216,11 +211,7 @@ def test_a_failing_run_leaves_its_reason(tmp_path: Path) -> None:
 
     store = Store(tmp_path)
     with pytest.raises(DllmBenchError, match="without a score"):
-        run(
-            fakes.spec(3),
-            store=store,
-            deps=fakes.deps(benchmark=Broken(scores_fast=False)),
-        )
+        run(fakes.spec(3), store=store, deps=fakes.deps(benchmark=Broken(scores_fast=False)))
     entry = store.entry(fakes.spec(3))
     assert entry is not None
     assert (entry.state, entry.done, entry.total) == ("failed", 3, 3)

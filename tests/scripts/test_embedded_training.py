@@ -111,9 +111,7 @@ def test_a_wider_vocabulary_and_more_heads_change_nothing_else() -> None:
     )
 
 
-def test_experts_all_chosen_are_the_mlp_they_were_cut_from(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_experts_all_chosen_are_the_mlp_they_were_cut_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)
     source = network.sizes_of_layout("llada", 600)
     weights = network.initial_weights(source, 0, [300])

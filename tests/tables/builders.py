@@ -153,10 +153,7 @@ def run_cells(table: PaperTable) -> list[Cell]:
 
 
 def planned_small(
-    store: Store,
-    profile: Profile,
-    monkeypatch: pytest.MonkeyPatch,
-    table: PaperTable | None = None,
+    store: Store, profile: Profile, monkeypatch: pytest.MonkeyPatch, table: PaperTable | None = None
 ) -> list[PlannedCell]:
     """Return a small table's plan, with runs specified by `spec_of`."""
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))

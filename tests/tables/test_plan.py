@@ -16,13 +16,7 @@ from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import (
-    CellState,
-    PlannedRun,
-    distinct_runs,
-    missing_trained_files,
-    plan,
-)
+from dllm_bench.tables.plan import CellState, PlannedRun, distinct_runs, missing_trained_files, plan
 from tests.claims.test_reference_claims import settings
 from tests.tables.builders import (
     FULL,
