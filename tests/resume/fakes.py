@@ -108,6 +108,7 @@ class FakeDecoder:
 
     log: Path | None = None
     pause_s: float = 0.0
+    clock: list[float] | None = None  # moved by the pause, which is slept without one
     ids: tuple[int, ...] | None = None
 
     def summary(self) -> DecoderSummary:
@@ -120,7 +121,10 @@ class FakeDecoder:
         if self.log is not None:
             with open(self.log, "a") as file:
                 file.write(f"{os.getpid()} {request.id}\n")
-        time.sleep(self.pause_s)
+        if self.clock is None:
+            time.sleep(self.pause_s)
+        else:
+            self.clock[0] += self.pause_s
         ids = self.ids or self._draw(request)
         born = tuple(-1 if token == SPECIAL.mask else i // 4 for i, token in enumerate(ids))
         forwards = [
@@ -157,11 +161,16 @@ class Mixed:
         return self.by_limit.get(spec.limit or 0, self.usual)
 
 
+@dataclass
 class BrokenDecoder(FakeDecoder):
-    """A bug."""
+    """A bug, at one request or at all."""
+
+    at: str = ""
 
     def generate(self, model: Any, request: Request) -> Generation:
-        raise ZeroDivisionError("by design")
+        if self.at in ("", request.id):
+            raise ZeroDivisionError("by design")
+        return super().generate(model, request)
 
 
 @dataclass
@@ -182,6 +191,16 @@ class DyingDecoder(FakeDecoder):
     def generate(self, model: Any, request: Request) -> Generation:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("still alive")
+
+
+def calls(log: Path) -> list[list[str]]:
+    """Return (process, request) of every decoding that was logged, warming up included."""
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def repeating(limit: int, repeats: int = 3, **changes: Any) -> RunSpec:
+    """Return a run of several passes over the items of `Repeating`."""
+    return spec(limit, benchmark={**spec().benchmark, "repeats": repeats}, **changes)
 
 
 def deps(**changes: Any) -> Dependencies:

@@ -28,19 +28,15 @@ OTHER = {"_target_": "elsewhere", "name": "plain"}
 
 @dataclass
 class Noting(fakes.FakeDecoder):
-    """Notes who decodes what, takes its time on a clock that nothing else moves."""
+    """Notes who decodes what."""
 
     who: str = OWN
     calls: list[tuple[str, str]] | None = None
-    clock: list[float] | None = None
-    takes_s: float = 0.0
     change: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple
 
     def generate(self, model: Any, request: Request) -> Generation:
         if self.calls is not None:
             self.calls.append((self.who, request.id))
-        if self.clock is not None:
-            self.clock[0] += self.takes_s
         made = super().generate(model, request)
         return replace(made, ids=self.change(made.ids))
 
@@ -73,7 +69,7 @@ def test_both_decode_every_request_in_alternating_order(tmp_path: Path) -> None:
 
 def test_they_are_timed_apart(tmp_path: Path) -> None:
     now = [0.0]
-    own, other = Noting(clock=now, takes_s=0.25), Noting(clock=now, takes_s=1.0)
+    own, other = Noting(clock=now, pause_s=0.25), Noting(clock=now, pause_s=1.0)
     made = deps(own, other, clock=lambda: now[0])
     record = run(spec(), store=Store(tmp_path), deps=made)
     assert record.columns["seconds"] == [0.25] * 6
@@ -127,22 +123,11 @@ def test_a_baseline_changes_nothing_of_the_run_itself(tmp_path: Path) -> None:
     assert "baseline" not in " ".join(summary(alone))
 
 
-class Dying(Noting):
-    """A decoder that fails at one request."""
-
-    at = "item-3"
-
-    def generate(self, model: Any, request: Request) -> Generation:
-        if request.id == self.at:
-            raise ZeroDivisionError("by design")
-        return super().generate(model, request)
-
-
 def test_an_interrupted_run_decodes_both_of_what_is_missing(tmp_path: Path) -> None:
     whole = run(spec(), store=Store(tmp_path / "whole"), deps=deps(Noting(), Noting()))
     store = Store(tmp_path / "parts")
     with pytest.raises(ZeroDivisionError):
-        run(spec(), store=store, deps=deps(Noting(), Dying()))
+        run(spec(), store=store, deps=deps(Noting(), fakes.BrokenDecoder(at="item-3")))
     stored = (store.path(spec()) / SAMPLES).read_text().splitlines()
     assert [set(json.loads(text)["baseline"]) for text in stored] == [{"ids", "seconds"}] * 3
     calls: list[tuple[str, str]] = []
@@ -182,7 +167,7 @@ def test_progress_shows_speed_up_and_equality(tmp_path: Path) -> None:
             seen.append(progress_text(running))
 
     now = [0.0]
-    own, other = Noting(clock=now, takes_s=1.0), Noting(clock=now, takes_s=3.0)
+    own, other = Noting(clock=now, pause_s=1.0), Noting(clock=now, pause_s=3.0)
     made = deps(own, other, clock=lambda: now[0])
     run(spec(2), store=Store(tmp_path), deps=made, progress=Watching())
     assert all("3.00× the baseline · 100.0% equal texts" in text for text in seen)

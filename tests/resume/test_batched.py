@@ -31,11 +31,10 @@ TIMED = [
 
 @dataclass
 class Many(fakes.FakeDecoder):
-    """Ends in another order than it began, a second after each; fails once it ended so many."""
+    """Ends in another order than it began; fails once it ended so many."""
 
     breaks_after: int | None = None
     asked: list[str] | None = None
-    clock: list[float] | None = None
 
     def _draw(self, request: Request) -> tuple[int, ...]:
         """Of the request alone, as random numbers of a masked decoder are."""
@@ -51,8 +50,6 @@ class Many(fakes.FakeDecoder):
         while going := [*going, *islice(waiting, batch - len(going))]:
             if self.asked is not None:
                 self.asked += [request.id for request in going if request.id not in self.asked]
-            if self.clock is not None:
-                self.clock[0] += 1.0
             yield self.generate(model, going.pop())
             ended += 1
             if ended == self.breaks_after:
@@ -82,7 +79,7 @@ def test_samples_are_those_of_one_at_a_time(tmp_path: Path) -> None:
 
 def test_no_request_has_a_time_of_its_own(tmp_path: Path) -> None:
     now = [0.0]
-    record = made(tmp_path, Many(clock=now), clock=lambda: now[0])
+    record = made(tmp_path, Many(clock=now, pause_s=1.0), clock=lambda: now[0])
     for name in fakes.CLOCKED:
         assert record.columns[name] == [None] * 7
     for name in TIMED:

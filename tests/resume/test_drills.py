@@ -241,25 +241,13 @@ def test_a_clock_that_jumps_changes_nothing_but_time_stamps(tmp_path: Path) -> N
     now = iter([2e9, 2e9, 1.0, 5e9, -3.0, *range(100)])
     jumping = {"now": lambda: float(next(now))}
     store = Store(tmp_path / "runs")
-    broken = fakes.deps(decoder=Failing(at="item-2"), **jumping)
+    broken = fakes.deps(decoder=fakes.BrokenDecoder(at="item-2"), **jumping)
     with pytest.raises(ZeroDivisionError):
         run(fakes.spec(N), store=store, deps=broken)
     record = run(fakes.spec(N), store=store, deps=fakes.deps(**jumping))
     assert fakes.timeless(record) == fakes.timeless(whole(tmp_path))
     assert all(0 <= seconds < 60 for seconds in record.columns["seconds"])
     assert [session.samples for session in record.sessions] == [2, 2]
-
-
-@dataclass
-class Failing(fakes.FakeDecoder):
-    """Fails at one request."""
-
-    at: str = ""
-
-    def generate(self, model: Any, request: Request) -> Any:
-        if request.id == self.at:
-            raise ZeroDivisionError("by design")
-        return super().generate(model, request)
 
 
 @dataclass
@@ -278,7 +266,7 @@ class OtherItems(fakes.Letters):
 def test_items_that_changed_under_a_run_are_found_and_named(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs")
     with pytest.raises(ZeroDivisionError):
-        run(fakes.spec(N), store=store, deps=fakes.deps(decoder=Failing(at="item-2")))
+        run(fakes.spec(N), store=store, deps=fakes.deps(decoder=fakes.BrokenDecoder(at="item-2")))
     samples = store.path(fakes.spec(N)) / SAMPLES
     before = samples.read_bytes()
     with pytest.raises(DllmBenchError, match="holds sample 'item-1' of another prompt.*changed"):

@@ -16,11 +16,6 @@ from tests.resume import fakes
 SPEC = fakes.spec(4)
 
 
-def decoded(log: Path) -> Counter[str]:
-    """Return how often each request was decoded, warming up included."""
-    return Counter(line.split()[1] for line in log.read_text().splitlines())
-
-
 class Grading(fakes.Letters):
     """Counts the texts that it grades; slow, so that none is graded for the progress display."""
 
@@ -40,7 +35,7 @@ def test_more_items_decode_and_grade_only_the_rest(tmp_path: Path) -> None:
     for limit in (4, 7, 7, 12):
         record = run(replace(SPEC, limit=limit), store=store, deps=deps)
         assert record.items == limit
-    counts = decoded(log)
+    counts = Counter(key for _, key in fakes.calls(log))
     warmed_up = {f"item-{i}" for i in range(WARMUPS)}
     assert {key for key, count in counts.items() if count > 1} == warmed_up
     assert len(counts) == 12 and benchmark.graded == [f"item-{i}" for i in range(12)]
@@ -58,15 +53,13 @@ def test_a_run_that_grew_is_the_run_of_all_items_at_once(tmp_path: Path) -> None
 def test_fewer_items_are_the_first_ones_of_the_record(tmp_path: Path) -> None:
     store, other = Store(tmp_path / "runs"), Store(tmp_path / "other")
     log = tmp_path / "log"
-    run(replace(SPEC, limit=9), store=store, deps=fakes.deps(decoder=fakes.FakeDecoder(log=log)))
+    logged = fakes.deps(decoder=fakes.FakeDecoder(log=log))
+    run(replace(SPEC, limit=9), store=store, deps=logged)
     before = log.read_text()
-    part = run(
-        replace(SPEC, limit=5), store=store, deps=fakes.deps(decoder=fakes.FakeDecoder(log=log))
-    )
+    part = run(replace(SPEC, limit=5), store=store, deps=logged)
     assert log.read_text() == before
-    assert fakes.timeless(part) == fakes.timeless(
-        run(replace(SPEC, limit=5), store=other, deps=fakes.deps())
-    )
+    alone = run(replace(SPEC, limit=5), store=other, deps=fakes.deps())
+    assert fakes.timeless(part) == fakes.timeless(alone)
 
 
 def test_a_larger_limit_than_the_benchmark_has_items_is_complete_with_all(tmp_path: Path) -> None:
@@ -92,7 +85,7 @@ def test_an_interrupted_growth_keeps_the_smaller_record(tmp_path: Path) -> None:
 
 def test_repeated_items_grow_by_item(tmp_path: Path) -> None:
     deps = fakes.deps(benchmark=fakes.Repeating(repeats=3))
-    spec = replace(SPEC, benchmark={**SPEC.benchmark, "repeats": 3}, limit=2)
+    spec = fakes.repeating(2)
     store = Store(tmp_path)
     assert len(run(spec, store=store, deps=deps).columns["id"]) == 6
     grown = run(replace(spec, limit=4), store=store, deps=deps)

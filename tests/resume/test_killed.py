@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
+import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,8 +18,9 @@ from dllm_bench.runs.runner import run
 from dllm_bench.store import files
 from dllm_bench.store import store as store_module
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.store import SAMPLES, RunState, Store, read_samples
+from dllm_bench.store.store import SAMPLES, RunState, Store
 from tests.resume import fakes
+from tests.resume.drill import Books, ended, fork
 from tests.tiers import covering
 
 N = 40
@@ -32,43 +32,24 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return run(fakes.spec(N), store=Store(tmp_path_factory.mktemp("whole")), deps=fakes.deps())
 
 
-def start(root: Path, log: Path) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-m", "tests.resume.child", str(root), str(log), str(N)]
-    return subprocess.Popen(arguments, cwd=Path(__file__).parents[2])
-
-
-def wait_for(path: Path, size: int, child: subprocess.Popen[bytes]) -> None:
-    """Until `path` holds more than `size` bytes."""
-    while child.poll() is None and (not path.exists() or path.stat().st_size <= size):
-        time.sleep(0.005)
-
-
 def test_sigkill_at_random_points_loses_and_repeats_nothing(
     tmp_path: Path, whole: RunRecord
 ) -> None:
-    root, log = tmp_path / "runs", tmp_path / "calls.log"
-    store = Store(root)
-    samples = store.path(fakes.spec(N)) / SAMPLES
-    chance = random.Random(20)
-    kept = b""
-    for session in range(3):
-        child = start(root, log)
-        wait_for(samples, len(kept), child)
-        time.sleep(chance.uniform(0, 0.2))
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL, "the run ended before it was killed"
-        assert store.record(fakes.spec(N)) is None
-        found = samples.read_bytes()
-        assert found.startswith(kept), "a finished sample was changed"
-        kept = found[: found.rfind(b"\n") + 1]
-        calls = [line.split() for line in log.read_text().splitlines()]
-        mine = [key for pid, key in calls if pid == calls[-1][0]]
-        before = {s.id for s in read_samples(samples.parent).values() if s.session < session}
+    books, chance = Books(Store(tmp_path / "runs"), fakes.spec(N), tmp_path / "log"), Random(20)
+    own = fakes.deps(decoder=fakes.FakeDecoder(log=books.log, pause_s=0.02))
+    for _ in range(3):
+        with books.balanced():
+            before = len(books.stored())
+            pid = fork(lambda: run(books.spec, store=books.store, deps=own))
+            while len(books.stored()) == before:
+                time.sleep(0.005)
+            time.sleep(chance.uniform(0, 0.2))
+            os.kill(pid, signal.SIGKILL)
+            assert ended(pid) == -signal.SIGKILL, "the run ended before it was killed"
+        mine = [key for process, key in fakes.calls(books.log) if process == str(pid)]
         assert mine[:2] == ["item-0", "item-1"], "every session warms up on the same requests"
-        assert not before & set(mine[2:]), "a finished sample was decoded again"
-        assert len(mine[2:]) == len(set(mine[2:]))
-    record = run(fakes.spec(N), store=store, deps=fakes.deps())
-    assert samples.read_bytes().startswith(kept)
+    with books.balanced():
+        record = run(books.spec, store=books.store, deps=own)
     assert fakes.timeless(record) == fakes.timeless(whole)
     assert len(record.sessions) == 4
     assert all(s.warmups == 2 and s.samples > 0 for s in record.sessions)

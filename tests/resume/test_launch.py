@@ -28,6 +28,7 @@ from tests.resume import fakes
 from tests.sample_stats import sample
 
 SPECS = [fakes.spec(n) for n in (3, 4, 5, 6)]
+OTHER = {"name": "other"}
 
 
 def test_one_after_the_other(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path: Path) -> None:
     assert [bool(o.error) for o in outcomes] == [False, True, False, True, False]
     assert "exit code -9" in outcomes[1].error
     assert "by design" in outcomes[3].error
-    pids = {line.split()[0] for line in log.read_text().splitlines()}
+    pids = {pid for pid, _ in fakes.calls(log)}
     assert str(os.getpid()) not in pids
     assert "[5/5]" in stream.getvalue()
     for n in (3, 5, 7):
@@ -87,8 +88,7 @@ def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while len(pids) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-        lines = log.read_text().splitlines() if log.exists() else []
-        pids = {int(line.split()[0]) for line in lines if line.endswith("item-3")}
+        pids = {int(pid) for pid, key in fakes.calls(log) if key == "item-3"}
     assert len(pids) == 2
     assert all(map(alive, pids))
     parent.send_signal(signal.SIGKILL)
@@ -115,20 +115,14 @@ def test_a_worker_stays_with_its_model_and_benchmark() -> None:
     assert order == longest_first
 
 
-def repeating(limit: int, model: str = "fake") -> RunSpec:
-    """Return a run of three passes."""
-    benchmark = {**fakes.spec().benchmark, "repeats": 3}
-    return fakes.spec(limit, model={"name": model}, benchmark=benchmark)
-
-
 def test_runs_of_several_passes_take_turns_and_warm_up_once(tmp_path: Path) -> None:
     """The result is that of a run made alone."""
     log, store = tmp_path / "calls", Store(tmp_path / "runs")
     made = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=fakes.Repeating())
-    specs = [repeating(3), repeating(4)]
+    specs = [fakes.repeating(3), fakes.repeating(4)]
     outcomes = run_all(specs, store=store, jobs=2, stream=io.StringIO(), deps=made)
     assert [o.error for o in outcomes] == ["", ""]
-    calls = [line.split() for line in log.read_text().splitlines()]
+    calls = fakes.calls(log)
     assert len({pid for pid, _ in calls}) == 1, "runs that take turns are one process's"
     passes = [int(key[-1]) for _, key in calls]
     firsts = [0] * (2 + 3) + [0] * (2 + 4)  # two warm-ups and the items
@@ -141,7 +135,7 @@ def test_runs_of_several_passes_take_turns_and_warm_up_once(tmp_path: Path) -> N
 
 
 def test_runs_take_turns_with_those_of_their_model_alone() -> None:
-    specs = [repeating(1), fakes.spec(5), repeating(1, "other"), repeating(2)]
+    specs = [fakes.repeating(1), fakes.spec(5), fakes.repeating(1, model=OTHER), fakes.repeating(2)]
     assert groups(specs) == [(specs[1],), (specs[0], specs[3]), (specs[2],)]
 
 
@@ -149,9 +143,9 @@ def test_groups_that_take_turns_go_side_by_side(tmp_path: Path) -> None:
     log, store = tmp_path / "calls", Store(tmp_path / "runs")
     decoder = fakes.FakeDecoder(log=log, pause_s=0.05)
     made = fakes.deps(decoder=decoder, benchmark=fakes.Repeating())
-    specs = [repeating(3), repeating(3, "other")]
+    specs = [fakes.repeating(3), fakes.repeating(3, model=OTHER)]
     run_all(specs, store=store, jobs=2, stream=io.StringIO(), deps=made)
-    assert len({line.split()[0] for line in log.read_text().splitlines()}) == 2
+    assert len({pid for pid, _ in fakes.calls(log)}) == 2
 
 
 def test_all_runs_have_a_number_of_items_before_any_has_more(tmp_path: Path) -> None:
@@ -176,7 +170,9 @@ def test_a_run_that_fails_in_a_pass_is_not_tried_again_in_the_next(tmp_path: Pat
     store, stream = Store(tmp_path), io.StringIO()
     decoder = fakes.Mixed(fakes.FakeDecoder(), {4: fakes.BrokenDecoder()})
     made = fakes.deps(decoder=decoder, benchmark=fakes.Repeating())
-    outcomes = run_all([repeating(4), repeating(3)], store=store, stream=stream, deps=made)
+    outcomes = run_all(
+        [fakes.repeating(4), fakes.repeating(3)], store=store, stream=stream, deps=made
+    )
     assert [o.error for o in outcomes] == ["ZeroDivisionError: by design", ""]
     assert stream.getvalue().count("by design") == 1
     assert "[2/2]" in stream.getvalue()
@@ -184,14 +180,8 @@ def test_a_run_that_fails_in_a_pass_is_not_tried_again_in_the_next(tmp_path: Pat
 
 def test_the_progress_line_of_a_run(tmp_path: Path) -> None:
     now = [0.0]
-
-    class Slow(fakes.FakeDecoder):
-        def generate(self, model: Any, request: Any) -> Any:
-            now[0] += 3.0
-            return super().generate(model, request)
-
     plain, terminal = io.StringIO(), Terminal()
-    made = fakes.deps(decoder=Slow(), clock=lambda: now[0])
+    made = fakes.deps(decoder=fakes.FakeDecoder(clock=now, pause_s=3.0), clock=lambda: now[0])
     for stream, root in ((plain, "a"), (terminal, "b")):
         now[0] = 0.0
         line = RunProgress(stream, clock=lambda: now[0])
@@ -293,7 +283,7 @@ class Noting(Observer):
 
 def test_a_logger_of_runs_that_take_turns_has_one_run_at_a_time(tmp_path: Path) -> None:
     events = list[str]()
-    specs = [repeating(3), repeating(4)]
+    specs = [fakes.repeating(3), fakes.repeating(4)]
     loggers = [Noting(events), Noting(events)]
     made = fakes.deps(benchmark=fakes.Repeating())
     errors = run_in_turns(specs, store=Store(tmp_path), loggers=loggers, deps=made)

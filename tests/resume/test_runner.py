@@ -17,7 +17,6 @@ from dllm_bench.runs import runner
 from dllm_bench.runs.runner import WARMUPS, cut, run
 from dllm_bench.store import files
 from dllm_bench.store.record import Session
-from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store, read_samples
 from tests.resume import fakes
 
@@ -85,8 +84,14 @@ def test_warm_ups_are_not_recorded(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     made = fakes.deps(decoder=fakes.FakeDecoder(log=log))
     record = run(fakes.spec(4), store=Store(tmp_path / "runs"), deps=made)
-    calls = [line.split()[1] for line in log.read_text().splitlines()]
-    assert calls == ["item-0", "item-1", "item-0", "item-1", "item-2", "item-3"]
+    assert [key for _, key in fakes.calls(log)] == [
+        "item-0",
+        "item-1",
+        "item-0",
+        "item-1",
+        "item-2",
+        "item-3",
+    ]
     assert record.columns["id"] == ["item-0", "item-1", "item-2", "item-3"]
     assert record.sessions[0].warmups == 2
 
@@ -113,23 +118,19 @@ def test_a_session_repeats_which_kernels_do_not_work(
     assert record.environment["fallbacks"] == "Layers start more launches: no Triton."
 
 
-def repeating(n: int, repeats: int = 3) -> RunSpec:
-    return fakes.spec(n, benchmark={**fakes.spec().benchmark, "repeats": repeats})
-
-
 def test_repetitions_are_decoded_pass_by_pass(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     made = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=fakes.Repeating())
-    record = run(repeating(4), store=Store(tmp_path / "runs"), deps=made)
+    record = run(fakes.repeating(4), store=Store(tmp_path / "runs"), deps=made)
     passes = [f"item-{i}#{k}" for k in range(3) for i in range(4)]
-    assert [line.split()[1] for line in log.read_text().splitlines()][WARMUPS:] == passes
+    assert [key for _, key in fakes.calls(log)][WARMUPS:] == passes
     assert record.columns["id"] == passes
     assert list(record.values) == [f"item-{i}" for i in range(4)], "a limit counts items"
 
 
 def test_a_repetition_draws_what_it_drew_whenever_it_is_decoded(tmp_path: Path) -> None:
     """Seeds follow from ids, so a run that decoded item by item is finished pass by pass."""
-    spec, made = repeating(4), fakes.deps(benchmark=fakes.Repeating())
+    spec, made = fakes.repeating(4), fakes.deps(benchmark=fakes.Repeating())
     whole, parts = Store(tmp_path / "a"), Store(tmp_path / "b")
     run(spec, store=whole, deps=made)
     samples = read_samples(whole.path(spec))
