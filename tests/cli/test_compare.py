@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from dllm_bench.api.comparison import RunComparison
-from dllm_bench.cli.main import main
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.store.record import RunRecord
@@ -53,8 +52,3 @@ def test_metrics_are_those_of_the_shared_samples(records: list[RunRecord]) -> No
     shared = {name: values[20:] for name, values in a.columns.items()}
     expected = measure("tpf/emitted", from_columns(shared))
     assert row(lines, "tpf/emitted")[1] == f"{expected:.3f}"
-
-
-def test_one_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "abc"]) == 2
-    assert "name two or more" in capsys.readouterr().err

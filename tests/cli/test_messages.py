@@ -60,18 +60,6 @@ def test_a_mask_token_is_given_as_its_text() -> None:
         assert compose(["model=tiny-llada", text])["model"]["mask_token"] == MASK_TEXT
 
 
-def test_text_that_hydra_reads_keeps_its_meaning() -> None:
-    assert compose(["model=tiny-llada", "limit=3", "seed=1"])["limit"] == 3
-    with pytest.raises(DllmBenchError, match="cannot be read"):
-        compose(["seed=[1"])
-
-
-@pytest.mark.parametrize("name", ["decoder.tau", "tau"])
-def test_a_setting_of_a_piece_is_found_by_its_last_name(name: str) -> None:
-    with pytest.raises(DllmBenchError, match=r"did you mean 'decoder\.select\.tau'"):
-        compose(["decoder=fast_dllm", f"{name}=0.7"])
-
-
 def test_a_lora_folder_whose_base_is_absent_is_told_how_to_name_it(tmp_path: Path) -> None:
     config = {"base_model_name_or_path": "owner/base"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))

@@ -297,5 +297,6 @@ def test_a_number_counts_samples_in_the_order_of_the_record() -> None:
     names = {"0": "a", "1": "7", "3": "c", "c": "c", "7": "7"}
     assert {n: named_sample(lines, order, n, "run").id for n in names} == names
     for missing in ("2", "4", "x"):
-        with pytest.raises(DllmBenchError, match="counts samples from 0"):
+        said = rf"no stored sample '{missing}' among 3; the first are: c, a, 7\. .* samples from 0"
+        with pytest.raises(DllmBenchError, match=said):
             named_sample(lines, order, missing, "run")

@@ -53,6 +53,23 @@ def record(values: list[float], ungraded: int = 0, **changes: Any) -> RunRecord:
     return seal(allowed, samples, scores, [Session(0.0, 2, environment)], 0.0)
 
 
+def store_of(root: Path, *records: RunRecord) -> Store:
+    """Return a store of sealed runs."""
+    store = Store(root / "runs")
+    for one in records:
+        with store.open(one.spec, total=2) as opened:
+            opened.seal(one)
+    return store
+
+
+def begin(store: Store, run: RunSpec, *samples: SampleRecord) -> None:
+    """Leave a run of five items that has these samples."""
+    with store.open(run, total=5) as opened:
+        opened.begin(Session(0.0, 0, {}))
+        for one in samples:
+            opened.append(one)
+
+
 def test_summary_names_definition_machine_and_commit() -> None:
     text = "\n".join(show.summary_lines(record([1.0, 0.0])))
     assert "score 50.0 [" in text
@@ -82,21 +99,13 @@ def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) 
     assert "] 2 not graded" in line
     tile = next(tiles(one))
     assert "n = 2, 2 not graded" in str(tile)
-    store = Store(tmp_path / "runs")
-    for done in (one, other):
-        with store.open(done.spec, total=2) as opened:
-            opened.seal(done)
-    assert sum("] 2 not graded" in line for line in status.run_lines(store)) == 1
+    lines = status.run_lines(store_of(tmp_path, one, other))
+    assert sum("] 2 not graded" in line for line in lines) == 1
 
 
 def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
-    store = Store(tmp_path / "runs")
-    done = record([1.0, 1.0])
-    with store.open(done.spec, total=2) as opened:
-        opened.seal(done)
-    with store.open(spec(seed=1), total=5) as opened:
-        opened.begin(Session(0.0, 0, {}))
-        opened.append(sample())
+    store = store_of(tmp_path, record([1.0, 1.0]))
+    begin(store, spec(seed=1), sample())
     lines = list(status.run_lines(store))
     assert sorted(line.split()[1] for line in lines[1:3]) == ["partial", "sealed"]
     assert any(" 1/5 " in line for line in lines)
@@ -106,11 +115,8 @@ def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
 def test_runs_are_told_apart_chosen_and_sorted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = Store(tmp_path / "runs")
-    for seed, values in enumerate(([1.0, 0.0], [1.0, 1.0], [0.0, 0.0])):
-        done = record(values, seed=seed)
-        with store.open(done.spec, total=2) as opened:
-            opened.seal(done)
+    scores = enumerate(([1.0, 0.0], [1.0, 1.0], [0.0, 0.0]))
+    store_of(tmp_path, *(record(values, seed=seed) for seed, values in scores))
 
     def rows(*options: str) -> list[dict[str, Any]]:
         assert main(["status", "--results", str(tmp_path), "--json", *options]) == 0
@@ -171,11 +177,6 @@ def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
     assert lines[-1] == "table lopa/table4: 3 cells, 1 missing, 2 sealed"
 
 
-def test_an_unknown_sample_is_a_sentence_with_examples() -> None:
-    with pytest.raises(DllmBenchError, match="no stored sample 'z' among 2; the first are: a, b"):
-        show.named_sample({"a": sample("a"), "b": sample("b")}, ["a", "b"], "z", "run")
-
-
 def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.open(spec(), total=3):
@@ -188,12 +189,9 @@ def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
 def test_a_sealed_run_is_read_once_for_the_board(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(tmp_path / "runs")
     done = record([1.0, 1.0])
-    with store.open(done.spec, total=2) as opened:
-        opened.seal(done)
-    with store.open(spec(seed=1), total=5) as opened:
-        opened.begin(Session(0.0, 0, {}))
+    store = store_of(tmp_path, done)
+    begin(store, spec(seed=1))
     first = list(status.run_lines(store))
     read: list[Path] = []
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import pytest
-
 from dllm_bench.cli.main import main
 from dllm_bench.runs import token_replay
-from dllm_bench.tables.load import names_of
 
 NAME = "learn2pd/figure4"  # two runs, and the replay of their tokens
 
@@ -50,12 +47,3 @@ def test_a_figure_says_what_is_missing_then_runs_it(tmp_path: Path, capsys) -> N
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"figure embedded/{NAME}: ")
     assert line.endswith("measured")
-
-
-@pytest.mark.parametrize("name", ["lopa/figure99", "nobody"])
-def test_a_figure_that_is_not_there_is_one_sentence(name: str, tmp_path: Path, capsys) -> None:
-    assert main(["figure", name, "--results", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "lopa/figure5" in said or "learn2pd/figure8" in said
-    assert f"the nearest of {len(names_of('figure'))}" in said

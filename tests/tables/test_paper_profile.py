@@ -128,12 +128,6 @@ def test_commands_of_runs_for_another_machine_are_a_script(
     assert models == {f"model={name}" for name in fetch.partition("  #")[0].split()[2:]}
 
 
-def test_commands_go_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = ["table", "lopa/table3", "--commands", "--run", "--results", str(tmp_path)]
-    assert main(ask) == 2
-    assert "give one of them" in capsys.readouterr().err
-
-
 def test_runs_that_no_machine_can_make_have_no_command() -> None:
     def run(short: str, **parts: Any) -> PlannedRun:
         return PlannedRun((), CellState.UNAVAILABLE, short, **parts)
