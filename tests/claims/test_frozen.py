@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.claims.findings import Findings, history, history_rows, markdown
-from dllm_bench.claims.spec import Claim, load_claim, source_table
+from dllm_bench.claims.spec import Claim, source_table
 from dllm_bench.claims.verdict import ClaimVerdict, Judgement
-from dllm_bench.tables.load import names_of
 from scripts import claim_history
-from tests.claims.test_claims import TPF, claim, verdict
+from tests.claims.test_claims import CLAIMS, TPF, claim, verdict
 
-CLAIMS = [load_claim(name) for name in names_of("claim")]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -325,20 +325,6 @@ def test_the_shell_completes_commands_choices_and_settings(line: str, tmp_path: 
     assert wanted in words and other not in words, words[:10]
 
 
-def test_completion_imports_nothing_that_is_slow(tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "from dllm_bench.cli import completion\n"
-        "for line in sys.argv[1:]:\n"
-        "    completion.parser_of(line.split())\n"
-        "list(completion.setting_words('decoder.', {'decoder': 'lopa'}))\n"
-        "print({'torch', 'hydra', 'omegaconf', 'pandas', 'matplotlib'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", code, "run", "generate", "table", "train drafter"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 def test_the_lines_for_a_shell_are_read_by_bash(capsys: Capture) -> None:
     assert main(["completion"]) == 0

@@ -143,7 +143,6 @@ def test_a_text_of_an_embedded_model_imports_no_classes_of_transformers(
 
 
 SEALED = """
-import sys
 from argparse import Namespace
 from pathlib import Path
 from dllm_bench.cli.planned import fill
@@ -151,14 +150,33 @@ from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.store.store import Store
 assert fill(Namespace(run=True, submit=False), [], Store(Path("runs"))) == []
 assert mean_score([0.0, 1.0]) is not None
-print(sorted({"torch", "scipy.stats"} & set(sys.modules)))
+"""
+COMPLETION = """
+from dllm_bench.cli import completion
+for line in ("run", "generate", "table", "train drafter"):
+    completion.parser_of(line.split())
+list(completion.setting_words("decoder.", {"decoder": "lopa"}))
 """
 
 
-def test_a_table_whose_runs_are_all_stored_imports_nothing_that_is_slow(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SEALED]
+@pytest.mark.parametrize(
+    ("code", "slow"),
+    [
+        (SEALED, {"torch", "scipy.stats"}),
+        (COMPLETION, {"torch", "hydra", "omegaconf", "pandas", "matplotlib"}),
+        (
+            "import dllm_bench.tables.render, dllm_bench.tables.plan",
+            {"torch", "hydra", "omegaconf", "scipy", "transformers"},
+        ),
+    ],
+    ids=["a table whose runs are all stored", "completion", "rendering"],
+)
+def test_what_answers_at_once_imports_nothing_that_is_slow(
+    code: str, slow: set[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", f"{code}\nimport sys; print(set(sys.modules) & {slow})"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_commands_of_the_makefile_write_bytecode() -> None:

@@ -50,3 +50,9 @@ def test_every_table_and_figure_has_a_target() -> None:
     ]
     found = commands(ROOT, *(f"{group}-{name}" for _, group, name in wanted))
     assert sorted(found) == sorted(f"{kind} {group}/{name} --run" for kind, group, name in wanted)
+
+
+def test_a_launcher_sends_and_waits() -> None:
+    (sent,) = commands(ROOT, "table4", "LAUNCHER=slurm", "SLURM=partition=gpu timeout_min=60")
+    assert "--submit --wait --slurm partition=gpu --slurm timeout_min=60" in sent
+    assert "table lopa/table4 --run" in " ".join(commands(ROOT, "table4"))

@@ -221,17 +221,6 @@ def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> N
         assert str(args.out) == source
 
 
-def test_make_knows_the_launcher(root: Path) -> None:
-    """`make table4 LAUNCHER=slurm` sends and waits."""
-    made = subprocess.run(
-        ["make", "-n", "table4", "LAUNCHER=slurm", "SLURM=partition=gpu timeout_min=60"],
-        cwd=root, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert "--submit --wait --slurm partition=gpu --slurm timeout_min=60" in made
-    plain = subprocess.run(["make", "-n", "table4"], cwd=root, capture_output=True, text=True)
-    assert "table lopa/table4 --run" in plain.stdout
-
-
 def test_tickets_outlive_a_half_written_line(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs")
     slurm.record_tickets(store, [slurm.JobTicket("a" * 64, "x/y/z", "1_0", "log")])

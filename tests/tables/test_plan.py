@@ -222,6 +222,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     planned = plan(load_table("lopa/table4"), load_profile("embedded"), compose, Store(tmp_path))
     runs = distinct_runs(planned)
     assert (len(planned), len(runs)) == (288, 2 * 72)
+    assert all(entry.cell.reported for entry in planned)
     assert {run.state for run in runs} == {CellState.MISSING}
     assert len({run.spec for run in runs}) == 2 * 72
     assert sorted({run.spec.repeats for run in runs if run.spec}) == [1, 5]

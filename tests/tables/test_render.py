@@ -11,8 +11,6 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -225,16 +223,6 @@ def test_every_character_of_a_real_table_has_a_latex_form() -> None:
     table = load_table("lopa/table4")
     texts = [table.title, table.source, *(note.text for note in table.notes)]
     assert all("?" not in latex(text) for text in texts if "?" not in text)
-
-
-def test_rendering_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; import dllm_bench.tables.render, dllm_bench.tables.plan; "
-        "print([m for m in ('torch', 'hydra', 'omegaconf', 'scipy', 'transformers')"
-        " if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(

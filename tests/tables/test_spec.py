@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.cli.main import parse
+from dllm_bench.cli.planned import chosen_profile
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.paths import CONFIG_DIR, conf_dir, conf_file, read_yaml
@@ -21,15 +23,6 @@ from tests.tables.builders import TINY, own_table, run_cells, small_table
 
 TABLE4 = "lopa/table4"
 SHARED = Path(os.environ.get("DLLM_BENCH_GOLDEN", "../shared/golden")).parent / "paper_tables"
-
-
-def test_table4_has_a_cell_for_every_printed_value() -> None:
-    table = load_table(TABLE4)
-    cells = list(table.cells())
-    assert len(cells) == 18 * 2 * 2 * 4
-    assert len({cell.run for cell in cells}) == 18 * 2 * 2
-    assert all(cell.reported for cell in cells)
-    assert len(table.reported) == len(cells)
 
 
 def reported_files() -> list[Path]:
@@ -70,21 +63,13 @@ def test_a_metric_is_a_definition_or_a_setting(name: str) -> None:
 def test_settings_become_overrides() -> None:
     cells = {tuple(cell.keys.values()): cell for cell in load_table(TABLE4).cells()}
     run = cells["d2f-dream-7b-instruct", "S9", "gsm8k"].run
-    assert set(run) == {
-        "decoder=lopa",
-        "benchmark.template=chat_multiturn",
-        "benchmark.escape_until=true",
-        "model=d2f-dream-instruct",
-        "benchmark=gsm8k",
-        "benchmark.shots=4",
-        "benchmark.max_new_tokens=512",
-        "decoder.schedule.block=32",
-        "decoder.schedule.tau_add=0.1",
-        "decoder.schedule.tau_act=0.85",
-        "decoder.select.tau=0.85",
-        "decoder.explore.k=7",
-        "decoder.cache.attention=full",
-    }
+    assert set(run) == set(
+        "decoder=lopa model=d2f-dream-instruct benchmark=gsm8k benchmark.shots=4 "
+        "benchmark.template=chat_multiturn benchmark.escape_until=true "
+        "benchmark.max_new_tokens=512 decoder.schedule.block=32 decoder.schedule.tau_add=0.1 "
+        "decoder.schedule.tau_act=0.85 decoder.select.tau=0.85 decoder.explore.k=7 "
+        "decoder.cache.attention=full".split()
+    )
     ascend = cells["d2f-dream-7b-base", "S18", "mbpp"]
     assert {"decoder.explore.k=3", "decoder.cache.attention=block_causal"} <= set(ascend.run)
     assert ascend.needs
@@ -244,6 +229,14 @@ def test_prompts_that_run_as_asked_keep_their_own_settings() -> None:
         profile.translate(("model=smollm2", "benchmark=deepspec_math500"))
 
 
+def test_the_flags_of_a_profile_choose_it_again() -> None:
+    profile = load_profile("embedded").limited(20)
+    for asked in (profile, profile.in_passes(1), profile.in_passes(3)):
+        words = ["table", "lopa/table4", *asked.flags.split()]
+        assert chosen_profile(parse(words)) == asked
+    assert len({profile.flags, profile.in_passes(1).flags, profile.in_passes(3).flags}) == 3
+
+
 def test_an_own_table_says_how_many_items_it_needs() -> None:
     profile = load_profile("embedded")
     assert "limit=60" in profile.translate(("limit=100",)), "a paper's number"
@@ -300,25 +293,11 @@ def test_what_is_available_itself_stands_for_itself(
 
 def test_tables_hold_no_embedded_special_case() -> None:
     ours = (
-        "caches",
-        "library",
-        "long",
-        "one_token",
-        "one_token_long",
-        "parallel",
-        "revising",
-        "seeds",
-        "seeds_drafters",
-        "seeds_llada",
-        "templates",
-        "unseen_credit",
-        "unseen_drafters",
-        "unseen_drafts",
-        "unseen_filters",
-        "unseen_lopa",
-        "wording",
+        "caches library long one_token one_token_long parallel revising seeds seeds_drafters "
+        "seeds_llada templates unseen_credit unseen_drafters unseen_drafts unseen_filters "
+        "unseen_lopa wording"
     )
-    about_embedded_models = {f"decoders/{name}" for name in ours}
+    about_embedded_models = {f"decoders/{name}" for name in ours.split()}
     for name in set(names_of("table")) - about_embedded_models:
         text = (conf_dir() / "table" / f"{name}.yaml").read_text()
         assert not re.search(r"=(tiny-|mini)|embedded", text)

@@ -93,18 +93,6 @@ def test_a_run_is_found_by_the_names_of_folders_and_no_other_is_read(
     assert read == [store.path(SPEC_5)]
 
 
-def test_a_record_alone_is_enough(tmp_path: Path) -> None:
-    store, record = made(tmp_path)
-    for path in store.path(SPEC_5).iterdir():
-        if path.name != RECORD:
-            path.unlink()
-    again = store.record(SPEC_5)
-    assert again is not None
-    assert again == record
-    assert again.samples.equals(record.samples)
-    assert again.environment["python"]
-
-
 def test_a_run_is_found_under_another_label(tmp_path: Path) -> None:
     store, record = made(tmp_path)
     renamed = fakes.spec(5, label="other-name")
