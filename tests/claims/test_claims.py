@@ -43,12 +43,18 @@ def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[int]
     return PlannedCell(Cell({"side": FacetValue(side)}, made_of, run.query, None, ()), run)
 
 
+def cells(
+    metric: str, right: Sequence[Sequence[float]], forwards: Sequence[Sequence[int]]
+) -> list[PlannedCell]:
+    """Return the runs of both sides."""
+    return list(map(cell, ("ours", "theirs"), (metric,) * 2, right, forwards))
+
+
 def verdict(
     one: Claim, right: Sequence[Sequence[float]], forwards: Sequence[Sequence[int]]
 ) -> Judgement:
     """Return the judgement of one claim that is a family of its own."""
-    cells = map(cell, ("ours", "theirs"), (one.metric,) * 2, right, forwards)
-    return judge_claims([one], [[*cells]], EMBEDDED)[0]
+    return judge_claims([one], [cells(one.metric, right, forwards)], EMBEDDED)[0]
 
 
 def test_every_claim_has_exactly_the_cells_it_names() -> None:
@@ -102,13 +108,7 @@ def test_two_equal_decoders_are_rarely_called_different() -> None:
         hard = rng.uniform(0.3, 0.95, 60)
         right = (rng.uniform(size=(2, 60)) < hard).astype(float).tolist()
         forwards = (3 + rng.poisson(8 * hard, (2, 60))).tolist()
-        planned = [
-            [
-                cell(side, one.metric, right[i], forwards[i])
-                for i, side in enumerate(("ours", "theirs"))
-            ]
-            for one in claims
-        ]
+        planned = [cells(one.metric, right, forwards) for one in claims]
         found = {one.tests.supports < 0.05 for one in judge_claims(claims, planned, EMBEDDED)}
         opposite = judge_claims(
             [replace(one, direction=Direction.LOWER) for one in claims], planned, EMBEDDED
@@ -206,19 +206,19 @@ def test_no_loss_is_an_equivalence(right: list[list[float]], expected: ClaimVerd
 
 
 def test_sides_that_are_one_run_are_not_compared() -> None:
-    cells = [cell(side, TPF, [1.0] * 20, [FORWARDS] * 20) for side in ("ours", "theirs")]
-    same = replace(cells[1], run=cells[0].run)
-    judged = judge_claims([claim(TPF)], [[cells[0], same]], EMBEDDED)[0]
+    ours, theirs = cells(TPF, [[1.0] * 20] * 2, [[FORWARDS] * 20] * 2)
+    same = replace(theirs, run=ours.run)
+    judged = judge_claims([claim(TPF)], [[ours, same]], EMBEDDED)[0]
     assert judged.verdict is ClaimVerdict.UNTESTABLE
     assert "same runs" in judged.why
 
 
 def test_a_missing_run_weighs_on_the_family_and_changes_no_verdict_for_the_better() -> None:
     forwards = [[9 + i % 4 for i in range(60)], [10 + i % 3 for i in range(60)]]
-    cells = [cell(s, TPF, [1.0] * 60, f) for s, f in zip(("ours", "theirs"), forwards, strict=True)]
-    missing = [replace(c, run=PlannedRun(c.run.query, CellState.MISSING)) for c in cells]
-    alone = judge_claims([claim(TPF)], [cells], EMBEDDED)[0]
-    among = judge_claims([claim(TPF)] * 3, [cells, missing, missing], EMBEDDED)
+    made = cells(TPF, [[1.0] * 60] * 2, forwards)
+    missing = [replace(c, run=PlannedRun(c.run.query, CellState.MISSING)) for c in made]
+    alone = judge_claims([claim(TPF)], [made], EMBEDDED)[0]
+    among = judge_claims([claim(TPF)] * 3, [made, missing, missing], EMBEDDED)
     assert [one.verdict for one in among[1:]] == [ClaimVerdict.NOT_RUN] * 2
     assert among[0].tests.supports > alone.tests.supports
 
@@ -232,10 +232,7 @@ def test_a_baseline_below_one_token_per_forward_tests_nothing(
 ) -> None:
     """The baseline has 40 of 60 items right."""
     forwards = [[5 + i % 3 for i in range(60)], [20 + i % 3 for i in range(60)]]
-    planned = [
-        cell(side, TPF, [float(i < 40) for i in range(60)], counts)
-        for side, counts in zip(("ours", "theirs"), forwards, strict=True)
-    ]
+    planned = cells(TPF, [[float(i < 40) for i in range(60)]] * 2, forwards)
     slow = cell("slow", TPF, [float(i in right) for i in range(60)], [10] * 60).run.record
     assert slow
     beside = [slow] if right else []

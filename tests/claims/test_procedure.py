@@ -15,7 +15,7 @@ from dllm_bench.claims.spec import Claim
 from dllm_bench.claims.verdict import ClaimVerdict, judge_claims
 from dllm_bench.tables.plan import PlannedCell
 from dllm_bench.tables.spec import SCORE
-from tests.claims.test_claims import EMBEDDED, TPF, cell, claim
+from tests.claims.test_claims import EMBEDDED, TPF, cells, claim, scores
 
 pytestmark = pytest.mark.exhaustive
 DRAWS, TEXTS = 500, 3
@@ -25,19 +25,14 @@ SHOWN = {ClaimVerdict.CONFIRMED, ClaimVerdict.LARGER, ClaimVerdict.SMALLER}
 def score_cells(rng: np.random.Generator, n: int, effect: float) -> list[PlannedCell]:
     """Return two decoders that disagree on a tenth of n items, with a true difference in points."""
     shares = (0.05 + effect / 200, 0.05 - effect / 200, 0.9)
-    gained, lost, both = rng.multinomial(n, shares)
-    ours = [1.0] * gained + [0.0] * lost + [1.0] * both
-    theirs = [0.0] * gained + [1.0] * lost + [1.0] * both
-    pairs = (("ours", ours), ("theirs", theirs))
-    return [cell(side, SCORE, values, [10] * n) for side, values in pairs]
+    return cells(SCORE, scores(*rng.multinomial(n, shares)), [[10] * n] * 2)
 
 
 def speed_cells(rng: np.random.Generator, n: int, ratio: float) -> list[PlannedCell]:
     """Forwards of two decoders that share the difficulty of n items, with a true ratio."""
     hard = 200 * rng.lognormal(0, 0.3, n)
     counts = [(hard * rng.lognormal(0, 0.15, n) * times).astype(int) for times in (1.0, ratio)]
-    pairs = zip(("ours", "theirs"), counts, strict=True)
-    return [cell(side, TPF, [1.0] * n, values.tolist()) for side, values in pairs]
+    return cells(TPF, [[1.0] * n] * 2, [values.tolist() for values in counts])
 
 
 def verdicts(claims: Sequence[Claim], planned: Sequence[list[PlannedCell]]) -> list[ClaimVerdict]:

@@ -95,73 +95,66 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"dllm-bench {__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["decoder=nope"], ["no decoder 'nope'", "the nearest of"]),
-        (["model=nope"], ["no model 'nope'", "tiny-llada"]),
-        (["decoder/score=nope"], ["no decoder/score 'nope'", "confidence"]),
-        (["decoder=fast_dlm"], ["did you mean 'fast_dllm'?", "fast_dllm_v2"]),
-        (["decoder=null"], ["null or a number", "--help"]),
-        (["decoder=fast_dllm", "decoder.select.tua=1"], ["did you mean 'decoder.select.tau'?"]),
-        (["decoder=fast_dllm", "decoder.tau=0.7"], ["did you mean 'decoder.select.tau'"]),
-        (["decoder=fast_dllm", "tau=0.7"], ["did you mean 'decoder.select.tau'"]),
-        (["decoder.select.thau=1"], ["'decoder.select.tau', which decoder/select="]),
-        (["gen_length=1"], ["did you mean 'benchmark.max_new_tokens'?"]),
-        (["model=tiny-qwen3", "decoder=fast_dllm"], ["autoregressive", "decoder=ar"]),
-        (["decoder=dspark"], ["tiny-llada", "full attention", "choose another"]),
-        (["decoder=ar"], ["tiny-llada", "shifted logits"]),
-        (["model=./nowhere"], ["no model folder './nowhere'", "owner/name"]),
-        (["decoders.select=1"], ["'decoders.select'", "did you mean 'decoder'?"]),
-        (["bach=2"], ["did you mean 'batch'?"]),
-        (["batch=x"], ["batch is 'x'", "whole number"]),
-        (["batch=1.5"], ["batch is 1.5", "whole number"]),
-        (["hardware.threads=0"], ["hardware.threads is 0", "whole number from 1"]),
-        (["paths.results="], ["results directory is ''", "paths.results=DIR"]),
-        (["paths.results=/etc/passwd/x"], ["/etc/passwd is a file", "name a directory"]),
-        (["paths.results=null"], ["results directory is None", "paths.results=DIR"]),
-        (
-            ["decoder=fast_dllm", "decoder.schedule.block=2.5"],
-            ["block", "give a whole number", "2.5"],
-        ),
-        (["benchmark.max_new_tokens=abc"], ["max_new_tokens", "give a whole number", "'abc'"]),
-        (["decoder.select.colour=1"], ["'decoder.select.colour'", "--cfg job"]),
-        (["+colour=red"], ["'colour'", "--cfg job"]),
-        (["limit"], ["'limit' cannot be read", "name=value"]),
-        (["seed=[1"], ["cannot be read"]),
-        (["seed=0,1"], ["'seed=0,1' gives several values", "-m"]),
-        (
-            ["decoder.select.tau=0.5"],
-            ["The decoder in use has no setting 'decoder.select.tau'", "decoder/select=threshold"],
-        ),
-        (
-            ["decoder=fast_dllm", "decoder.score.temperature=0.7"],
-            ["no setting 'decoder.score.temperature'", "decoder/score=sampled", "has precision"],
-        ),
-        (["--multi"], ["no flag '--multi'"]),
-        (["-m", "--info", "defaults"], ["--info prints one configuration", "one of them"]),
-        (["-m", "--cfg", "job"], ["--cfg prints one configuration", "one of them"]),
-        (["limit=some"], ["limit is 'some'", "whole number"]),
-        (["limit=0"], ["limit is 0", "or null"]),
-        (["benchmark=gsm8k", "paths.data=nowhere"], ["not in 'nowhere'", "paths.data=DIR"]),
-        (["benchmark=gsm8k", "paths.data=."], ["gsm8k/test.jsonl", "paths.data=DIR"]),
-        (["benchmark=gsm8k", "paths.data=null"], ["no data directory", "paths.data=DIR"]),
-        (["model=dream-base"], ["Dream-org/", "hf download", "dllm-bench prefetch dream-base"]),
-        (["model.path=assets/nope"], ["assets/nope", "scripts.embedded nope"]),
+MISTAKES = {  # arguments of `run` -> words of the answer
+    "decoder=nope": ["no decoder 'nope'", "the nearest of"],
+    "model=nope": ["no model 'nope'", "tiny-llada"],
+    "decoder/score=nope": ["no decoder/score 'nope'", "confidence"],
+    "decoder=fast_dlm": ["did you mean 'fast_dllm'?", "fast_dllm_v2"],
+    "decoder=null": ["null or a number", "--help"],
+    "decoder=fast_dllm decoder.select.tua=1": ["did you mean 'decoder.select.tau'?"],
+    "decoder=fast_dllm decoder.tau=0.7": ["did you mean 'decoder.select.tau'"],
+    "decoder=fast_dllm tau=0.7": ["did you mean 'decoder.select.tau'"],
+    "decoder.select.thau=1": ["'decoder.select.tau', which decoder/select="],
+    "gen_length=1": ["did you mean 'benchmark.max_new_tokens'?"],
+    "model=tiny-qwen3 decoder=fast_dllm": ["autoregressive", "decoder=ar"],
+    "decoder=dspark": ["tiny-llada", "full attention", "choose another"],
+    "decoder=ar": ["tiny-llada", "shifted logits"],
+    "model=./nowhere": ["no model folder './nowhere'", "owner/name"],
+    "decoders.select=1": ["'decoders.select'", "did you mean 'decoder'?"],
+    "bach=2": ["did you mean 'batch'?"],
+    "batch=x": ["batch is 'x'", "whole number"],
+    "batch=1.5": ["batch is 1.5", "whole number"],
+    "hardware.threads=0": ["hardware.threads is 0", "whole number from 1"],
+    "paths.results=": ["results directory is ''", "paths.results=DIR"],
+    "paths.results=/etc/passwd/x": ["/etc/passwd is a file", "name a directory"],
+    "paths.results=null": ["results directory is None", "paths.results=DIR"],
+    "decoder=fast_dllm decoder.schedule.block=2.5": ["block", "give a whole number", "2.5"],
+    "benchmark.max_new_tokens=abc": ["max_new_tokens", "give a whole number", "'abc'"],
+    "decoder.select.colour=1": ["'decoder.select.colour'", "--cfg job"],
+    "+colour=red": ["'colour'", "--cfg job"],
+    "limit": ["'limit' cannot be read", "name=value"],
+    "seed=[1": ["cannot be read"],
+    "seed=0,1": ["'seed=0,1' gives several values", "-m"],
+    "decoder.select.tau=0.5": [
+        "The decoder in use has no setting 'decoder.select.tau'",
+        "decoder/select=threshold",
     ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
+    "decoder=fast_dllm decoder.score.temperature=0.7": [
+        "no setting 'decoder.score.temperature'",
+        "decoder/score=sampled",
+        "has precision",
+    ],
+    "--multi": ["no flag '--multi'"],
+    "-m --info defaults": ["--info prints one configuration", "one of them"],
+    "-m --cfg job": ["--cfg prints one configuration", "one of them"],
+    "limit=some": ["limit is 'some'", "whole number"],
+    "limit=0": ["limit is 0", "or null"],
+    "benchmark=gsm8k paths.data=nowhere": ["not in 'nowhere'", "paths.data=DIR"],
+    "benchmark=gsm8k paths.data=.": ["gsm8k/test.jsonl", "paths.data=DIR"],
+    "benchmark=gsm8k paths.data=null": ["no data directory", "paths.data=DIR"],
+    "model=dream-base": ["Dream-org/", "hf download", "dllm-bench prefetch dream-base"],
+    "model.path=assets/nope": ["assets/nope", "scripts.embedded nope"],
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_is_one_sentence(
-    arguments: list[str],
-    words: list[str],
-    capsys: Capture,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    line: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert main(["run", f"paths.results={tmp_path}", *arguments]) == 2
+    assert main(["run", f"paths.results={tmp_path}", *line.split()]) == 2
     sentence = only_sentence(capsys)
-    assert all(word in sentence for word in words) and ".py" not in sentence, sentence
+    assert all(word in sentence for word in MISTAKES[line]) and ".py" not in sentence, sentence
 
 
 def test_a_run_is_composed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

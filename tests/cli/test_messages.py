@@ -34,10 +34,6 @@ def test_of_many_names_the_nearest_five_are_shown() -> None:
     assert "did you mean 'model-7'" in message
 
 
-def test_of_few_names_all_are_shown() -> None:
-    assert unknown_name("area", "part", ["whole", "cut"]).endswith("choose one of: whole, cut.")
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -20,6 +20,7 @@ from dllm_bench.tables.load import load_profile, names_of
 from tests.claims.test_reference_claims import settings
 from tests.figures.builders import built_full, replays_of
 from tests.figures.test_points import built
+from tests.figures.test_readable import point
 from tests.tiers import covering
 
 CURVE = "learn2pd/figure8"  # of a filter's own training, which made-up runs have not
@@ -71,16 +72,10 @@ def test_the_style_ends_with_the_drawing(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("kind", PANEL_KINDS)
 def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    base = {
-        "panel": "quiz",
-        "series": "alpha",
-        "quantity": "tpf",
-        "source": "tiny-alpha on miniquiz",
-    }
+    more = {"z": 0.5} if kind == "heat" else {}
     points = [
-        {**base, "x": float(x), "y": y, "low": y - 0.1, "high": y + 0.1}
-        | ({"z": 0.5} if kind == "heat" else {})
-        for x, y in ((1, 0.25), (2, 0.5), (3, 1.0))
+        point(x=x, y=y, low=y - 0.1, high=y + 0.1, **more)
+        for x, y in ((1.0, 0.25), (2.0, 0.5), (3.0, 1.0))
     ]
     draw = replace(found.figure.draw, kind=kind)
     figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"})

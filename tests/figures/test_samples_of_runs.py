@@ -17,9 +17,9 @@ from dllm_bench.runs import token_replay
 from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES
 from dllm_bench.store.store import ERROR, SPEC, Store
 from dllm_bench.tables.plan import PlannedCell
-from tests.figures import test_points
 from tests.figures.builders import planned
 from tests.figures.test_points import ALPHA, small
+from tests.figures.test_points import built as sealed
 from tests.tables.builders import compose
 
 PACKED = (RECORD, SAMPLES, REPLAYS)
@@ -51,14 +51,8 @@ def drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltFigure:
     return build_figure(small(), ALPHA, cells(root, monkeypatch), Store(root))
 
 
-def sealed(root: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltFigure:
-    """Return the small figure with its runs made; two are sealed and give three series of
-    `steps`."""
-    return test_points.built(root, monkeypatch)
-
-
 def empty_steps(built: BuiltFigure) -> list[str]:
-    """Why the sealed runs give no steps."""
+    """Why the two sealed runs give no steps, of which they have three series."""
     empty = built.without_number
     return list(empty.reason[(empty.quantity == "steps") & (empty.state == "sealed")])
 

@@ -17,13 +17,9 @@ from dllm_bench.figures.spec import REPORTED_FIGURES, PaperFigure, load_figure, 
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.spec import slug
 from dllm_bench.tables.load import load_profile, names_of
+from tests.figures.test_points import SMALL, small
 
-SMALL = Path(__file__).parent / "small"
 FIGURES = names_of("figure")
-
-
-def small() -> PaperFigure:
-    return read_figure("small/figure", SMALL / "figure.yaml", SMALL)
 
 
 def paper_tables() -> Path:

@@ -47,10 +47,22 @@ def _random(layout: str) -> tuple[network.Weights, network.NetworkSizes]:
 
 
 def _states(
-    weights: network.Weights, sizes: network.NetworkSizes, ids_BL: torch.Tensor
+    weights: network.Weights,
+    sizes: network.NetworkSizes,
+    ids_BL: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    positions_L: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    rope = network.rotary(sizes, torch.arange(ids_BL.shape[1]))
-    return network.hidden_states(weights, sizes, ids_BL, rope, None)
+    if positions_L is None:
+        positions_L = torch.arange(ids_BL.shape[1])
+    return network.hidden_states(weights, sizes, ids_BL, network.rotary(sizes, positions_L), bias)
+
+
+def _twin_states(
+    weights: network.Weights, sizes: network.NetworkSizes, example: objectives.Example
+) -> torch.Tensor:
+    assert example.positions_L is not None
+    return _states(weights, sizes, example.inputs_BL, example.bias, example.positions_L)
 
 
 @pytest.mark.parametrize("layout", list(network.LAYOUTS))
@@ -183,18 +195,14 @@ def _vocabulary() -> objectives.Vocabulary:
 def test_a_noised_block_sees_itself_and_the_clean_text_before_it() -> None:
     batch, (weights, sizes) = _batch(), _random("sdar")
     example = objectives.blocks(batch, _vocabulary(), torch.Generator().manual_seed(1), 0, BLOCK)
-    assert example.positions_L is not None
     length = batch.ids_BL.shape[1]
-    rope = network.rotary(sizes, example.positions_L)
-    states_BLD = network.hidden_states(weights, sizes, example.inputs_BL, rope, example.bias)
+    states_BLD = _twin_states(weights, sizes, example)
     position = int(example.rows_N[0]) % (2 * length)
     row, start = int(example.rows_N[0]) // (2 * length), position // BLOCK * BLOCK
     seen = torch.cat([batch.ids_BL[row, :start], example.inputs_BL[row, start : start + BLOCK]])[
         None
     ]
-    rope = network.rotary(sizes, torch.arange(seen.shape[1]))
-    mask = objectives.causal_mask(seen.shape[1], BLOCK)
-    alone_BLD = network.hidden_states(weights, sizes, seen, rope, mask)
+    alone_BLD = _states(weights, sizes, seen, objectives.causal_mask(seen.shape[1], BLOCK))
     assert torch.allclose(states_BLD[row, position], alone_BLD[0, position], atol=TOLERANCE)
 
 
@@ -256,18 +264,9 @@ def test_masks_are_fed_last_as_in_decoding() -> None:
         mask = objectives.causal_mask(len(order))
         if is_draft:
             mask[window[0] :, window[0] :] = 0.0
-        rope = network.rotary(sizes, torch.tensor(order))
-        alone_BLD = network.hidden_states(weights, sizes, both[fed][None], rope, mask)
+        alone_BLD = _states(weights, sizes, both[fed][None], mask, torch.tensor(order))
         assert torch.allclose(states_BLD[row, at], alone_BLD[0, order.index(at)], atol=TOLERANCE)
     assert mixed > 3 and drafts > 3
-
-
-def _twin_states(
-    weights: network.Weights, sizes: network.NetworkSizes, example: objectives.Example
-) -> torch.Tensor:
-    assert example.positions_L is not None
-    rope = network.rotary(sizes, example.positions_L)
-    return network.hidden_states(weights, sizes, example.inputs_BL, rope, example.bias)
 
 
 def test_a_mask_of_a_stride_predicts_the_position_behind_it() -> None:
@@ -289,10 +288,8 @@ def test_a_mask_of_a_stride_predicts_the_position_behind_it() -> None:
         run_of = example.inputs_BL[row, start : at + 1].tolist()
         assert len(run_of) <= run and run_of[-1] == vocabulary.mask_id
         behind.add(run_of.count(vocabulary.mask_id))
-        text = [*batch.ids_BL[row, :start].tolist(), *run_of]
-        rope = network.rotary(sizes, torch.arange(len(text)))
-        mask = objectives.causal_mask(len(text))
-        alone_BLD = network.hidden_states(weights, sizes, torch.tensor([text]), rope, mask)
+        text = torch.tensor([[*batch.ids_BL[row, :start].tolist(), *run_of]])
+        alone_BLD = _states(weights, sizes, text, objectives.causal_mask(text.shape[1]))
         assert torch.allclose(states_BLD[row, at], alone_BLD[0, -1], atol=TOLERANCE)
     assert behind == {1, 2, 3}
 
@@ -400,22 +397,10 @@ def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float
         assert beyond_L.mean().item() == pytest.approx(padding * share, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    covering(
-        4,
-        [
-            "tiny-trunk-five",
-            "tiny-llada",
-            "tiny-fast-dllm-v2",
-            "tiny-sdar",
-            "tiny-llada-long",
-            "tiny-llada-moe-free",
-            "tiny-wedlm",
-            "tiny-idlm",
-        ],
-    ),
-)
+TRAINED = "trunk-five llada fast-dllm-v2 sdar llada-long llada-moe-free wedlm idlm".split()
+
+
+@pytest.mark.parametrize("name", covering(4, [f"tiny-{name}" for name in TRAINED]))
 def test_a_step_of_a_recipe_lowers_its_loss(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
