@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,32 +20,15 @@ from tests.tiers import covering
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = (
-    "torch",
-    "transformers",
-    "huggingface_hub",
-    "matplotlib",
-    "pandas",
-    "scipy",
-    "datasets",
-    "sklearn",
-    "safetensors",
-    "wandb",
-    "submitit",
-)
+    "torch transformers huggingface_hub matplotlib pandas scipy datasets sklearn "
+    "safetensors wandb submitit"
+).split()
 NOT_FOR_HELP = (*HEAVY, "hydra", "numpy", "requests", "lm_eval.api.model")
 NOT_FOR_EMBEDDED = (  # a model that ships with the package is a short text's whole work
-    "transformers.modeling_utils",
-    "transformers.core_model_loading",
-    "transformers.generation",
-    "torch.distributed.tensor",
-    "torch._dynamo",
-    "torch._inductor",
-    "accelerate",
-    "sympy",
-    "scipy",
-    "matplotlib",
-    "datasets",
-)
+    "transformers.modeling_utils transformers.core_model_loading transformers.generation "
+    "torch.distributed.tensor torch._dynamo torch._inductor accelerate sympy scipy "
+    "matplotlib datasets"
+).split()
 HELP = [[], *([name] for name in COMMANDS if name not in GROUPS)]
 HELP += [["lm-eval", "run"]]  # lm-eval's own, as that of lm-eval
 HELP += [[group, name] for group, (_, names) in GROUPS.items() for name in names]
@@ -97,7 +81,7 @@ for words in json.loads(sys.argv[2]):
 """
 
 
-def imported(heavy: tuple[str, ...], commands: list[list[str]], cwd: Path) -> tuple[str, str]:
+def imported(heavy: Sequence[str], commands: list[list[str]], cwd: Path) -> tuple[str, str]:
     """(stdout, stderr) of a process that runs commands and prints, after each, its exit code and
     which of the heavy modules it was the first to import.
     """
@@ -144,6 +128,7 @@ def test_a_text_of_an_embedded_model_imports_no_classes_of_transformers(
 
 SEALED = """
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from dllm_bench.cli.planned import fill
 from dllm_bench.metrics.accuracy import mean_score

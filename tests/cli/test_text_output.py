@@ -19,11 +19,10 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.runs.progress import headline
 from dllm_bench.site.run_page import tiles
-from dllm_bench.store import index
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import RECORD, RunEntry, Store, read_entry
+from dllm_bench.store.store import Store
 from tests.sample_stats import stored_sample
 
 
@@ -184,27 +183,3 @@ def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
     (entry,) = store.entries()
     with pytest.raises(DllmBenchError, match="partial"):
         sealed_record(entry)
-
-
-def test_a_sealed_run_is_read_once_for_the_board(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = record([1.0, 1.0])
-    store = store_of(tmp_path, done)
-    begin(store, spec(seed=1))
-    first = list(status.run_lines(store))
-    read: list[Path] = []
-
-    def noting(folder: Path) -> RunEntry | None:
-        read.append(folder)
-        return read_entry(folder)
-
-    monkeypatch.setattr(index, "read_entry", noting)
-    assert list(status.run_lines(store)) == first
-    assert read == [store.path(spec(seed=1))]  # not sealed
-    other = record([1.0, 0.0])
-    (store.path(done.spec) / RECORD).write_text(other.to_json())
-    changed = list(status.run_lines(store))
-    assert changed != first and any("50.0 [" in line for line in changed)
-    (store.root / index.FILE).write_text("no json")
-    assert list(status.run_lines(store)) == changed
