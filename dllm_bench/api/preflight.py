@@ -63,8 +63,8 @@ def check_model(model: ModelGroup) -> None:
                 continue
             shipped = source.removeprefix(ASSETS)
             raise DllmBenchError(
-                f"Model {name!r} needs {source}, which this installation does not have; make it "
-                f"in a clone of the repository with `python -m scripts.embedded {shipped}`."
+                f"Model {name!r} needs {source}, which this installation does not have; a clone of "
+                f"the repository has it, or makes it: python -m scripts.embedded {shipped}"
             )
         elif HUB_ID.fullmatch(source) and not is_cached(source):
             raise DllmBenchError(

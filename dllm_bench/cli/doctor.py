@@ -182,8 +182,8 @@ def asset_lines() -> Iterator[Line]:
         files = sorted((assets_dir() / name).glob("*.safetensors"))
         size = sum(path.stat().st_size for path in files) / MEBIBYTE
         missing = f"no weights; in a clone: python -m scripts.embedded {name}"
-        found = (OK, name, f"embedded weights, {size:.1f} MiB")
-        yield found if files else (REQUIRED_MISSING, name, missing)
+        there = f"embedded weights, {size:.1f} MiB"
+        yield (OK, name, there) if files else (REQUIRED_MISSING, name, missing)
 
 
 def path_lines(paths: Paths) -> Iterator[Line]:

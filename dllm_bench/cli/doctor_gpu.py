@@ -1,10 +1,10 @@
 """`dllm-bench doctor --gpu`: check that a CUDA device computes what the CPU computes, and how fast.
 
 Each step reports facts and problems. The report is written after every step, so that nothing is
-lost if the device crashes. Steps run in a process of their own, because a crash makes the device
-useless for the process that caused it; after one, the next step begins a new process. With `--fake`
-the CPU replaces the device: this tests the command itself, and compares batches with single
-requests.
+lost if the device crashes. Steps run in another process, because a process in which the device
+crashed can no longer use it; after a failed step the next one gets a new process. With `--fake` the
+CPU replaces the device, in this process: this tests the command itself, and compares batches and
+forwards of fixed shapes with single requests.
 """
 
 from __future__ import annotations
@@ -257,14 +257,14 @@ def waits(check: GpuCheck) -> Found:
     ]
     found = len(places)
     forwards = sum(len(text.trace.forwards) for text in texts.values())
-    most = forwards + 2 * len(texts)  # at its end, a request's tokens and their steps are copied
+    most = forwards + 2 * len(texts)  # a request waits once more when it begins, and when it ends
     often = ", ".join(f"{place} {count} times" for place, count in Counter(places).most_common())
     problem = f"the host waited {found} times in {forwards} rounds: {often}"
     return {"waits": found, "rounds": forwards}, [problem] if found > most else []
 
 
 def rounds(check: GpuCheck, mode: str) -> Found:
-    """Measure rounds with random weights in a mode of hardware.compile.
+    """Measure rounds of a model with random weights. mode: of hardware.compile.
 
     The shape is Dream-7B's; on the CPU it is a small one.
     """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.figures import style
 from dllm_bench.figures.points import MEASURED, BuiltFigure
 from dllm_bench.figures.spec import StatedNumber
-from dllm_bench.figures.trade_off import free_place
+from dllm_bench.figures.trade_off import least_covered
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -229,7 +229,9 @@ def separate_numbers(ax: Axes) -> None:
         wide, high = box.width / 2, box.height / 2
         middles = [(x + scale * right, y + scale * up) for right, up in NUMBER_PLACES]
         boxes = [(x - wide, y - high, x + wide, y + high) for x, y in middles]
-        text.set_position(NUMBER_PLACES[free_place(boxes, taken, least=True) or 0])
+        index, _ = least_covered(boxes, taken)
+        taken.append(boxes[index])
+        text.set_position(NUMBER_PLACES[index])
 
 
 def bars(ax: Axes, panel: Panel) -> None:

@@ -136,7 +136,7 @@ def place_names(ax: Axes, points: DataFrame) -> set[str]:
 
 
 def _write(ax: Axes, point: Any, taken: list[Box], colour: str) -> bool:
-    """Write the point's name at the first free place and take that; False if there is none."""
+    """Write the point's name at the first free place, now taken; False if there is none."""
     place = point.speed, point.score
     given: dict[str, Any] = {"color": colour, "fontsize": 6.5, "zorder": 4}
     given["fontweight"] = "bold" if point.front else "normal"
@@ -145,14 +145,15 @@ def _write(ax: Axes, point: Any, taken: list[Box], colour: str) -> bool:
     measured.remove()
     x, y = ax.transData.transform(place)
     scale = ax.figure.dpi / 72
-    corners = [
-        (x + scale * right - SHARE[across] * width, y + scale * up - SHARE[along] * height)
-        for right, up, across, along in PLACES
-    ]
-    found = free_place([(x, y, x + width, y + height) for x, y in corners], taken)
-    if found is None:
+    lefts = [x + scale * right - SHARE[across] * width for right, _, across, _ in PLACES]
+    lows = [y + scale * up - SHARE[along] * height for _, up, _, along in PLACES]
+    pairs = zip(lefts, lows, strict=True)
+    boxes = [(left, low, left + width, low + height) for left, low in pairs]
+    index, covered = least_covered(boxes, taken)
+    if covered:
         return False
-    right, up, across, along = PLACES[found]
+    taken.append(boxes[index])
+    right, up, across, along = PLACES[index]
     if max(abs(right), abs(up)) >= LEADER:
         given["arrowprops"] = {"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.7}
     given |= {"textcoords": "offset points", "ha": across, "va": along}
@@ -160,16 +161,10 @@ def _write(ax: Axes, point: Any, taken: list[Box], colour: str) -> bool:
     return True
 
 
-def free_place(boxes: Sequence[Box], taken: list[Box], least: bool = False) -> int | None:
-    """Return the index of the first box that overlaps no taken one, and take it; without any None,
-    or with `least` the first that overlaps the fewest.
-    """
+def least_covered(boxes: Sequence[Box], taken: Sequence[Box]) -> tuple[int, int]:
+    """Return the index of the first box that overlaps the fewest taken boxes, and their number."""
     covered = [sum(overlap(box, other) for other in taken) for box in boxes]
-    best = covered.index(min(covered))
-    if covered[best] and not least:
-        return None
-    taken.append(boxes[best])
-    return best
+    return covered.index(min(covered)), min(covered)
 
 
 def outside(left: float, low: float, right: float, high: float) -> list[Box]:

@@ -36,7 +36,7 @@ from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import has_kernels, join, windows_kernel
 
 CAUSAL_KEYS = 1024  # by whose multiples causal masks grow
-ALIGNED = 8  # numbers; see `_structure`
+ALIGNED = 8  # numbers by whose multiples rows of masks begin, see `_structure`
 CACHED_MASKS = 24  # one request rarely alternates between more shapes
 PER_REQUEST = "per request"  # name of `attend_per_request` in transformers' registry
 Slots = tuple[Tensor, Tensor]
@@ -151,10 +151,10 @@ def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor |
 
 def _shared_structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return `_structure`; for causal rows after all that is cached, a view of a longer mask's last
-    columns, so that drafts of one length share `ALIGNED` masks wherever they are verified.
+    columns. So drafts of one length need at most `ALIGNED` masks, wherever they are verified.
     """
     start, stop = shape.feed
-    longer = stop + -(stop // ALIGNED * ALIGNED) % CAUSAL_KEYS  # the view begins at `ALIGNED`
+    longer = stop + -(stop // ALIGNED * ALIGNED) % CAUSAL_KEYS  # the view is aligned
     feed = (longer - (stop - start), longer)
     cached = ((0, start),) if start else ()
     if shape != MaskShape(1, shape.feed, cached, block=1):
@@ -166,9 +166,9 @@ def _shared_structure(shape: MaskShape, dtype: torch.dtype, device: torch.device
 def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the mask of branches, blocks and sliding window: (1, 1, K * F, C + K * F).
 
-    Each row begins at a multiple of `ALIGNED` numbers. torch's kernel for CUDA reads 16 bytes at a
-    time: from other masks it makes a copy in every layer, and a view of one whose rows are aligned
-    must begin at such a number, too, or the read fails.
+    Each row begins at a multiple of `ALIGNED` numbers, because torch's kernel for CUDA reads 16
+    bytes at a time. It pads other masks, a copy in every layer. It does not ask where a view
+    begins: elsewhere than at such a multiple, the read crashes.
     """
     fed_F = fed_positions(shape.feed, shape.added, device)
     cached_C = _cached(shape, device)

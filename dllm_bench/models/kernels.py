@@ -124,11 +124,13 @@ def join(
 def over_keys(
     query_ME: tl.tensor, places: tl.tuple, span: tl.tuple, scale: tl.tensor, SHAPE: tl.constexpr
 ) -> tl.tuple:
-    """Return attention of M queries over a span of keys, times the sum of its exponentials; that
-    sum; and the largest score. Keys that every query misses are not read.
+    """Return three things of M queries over a span of keys: sums of values weighted by exp(score -
+    largest score), (M, E); sums of those weights, (M,); and the largest scores, (M,).
 
-    places: of keys, values and a mask for each query (M,), and numbers between two keys. SHAPE: as
-    in `attend_parts`.
+    Keys and values that the mask hides from every query are not read.
+
+    places: pointers to keys and values, to the mask of each query (M,), and the stride of keys.
+    span: first key and end. SHAPE: as in `attend_parts`.
     """
     WIDTH: tl.constexpr = SHAPE[3]
     KEYS: tl.constexpr = SHAPE[6]

@@ -43,8 +43,8 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
     if source.startswith(ASSETS):
         shipped = [name for name in SHIPPED_MODELS if (assets_dir() / name).is_dir()] or ["none"]
         raise DllmBenchError(
-            f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or look "
-            f"into a clone of the repository or train it: python -m scripts.embedded {folder.name}"
+            f"There is no {source!r} here; choose one of {', '.join(shipped)}. A clone of the "
+            f"repository has it, or makes it: python -m scripts.embedded {folder.name}"
         )
     if source.startswith(IMPORTED):
         raise DllmBenchError(

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from dllm_bench.figures.trade_off import KnownRun, free_place, front_of, outside
+from dllm_bench.figures.trade_off import KnownRun, front_of, least_covered, outside
 from dllm_bench.metrics import accuracy
 from dllm_bench.site.format import percent, significant
 from dllm_bench.site.pages import Page, Plain, RunPages
@@ -163,9 +163,10 @@ def place_labels(named: Sequence[tuple[Plain, str]]) -> Iterator[Plain]:
             for across, down, anchor in OFFSETS
         ]
         boxes = [(left, line - height, left + width, line + 2) for left, line in starts]
-        found = free_place(boxes, taken)
-        if found is not None:
-            across, down, anchor = OFFSETS[found]
+        index, covered = least_covered(boxes, taken)
+        if not covered:
+            taken.append(boxes[index])
+            across, down, anchor = OFFSETS[index]
             place = {"x": f"{x + across:.1f}", "y": f"{y + down:.1f}", "anchor": anchor}
             yield {**place, "text": text, "css": point["css"]}
             before = text

@@ -53,7 +53,7 @@ H200 = DeviceConstants(bytes_per_s=4.8e12, flop_per_s=8e14, gap_s=2e-6, launch_s
 """Bandwidth of the data sheet; bfloat16 at four fifths of its rate; gap and launch estimated.
 
 Measured since (docs/perf.md): 4.2e12 copied, 7.7e14, 0.6 us between kernels of a recorded graph,
-and 30 us of a virtual machine's host for a launch.
+and 30 us or more of a virtual machine's host for a launch.
 """
 
 

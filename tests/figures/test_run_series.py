@@ -16,6 +16,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.figures import run_series
+from dllm_bench.figures.run_series import run_series as series_named
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.sample_stats import SampleStats, frame_of
 from dllm_bench.runs.token_replay import TokenReplay
@@ -172,21 +173,19 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
     run = FakeRun(samples, record=Namespace(spec=greedy("tiny-qwen3")))
     files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
     settings = {"profile": files, "requests": [1, 4]}
-    none = list(run_series.run_series("verified_per_request")(run, {**settings, "rule": "none"}))
+    none = list(series_named("verified_per_request")(run, {**settings, "rule": "none"}))
     assert xy(none) == [(1, 1.0), (4, 1.0)]
-    whole = list(run_series.run_series("verified_per_request")(run, {**settings, "rule": "fixed"}))
+    whole = list(series_named("verified_per_request")(run, {**settings, "rule": "fixed"}))
     assert [r["y"] for r in whole] == [8.0, 8.0]
-    speed = list(run_series.run_series("device_speed")(run, {**settings, "rule": "none"}))
-    front = list(run_series.run_series("user_and_device_speed")(run, {**settings, "rule": "none"}))
+    speed = list(series_named("device_speed")(run, {**settings, "rule": "none"}))
+    front = list(series_named("user_and_device_speed")(run, {**settings, "rule": "none"}))
     assert [r["y"] for r in front] == [r["y"] for r in speed]
     assert [r["x"] for r in front] == pytest.approx([s["y"] / s["x"] for s in speed])
-    aware = list(
-        run_series.run_series("verified_per_request")(run, {**settings, "rule": "hardware_aware"})
-    )
+    aware = list(series_named("verified_per_request")(run, {**settings, "rule": "hardware_aware"}))
     assert all(1 <= read["y"] <= 8 for read in aware)
     other = FakeRun(samples, record=Namespace(spec=greedy("qwen3-4b")))
     with pytest.raises(DllmBenchError, match="no step profile of qwen3-4b"):
-        list(run_series.run_series("verified_per_request")(other, {**settings, "rule": "none"}))
+        list(series_named("verified_per_request")(other, {**settings, "rule": "none"}))
 
 
 def test_a_chain_asked_for_one_token_makes_one_call() -> None:
@@ -201,7 +200,7 @@ def test_a_chain_asked_for_one_token_makes_one_call() -> None:
         run = FakeRun(made, record=Namespace(spec=greedy("tiny-qwen3")))
         files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
         settings = {"profile": files, "requests": [1], "rule": "fixed", **rule}
-        return next(iter(run_series.run_series("device_speed")(run, settings)))["y"]
+        return next(iter(series_named("device_speed")(run, settings)))["y"]
 
     assert speed(7, tokens=1) > 1.1 * speed(1, tokens=1)
     assert speed(7) == pytest.approx(speed(1))
