@@ -201,7 +201,7 @@ def generation(record: RunRecord) -> Plain:
     machine."""
     spec, limits = record.spec, record.spec.benchmark.max_new_tokens
     settings = spec.identity()
-    groups = {f"{k}_settings": v for k in (*GROUPS, "baseline") if (v := settings.get(k))}
+    groups = {f"{k}_settings": v for k in (*GROUPS, "baseline", "parent") if (v := settings.get(k))}
     details = {"run": spec.identity_hash, "decoder": spec.label, "device": record.devices}
     further = {"seed": spec.seed, "batch": spec.batch, "limit": spec.limit}
     return {

@@ -29,6 +29,8 @@ def check(config: RunConfig) -> None:
     results_directory(config.paths.results)
     check_device(config.hardware)
     check_model(config.model)
+    if config.parent:
+        check_model(ModelGroup(config.parent))
     if config.benchmark:
         benchmark_of(config.benchmark).check()
     check_fits(config)

@@ -1,9 +1,10 @@
-"""Prompts without answers, for throughput and acceptance length: DeepSpec's evaluation sets.
+"""Prompts without answers: DeepSpec's evaluation sets, for throughput and acceptance length, and
+this project's `open_text`.
 
-A row of a file is a list of user turns; only the first is used, as a chat turn. If a set has more
-prompts than its cap, they are shuffled with DeepSpec's seed and cut, as its evaluator does. Nothing
-is graded: a run has no score, which is not a score of zero. The set `alpaca` is not in DeepSpec's
-snapshot; its file has to be made by hand.
+A row of DeepSpec's files is a list of user turns; only the first is used, as a chat turn. If a set
+has more prompts than its cap, they are shuffled with DeepSpec's seed and cut, as its evaluator
+does. Nothing is graded: a run has no score, which is not a score of zero. The set `alpaca` is not
+in DeepSpec's snapshot; its file has to be made by hand.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from dllm_bench.benchmarks.embedded import open_text
+from dllm_bench.benchmarks.embedded.generated import TEST, GeneratedTask
 from dllm_bench.benchmarks.items import (
     Item,
     answered_items,
+    choose_items,
     content_hash,
     data_file,
     naming_file,
@@ -46,6 +50,8 @@ CHAT_HASHES: Mapping[str, str] = {
 }
 """Set -> `dataset_hash` of its prompts as chat turns in DeepSpec@afdfa7c, by which stored runs are
 found without its file."""
+GENERATED: Mapping[str, GeneratedTask] = {open_text.TASK.name: open_text.TASK}
+"""Sets of this project."""
 ORDER_SEED = 980406  # DeepSpec's
 FOLDER = "deepspec_eval"
 
@@ -57,7 +63,7 @@ class PromptsBenchmark(Benchmark):
 
     name: str
     dataset: str
-    """A name of CAPS."""
+    """A name of CAPS or GENERATED."""
     max_new_tokens: int
     chat: bool = True
     """Whether the model takes chat turns; if not, the prompt is plain text."""
@@ -66,11 +72,21 @@ class PromptsBenchmark(Benchmark):
     repeats: int = 1
     """How many samples each prompt gets."""
     data_dir: str | None = None
-    """Directory that holds `deepspec_eval/`; required."""
+    """Directory that holds `deepspec_eval/`; required but for generated sets."""
+    split: str = TEST
+    """Of a generated set."""
+
+    @property
+    def generated(self) -> bool:
+        """Whether the set is this project's."""
+        return self.dataset in GENERATED
 
     def check(self) -> None:
-        """Raise DllmBenchError for an unknown set or an absent file."""
-        require_known("prompt set", self.dataset, CAPS)
+        """Raise DllmBenchError for an unknown set or split, or an absent file."""
+        require_known("prompt set", self.dataset, [*CAPS, *GENERATED])
+        if self.generated:
+            require_known("split", self.split, GENERATED[self.dataset].splits)
+            return
         if self.data_dir is None:
             raise DllmBenchError(
                 f"Benchmark {self.name!r} reads {FOLDER}/{self.dataset}.jsonl and has no data "
@@ -82,6 +98,9 @@ class PromptsBenchmark(Benchmark):
     def items(self) -> list[Item]:
         """The chosen prompts in DeepSpec's order; an `id` ends in the line of the prompt."""
         self.check()
+        if self.generated:
+            every = GENERATED[self.dataset].items(self.split)
+            return choose_items(every, self.limit, self.repeats)
         file = data_file(str(self.data_dir), f"{FOLDER}/{self.dataset}.jsonl", self.name)
         with naming_file(file):
             rows = [

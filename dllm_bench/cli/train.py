@@ -72,7 +72,7 @@ def given_fields(arguments: Namespace, job: Any) -> dict[str, Any]:
     """Return those fields of a job for which options were given."""
     names = {field.name for field in fields(job)} & set(vars(arguments))
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    return {name: tuple(v) if name == "benchmarks" else v for name, v in given.items()}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
 
 
 # --- filter --------------------------------------------------------------------------------------
@@ -243,6 +243,9 @@ def add_adapter_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N")
     parser.add_argument("--start", metavar="DIR", help="begin with the weights of this adapter")
     add_benchmarks(parser, "learn this task's train split; may be repeated; default: sentences")
+    text = "learn the answers that `train drafter … --texts-only` wrote, in place of tasks; "
+    text += "may be repeated"
+    parser.add_argument("--texts", action="append", metavar="FILE", help=text)
 
 
 def train_adapter(arguments: Namespace) -> int:

@@ -14,7 +14,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.metrics import accuracy
-from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, Samples, frame_of
+from dllm_bench.metrics.sample_stats import UNREAD, UNREPORTED, UNTIMED, Samples, frame_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -115,7 +115,7 @@ class MetricDefinition:
 
     def why_undefined(self, samples: Samples) -> str:
         """Return why the samples do not define the metric."""
-        reasons, missing = {**UNREPORTED, **UNTIMED}, self._missing(frame_of(samples))
+        reasons, missing = {**UNREPORTED, **UNTIMED, **UNREAD}, self._missing(frame_of(samples))
         return reasons.get(missing or "", "the samples do not define this number")
 
 

@@ -35,6 +35,9 @@ NO_TIME = (
 )
 UNTIMED = dict.fromkeys(("seconds", "steps_s", "first_step_s"), NO_TIME)
 """Column -> why it is None for a sample decoded in a batch, or with `measure_kl`."""
+NO_PARENT = "no model read the texts; name one with model@parent"
+UNREAD = dict.fromkeys(("parent_nats", "parent_choices", "trigrams"), NO_PARENT)
+"""Column -> why it is None for a sample of a run without a parent."""
 
 
 SessionIndex = Annotated[int, Range(0, 9_999)]
@@ -88,6 +91,10 @@ class SampleStats:
     error_nats: Amount | None = None  # standard error of log-likelihoods over draws, options' mean
     retokenised: bool | None = None  # served model: tokens were counted by us, not by the server
     encoding: Count | None = None  # forwards that encode text and predict no canvas; None: none
+    parent_nats: Amount | None = None  # -log p of the emitted tokens under the run's parent
+    parent_choices: Count | None = None  # emitted tokens that the parent finds most probable
+    trigrams: Count | None = None  # of emitted tokens, with a parent
+    distinct_trigrams: Count | None = None
     through_end: Count | None = None  # with such forwards: tokens up to and including the first end
 
     @classmethod

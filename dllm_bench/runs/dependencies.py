@@ -61,6 +61,7 @@ class ModelCache:
 
 
 MODEL_CACHE = ModelCache()
+PARENT_CACHE = ModelCache()
 
 
 def real_model(spec: RunSpec) -> Loaded:
@@ -74,6 +75,11 @@ def real_model(spec: RunSpec) -> Loaded:
     if model not in MODEL_CACHE.kept:
         require_memory(spec.model)
     return MODEL_CACHE.load(model)
+
+
+def real_parent(spec: RunSpec) -> Loaded:
+    """Return the model that reads the texts of `spec`, beside the one that decodes them."""
+    return PARENT_CACHE.load(model_spec(spec.parent))
 
 
 def real_decoder(spec: RunSpec) -> Decoder:
@@ -105,6 +111,7 @@ class Dependencies:
     """Functions that give a run what it needs."""
 
     model: Callable[[RunSpec], Loaded] = real_model
+    parent: Callable[[RunSpec], Loaded] = real_parent
     decoder: Callable[[RunSpec], Decoder] = real_decoder
     benchmark: Callable[[RunSpec], Benchmark] = real_benchmark
     prepare: Callable[[RunSpec], None] = prepare_device  # called before the model is loaded

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,7 @@ from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.runs import scheduling
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.runs.observers import Observer, ObserverGroup, RunningMetrics
+from dllm_bench.runs.parent import Parent
 from dllm_bench.store import provenance
 from dllm_bench.store.hardware import memory_bytes
 from dllm_bench.store.record import (
@@ -220,6 +222,12 @@ class RunSession:
     observer: Observer
     _started: int | None = None  # index of this session, once it has warmed up
 
+    @cached_property
+    def parent(self) -> Parent | None:
+        """The model that reads the texts, if the run names one."""
+        spec = self.spec
+        return Parent(self.deps.parent(spec), spec.parent["name"]) if spec.parent else None
+
     def requests(self) -> list[Request]:
         """Return the requests of the run's `limit` items, in the benchmark's order; ids are
         distinct.
@@ -257,7 +265,10 @@ class RunSession:
                 self._begin(requests) if self._started is None else self._started
             )
             started = self.deps.clock()
+            asked = {request.id: request for _, request in missing}
             for sample in self._samples(missing, session):
+                if self.parent:
+                    sample = self.parent.read(sample, asked[sample.id])
                 self.opened.append(sample)
                 running.add(sample.stats(), self._value(sample), self.deps.clock() - started)
                 self.observer.sample(sample, running)
@@ -327,6 +338,8 @@ class RunSession:
     def _begin(self, requests: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are discarded, and store the session's start."""
         scheduling.restore()
+        if self.parent:
+            self.parent.check(self.loaded)
         warmups = requests[:WARMUPS]
         longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
         branches = max(decoder.summary().branches for decoder in self._in_turn(0))

@@ -193,6 +193,8 @@ class RunConfig(Group):
     hardware: Hardware
     baseline: Mapping[str, Any] | None = None
     """The decoder that decodes every request too."""
+    parent: Mapping[str, Any] | None = None
+    """The autoregressive model that reads the texts (`quality/nll_under_parent` and its like)."""
     seed: Seed = 0
     """Of the random numbers of every request."""
     limit: Items | None = field(default=None, metadata=RUNTIME)
@@ -221,7 +223,8 @@ class RunConfig(Group):
 
 
 KINDS = {
-    kind.group: kind for kind in (ModelGroup, BenchmarkGroup, Hardware, Paths, ProvenanceGroup)
+    **{k.group: k for k in (ModelGroup, BenchmarkGroup, Hardware, Paths, ProvenanceGroup)},
+    "parent": ModelGroup,
 }
 
 
@@ -235,7 +238,8 @@ def declarations(kind: type[Group]) -> dict[str, tuple[Field[Any], Any]]:
 
 def default_settings() -> Plain:
     """Return the defaults of a run's single settings, those that no choice of a group gives."""
-    own = {name: one for name, (one, _) in declarations(RunConfig).items() if name not in DECODERS}
+    groups = (*DECODERS, "parent")
+    own = {name: one for name, (one, _) in declarations(RunConfig).items() if name not in groups}
     single = {name: one.default for name, one in own.items() if one.default is not MISSING}
     return {**single, "provenance": {f.name: f.default for f in fields(ProvenanceGroup)}}
 
@@ -250,7 +254,7 @@ def role_of(key: str) -> Role:
     if rest and group in OPEN:
         return Role.RUNTIME
     own = declarations(RunConfig).get(key)
-    if group in KINDS:
+    if rest and group in KINDS:
         own = declarations(KINDS[group]).get(rest.partition(".")[0])
     if own:
         return Role.RUNTIME if own[0].metadata.get("runtime") else Role.IDENTITY

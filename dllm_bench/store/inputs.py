@@ -85,6 +85,10 @@ def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
         return resolve_served(chosen)
     hardware = resolve_hardware(chosen.hardware)
     model = resolve_model(chosen.model, hardware)
+    parents, inputs = {}, {}
+    if chosen.parent:
+        parents["parent"] = dict(parent := resolve_model(chosen.parent, hardware))
+        inputs["parent"] = weights_hash(parent)
     own = dict(given.hashes)
     dataset = own.pop("dataset", None) or dataset_hash(chosen.benchmark)
     hashes = own or model_hashes(model)
@@ -96,7 +100,8 @@ def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
             "hardware": dict(hardware),
             "model": dict(model),
             **decoders,
-            "inputs": {"dataset": dataset, **hashes},
+            **parents,
+            "inputs": {"dataset": dataset, **hashes, **inputs},
         },
         given.classes,
     )
@@ -128,7 +133,8 @@ def files_of(config: Plain) -> list[Path] | None:
         return None
     if not benchmark_of(chosen.benchmark).generated:
         return None
-    weights = filter(None, [chosen.model.path, chosen.model.lora])
+    models = [chosen.model, *([ModelGroup(chosen.parent)] if chosen.parent else [])]
+    weights = [source for one in models for source in (one.path, one.lora) if source]
     return files_of_pieces([chosen.benchmark, *chosen.decoders.values()], weights)
 
 
@@ -178,6 +184,7 @@ def resolve_served(chosen: RunConfig) -> Plain:
     wrong = {
         f"decoder={decoder}": decoder not in (DEFAULT_DECODER, SERVED),
         "a baseline": bool(chosen.baseline),
+        "a parent": bool(chosen.parent),
         f"batch={chosen.batch}": chosen.batch != 1,
     }
     if any(wrong.values()):

@@ -108,6 +108,8 @@ class RunSpec:
     """Settings that cannot change the output."""
     baseline: Plain = field(default_factory=dict)
     """The decoder that decodes every request too; empty without one, then not in the identity."""
+    parent: Plain = field(default_factory=dict)
+    """The model that reads the texts; empty without one, then not in the identity."""
     measure_kl: bool = False  # whether forwards are compared with uncached ones; in the identity
     # where they are, since no sample has a time then
 
@@ -168,7 +170,7 @@ class RunSpec:
 
     def identity(self) -> Plain:
         """Return everything that can change the output, in canonical form."""
-        names = (*GROUPS, "baseline", "seed", "batch")
+        names = (*GROUPS, "baseline", "parent", "seed", "batch")
         groups = {name: getattr(self, name) for name in names}
         groups["measure_kl"] = self.measure_kl or None  # None: not in the hash
         whole = {"inputs": self.inputs, "decoding_version": self.decoding_version}

@@ -12,8 +12,9 @@ size, V vocabulary.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import lora
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes, shapes_of
@@ -30,8 +32,9 @@ from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded
 from dllm_bench.store.files import atomic_path, write_json
+from dllm_bench.store.nolinks import is_file
 from dllm_bench.training import prompts, reports
-from dllm_bench.training.drafter_data import TrainingText, padded
+from dllm_bench.training.drafter_data import TrainingText, padded, stored_texts
 from dllm_bench.training.loop import Numbers, Point, Training
 from dllm_bench.training.reports import Report
 
@@ -54,6 +57,8 @@ class AdapterJob:
     rank: int = 16
     benchmarks: tuple[str, ...] = ("sentences",)
     """The tasks whose train splits give prompts and answers, in turn."""
+    texts: tuple[str, ...] = ()
+    """Files of answers that `train drafter … --texts-only` wrote, to learn in place of tasks."""
     prompts: int = 4000
     rows: int = 4
     """Texts of a step."""
@@ -75,20 +80,49 @@ class AdapterJob:
     def command(self, model: str) -> str:
         """Return the command that trains this adapter."""
         options = reports.changed(self, AdapterJob())
+        if self.texts:
+            options["texts"] = tuple(Path(file).name for file in self.texts)
         return reports.command(f"dllm-bench train adapter {model}", options)
 
 
 def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingText]:
-    """Return the prompts of a job with their gold answers and an end token."""
+    """Return the prompts of a job with their gold answers and an end token, or the texts of its
+    files."""
+    if job.texts:
+        for file in job.texts:
+            if not is_file(expanded(file)):
+                raise DllmBenchError(
+                    f"{file} is not here; `dllm-bench train drafter MODEL KIND --texts-only` "
+                    "writes a file of answers and says where."
+                )
+        files = [stored_texts(expanded(file)) for file in job.texts]
+        whole = [whole_blocks(text, job.block, loaded.special) for file in files for text in file]
+        random.Random(job.seed).shuffle(whole)
+        return require_enough([t for t in whole if len(t.ids) > t.prompt][: job.prompts])
     encode = prompts.encoder(loaded.text.encode, chat)
     special = loaded.special
     end = special.eot if chat and special.eot is not None else special.eos
     texts = []
-    for prompt, answer in prompts.train_pairs(job.benchmarks, job.prompts, job.seed):
+    for prompt, answer in prompts.gold_pairs(job.benchmarks, job.prompts, job.seed):
         start = encode(prompt)
         ids = loaded.text.encode(answer.strip() if chat else answer)
         texts.append(TrainingText((*start, *ids, end), len(start)))
     return texts
+
+
+def require_enough(texts: list[TrainingText]) -> list[TrainingText]:
+    """Return the texts; DllmBenchError where none is left beside those that are held out."""
+    if len(texts) <= HELD_OUT:
+        raise DllmBenchError(
+            f"{len(texts)} texts leave none beside the {HELD_OUT} that are held out; give more."
+        )
+    return texts
+
+
+def whole_blocks(text: TrainingText, block: int, special: SpecialTokens) -> TrainingText:
+    """Return a text without the block that its length limit cut; a text that ends is whole."""
+    ends = text.ids[-1] in special.ends
+    return text if ends else replace(text, ids=text.ids[: len(text.ids) // block * block])
 
 
 # --- the adapter ---------------------------------------------------------------------------------

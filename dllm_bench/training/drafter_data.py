@@ -193,8 +193,7 @@ def generated_texts(
     order of the requests, whose ids are their places.
     """
     decoder = SpeculativeDecoder(NoDraft(), temperature=temperature)
-    lines = _complete_lines(file)
-    texts = [TrainingText(tuple(row["ids"]), row["prompt"]) for row in map(json.loads, lines)]
+    texts = stored_texts(file)
     countdown, early = Countdown(len(requests), len(texts)), dict[int, TrainingText]()
     with closing(Appender(file)) as stream:
         for one in decoder.generate_stream(loaded.denoiser, requests[len(texts) :], BATCH):  # type: ignore[arg-type]
@@ -211,8 +210,9 @@ def generated_texts(
     return texts[: len(requests)]
 
 
-def _complete_lines(file: Path) -> list[bytes]:
-    """Return the lines of a file that may not exist; a last line cut short by a kill is removed."""
+def stored_texts(file: Path) -> list[TrainingText]:
+    """Return the texts that `generated_texts` stored in a file; a last line cut short by a kill is
+    removed from it."""
     lines = whole_lines(file)
     write_atomic(file, b"".join(line + b"\n" for line in lines))
-    return lines
+    return [TrainingText(tuple(row["ids"]), row["prompt"]) for row in map(json.loads, lines)]

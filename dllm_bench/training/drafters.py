@@ -231,7 +231,7 @@ def texts_of(
                 "choose texts=target."
             )
         return data.gold_texts(
-            loaded, prompts.train_pairs(job.benchmarks, job.prompts, job.answers_seed)
+            loaded, prompts.gold_pairs(job.benchmarks, job.prompts, job.answers_seed)
         )
     encode = prompts.encoder(loaded.text.encode, chat)
     requests = [

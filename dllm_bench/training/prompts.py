@@ -21,6 +21,7 @@ from dllm_bench.benchmarks.embedded import (
     miniparallel,
     miniread,
     minirule,
+    open_text,
     sentences,
 )
 from dllm_bench.benchmarks.embedded.generated import GeneratedTask, from_draw, mixture
@@ -49,6 +50,7 @@ TASKS: Mapping[str, GeneratedTask] = {
     "minicode_free": minicode.FREE,
     "miniparallel": miniparallel.TASK,
     "sentences": sentences.TASK,
+    "open_text": open_text.TASK,
 }
 """Task -> its problems, all of its forms included."""
 PROGRAMS: Mapping[str, Callable[[random.Random, str], Iterator[minicode.MinicodeProgram]]] = {
@@ -85,6 +87,17 @@ def train_pairs(tasks: Sequence[str], count: int, seed: int) -> list[Pair]:
     per_task = -(-count // len(tasks))
     drawn = [task_pairs(task, "train", per_task, seed) for task in tasks]
     return [pair for turn in zip(*drawn, strict=True) for pair in turn][:count]
+
+
+def gold_pairs(tasks: Sequence[str], count: int, seed: int) -> list[Pair]:
+    """Return `train_pairs`; DllmBenchError for a task without gold answers."""
+    pairs = train_pairs(tasks, count, seed)
+    if any(not answer for _, answer in pairs):
+        raise DllmBenchError(
+            f"A task of {', '.join(tasks)} has no gold answers; learn a model's own: `train "
+            "drafter … --texts-only`, then `train adapter … --texts FILE`."
+        )
+    return pairs
 
 
 def train_prompts(tasks: Sequence[str], count: int, seed: int) -> list[str]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 
-from dllm_bench.benchmarks import evalplus
+from dllm_bench.benchmarks import evalplus, prompts
 from dllm_bench.benchmarks.embedded import miniparallel
 from dllm_bench.benchmarks.embedded.generated import FROZEN, TEST, UNSEEN, GeneratedTask
 from dllm_bench.benchmarks.tasks import sources
@@ -25,6 +25,7 @@ def frozen_tasks() -> dict[str, GeneratedTask]:
     tasks = [
         *sources.GENERATED.values(),
         *evalplus.GENERATED.values(),
+        *prompts.GENERATED.values(),
         *map(miniparallel.TASK.of_family, miniparallel.FAMILIES),
     ]
     return {task.name: task for task in tasks if task is not miniparallel.TASK}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import evalplus
+from dllm_bench.benchmarks import evalplus, prompts
 from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
 from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
 from dllm_bench.benchmarks.lm_eval import task_file
@@ -26,7 +26,7 @@ from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, lm_eval_b
 COUNT = 400
 TASKS: Mapping[str, GeneratedTask] = {
     name: task
-    for name, task in {**sources.GENERATED, **evalplus.GENERATED}.items()
+    for name, task in {**sources.GENERATED, **evalplus.GENERATED, **prompts.GENERATED}.items()
     if name != "miniparallel"
 }
 LONGEST = {  # (task, vocabulary of the first models) -> tokens of a prompt, of an answer
@@ -222,7 +222,7 @@ def test_texts_are_words_of_the_vocabulary(
         assert len(prompt) <= LONGEST[name, first][0] and len(answer) < LONGEST[name, first][1]
 
 
-@pytest.mark.parametrize("name", [*TASKS, "miniparallel"])
+@pytest.mark.parametrize("name", [*sorted(TASKS.keys() - prompts.GENERATED), "miniparallel"])
 def test_the_harness_asks_and_grades(name: str) -> None:
     if name in evalplus.GENERATED:
         benchmark: Any = evalplus_benchmark(name, limit=20)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -144,3 +147,29 @@ def test_the_command_trains_an_embedded_model(
     assert main(["train", "adapter", "tiny-qwen3", *words, "--out", str(out)]) == 0
     assert f"model.lora={out}" in capsys.readouterr().out
     assert (out / "adapter_model.safetensors").is_file()
+
+
+def test_stored_answers_are_learned_without_the_block_that_their_limit_cut(tmp_path: Path) -> None:
+    model, file = loaded(tmp_path / "model", "qwen3"), tmp_path / "texts.jsonl"
+    end = model.special.eos
+    ended, cut = (5, 6, 7, 8, 9, end), (5, 6, 7, 8, 9, 10)  # prompts of 3 tokens
+    rows = [{"ids": ids, "prompt": 3} for ids in (ended, cut, cut[:3])] * adapters.HELD_OUT
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = adapters.texts_of(replace(JOB, texts=(str(file),), prompts=1000), model, chat=False)
+    counts = Counter(text.ids for text in texts)  # the third has no answer
+    assert counts == {ended: adapters.HELD_OUT, cut[:BLOCK]: adapters.HELD_OUT}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"texts": ("absent.jsonl",)}, "--texts-only"),
+        ({"benchmarks": ("open_text",)}, "no gold answers"),
+    ],
+)
+def test_texts_that_cannot_be_learned_are_refused(
+    changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    model = loaded(tmp_path / "model", "qwen3")
+    with pytest.raises(DllmBenchError, match=sentence):
+        adapters.texts_of(replace(JOB, **changes), model, chat=False)
