@@ -25,8 +25,7 @@ from dllm_bench.metrics import calibration
 from dllm_bench.paths import place_of
 from dllm_bench.runs.simulated_load import drafts_of, profile_of, systems_of
 from dllm_bench.runs.token_replay import TokenReplay, read_replays
-from dllm_bench.serving.load_simulation import FrontierPoint, frontier
-from dllm_bench.serving.stored_drafts import StoredDrafts
+from dllm_bench.serving.load_simulation import FrontierPoint, StoredDrafts, frontier
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import read_samples

@@ -21,12 +21,12 @@ from dllm_bench.metrics.calibration import fit_temperatures
 from dllm_bench.serving.load_simulation import (
     NewLengthRule,
     ServingSystem,
+    StoredDrafts,
     asynchronous_rule,
     fixed_rule,
     hardware_aware_rule,
     threshold_rule,
 )
-from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec

@@ -12,6 +12,12 @@ count, which excludes start and end of the simulation. `under_arrivals` gives th
 random arrivals (section 5.4): a service level is a minimum of tokens/s per user, counted from the
 start of decoding; waiting is reported separately. Points are simulated, not read from a fitted
 curve. Left out: prefill, memory, contexts of different lengths.
+
+`StoredDrafts` reads the texts from stored samples. A run with `decoder/length=fixed
+decoder.length.tokens=0` verifies nothing: the target decides every token alone, and the drafter
+drafts at every position. Greedy text is fixed, and a draft depends only on the tokens before it, so
+rounds simulated from such a run equal those of the real loop under any length rule. Runs that
+verify drafts can still be used as calibration data. Sampled text is not supported.
 """
 
 from __future__ import annotations
@@ -20,13 +26,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from statistics import fmean, median
 
 import numpy as np
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.methods.drafting import StepProfile, likely_prefix
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.methods.drafting import StepProfile, Temperatures, likely_prefix
 from dllm_bench.methods.dspark import Probabilities, TwoStepsAhead, early_stop
+from dllm_bench.metrics.acceptance import common_prefix
+from dllm_bench.metrics.calibration import ObservedDraft
 
 PlainLengthRule = Callable[[Probabilities], Sequence[int]]
 """Acceptance probabilities of the drafts of a step -> tokens verified of each."""
@@ -70,15 +80,16 @@ class SimulatedStep:
     committed: int  # tokens
 
 
-@dataclass(frozen=True)
+@dataclass
 class SimulatedRequest:
-    """One finished request."""
+    """One request: waiting, being served, or finished."""
 
+    text: DraftedText
     arrival_s: float
-    seated_s: float  # when it took its seat
-    finished_s: float
-    tokens: int
-    rounds: int
+    seated_s: float = 0.0  # when it took its seat
+    finished_s: float = 0.0
+    tokens: int = 0  # committed so far
+    rounds: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -140,75 +151,43 @@ def simulate(
             "give at least one seat, and texts of at least one token."
         )
     times = arrivals(len(system.texts), np.random.default_rng(seed))
-    server = _Server(system, profile, seats, system.rule())
-    server.waiting.extend(_Request(*pair) for pair in enumerate(times))
-    while server.waiting or server.active:
-        server.seat()
-        server.step()
-    return SimulatedLoad(
-        seats, tuple(server.steps), tuple(server.served[i] for i in sorted(server.served))
-    )
+    requests = [SimulatedRequest(*pair) for pair in zip(system.texts, times, strict=True)]
+    waiting, active, rule = deque(requests), list[SimulatedRequest](), system.rule()
+    steps, clock_s = list[SimulatedStep](), 0.0
+    while waiting or active:
+        if not active:
+            clock_s = max(clock_s, waiting[0].arrival_s)
+        while waiting and len(active) < seats and waiting[0].arrival_s <= clock_s:
+            waiting[0].seated_s = clock_s
+            active.append(waiting.popleft())
+        step = serve_step(active, system, profile, rule, clock_s)
+        steps.append(step)
+        clock_s += step.step_s
+        for one in active:
+            one.finished_s = clock_s
+        active = [one for one in active if one.tokens < len(one.text)]
+    return SimulatedLoad(seats, tuple(steps), tuple(requests))
 
 
-@dataclass
-class _Request:
-    """A request that waits or is being served."""
-
-    index: int
-    arrival_s: float
-    seated_s: float = 0.0
-    done: int = 0  # tokens committed
-    rounds: int = 0
-
-
-class _Server:
-    """The state of a simulation: the clock, and the waiting and the seated requests."""
-
-    def __init__(
-        self, system: ServingSystem, profile: StepProfile, seats: int, rule: PlainLengthRule
-    ) -> None:
-        self.system, self.profile, self.seats, self.rule = system, profile, seats, rule
-        self.clock_s = 0.0
-        self.waiting: deque[_Request] = deque()
-        self.active: list[_Request] = []
-        self.steps: list[SimulatedStep] = []
-        self.served: dict[int, SimulatedRequest] = {}
-
-    def seat(self) -> None:
-        """Give free seats to waiting requests; if none is seated, advance the clock to the next."""
-        if not self.active:
-            self.clock_s = max(self.clock_s, self.waiting[0].arrival_s)
-        while (
-            self.waiting
-            and len(self.active) < self.seats
-            and self.waiting[0].arrival_s <= self.clock_s
-        ):
-            self.active.append(replace(self.waiting.popleft(), seated_s=self.clock_s))
-
-    def step(self) -> None:
-        """Draft, choose lengths, verify, commit; finished requests leave their seats."""
-        texts = self.system.texts
-        drafts = [texts[one.index][one.done] for one in self.active]
-        lengths = self.rule([draft.probabilities for draft in drafts])
-        verified = len(drafts) + sum(lengths)
-        step_s = self.profile.step_s(verified) + self.system.draft_s(len(drafts))
-        before = sum(one.done for one in self.active)
-        for one, draft, length in zip(self.active, drafts, lengths, strict=True):
-            left = len(texts[one.index]) - one.done
-            one.done += min(min(draft.accepted, length) + 1, left)
-            one.rounds += 1
-        committed = sum(one.done for one in self.active) - before
-        self.steps.append(SimulatedStep(self.clock_s, step_s, len(drafts), verified, committed))
-        self.clock_s += step_s
-        self._leave()
-
-    def _leave(self) -> None:
-        for one in self.active:
-            if one.done == len(self.system.texts[one.index]):
-                self.served[one.index] = SimulatedRequest(
-                    one.arrival_s, one.seated_s, self.clock_s, one.done, one.rounds
-                )
-        self.active = [one for one in self.active if one.index not in self.served]
+def serve_step(
+    active: Sequence[SimulatedRequest],
+    system: ServingSystem,
+    profile: StepProfile,
+    rule: PlainLengthRule,
+    start_s: float,
+) -> SimulatedStep:
+    """Draft, choose lengths, verify and commit for all seated requests."""
+    drafts = [one.text[one.tokens] for one in active]
+    lengths = rule([draft.probabilities for draft in drafts])
+    verified = len(drafts) + sum(lengths)
+    step_s = profile.step_s(verified) + system.draft_s(len(drafts))
+    before = sum(one.tokens for one in active)
+    for one, draft, length in zip(active, drafts, lengths, strict=True):
+        left = len(one.text) - one.tokens
+        one.tokens += min(min(draft.accepted, length) + 1, left)
+        one.rounds += 1
+    committed = sum(one.tokens for one in active) - before
+    return SimulatedStep(start_s, step_s, len(drafts), verified, committed)
 
 
 @dataclass(frozen=True)
@@ -327,3 +306,118 @@ def asynchronous_rule(profile: StepProfile) -> NewLengthRule:
     """Return the rule with step sizes chosen two steps ahead, filled with the most likely
     tokens."""
     return partial(TwoStepsAhead, profile)
+
+
+# --- the drafts along greedy texts, read from stored samples --------------------------------------
+
+StoredText = tuple[Trace, Sequence[int], Sequence[int]]
+"""One stored sample: trace, born (the forward that committed each token), ids."""
+
+
+@dataclass(frozen=True)
+class StoredDraft:
+    """A draft at one position of a text."""
+
+    logits: tuple[float, ...]  # from the confidence head; empty without one
+    tokens: int  # length of the draft
+    right: int  # first tokens of the draft that equal the text
+    left: int  # tokens that the text still has
+
+
+def drafts_of_text(
+    trace: Trace, born: Sequence[int], ids: Sequence[int]
+) -> tuple[StoredDraft, ...]:
+    """Return the drafts of one text, in order."""
+    drafts = []
+    for index, row in enumerate(trace.forwards):
+        if row.parents:
+            raise DllmBenchError(
+                "A load is simulated from drafts that are chains, but this run drafted trees; "
+                "choose a run of another decoder.draft."
+            )
+        if row.kind == ForwardKind.VERIFY:
+            follows = ids[sum(forward < index for forward in born) :]
+            right = common_prefix(row.drafted, follows)
+            drafts.append(StoredDraft(row.survival, len(row.drafted), right, len(follows)))
+    return tuple(drafts)
+
+
+@dataclass(frozen=True)
+class StoredDrafts:
+    """The drafts of several texts, and the cost of drafting."""
+
+    texts: tuple[tuple[StoredDraft, ...], ...]
+    steps: float  # duration of a draft divided by that of the verifications in the same run
+    width: int  # positions that a call of the drafter's network feeds
+    calls: float  # calls of the drafter's network per draft
+
+    @classmethod
+    def of(cls, samples: Iterable[StoredText]) -> StoredDrafts:
+        """Read stored samples; texts that ended with their prefill have no draft, so they are left
+        out.
+        """
+        kept = list(samples)
+        texts = tuple(filter(None, (drafts_of_text(*sample) for sample in kept)))
+        rows = [row for trace, _, _ in kept for row in trace.forwards]
+        ms = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in ForwardKind}
+        drafts = (ForwardKind.DRAFT, ForwardKind.SELF_DRAFT)
+        steps = sum(ms[kind] for kind in (*drafts, ForwardKind.HEAD)) / (
+            ms[ForwardKind.VERIFY] or 1
+        )
+        calls = [row for row in rows if row.kind in drafts]
+        return cls(texts, steps, _width(calls), sum(row.calls for row in calls) / (len(calls) or 1))
+
+    def halves(self) -> tuple[StoredDrafts, StoredDrafts]:
+        """Return the first half of the texts, to fit on, and the second."""
+        half = len(self.texts) // 2
+        return replace(self, texts=self.texts[:half]), replace(self, texts=self.texts[half:])
+
+    def observed(self) -> list[ObservedDraft]:
+        """Return confidences and outcomes, up to the end of the text; what lies beyond it is
+        unknown."""
+        return [
+            ObservedDraft(one.logits[: one.left], one.right)
+            for text in self.texts
+            for one in text
+            if one.logits
+        ]
+
+    def served(self, temperatures: Temperatures | None = None) -> list[DraftedText]:
+        """Return texts for the load simulation; without a confidence head every probability is 1.
+
+        DllmBenchError if the run did not draft at every position.
+        """
+        for text in self.texts:
+            if [one.left for one in text] != list(range(len(text), 0, -1)):
+                raise DllmBenchError(
+                    "A load is simulated from drafts at every position of a text, but this run "
+                    "verified some of its drafts; run it with decoder/length=fixed "
+                    "decoder.length.tokens=0."
+                )
+        probabilities = (temperatures or Temperatures()).probabilities
+        return [
+            [
+                DraftOutcome(tuple(probabilities(o.logits) or [1.0] * o.tokens), o.right)
+                for o in text
+            ]
+            for text in self.texts
+        ]
+
+    def drafting(self, profile: StepProfile, tokens: int | None = None) -> Callable[[int], float]:
+        """Return the number of requests -> seconds of drafting for them in one step.
+
+        tokens: draft tokens that are needed of each; None: whole drafts. An assumption of ours,
+        since single requests were measured: for one request, as many one-token steps of the profile
+        as in the run; for n requests, more by the factor by which a step of the target grows with
+        n times the positions. A chain stops after the last token needed, a block is always drafted
+        whole.
+        """
+        part = 1.0 if tokens is None else min(1.0, tokens / (self.calls or 1))
+        one_s = part * self.steps * profile.step_s(1) / profile.step_s(self.width)
+        return lambda requests: one_s * profile.step_s(requests * self.width)
+
+
+def _width(calls: Sequence[Forward]) -> int:
+    """Return the mean positions per call of the drafter's network, rounded up; 1 without calls."""
+    fed, number = sum(row.fed for row in calls), sum(row.calls for row in calls)
+    return max(1, ceil(fed / number)) if number else 1

@@ -17,7 +17,7 @@ from dllm_bench.decoding.speculative import FixedLength
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.registry import find
-from dllm_bench.serving.stored_drafts import StoredDrafts
+from dllm_bench.serving.load_simulation import StoredDrafts
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.spec import Role, RunSpec, digest, split
 from dllm_bench.store.store import RunEntry, read_record, read_samples

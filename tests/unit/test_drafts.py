@@ -39,13 +39,15 @@ from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.serving.load_simulation import (
     NewLengthRule,
     ServingSystem,
+    StoredDraft,
+    StoredDrafts,
     asynchronous_rule,
+    drafts_of_text,
     fixed_rule,
     hardware_aware_rule,
     simulate,
     threshold_rule,
 )
-from dllm_bench.serving.stored_drafts import StoredDraft, StoredDrafts, drafts_of_text
 from dllm_bench.store.record import Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
