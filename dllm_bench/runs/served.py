@@ -18,7 +18,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.sample_stats import UNREPORTED
 from dllm_bench.runs import runner
-from dllm_bench.serving.client import AnsweredRequest, Client
+from dllm_bench.serving.client import Answer, Client
 from dllm_bench.serving.served_model import prompt_of, warmup_prompt
 from dllm_bench.store import provenance
 from dllm_bench.store.record import SampleRecord, ServedSample, Session, prompt_sha256
@@ -114,8 +114,7 @@ class ServedRunSession(runner.RunSession):
         """Send one request; returns its answer as a sample."""
         started_at = self.deps.now()
         seeded = replace(request, seed=runner.seed_of(self.spec, request) % SEEDS)
-        answered = self.client.complete(seeded)
-        answer = answered.answer
+        answer = self.client.complete(seeded)
         text = cut_at_stop(answer.text, request.stop)
         for problem in answer.problems:
             self.opened.note(f"{request.id}: {problem}")
@@ -135,17 +134,16 @@ class ServedRunSession(runner.RunSession):
             first_step_s=answer.ttft_s,
             started_at=started_at,
             session=session,
-            served=self._served(answered, retokenised=reported is None and tokens is not None),
+            served=self._served(answer, retokenised=reported is None and tokens is not None),
             prompt=request.prompt,
         )
 
-    def _served(self, answered: AnsweredRequest, retokenised: bool) -> ServedSample:
-        answer = answered.answer
+    def _served(self, answer: Answer, retokenised: bool) -> ServedSample:
         return ServedSample(
             ttft_s=answer.ttft_s,
-            began_s=answered.began - self.began,
-            ended_s=answered.ended - self.began,
-            tries=answered.tries,
+            began_s=answer.began - self.began,
+            ended_s=answer.ended - self.began,
+            tries=answer.tries,
             prompt_tokens=answer.prompt_tokens,
             retokenised=retokenised,
             finish=answer.finish,

@@ -15,9 +15,8 @@ import pytest
 from dllm_bench.cli import doctor_model
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.serving.client import Client
+from dllm_bench.serving.client import AnswerStream, Client
 from dllm_bench.serving.served_model import ServedModel, encode, prompt_of, warmup_prompt
-from dllm_bench.serving.stream import AnswerStream
 from dllm_bench.store.groups import RunConfig
 from tests.served.server import DONE, Reply, Server, event, piece, said, scripted, usage
 
@@ -57,7 +56,7 @@ def test_a_prompt_survives_its_bytes(prompt: Any) -> None:
 def test_text_is_completed_and_turns_are_chatted(prompt: Any, path: str) -> None:
     with Server(scripted(said("x", new=1, chat=prompt is TURNS))) as server:
         asker, _ = client(server.url, temperature=0.5, body={"top_p": 0.9, "seed_": None})
-        assert asker.complete(request(prompt, stop=("\n\n",))).answer.text == "x"
+        assert asker.complete(request(prompt, stop=("\n\n",))).text == "x"
     (received,) = server.received
     assert received.path == f"/v1/{path}"
     assert received.body == {
@@ -163,7 +162,7 @@ def test_a_busy_server_is_asked_again_when_it_says() -> None:
     with Server(scripted(*busy, said("yes", new=2))) as server:
         asker, waits = client(server.url, retries=3)
         received = asker.complete(request())
-    assert (received.answer.text, received.tries) == ("yes", 4)
+    assert (received.text, received.tries) == ("yes", 4)
     assert waits == [3.0, 1.0, 300.0]  # requested, twice the half second, cut down
     sent = [one.body for one in server.received]
     assert all(body == sent[0] for body in sent)
@@ -183,7 +182,7 @@ def test_a_busy_server_is_asked_again_when_it_says() -> None:
 def test_a_broken_stream_is_asked_again_and_never_half_counted(fault: Reply) -> None:
     with Server(scripted(fault, said("whole", new=3))) as server:
         received = client(server.url)[0].complete(request())
-    assert (received.answer.text, received.answer.tokens, received.tries) == ("whole", 3, 2)
+    assert (received.text, received.tokens, received.tries) == ("whole", 3, 2)
 
 
 @pytest.mark.parametrize(
