@@ -18,7 +18,7 @@ import argcomplete
 from argcomplete.lexers import split_line
 
 from dllm_bench.cli.common import SETTINGS, add_settings_argument, print_lines
-from dllm_bench.cli.main import AS_SETTINGS, COMMANDS, ESTIMATE, FLAGS, GROUPS, command_named
+from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, parsers
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_dirs, conf_file, options, read_yaml
 
@@ -57,28 +57,15 @@ def complete() -> int:
 
 
 def parser_of(words: Sequence[str]) -> ArgumentParser:
-    """Return a parser that knows all commands, but the arguments only of the one on the line,
-    because importing the others takes time.
+    """Return a parser that knows all commands, and the arguments of the one on the line. Those of
+    lm-eval are left out, whose parser takes a second to import.
     """
-    parser = ArgumentParser("dllm-bench")
-    listed = parser.add_subparsers()
-    for name, text in COMMANDS.items():
-        command = listed.add_parser(name, help=text)
-        if name not in words[:1]:
-            continue
-        if name in GROUPS:
-            kinds = command.add_subparsers()
-            for kind, of_kind in GROUPS[name][1].items():
-                own = kinds.add_parser(kind, help=of_kind)
-                if kind in words[1:2]:
-                    command_named(f"{name} {kind}").add_arguments(own)
-        elif name == "run":
-            for flag in OF_RUN:
-                command.add_argument(flag, action="store_true")
-            add_settings_argument(command)
-        elif name != "lm-eval":  # whose parser takes a second to import
-            command_named(name).add_arguments(command)
-    return parser
+    top, parser, _ = parsers(words)
+    if words[:1] == ["run"]:
+        for flag in OF_RUN:
+            parser.add_argument(flag, action="store_true")
+        add_settings_argument(parser)
+    return top
 
 
 def words_for(

@@ -1,12 +1,18 @@
-"""`dllm-bench compare`, `rescore` and `runs`: compare stored runs on the samples they share, grade
-their texts again, check the files of all runs, remove runs, free a folder.
+"""`dllm-bench status`, `compare`, `rescore` and `runs`: list what is in the results directory
+(runs, tables, SLURM jobs, figures), compare stored runs on the samples they share, grade their
+texts again, check the files of all runs, remove runs, free a folder.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dllm_bench.api.comparison import RunComparison, require_two, sealed_record
 from dllm_bench.cli.common import (
@@ -20,13 +26,194 @@ from dllm_bench.cli.common import (
     print_failures,
     print_lines,
 )
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.launch import slurm
+from dllm_bench.registry import require_known
 from dllm_bench.runs import rescore
-from dllm_bench.store.files import write_atomic
+from dllm_bench.site.format import align, number, percent_of
+from dllm_bench.store.files import csv_rows, stored_bytes, write_atomic
+from dllm_bench.store.index import RecordIndex
+from dllm_bench.store.indexed import IndexedRun
 from dllm_bench.store.lock import unlock
-from dllm_bench.store.store import LOCK, remove
+from dllm_bench.store.nolinks import matching
+from dllm_bench.store.record import SHOWN_METRICS
+from dllm_bench.store.spec import differing, flat_settings
+from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove
 from dllm_bench.store.verify import verify
 
 EACH_WITH_FIRST = "; each is compared with the first"
+WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # --where searches these
+NUMBERS = ("score", "tpf", "tps")
+StatusRow = dict[str, Any]
+"""Column -> value, plain data."""
+COLUMNS = ("run", "state", "done", "benchmark", "model", "decoder", *NUMBERS, "settings")
+
+
+# --- status: numbers are read from the records, nothing is computed again ------------------------
+
+
+def add_status_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `status`."""
+    add_results_option(parser)
+    parser.add_argument(
+        "--where",
+        nargs="+",
+        default=(),
+        metavar="WORD",
+        help="only runs that have each of these words in hash, state, names or settings",
+    )
+    parser.add_argument("--sort", metavar="COLUMN", help="sort by a column, highest number first")
+    parser.add_argument("--json", action="store_true", help="print only the runs, as JSON")
+
+
+def show_status(arguments: Namespace) -> int:
+    """Print the status of everything below the results directory."""
+    store = open_store(arguments)
+    if arguments.json:
+        rows, _ = status_rows(store, arguments.where, arguments.sort)
+        return print_lines([json.dumps(rows, indent=1)])
+    results = store.root.parent
+    print_lines(run_lines(store, arguments.where, arguments.sort))
+    if arguments.where:
+        return 0
+    print_lines(table_lines(results / "tables"))
+    print_lines(slurm.job_lines(store))
+    return print_lines(figure_lines(results / "figures"))
+
+
+def status_rows(
+    store: Store, words: Sequence[str] = (), column: str | None = None
+) -> tuple[list[StatusRow], list[str]]:
+    """Return (rows that contain all words, by path or sorted by a column; a message per damaged
+    run).
+
+    A row shows the settings in which its run differs from others of the same name.
+    """
+    if column:
+        require_known("column", column, COLUMNS)
+    rows, damages = list[StatusRow](), list[str]()
+    for folder, run in RecordIndex(store).runs():
+        if isinstance(run, IndexedRun):
+            rows.append(row_of_sealed(run))
+        elif isinstance(run, RunEntry):
+            rows.append(row_of_unfinished(run))
+            damages += [run.error] if run.state is RunState.DAMAGED else []
+        else:
+            rows.append(row_of_unreadable(folder))
+            damages.append(str(run))
+    apart = differing(
+        (row["run"], (row["decoder"], row["model"], row["benchmark"]), row.pop("all", {}))
+        for row in rows
+    )
+    rows = [{**row, "settings": apart[row["run"]]} for row in rows]
+    rows = [row for row in rows if all(any(w in row[name] for name in WORDS) for w in words)]
+    if column in NUMBERS:
+        rows = sorted(rows, key=lambda row: -(row.get(column) or 0))
+    elif column:
+        rows = sorted(rows, key=lambda row: row.get(column, ""))
+    return rows, damages
+
+
+def run_lines(store: Store, words: Sequence[str] = (), column: str | None = None) -> Iterator[str]:
+    """Yield the runs as an aligned list, see `status_rows`."""
+    rows, damages = status_rows(store, words, column)
+    if rows:
+        yield from align([COLUMNS, *map(row_texts, rows)])
+        yield f"tpf = {SHOWN_METRICS[0]}, tps = {SHOWN_METRICS[1]}, score in percent"
+        yield "settings: those in which runs of one decoder, model and benchmark differ"
+        yield from damages
+    else:
+        wanted = f" with {' '.join(words)}" if words else ""
+        yield f"No runs{wanted} below {store.root} yet; start one with `dllm-bench run`."
+
+
+def row_texts(row: StatusRow) -> tuple[str, ...]:
+    """Return the row as text, in the order of `COLUMNS`."""
+    speeds = {name: number(row.get(name)) for name in NUMBERS[1:]}
+    score = row.get("score")
+    shown = "–" if score is None else percent_of(score, *row["interval"])
+    shown = f"{shown} {row.get('ungraded', '')}".strip()
+    texts = {**row, **speeds, "score": shown}
+    return tuple(texts.get(column, "–") for column in COLUMNS)
+
+
+def row_of_sealed(run: IndexedRun) -> StatusRow:
+    """Return the row of a sealed run."""
+    tpf, tps = (run.metrics.get(name) for name in SHOWN_METRICS)
+    return {
+        "run": run.run,
+        "state": RunState.SEALED.value,
+        "done": f"{run.samples}/{run.samples}",
+        "benchmark": run.benchmark,
+        "model": run.model,
+        "decoder": run.decoder,
+        "score": run.score,
+        "interval": run.interval,
+        "ungraded": run.ungraded,
+        "tpf": tpf,
+        "tps": tps,
+        "all": run.settings,
+    }
+
+
+def row_of_unfinished(entry: RunEntry) -> StatusRow:
+    """Return the row of a run that is not sealed, which has no numbers."""
+    spec = entry.spec
+    return {
+        "run": spec.short,
+        "state": entry.state.value,
+        "done": f"{entry.done}/{entry.total if entry.total is not None else '?'}",
+        "benchmark": spec.benchmark.name,
+        "model": spec.model.name,
+        "decoder": spec.label,
+        **dict.fromkeys(("score", "interval", "tpf", "tps")),
+        "ungraded": "",
+        "all": flat_settings(spec),
+    }
+
+
+def row_of_unreadable(folder: Path) -> StatusRow:
+    """Return the row of a run that is known by its folder's name alone."""
+    label, _, short = folder.name.rpartition("-")
+    return {
+        "run": short,
+        "state": RunState.DAMAGED.value,
+        "benchmark": folder.parts[-3],
+        "model": folder.parts[-2],
+        "decoder": label,
+    }
+
+
+def table_lines(tables: Path) -> Iterator[str]:
+    """Yield a line per rendered table: how many of its cells are in which state."""
+    for path in matching(tables, "*/*.json"):
+        name = f"{path.parent.name}/{path.stem}"
+        try:
+            cells = json.loads(stored_bytes(path) or b"")["cells"]
+            states = [cell["state"] for cell in cells]
+        except (ValueError, LookupError, TypeError, DllmBenchError):
+            yield f"table {name}: {path} cannot be read; `dllm-bench table {name}` writes it again"
+            continue
+        counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+        yield f"table {name}: {len(states)} cells, {counts}"
+
+
+def figure_lines(figures: Path) -> Iterator[str]:
+    """Yield a line per drawn figure and profile: how many of its points have a number."""
+    for path in matching(figures, "*/*/*.csv"):
+        name = path.relative_to(figures).with_suffix("").as_posix()
+        try:
+            ours = [row for row in csv_rows(path) if row["kind"] == "measured"]
+            states = Counter("measured" if row["y"] else row["state"] for row in ours)
+        except (ValueError, LookupError, csv.Error, DllmBenchError):
+            again = f"dllm-bench figure {path.parent.name}/{path.stem}"
+            yield f"figure {name}: {path} cannot be read; `{again}` draws it again"
+            continue
+        counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+        yield f"figure {name}: {len(ours)} points, {counts}"
+
+
+# --- compare, rescore, verify, remove, unlock ----------------------------------------------------
 
 
 def compare(arguments: Namespace) -> int:
@@ -87,6 +274,7 @@ def unlock_named(arguments: Namespace) -> int:
 
 
 KINDS = {
+    "status": Command(add_status_arguments, show_status),
     "compare": Command(partial(add_runs_argument, remark=EACH_WITH_FIRST), compare),
     "rescore": Command(add_rescore_arguments, rescore_texts),
     "verify": Command(add_results_option, verify_all),

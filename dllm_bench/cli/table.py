@@ -8,52 +8,281 @@ for every claim.
 
 from __future__ import annotations
 
-from argparse import Namespace
+import os
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from dllm_bench.claims import verdict
 from dllm_bench.claims import view as claim_view
 from dllm_bench.claims.evidence import OneTokenRuns
 from dllm_bench.claims.spec import load_claim
-from dllm_bench.claims.verdict import (
-    COMMAND,
-    ClaimVerdict,
-    Judgement,
-    cells_of_claims,
-    judge_claims,
-)
-from dllm_bench.cli.common import Command, open_store, print_failures, print_lines
-from dllm_bench.cli.planned import (
-    SINGLE_COMMANDS,
-    GrowingTables,
-    add_options,
-    check_options,
-    chosen_profile,
-    command_lines,
-    default_jobs,
-    plan_and_fill,
-    plan_whole,
-)
+from dllm_bench.cli import common
+from dllm_bench.cli.common import Command, compose, positive_int, print_lines
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
-from dllm_bench.site.format import align
+from dllm_bench.site.format import align, looked_up
 from dllm_bench.store.files import explain_write_errors
-from dllm_bench.store.store import Store
-from dllm_bench.tables import view
-from dllm_bench.tables.cost import cost_in_words
-from dllm_bench.tables.frame import BuiltTable
-from dllm_bench.tables.load import load_table, matching_names, names_of
-from dllm_bench.tables.plan import cells_of, distinct_runs, plan_common
-from dllm_bench.tables.spec import PaperTable
+from dllm_bench.store.provenance import machine
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.store import Store, remove
+from dllm_bench.tables import load, plan, view
+from dllm_bench.tables.cost import cost_in_words, measured_runs
+from dllm_bench.tables.frame import LOAD_PER_CORE, BuiltTable, build, disturbed_runs, is_loaded
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, PlannedTable
+from dllm_bench.tables.render import write
+from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
+
+EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
+SINGLE_COMMANDS = 3  # commands printed for missing runs; the rendered table lists all
+STAGES = (10, 30, 60, 120, 250, 500)  # every run reaches a stage's items before any run goes on
+
+
+# --- options, planning, making missing runs ------------------------------------------------------
+
+
+def add_options(parser: ArgumentParser, kind: str) -> None:
+    """Add the options of `table`, `figure` or `claims`; all claims unless some are named."""
+    common.add_results_option(parser)
+    example = EXAMPLES[kind]
+    paper = example.partition("/")[0]
+    text = f"for example {example}; {paper}: every {kind} of the paper; all: every {kind}"
+    count, metavar = "?" if kind == "claim" else None, f"PAPER/{kind.upper()}"
+    parser.add_argument(kind, metavar=metavar, nargs=count, default="all", help=text)
+    common.add_profile_option(parser)
+    parser.add_argument("--run", action="store_true", help="make missing runs on this machine")
+    text = "with --run: repeat timed runs that began on a busy machine (marked †)"
+    parser.add_argument("--retime", action="store_true", help=text)
+    parser.add_argument("--submit", action="store_true", help="submit missing runs to SLURM")
+    parser.add_argument(
+        "--wait", action="store_true", help="with --submit: wait until all jobs have ended"
+    )
+    text = "with --submit: replaces settings of conf/hydra/launcher/slurm.yaml, as in "
+    text += "partition=gpu; repeatable"
+    parser.add_argument("--slurm", action="append", default=[], metavar="NAME=VALUE", help=text)
+    text = "print the commands of all runs without a record as a shell script, those that cannot "
+    text += "be made on this machine included, and nothing else"
+    parser.add_argument("--commands", action="store_true", help=text)
+    parser.add_argument("--jobs", type=positive_int, metavar="N", help="runs at the same time")
+    parser.add_argument(
+        "--limit",
+        type=positive_int,
+        metavar="N",
+        help="items per run; a larger N continues runs",
+    )
+    text = "passes over the items of timed runs; 1: timings come from the runs of the scores"
+    parser.add_argument("--passes", type=positive_int, metavar="N", help=text)
+    parser.formatter_class = RawDescriptionHelpFormatter
+    names = load.names_of(kind)
+    width = max(map(len, names))
+    lines = (f"  {name.ljust(width)}  {load.title_of(kind, name)}".rstrip() for name in names)
+    parser.epilog = "\n".join([f"{kind}s:", *lines])
+
+
+def check_options(arguments: Namespace) -> None:
+    """Refuse options that contradict each other or would have no effect."""
+    if arguments.run and arguments.submit:
+        raise DllmBenchError("--run decodes here and --submit sends to SLURM; give one of them.")
+    if arguments.commands and (arguments.run or arguments.submit):
+        raise DllmBenchError("--commands prints what --run and --submit make; give one of them.")
+    needs = {"retime": "run", "wait": "submit", "slurm": "submit", "jobs": "run"}
+    for flag, other in needs.items():
+        if getattr(arguments, flag) and not getattr(arguments, other):
+            raise DllmBenchError(f"--{flag} goes with --{other}, which was not given; add it.")
+
+
+def plan_and_fill(
+    arguments: Namespace,
+    papers: Sequence[PaperTable],
+    store: Store,
+    growing: GrowingTables | None = None,
+) -> tuple[list[PlannedTable], list[str]]:
+    """Make or submit missing runs if requested, then plan each table.
+
+    growing: with --run, brings all runs to the same number of items and writes the tables after
+    each stage.
+
+    Returns the planned tables (`plan.plan_common`) and an error message for each run that failed.
+    """
+    check_options(arguments)
+    profile = chosen_profile(arguments)
+
+    def plans(profile: Profile) -> list[PlannedTable]:
+        return plan_whole(arguments, papers, store, profile)
+
+    planned = plans(profile)
+    if arguments.retime and remove_disturbed(plan.cells_of(planned), store):
+        planned = plans(profile)
+    runs = plan.distinct_runs(plan.cells_of(planned))
+    stages = stages_of(runs) if growing and arguments.run else []
+    if growing and any(run.open for run in runs) and arguments.run:
+        growing.announce(planned, stages)
+
+    def show(items: int) -> None:
+        if growing:
+            growing.show(plans(profile.at_most(items)), items)
+
+    failed = fill(arguments, runs, store, stages, show)
+    if arguments.submit or (arguments.run and any(run.open for run in runs)):
+        planned = plans(profile)
+    return planned if arguments.commands else plan.plan_common(profile, plans, planned), failed
+
+
+def plan_whole(
+    arguments: Namespace, papers: Sequence[PaperTable], store: Store, profile: Profile | None = None
+) -> list[PlannedTable]:
+    """Plan each table with a profile, by default the one that the arguments choose."""
+    fills = arguments.run or arguments.submit
+    settings = SettingsCache(store.root.parent, compose)
+    plans = plan.plans_of(papers, settings, store, any_machine=arguments.submit, download=fills)
+    planned = plans(profile or chosen_profile(arguments))
+    settings.save()
+    return planned
+
+
+def chosen_profile(arguments: Namespace) -> Profile:
+    """Load the profile, with the items and passes that the command line asks for."""
+    profile = load.load_profile(arguments.profile)
+    if arguments.limit is not None:
+        profile = profile.limited(arguments.limit)
+    return profile if arguments.passes is None else profile.in_passes(arguments.passes)
+
+
+def stages_of(runs: Sequence[PlannedRun]) -> list[int]:
+    """Return the numbers of items that all open runs reach before any run goes further."""
+    limits = [run.spec.limit for run in runs if run.open and run.spec]
+    if len(limits) < 2:
+        return []
+    return [n for n in STAGES if any(limit is None or n < limit for limit in limits)]
+
+
+def remove_disturbed(planned: Sequence[PlannedCell], store: Store) -> int:
+    """Remove the timed runs that began on a busy machine and return their number; DllmBenchError if
+    the machine is busy now.
+    """
+    runs = disturbed_runs(planned)
+    here = machine("cpu")
+    if runs and is_loaded(here):
+        raise DllmBenchError(
+            f"--retime makes {len(runs)} runs again that began on a busy machine, and the load is "
+            f"{here['load']} on {here['cores']} cores now; wait until it is below "
+            f"{LOAD_PER_CORE * here['cores']:.1f}."
+        )
+    remove([store.root / run.folder for run in runs])
+    return len(runs)
+
+
+def fill(
+    arguments: Namespace,
+    runs: Sequence[PlannedRun],
+    store: Store,
+    stages: Sequence[int] = (),
+    after: Callable[[int], None] = lambda items: None,
+) -> list[str]:
+    """Make or submit the missing runs as requested; return an error message for each run that
+    failed.
+
+    stages, after: for runs that are made here, see `run_all`.
+    """
+    if not (arguments.run or arguments.submit):
+        return []
+    known = [run.record for run in runs if run.record]
+    if arguments.run and known:
+        print_lines([f"{len(known)} of {len(runs)} runs {looked_up(known)}"])
+    if arguments.run and not any(run.open for run in runs):
+        return []
+    # torch takes seconds to import, and rendering stored runs needs none of it
+    from dllm_bench.tables.fill import run_here, submit
+
+    if arguments.submit:
+        return submit(runs, store, arguments.slurm, arguments.wait)
+    jobs = arguments.jobs or default_jobs(arguments.profile)
+    return run_here(runs, store, jobs, stages, after)
+
+
+def default_jobs(profile: str) -> int:
+    """Return the number of runs at a time: two for embedded models on two cores, else one."""
+    return min(2, os.cpu_count() or 1) if profile == EMBEDDED else 1
+
+
+@dataclass
+class GrowingTables:
+    """Tables that are rewritten whenever all of their runs have more items."""
+
+    store: Store
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def folder(self) -> Path:
+        """Where the tables are written."""
+        return self.store.root.parent / "tables"
+
+    def announce(self, planned: Sequence[PlannedTable], stages: Sequence[int]) -> None:
+        """Print the planned runs and the output folder, before the first run."""
+        runs = [run for run in plan.distinct_runs(plan.cells_of(planned)) if run.open]
+        names = " and ".join(paper.name for paper, *_ in planned[:SINGLE_COMMANDS])
+        more = f" and {len(planned) - SINGLE_COMMANDS} more" if planned[SINGLE_COMMANDS:] else ""
+        first = f", first of {' then '.join(map(str, stages))} items" if stages else ""
+        print_lines(
+            [
+                f"Making {names}{more}: {len(runs)} runs{first}, written to {self.folder} after "
+                "each stage. The time left is measured from the first runs; the same command "
+                "continues after a stop.",
+            ]
+        )
+
+    def show(self, planned: Sequence[PlannedTable], items: int) -> None:
+        """Write the tables from the first `items` items of each run, and print where."""
+        from dllm_bench.runs.progress import duration  # its metrics take time to import
+
+        _, written = self.write(planned)
+        pages = [path for path in written if path.suffix == ".md"]
+        where = pages[0] if len(pages) == 1 else self.folder
+        passed = duration(time.monotonic() - self.started)
+        print_lines([f"{passed} - {items} items a run: {where}"])
+
+    def write(self, planned: Sequence[PlannedTable]) -> tuple[list[BuiltTable], list[Path]]:
+        """Build and write the tables; also returns the files."""
+        settings = SettingsCache(self.store.root.parent, compose)
+        similar = measured_runs(self.store, settings)
+        tables = [build(*one, similar) for one in planned]
+        settings.save()
+        with explain_write_errors(self.folder):
+            return tables, [path for built in tables for path in write(built, self.folder)]
+
+
+def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
+    """Yield a shell script that makes every run without a record, including those that need another
+    machine.
+    """
+    runs = plan.distinct_runs(plan.cells_of(planned))
+    by_command = {run.command: run for run in runs if run.open or run.is_for_elsewhere}
+    yield f"# {len(by_command)} runs without a record"
+    names = {run.chosen.get("model", "") for run in by_command.values() if run.is_for_elsewhere}
+    names -= {"", "served", *load.available_here("model")}
+    if names:
+        yield f"dllm-bench prefetch {' '.join(sorted(names))}  # their weights"
+    sources = plan.missing_trained_files(by_command.values())
+    yield from (f"# train first: {source} (dllm-bench train)" for source in sources)
+    reason = ""
+    for command, run in by_command.items():
+        if run.reason != reason:
+            reason = run.reason
+            yield "# " + " ".join(reason.split())
+        yield command
+
 
 # --- tables --------------------------------------------------------------------------------------
 
 
 def show_tables(arguments: Namespace) -> int:
     """Make missing runs if requested, render, and print what is still missing."""
-    store = open_store(arguments)
-    papers = [load_table(name) for name in matching_names("table", arguments.table)]
+    store = common.open_store(arguments)
+    papers = [load.load_table(name) for name in load.matching_names("table", arguments.table)]
     growing = GrowingTables(store)
     planned, failed = plan_and_fill(arguments, papers, store, growing=growing)
     if arguments.commands:
@@ -66,7 +295,7 @@ def show_tables(arguments: Namespace) -> int:
         print_lines(f"written: {path}" for path in written)
     if arguments.run and (arguments.limit or arguments.passes):
         print_lines(outlook_lines(arguments, papers, store))
-    return print_failures(failed)
+    return common.print_failures(failed)
 
 
 def outlook_lines(
@@ -77,8 +306,8 @@ def outlook_lines(
     from dllm_bench.runs.progress import duration  # its metrics take time to import
 
     whole = Namespace(**{**vars(arguments), "limit": None, "passes": None, "run": False})
-    planned = cells_of(plan_whole(whole, papers, store))
-    specs = [run.spec for run in distinct_runs(planned) if run.open and run.spec]
+    planned = plan.cells_of(plan_whole(whole, papers, store))
+    specs = [run.spec for run in plan.distinct_runs(planned) if run.open and run.spec]
     known = [record for spec in specs if (record := store.largest_record(spec))]
     seconds = [float(s) for record in known for s in record.columns["seconds"] if s is not None]
     if not seconds:
@@ -180,8 +409,8 @@ def draw_figures(arguments: Namespace) -> int:
     """Make missing runs if requested, draw, and print what is still missing. A file is kept if the
     new drawing would lose some of its points.
     """
-    store = open_store(arguments)
-    figures = [load_figure(name) for name in matching_names("figure", arguments.figure)]
+    store = common.open_store(arguments)
+    figures = [load_figure(name) for name in load.matching_names("figure", arguments.figure)]
     # torch and matplotlib take seconds to import: only after the names were checked
     from dllm_bench.figures.points import build_figure, make_replays, missing_replays
     from dllm_bench.figures.write import headline, lines, why_kept, write
@@ -201,55 +430,48 @@ def draw_figures(arguments: Namespace) -> int:
             written = [] if kept else write(built, folder)
         print_lines(lines(built) if len(figures) == 1 else [headline(built)])
         print_lines(f"written: {path}" for path in written)
-    return print_failures(failed)
+    return common.print_failures(failed)
 
 
 # --- claims --------------------------------------------------------------------------------------
 
 
 def judge(arguments: Namespace) -> int:
-    """Run what is missing if asked to, judge, print the verdicts."""
-    store = open_store(arguments)
-    shown = matching_names("claim", arguments.claim)
-    if arguments.commands:
-        claims = [claim for claim in map(load_claim, shown) if not claim.untestable]
-        tables = [claim.cells() for claim in claims]
-        return print_lines(command_lines(plan_and_fill(arguments, tables, store)[0]))
-    judgements, failed = judged(arguments, store, shown)
+    """Make missing runs of the named claims if requested, judge all claims, and print the verdicts
+    of those named.
+    """
+    check_options(arguments)
+    store, profile = common.open_store(arguments), chosen_profile(arguments)
+    shown = load.matching_names("claim", arguments.claim)
+    claims = [load_claim(name) for name in load.names_of("claim")]
+    testable = {claim.name: claim.cells() for claim in claims if not claim.untestable}
+    failed = list[str]()
+    if arguments.run or arguments.submit or arguments.commands:
+        asked = [testable[name] for name in shown if name in testable]
+        plans, failed = plan_and_fill(arguments, asked, store)
+        if arguments.commands:
+            return print_lines(command_lines(plans))
+    tables = list(testable.values())
+    planned = plan.plan_common(profile, partial(plan_whole, arguments, tables, store))
+    cells = verdict.cells_of_claims(claims, planned)
+    judgements = verdict.judge_claims(claims, cells, profile, OneTokenRuns(store))
     chosen = [one for one in judgements if one.claim.name in shown]
     is_one = len(chosen) == 1
     print_lines(claim_view.details(chosen[0]) if is_one else verdict_lines(chosen, arguments))
-    return print_failures(failed)
+    return common.print_failures(failed)
 
 
-def judged(
-    arguments: Namespace, store: Store, shown: Sequence[str]
-) -> tuple[list[Judgement], list[str]]:
-    """Return all claims with their verdicts, then an error message for each run that failed. With
-    --run or --submit, missing runs of the shown claims are made first.
-    """
-    check_options(arguments)
-    claims = [load_claim(name) for name in names_of("claim")]
-    testable = {claim.name: claim.cells() for claim in claims if not claim.untestable}
-    tables, asked = list(testable.values()), [testable[name] for name in shown if name in testable]
-    fills, profile = arguments.run or arguments.submit, chosen_profile(arguments)
-    failed = plan_and_fill(arguments, asked, store)[1] if fills else []
-    planned = plan_common(profile, partial(plan_whole, arguments, tables, store))
-    given = (claims, cells_of_claims(claims, planned), profile)
-    return judge_claims(*given, OneTokenRuns(store)), failed
-
-
-def verdict_lines(judgements: Sequence[Judgement], arguments: Namespace) -> Iterator[str]:
+def verdict_lines(judgements: Sequence[verdict.Judgement], arguments: Namespace) -> Iterator[str]:
     """Yield a line per claim, then the commands that settle the open ones."""
     yield from align([claim_view.HEADS, *map(claim_view.row, judgements)])
     yield ""
     yield f"{len(judgements)} claims: {claim_view.counts_text(judgements)}"
     yield "one claim in full: dllm-bench claims PAPER/CLAIM; p is corrected for all claims (Holm)"
-    again = f"{COMMAND} {arguments.claim} {chosen_profile(arguments).flags}"
+    again = f"{verdict.COMMAND} {arguments.claim} {chosen_profile(arguments).flags}"
     verdicts = {one.verdict for one in judgements}
-    if ClaimVerdict.NOT_RUN in verdicts:
+    if verdict.ClaimVerdict.NOT_RUN in verdicts:
         yield f"missing runs: {again} --run"
-    if ClaimVerdict.NOT_SETTLED in verdicts:
+    if verdict.ClaimVerdict.NOT_SETTLED in verdicts:
         yield f"runs of more items, of every claim: {again} --run --limit N"
 
 

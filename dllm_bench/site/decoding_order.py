@@ -2,7 +2,7 @@
 
 `decoding_order` turns a stored sample into its tokens, each with the forward that committed it, and
 its forwards, each with branches, drafts and committed positions; also where the text ends. This is
-all that the terminal (`cli.show_sample`) and the trace viewer of the report (`run_page`) show;
+all that the terminal (`cli.show`) and the trace viewer of the report (`run_page`) show;
 `dllm-bench show RUN --sample ID --json` prints it. Token texts are as decoded, with control
 characters: whoever shows them must make them safe.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli.main import COMMANDS, GROUPS
+from dllm_bench.cli.main import COMMANDS
 from scripts.install import IMPORTED
 from tests.tiers import covering
 
@@ -29,9 +29,9 @@ NOT_FOR_EMBEDDED = (  # a model that ships with the package is a short text's wh
     "torch.distributed.tensor torch._dynamo torch._inductor accelerate sympy scipy "
     "matplotlib datasets"
 ).split()
-HELP = [[], *([name] for name in COMMANDS if name not in GROUPS)]
+HELP = [[], *([name] for name in COMMANDS)]
 HELP += [["lm-eval", "run"]]  # lm-eval's own, as that of lm-eval
-HELP += [[group, name] for group, (_, names) in GROUPS.items() for name in names]
+HELP += [[group, kind] for group, one in COMMANDS.items() for kind in one.get("kinds", ())]
 MISTAKES = {
     "generate tiny-llada fastdllm hello": "'fast_dllm'",
     "generate tiny-lada fast_dllm hello": "'tiny-llada'",
@@ -130,7 +130,7 @@ SEALED = """
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from dllm_bench.cli.planned import fill
+from dllm_bench.cli.table import fill
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.store.store import Store
 assert fill(Namespace(run=True, submit=False), [], Store(Path("runs"))) == []

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from dllm_bench.cli import show_sample
+from dllm_bench.cli import show
 from dllm_bench.cli.main import main
 from dllm_bench.cli.show import named_sample
 from dllm_bench.core.errors import DllmBenchError
@@ -52,7 +52,7 @@ def drawn(view: DecodingOrder, width: int = 100, canvas: bool = False, colours: 
     console = Console(
         file=io.StringIO(), width=width, color_system=system, force_terminal=colours, no_color=False
     )
-    return list(painted(show_sample.drawing(view, console, canvas), console))
+    return list(painted(show.DecodingOrderPainter(view, console).everything(canvas), console))
 
 
 def view_of(one: SampleRecord, words: list[str] = WORDS) -> DecodingOrder:
@@ -120,7 +120,7 @@ def test_later_forwards_are_lighter_and_every_colour_is_legible(forwards: int) -
         linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares]
         return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    styles = [show_sample.forward_style(index, forwards) for index in range(forwards)]
+    styles = [show.forward_style(index, forwards) for index in range(forwards)]
     grounds = [luminance(style.bgcolor) for style in styles]
     assert all(one < other for one, other in pairwise(grounds))
     for ground, style in zip(grounds, styles, strict=True):
@@ -231,7 +231,7 @@ def test_equal_neighbours_are_written_once() -> None:
 
 def test_colours_follow_the_forward_and_what_is_after_the_end_is_dimmed() -> None:
     lines = drawn(view_of(example()), colours=True)
-    first, last = (show_sample.forward_style(i, 3).render("x").split("x")[0] for i in (0, 2))
+    first, last = (show.forward_style(i, 3).render("x").split("x")[0] for i in (0, 2))
     assert f"{first}four\x1b[0m" in lines[2] and f"{last} two\x1b[0m" in lines[2]
     assert not any(f"{first}<end>" in line for line in lines)
     assert "\x1b[2m<end>\x1b[0m" in lines[3] and "\x1b[2m░\x1b[0m" in lines[3]
@@ -254,9 +254,11 @@ def test_colour_is_for_terminals_and_the_environment_decides(
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "72", **environment}.items():
         monkeypatch.setenv(name, value)
-    console = show_sample.terminal()
+    console = show.terminal()
     assert console.width == 72
-    text = "\n".join(painted(show_sample.drawing(view_of(example()), console), console))
+    text = "\n".join(
+        painted(show.DecodingOrderPainter(view_of(example()), console).everything(False), console)
+    )
     assert ("\x1b[" in text) == escapes
     assert ("four₀" in text) == numbers
     assert ("48;" in text) == (escapes and not numbers)  # a background

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.api.comparison import RunComparison, sealed_record
-from dllm_bench.cli import run, show, status
+from dllm_bench.cli import run, runs, show
 from dllm_bench.cli.main import main
 from dllm_bench.cli.run import overview
 from dllm_bench.core.benchmark import SampleScore, judge_error
@@ -98,14 +98,14 @@ def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) 
     assert "] 2 not graded" in line
     tile = next(tiles(one))
     assert "n = 2, 2 not graded" in str(tile)
-    lines = status.run_lines(store_of(tmp_path, one, other))
+    lines = runs.run_lines(store_of(tmp_path, one, other))
     assert sum("] 2 not graded" in line for line in lines) == 1
 
 
 def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
     store = store_of(tmp_path, record([1.0, 1.0]))
     begin(store, spec(seed=1), sample())
-    lines = list(status.run_lines(store))
+    lines = list(runs.run_lines(store))
     assert sorted(line.split()[1] for line in lines[1:3]) == ["partial", "sealed"]
     assert any(" 1/5 " in line for line in lines)
     assert any("100.0 [" in line and " 2.00 " in line for line in lines)
@@ -172,7 +172,7 @@ def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
     states = ["sealed", "sealed", "missing"]
     cells = ", ".join(f'{{"state": "{state}"}}' for state in states)
     (folder / "table4.json").write_text(f'{{"cells": [{cells}]}}')
-    lines = list(status.table_lines(tmp_path / "tables"))
+    lines = list(runs.table_lines(tmp_path / "tables"))
     assert lines[-1] == "table lopa/table4: 3 cells, 1 missing, 2 sealed"
 
 

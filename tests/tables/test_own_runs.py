@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.claims.spec import Claim
-from dllm_bench.cli import planned as command
+from dllm_bench.cli import table as command
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.cli.main import parse
-from dllm_bench.cli.planned import chosen_profile
+from dllm_bench.cli.table import chosen_profile
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.paths import CONFIG_DIR, conf_dir, conf_file, read_yaml

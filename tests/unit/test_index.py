@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import status
+from dllm_bench.cli.runs import run_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
 from dllm_bench.store import archive, index, store
@@ -36,11 +36,11 @@ def test_lists_and_estimates_read_one_file_instead_of_the_records(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Store(results / "runs")
-    lines, runs = list(status.run_lines(found)), measured_runs(found).runs
+    lines, runs = list(run_lines(found)), measured_runs(found).runs
     assert lines and runs
     assert [path.name for path in found.root.glob(".*")] == [index.FILE]
     monkeypatch.setattr(store.RunRecord, "from_json", refuse)
-    assert list(status.run_lines(found)) == lines
+    assert list(run_lines(found)) == lines
     assert [run.seconds for run in measured_runs(found).runs] == [run.seconds for run in runs]
 
 
@@ -50,15 +50,15 @@ def test_an_archive_is_indexed_and_not_unpacked_again(
     (tmp_path / "packed").mkdir()
     pack(results, tmp_path / "packed" / PACKED)
     found = Store(tmp_path / "packed" / "runs")
-    lines, runs = list(status.run_lines(found)), measured_runs(found).runs
+    lines, runs = list(run_lines(found)), measured_runs(found).runs
     assert any("sealed" in line for line in lines) and runs
     assert [path.name for path in (tmp_path / "packed").iterdir()] == [PACKED]
     monkeypatch.setattr(archive, "_read", refuse)
-    assert list(status.run_lines(found)) == lines
+    assert list(run_lines(found)) == lines
     assert [run.seconds for run in measured_runs(found).runs] == [run.seconds for run in runs]
     (tmp_path / "packed" / PACKED).touch()
     with pytest.raises(DllmBenchError, match="was read"):
-        list(status.run_lines(found))
+        list(run_lines(found))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def shipped(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     pack(results, tmp_path / "packed" / PACKED)
     found = Store(tmp_path / "packed" / "runs")
     ship_index(found.root)
-    lines = list(status.run_lines(found))
+    lines = list(run_lines(found))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     return found, lines
 
@@ -78,7 +78,7 @@ def test_an_archive_that_comes_with_its_index_is_never_unpacked(
 ) -> None:
     found, lines = shipped
     monkeypatch.setattr(archive, "_read", refuse)
-    assert list(status.run_lines(found)) == lines and "sealed" in lines[1]
+    assert list(run_lines(found)) == lines and "sealed" in lines[1]
     assert measured_runs(found).runs
 
 
@@ -87,7 +87,7 @@ def test_an_index_of_another_archive_is_not_read(
 ) -> None:
     found, lines = shipped
     pack(results, archive.archive_of(found.root), shown=())
-    assert not [line for line in status.run_lines(found) if line in lines[1:-2]]
+    assert not [line for line in run_lines(found) if line in lines[1:-2]]
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", {}, [{}], {"run": 1}, {"packed": ["../../x"]}])
@@ -100,7 +100,7 @@ def test_an_index_with_values_of_other_types_is_left_out(
     names = value["packed"] if isinstance(value, dict) and "packed" in value else None
     values = {key: names or value for key in plain["values"] if names or key != "packed"}
     place.write_bytes(lzma.compress(json.dumps({**plain, "values": values}).encode()))
-    assert list(status.run_lines(found)) == lines
+    assert list(run_lines(found)) == lines
     assert measured_runs(found).runs
 
 
@@ -123,12 +123,12 @@ def test_the_reference_comes_with_an_index_of_its_records(
 
 def test_a_run_that_is_gone_leaves_the_index(results: Path) -> None:
     found = Store(results / "runs")
-    list(status.run_lines(found))
+    list(run_lines(found))
     measured_runs(found)
     [sealed] = [entry for entry in found.entries() if entry.state == "sealed"]
     assert entries(found) == 1
     store.remove([sealed.path])
-    list(status.run_lines(found))
+    list(run_lines(found))
     assert entries(found) == 0
 
 
