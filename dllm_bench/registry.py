@@ -63,7 +63,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     ),
     "drafter": ("dllm_bench.models.drafters",),
     "filter": ("dllm_bench.models.filters",),
-    "counts": ("dllm_bench.methods.pc_sampler",),
+    "counts": ("dllm_bench.methods.position_rules",),
     "model": ("dllm_bench.serving.served_model",),
     "benchmark": (
         "dllm_bench.benchmarks.lm_eval",

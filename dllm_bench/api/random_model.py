@@ -17,9 +17,9 @@ import torch
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.trace import Forward
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache
 from dllm_bench.methods.common import Blocks, Budget, NegEntropy, Threshold
-from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.transformer import TransformerDenoiser
 

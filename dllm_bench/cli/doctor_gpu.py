@@ -48,7 +48,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding import fused
 from dllm_bench.decoding.numerics import margin, read_logits
-from dllm_bench.models.graphs import ROWS, FixedShapeDenoiser
+from dllm_bench.models.acceleration import ROWS, FixedShapeDenoiser
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.files import write_json

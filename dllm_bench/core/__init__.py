@@ -2,8 +2,8 @@
 packages.
 
 A contract says what one package may expect of another. The contract of a model is in `denoiser`, of
-the pieces of a masked decoder in `contracts`, of a speculative one in `speculative`, of
-uniform-state diffusion in `canvas`, of a benchmark in `benchmark`.
+the pieces of a masked decoder in `contracts`, of a speculative one in `speculative`, of a benchmark
+in `benchmark`; that of uniform-state diffusion is next to its loop (`decoding/canvas`).
 
 Names of tensors end in the letters of their dimensions (`tokens_KL` is (K, L)). A letter has the
 same meaning in the whole package:

@@ -1,29 +1,37 @@
-"""The loop of uniform-state diffusion: canvases of random tokens are denoised one after another.
+"""Uniform-state diffusion: the contracts of its pieces, and its loop.
 
-For each canvas, a causal forward encodes the prompt or the previous canvas and keeps its K/V. The
-new canvas begins as noise. Each step makes a forward, draws a token at every position, accepts
-some, makes the others random again, and stops if the canvas has settled. The text is the most
-probable token of every position. The contracts of the pieces are in `core/canvas.py`. The host
-waits once per step, and requests share only the copies to the host (`batching`).
+There is no mask token. A canvas of C positions begins as random tokens. Every forward computes new
+logits for all of them; some positions keep the token drawn from these, and the others become random
+again. Acceptance has no memory: an accepted position competes again in the next forward. The text
+is the most probable token of every position in the last forward. Pieces are frozen dataclasses
+without state and decide on the device.
+
+Canvases are denoised one after another. For each canvas, a causal forward encodes the prompt or the
+previous canvas and keeps its K/V. The new canvas begins as noise. Each step makes a forward, draws
+a token at every position, accepts some, makes the others random again, and stops if the canvas has
+settled. The text is the most probable token of every position. The host waits once per step, and
+requests share only the copies to the host (`batching`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dllm_bench.core.canvas import Accept, Anneal, CanvasModel, CanvasScores, Renoise, Settle
 from dllm_bench.core.decoder import (
     CANVAS_MODEL,
     MASK_TOKEN,
     ComposedDecoder,
     DecoderSummary,
+    Piece,
     needing,
 )
-from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Change, Forward, ForwardKind, Trace
@@ -39,6 +47,72 @@ from dllm_bench.decoding.batching import (
 from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.numerics import read_logits
 from dllm_bench.registry import register
+
+# --- the contracts --------------------------------------------------------------------------------
+
+
+class CanvasModel(Denoiser, Protocol):
+    """A model of uniform-state diffusion.
+
+    Text is encoded by a forward with causal attention, whose K/V are kept. The canvas after it is
+    denoised by forwards with full attention, in which `ForwardPlan.added_KFH` is the mean embedding
+    of the canvas's last prediction (self-conditioning).
+    """
+
+    canvas_length: int
+    """C, the canvas length the weights were trained with."""
+
+
+@dataclass(frozen=True)
+class CanvasScores:
+    """The result of a forward over a canvas, at the temperature of its step."""
+
+    drawn_C: Tensor
+    """A token drawn at every position."""
+    top_C: Tensor
+    """The most probable token of every position."""
+    entropy_C: Tensor
+    """Entropy of every position in nats."""
+
+
+class Accept(Piece, ABC):
+    """Decides which positions keep the token that was drawn."""
+
+    @abstractmethod
+    def __call__(self, scores: CanvasScores) -> Tensor:
+        """Return accepted_C, bool."""
+
+
+class Renoise(Piece, ABC):
+    """Chooses the tokens of positions that were not accepted, and of a new canvas."""
+
+    @abstractmethod
+    def __call__(self, count: int, vocabulary: int, numbers: torch.Generator) -> Tensor:
+        """Return the token ids (C,) for all `count` positions, on the device of `numbers`."""
+
+
+class Anneal(Piece, ABC):
+    """The maximum number of forwards of a canvas, and the temperature of each."""
+
+    steps: int
+    """The most forwards of a canvas."""
+
+    @abstractmethod
+    def __call__(self, left: int) -> Tensor:
+        """Return the temperature, 0-d float32 on the CPU; `left`: remaining forwards, including
+        this one."""
+
+
+class Settle(Piece, ABC):
+    """Decides whether a canvas is finished before its last step."""
+
+    @abstractmethod
+    def __call__(self, before: Sequence[Tensor], scores: CanvasScores) -> Tensor:
+        """Return a 0-d bool; `before`: `CanvasScores.top_C` of earlier forwards over this
+        canvas."""
+
+
+# --- the loop -------------------------------------------------------------------------------------
 
 
 @register("decoder.canvas")

@@ -1,2 +1,1 @@
-"""Published methods, one file per work, and pieces that several works share (`common`, `caches`,
-...)."""
+"""Published methods by subject, and pieces that several works share (`common`, `caches`, ...)."""

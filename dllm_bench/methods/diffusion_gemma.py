@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.canvas import Accept, Anneal, CanvasScores, Renoise, Settle
 from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.decoding.canvas import Accept, Anneal, CanvasScores, Renoise, Settle
 from dllm_bench.registry import register
 
 

@@ -1,16 +1,37 @@
-"""Optional speed-ups: layers under torch.compile (`CompiledDenoiser`) and quantised linear layers.
+"""Optional speed-ups of forwards: torch.compile, quantisation, CUDA graphs.
 
-torch.compile compiles once for lengths that vary; logits are equal up to rounding. Graphs of fixed
-shapes are in `graphs`.
+torch.compile (`CompiledDenoiser`) compiles once for lengths that vary; logits are equal up to
+rounding.
 
 Quantisation (torchao): w8a8 (int8 weights and activations) or fp8, with dynamic scales. Linear
 layers inside the transformer layers are replaced after loading; embedding, head, norms, routers and
 stacked experts keep the run's dtype. Not here: calibration, quantised checkpoints, quantised K/V.
+
+Forwards of fixed shapes, each replayed as one CUDA graph: `hardware.compile=max`.
+
+Starting the kernels of a forward of few rows takes the host a third to a half of the time that the
+device needs for it (modelled by scripts/perf/model.py, Python not counted). So forwards of up to
+`ROWS` rows are recorded once and replayed by one launch. Branches are padded to powers of two and
+windows to `WINDOWS`, K/V of one request at a time occupy one store, and tokens, positions and masks
+are written into tensors at fixed addresses; a run has a handful of shapes. If its longest canvas
+and its branches are announced (`expect_canvas`), its first forward, which is part of the warm-up,
+records all of them. Rows beyond the window are hidden from the others. Longer forwards, forwards to
+which padding would add much, and prefills run without graphs, and so do those of
+`why_not_replayed`, with a warning. On a CPU the same function runs on the same shapes, and nothing
+is recorded.
+
+Shapes: K branches, F fed positions, both padded; N layers, G heads of keys and values, C positions
+of the store, E head size, H hidden size.
 """
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -18,9 +39,14 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.kv import KeysValues, PositionCache
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, Slots, attention_mask
+from dllm_bench.models.kv import KeysValues, PositionCache, Span, buffer
 from dllm_bench.models.layer_ops import Rotation
-from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.models.layers import PlainLayer
+from dllm_bench.models.transformer import TransformerDenoiser, is_causal
+
+# --- torch.compile and quantisation ---------------------------------------------------------------
 
 CONFIGS: dict[str, tuple[str, dict[str, str]]] = {  # torchao's names: a class, and its arguments
     "w8a8": ("Int8DynamicActivationInt8WeightConfig", {}),
@@ -135,3 +161,367 @@ def has_fp8(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+
+
+# --- graphs of fixed shapes -----------------------------------------------------------------------
+
+ROWS = 512
+"""Rows of the longest forward that is recorded, padding included: LoPA's base and seven branches
+over two open blocks of 32."""
+BOUND, PADDING = 256, 1.25
+"""From `BOUND` rows on, products take longer than the weights take to be read, so that each row
+costs time. Padding may then multiply the rows by `PADDING` at most."""
+WINDOWS = (32, 64, 96, 128, 256, 512)
+"""Padded window sizes: one to four blocks of 32, then powers of two."""
+CANVAS = 256  # a store's positions are a multiple
+WARM = 2  # calls before a graph is recorded, in which libraries choose kernels and take memory
+
+
+def padded(branches: int) -> int:
+    """Return the next power of two."""
+    return 1 << (branches - 1).bit_length()
+
+
+def padded_window(fed: int) -> int:
+    """Return the next of `WINDOWS`; beyond these the next power of two, which is not recorded."""
+    return next((window for window in WINDOWS if window >= fed), padded(fed))
+
+
+def why_not_replayed(plan: ForwardPlan, spans: tuple[Span, ...]) -> str | None:
+    """Return the reason why a forward that sees these cached spans has no fixed shape; None if it
+    has one."""
+    if plan.sets is not None:
+        return "the cache feeds single positions"
+    if plan.recompute is not None:
+        return "every layer chooses its rows"
+    if plan.added_KFH is not None:
+        return "something is added to the embeddings"
+    if plan.attention != "full" and spans and spans[-1][0] >= plan.feed[1]:
+        return "blocks are fed in front of cached ones that they do not see"
+    return None
+
+
+@dataclass(frozen=True)
+class FixedShape:
+    """The shape for which a graph is recorded."""
+
+    branches: int
+    """K."""
+    window: int
+    """F."""
+    cached: int
+    """C, 0 if nothing is cached."""
+    feature_layers: tuple[int, ...]
+    """Layers whose outputs are read."""
+
+    @property
+    def rows(self) -> int:
+        """K * F."""
+        return self.branches * self.window
+
+
+class SharedStore:
+    """K/V of all layers, cached and fresh; one request uses it at a time."""
+
+    def __init__(self, layers: int, heads: tuple[int, int], length: int, like: Tensor) -> None:
+        groups, width = heads
+        self.length = length
+        with torch.inference_mode(False):  # written in and out of inference mode
+            self.stored_N21GCE = like.new_zeros(layers, 2, 1, groups, length, width)
+            self._fresh_X = like.new_zeros(layers * 2 * groups * width * ROWS)
+        self._views = [(both[0], both[1]) for both in self.stored_N21GCE]
+        self._owner: weakref.ref[PositionCache] | None = None
+
+    def layer(self, index: int) -> Slots:
+        """Return keys and values (1, G, C, E) of a layer."""
+        return self._views[index]
+
+    def fresh(self, branches: int, window: int) -> Tensor:
+        """Return the tensor to which a forward writes its K/V, (N, 2, K, G, F, E), shared by all
+        shapes."""
+        layers, _, _, groups, _, width = self.stored_N21GCE.shape
+        shape = (layers, 2, branches, groups, window, width)
+        return self._fresh_X[: prod(shape)].view(shape)
+
+    def lend(self, kv: PositionCache) -> None:
+        """Let a request's K/V use this store; those of the previous request move out, if it still
+        exists."""
+        if kv.positions[0].uses(self._views[0][0]):
+            return
+        before = self._owner() if self._owner else None
+        for index, (keys, values) in enumerate(self._views):
+            if before is not None and before.positions[index].uses(keys):
+                before.positions[index].move(*(buffer(s, self.length) for s in (keys, values)))
+            kv.positions[index].move(keys, values)
+        self._owner = weakref.ref(kv)
+
+
+class FixedForward:
+    """A forward of one shape: its input tensors at fixed addresses, and its recorded graph."""
+
+    def __init__(self, shape: FixedShape, store: SharedStore, like: Tensor) -> None:
+        branches, window = shape.branches, shape.window
+        self.shape, self._store = shape, store
+        device = like.device
+        with torch.inference_mode(False):
+            self.ids_KF = torch.zeros(branches, window, dtype=torch.long, device=device)
+            self.position_1F = torch.zeros(1, window, dtype=torch.long, device=device)
+            own_K1FF = like.new_zeros(branches, 1, window, window)
+            cached_C = like.new_zeros(shape.cached) if shape.cached else None
+        self._fresh_N2KGFE = store.fresh(branches, window)
+        self.mask = FixedWindows(own_K1FF, cached_C)
+        self._slots = [(both[0], both[1]) for both in self._fresh_N2KGFE]
+        self._written: dict[str, object] = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: tuple[Tensor, Tensor | None] | None = None
+
+    # what layers use as a cache
+
+    def slots(self, layer: int, rows: int) -> Slots:
+        """Return the slots for the fresh K/V of a layer."""
+        return self._slots[layer]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Slots:
+        """Return the fresh K/V in their slots."""
+        slots = self._slots[layer]
+        if keys is not slots[0]:
+            slots[0].copy_(keys)
+            slots[1].copy_(values)
+        return slots
+
+    def aside(self, keys: Tensor, values: Tensor, layer: int) -> Slots:
+        """Return all positions of the store."""
+        return self._store.layer(layer)
+
+    # a forward
+
+    def write(self, tokens_KF: Tensor, plan: ForwardPlan, spans: tuple[Span, ...]) -> None:
+        """Write the inputs of a plan's forward; unchanged ones are not written again."""
+        branches, fed = tokens_KF.shape
+        self.ids_KF[:branches, :fed] = tokens_KF
+        if self._changed("positions", (plan.feed, plan.added)):
+            self.position_1F[0, :fed] = plan.positions(self.ids_KF.device)
+        if self._changed("cached", (spans, plan.alone)):
+            self._write_cached(spans, plan.alone)
+        seen = MaskShape.of(plan, 1, ())
+        if seen.sees_all:  # looks the same wherever it is
+            seen = MaskShape(1, (0, fed), ())
+        elif is_causal(plan) and plan.alone is None and plan.added is None:
+            seen = replace(seen, feed=(0, fed))
+        if self._changed("own", seen if plan.visible_K is None else object()):
+            self._write_own(seen, fed, plan.visible_K)
+
+    def _changed(self, name: str, value: object) -> bool:
+        """Return whether an input differs from the one written last, and remember it."""
+        same = self._written.get(name) == value
+        self._written[name] = value
+        return not same
+
+    def _write_cached(self, spans: tuple[Span, ...], alone: int | None) -> None:
+        if self.mask.cached_C is None:
+            return
+        self.mask.cached_C.fill_(HIDDEN)
+        for start, stop in spans:
+            self.mask.cached_C[start : stop if alone is None else min(stop, alone)] = 0
+
+    def _write_own(self, seen: MaskShape, fed: int, visible_K: Tensor | None) -> None:
+        """Write each branch's own window, without the padding."""
+        own_K1FF = self.mask.own_K1FF
+        own_K1FF.fill_(HIDDEN)
+        part_K1FF = own_K1FF[:, :, :, :fed]
+        part_K1FF.zero_()
+        mask_11FF = attention_mask(seen, None, own_K1FF.dtype, own_K1FF.device)
+        if mask_11FF is not None:
+            part_K1FF[:, :, :fed] = mask_11FF.clamp_min(HIDDEN)
+        if visible_K is not None:
+            hidden_KF = self.position_1F[:, :fed] >= visible_K[:, None]
+            part_K1FF[: len(hidden_KF)].masked_fill_(hidden_KF[:, None, None], HIDDEN)
+
+    def run(self, model: FixedShapeDenoiser) -> tuple[Tensor, Tensor | None]:
+        """Return hidden states (K, F, H) and features; the next call overwrites both."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif self.ids_KF.is_cuda and model.records:
+            self.record(model)
+        else:
+            self._outputs = model.run_fixed(self)
+        assert self._outputs is not None
+        return self._outputs
+
+    def record(self, model: FixedShapeDenoiser) -> None:
+        """Record the graph, then replay it, because recording computes nothing."""
+        side = torch.cuda.Stream(self.ids_KF.device)
+        side.wait_stream(torch.cuda.current_stream(self.ids_KF.device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM):
+                self._outputs = model.run_fixed(self)
+        torch.cuda.current_stream(self.ids_KF.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=model.pool):
+                self._outputs = model.run_fixed(self)
+        except RuntimeError as error:
+            model.stop_recording(error)
+            self._outputs = model.run_fixed(self)
+            return
+        self._graph = graph
+        model.recordings += 1
+        graph.replay()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether forwards replay a graph."""
+        return self._graph is not None
+
+    def fresh(self, branches: int, fed: int) -> Tensor:
+        """Return the K/V that the last run computed, (N, 2, K, G, F, E) without padding."""
+        return self._fresh_N2KGFE[:, :, :branches, :, :fed]
+
+
+class FixedShapeDenoiser(TransformerDenoiser):
+    """A `TransformerDenoiser` whose forwards of few rows have few shapes, recorded as graphs.
+
+    DllmBenchError for a model whose layers are not the package's own.
+    """
+
+    def _set_up(self) -> None:
+        first = self.layers[0]
+        if not isinstance(first, PlainLayer):
+            raise DllmBenchError(
+                f"hardware.compile=max replays graphs of the package's own layers, and "
+                f"{type(self.module).__name__} runs transformers' (experts, quantised or adapted "
+                "weights, eager attention, sliding windows); set hardware.compile=default or none."
+            )
+        self._heads = first.kv_heads
+        self._forwards: dict[FixedShape, FixedForward] = {}
+        self._store: SharedStore | None = None
+        self._warned: set[str] = set()
+        self._longest = CANVAS
+        self._most_branches = 0  # in a forward of this run; 0: unknown
+        self._prepared: set[tuple[int, ...]] = set()  # feature layers of the runs' shapes recorded
+        self._met: set[FixedShape] = set()
+        self.records = True  # whether graphs are recorded on a CUDA device
+        self.recordings = 0  # graphs recorded
+        self.pool: Any = None  # memory that all graphs share
+
+    @property
+    def shapes_met(self) -> int:
+        """Shapes of all forwards so far, including those replaced by a longer store."""
+        return len(self._met)
+
+    def expect_canvas(self, length: int, branches: int = 1) -> None:
+        """Make the store long enough for canvases of this length, and let the next forward record
+        all shapes of forwards of at most that number of branches.
+        """
+        self._make_room(length)
+        if branches > self._most_branches:
+            self._most_branches = branches
+            self._prepared.clear()
+
+    def _make_room(self, length: int) -> None:
+        self._longest = max(self._longest, length + -length % CANVAS)
+
+    def new_cache(self, length: int) -> PositionCache:
+        """Return an empty cache for a canvas of `length` positions."""
+        self._make_room(length)
+        return super().new_cache(length)
+
+    def stop_recording(self, error: Exception) -> None:
+        """Continue without graphs, with a warning."""
+        self.records = False
+        self._warn(f"a CUDA graph cannot be recorded ({error})")
+
+    def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        fed_KF = super()._begin(tokens_KL, plan, kv)
+        why = why_not_replayed(plan, kv.spans)
+        if why is not None:
+            self._warn(why)
+        return fed_KF
+
+    def _warn(self, why: str) -> None:
+        """Warn once that forwards run without a graph."""
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(
+                f"hardware.compile=max: forwards run without CUDA graphs, because {why}.",
+                stacklevel=2,
+            )
+
+    def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        branches, fed = tokens_KF.shape
+        shape = self._shape(branches, fed, plan, kv)
+        if shape is None:
+            return super()._layers(tokens_KF, plan, kv)
+        before = self.recordings
+        forward = self._forward(shape)
+        if shape.cached or plan.stores:
+            self._shared_store().lend(kv)
+        forward.write(tokens_KF, plan, kv.spans)
+        hidden_KFH, features = forward.run(self)
+        if features is not None:
+            kv.features = features[:branches, :fed].clone()
+        if plan.stores:
+            kv.of_all_layers = (self._shared_store().stored_N21GCE, forward.fresh(branches, fed))
+        kv.graph = (forward.is_recorded, self.recordings > before)
+        return hidden_KFH[:branches, :fed].clone()
+
+    def _shape(
+        self, branches: int, fed: int, plan: ForwardPlan, kv: PositionCache
+    ) -> FixedShape | None:
+        """Return the shape that a forward is padded to; None: it runs as it is."""
+        shape = FixedShape(padded(branches), padded_window(fed), 0, plan.feature_layers)
+        too_long = shape.rows > ROWS or shape.rows > max(BOUND, PADDING * branches * fed)
+        once = plan.kind is ForwardKind.PREFILL  # once per request, and of many lengths
+        if once or too_long or why_not_replayed(plan, kv.spans) is not None:
+            return None
+        return replace(shape, cached=self._shared_store().length) if kv.spans else shape
+
+    def _shared_store(self) -> SharedStore:
+        """Return the store, long enough for every canvas so far; a longer store needs new
+        graphs."""
+        if self._store is None or self._store.length < self._longest:
+            self._forwards = {s: one for s, one in self._forwards.items() if not s.cached}
+            self._prepared.clear()
+            weight = self.module.lm_head.weight
+            self._store = SharedStore(self.num_layers, self._heads, self._longest, weight)
+        return self._store
+
+    def run_shapes(self, feature_layers: tuple[int, ...]) -> list[FixedShape]:
+        """Return every shape that a forward may have, given the values of `expect_canvas`."""
+        store = self._shared_store()
+        every_K = [1 << n for n in range(padded(self._most_branches).bit_length())]
+        windows = [window for window in WINDOWS if window <= padded_window(store.length)]
+        shapes = (
+            FixedShape(branches, window, cached, feature_layers)
+            for branches, window, cached in product(every_K, windows, (0, store.length))
+        )
+        return [shape for shape in shapes if shape.rows <= ROWS]
+
+    def _prepare(self, feature_layers: tuple[int, ...]) -> None:
+        """Record every shape of a run at once, before its first request counts."""
+        self._prepared.add(feature_layers)
+        for shape in self.run_shapes(feature_layers):
+            if self.records and shape not in self._forwards:
+                self._made(shape).record(self)
+
+    def _forward(self, shape: FixedShape) -> FixedForward:
+        self._met.add(shape)
+        unknown = self._most_branches == 0 or shape.feature_layers in self._prepared
+        if self.device.type == "cuda" and not unknown:
+            self._prepare(shape.feature_layers)
+        return self._forwards.get(shape) or self._made(shape)
+
+    def _made(self, shape: FixedShape) -> FixedForward:
+        if self.pool is None and self.device.type == "cuda":
+            self.pool = torch.cuda.graph_pool_handle()
+        forward = FixedForward(shape, self._shared_store(), self.module.lm_head.weight)
+        self._forwards[shape] = forward
+        return forward
+
+    def run_fixed(self, forward: FixedForward) -> tuple[Tensor, Tensor | None]:
+        """Run the layers over what was written into `forward`."""
+        hidden_KFH = self._embed_fed(forward.ids_KF, None)
+        masks = dict.fromkeys(self._kinds, forward.mask)
+        rotations = self._rotations(hidden_KFH, forward.position_1F)
+        features = forward.shape.feature_layers
+        return self._run_layers(self.layers, hidden_KFH, rotations, masks, forward, features)

@@ -1,4 +1,4 @@
-"""`CanvasDenoiser`: DiffusionGemma as a model of uniform-state diffusion (`core/canvas.py`).
+"""`CanvasDenoiser`: DiffusionGemma as a model of uniform-state diffusion (`decoding/canvas.py`).
 
 A forward with block-causal attention is transformers' encoder, one with full attention its decoder:
 its input is conditioned on the mean embedding of the last prediction, sliding layers see all of the
@@ -18,7 +18,7 @@ from dllm_bench.models.transformer import TransformerDenoiser
 
 
 class CanvasDenoiser(TransformerDenoiser):
-    """Implements `core.canvas.CanvasModel` over a `CanvasModule`."""
+    """Implements `decoding.canvas.CanvasModel` over a `CanvasModule`."""
 
     def _set_up(self) -> None:
         self.canvas_length: int = self._module.canvas_length

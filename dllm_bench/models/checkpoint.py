@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.adapters import CheckpointLayout, PublishedTensor, Shapes
 from dllm_bench.models.folder import pickled_weights, read_json
-from dllm_bench.models.layouts import CheckpointLayout, PublishedTensor, Shapes
 
 MAPPED_BYTES = 2**26  # that one mapping of a file may have in memory, or one tensor
 MAX_TENSORS = 500_000  # in a checkpoint; the largest known have some 150,000

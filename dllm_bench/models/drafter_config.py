@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.layouts import PublishedConfig, value
+from dllm_bench.models.adapters import PublishedConfig, value
 
 HEAD_NAMES = ("vanilla", "gated", "rnn")
 TARGET_TABLES = "target_tables"  # key of a config: whether embedding and head are the target's

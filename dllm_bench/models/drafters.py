@@ -22,7 +22,7 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint
-from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.models.adapters import ADAPTERS, PublishedConfig, value
 from dllm_bench.models.drafter_config import (
     TARGET_TABLES,
     DrafterConfig,
@@ -30,7 +30,6 @@ from dllm_bench.models.drafter_config import (
     read_drafter_config,
 )
 from dllm_bench.models.folder import CONFIG, read_json
-from dllm_bench.models.layouts import PublishedConfig, value
 from dllm_bench.models.load import load_model
 from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec

@@ -43,7 +43,7 @@ class LayerCache:
     def __init__(self, length: int) -> None:
         self.length = length  # positions of the canvas
         self.stored: KeysValues | None = None  # buffers (1, G, L, E), for one branch
-        self.outputs: list[Tensor] = []  # kept outputs of attention and MLP, see `chosen_rows`
+        self.outputs: list[Tensor] = []  # kept outputs of attention and MLP, see `RowLayer`
         self.begin((), None, False)
 
     def begin(self, reads: Reads, at: int | Tensor | None, stores: bool) -> None:

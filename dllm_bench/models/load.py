@@ -19,9 +19,13 @@ from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint, lora
-from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
+from dllm_bench.models.adapters import (
+    ADAPTERS,
+    CheckpointLayout,
+    PublishedConfig,
+    recognised_adapter,
+)
 from dllm_bench.models.folder import no_adapter, published_config, read_json
-from dllm_bench.models.layouts import CheckpointLayout, PublishedConfig
 from dllm_bench.models.plain_module import FAMILIES, PlainModule
 from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
 from dllm_bench.models.spec import AUTO, CANVAS, MASKLESS, NONE, ModelSpec
@@ -308,9 +312,8 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
 
 def denoiser_class(mode: str, form: str = "full") -> type[TransformerDenoiser]:
     """Return the class that runs a model of a form of attention in a mode of `hardware.compile`."""
-    from dllm_bench.models.acceleration import CompiledDenoiser
+    from dllm_bench.models.acceleration import CompiledDenoiser, FixedShapeDenoiser
     from dllm_bench.models.canvas import CanvasDenoiser
-    from dllm_bench.models.graphs import FixedShapeDenoiser
     from dllm_bench.models.transformer import TransformerDenoiser
 
     if form == CANVAS:

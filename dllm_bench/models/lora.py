@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.adapters import CheckpointLayout, Shapes, value
 from dllm_bench.models.checkpoint import (
     Weights,
     first_names,
@@ -26,7 +27,6 @@ from dllm_bench.models.checkpoint import (
 )
 from dllm_bench.models.folder import LORA_CONFIG as CONFIG
 from dllm_bench.models.folder import read_json
-from dllm_bench.models.layouts import CheckpointLayout, Shapes, value
 
 STEM = "adapter_model"
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")

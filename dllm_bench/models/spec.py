@@ -69,7 +69,7 @@ class ModelSpec:
     quantization: str = NONE
     """Quantisation of the linear layers (models/acceleration.py)."""
     compile: str = NONE
-    """"default": torch.compile (models/acceleration.py); "max": CUDA graphs (models/graphs.py)."""
+    """"default": torch.compile (models/acceleration.py); "max": CUDA graphs (the same file)."""
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():

@@ -18,7 +18,7 @@ from typing import Any
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
-from dllm_bench.models.layouts import PublishedConfig
+from dllm_bench.models.adapters import PublishedConfig
 
 TURN_ENDS = (  # of LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma (2); embedded models
     "<|eot_id|>",

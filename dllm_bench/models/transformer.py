@@ -39,10 +39,15 @@ from dllm_bench.models.attention import (
     per_request_attention,
     register_batched_attention,
 )
-from dllm_bench.models.chosen_rows import layers_under
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import Rotation
-from dllm_bench.models.layers import DecoderLayer, PlainLayer, module_layers, own_layers
+from dllm_bench.models.layers import (
+    DecoderLayer,
+    PlainLayer,
+    layers_under,
+    module_layers,
+    own_layers,
+)
 from dllm_bench.models.plain_module import PlainModule
 
 # Kinds of layers, as transformers names them.

@@ -34,7 +34,7 @@ import numpy as np
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.methods.drafting import StepProfile, Temperatures, likely_prefix
-from dllm_bench.methods.dspark import Probabilities, TwoStepsAhead, early_stop
+from dllm_bench.methods.trained_drafts import Probabilities, TwoStepsAhead, early_stop
 from dllm_bench.metrics.acceptance import common_prefix
 from dllm_bench.metrics.calibration import ObservedDraft
 

@@ -25,7 +25,7 @@ from dllm_bench.api.generation import composed_decoder
 from dllm_bench.api.random_model import random_model, random_request
 from dllm_bench.core.trace import Forward
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.elastic import ElasticCache
+from dllm_bench.methods.row_caches import ElasticCache
 from dllm_bench.tables.load import load_table
 from dllm_bench.training.prompts import train_prompts
 from scripts.perf.model import DREAM_ROUND, H200, PROBE, DeviceConstants, Round, modelled_ms

@@ -20,9 +20,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, Budget, Confidence, Threshold
-from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.paths import options
 from scripts.perf import models
 from scripts.perf.reference import Reference

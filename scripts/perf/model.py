@@ -28,7 +28,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models import attention, layer_ops
 from dllm_bench.models import layers as layers_module
-from dllm_bench.models.graphs import FixedShapeDenoiser
+from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.layers import module_layers, own_layers
 
 VOCAB, PREFIX = 152_064, 1024

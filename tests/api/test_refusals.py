@@ -17,7 +17,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
-from dllm_bench.methods.wino import Wino
+from dllm_bench.methods.remasking import Wino
 from dllm_bench.runs.prompts import PromptGenerator
 from tests.api.models import loaded, logits, transformers_object
 

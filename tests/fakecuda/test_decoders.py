@@ -27,11 +27,11 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding import fused
 from dllm_bench.decoding.canvas import CanvasDecoder
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.common import Blocks, Threshold
-from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.models import attention, layer_ops
+from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.canvas import CanvasDenoiser
-from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.parallel import BranchWorkerGroup
 from dllm_bench.paths import options

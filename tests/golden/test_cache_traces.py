@@ -20,9 +20,8 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.dkv import Drawn
-from dllm_bench.methods.dllm_cache import DLLMCache, MostChanged
-from dllm_bench.methods.dpad import DPadCache
+from dllm_bench.methods.position_caches import DPadCache, Drawn
+from dllm_bench.methods.row_caches import DLLMCache, MostChanged
 from tests.golden.cases import (
     Case,
     Settings,

@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.canvas import Accept, CanvasScores
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.canvas import CanvasDecoder
+from dllm_bench.decoding.canvas import Accept, CanvasDecoder, CanvasScores
 from tests.canvas import (
     FULL,
     NO_TOKEN,
@@ -71,8 +70,7 @@ def decoder_for(params: dict[str, Any]) -> CanvasDecoder:
 
 
 def padded(generation: Generation, pad: int | None) -> list[int]:
-    """Return the tokens as the library returns them: padded behind the end, if it has a padding
-    token."""
+    """Return the tokens as the library does: padded after the end, if it has a padding token."""
     ids, end = list(generation.ids), generation.cut.get("eos")
     if end is None or pad is None:
         return ids

@@ -21,7 +21,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Context
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.methods.dflash import DFlash2
+from dllm_bench.methods.trained_drafts import DFlash2
 from dllm_bench.models.drafters import TrainedBlockDrafter
 from tests.golden.cases import GOLDEN, Case, agreement, replayed
 from tests.golden.test_speculative_traces import NO_END, TOLERANCE, speculative, target, verified

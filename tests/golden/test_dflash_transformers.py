@@ -15,7 +15,7 @@ import torch
 
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.dflash import DFlash
+from dllm_bench.methods.trained_drafts import DFlash
 from dllm_bench.models.drafters import TrainedBlockDrafter
 from tests.helpers import golden_dir, load_denoiser
 from tests.speculative import WatchedLength

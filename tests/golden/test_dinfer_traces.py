@@ -26,8 +26,8 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.common import AnyOf, Budget
-from dllm_bench.methods.credit import CREDIT as CREDIT_VALUES
-from dllm_bench.methods.credit import IDS, Credit
+from dllm_bench.methods.history import CREDIT as CREDIT_VALUES
+from dllm_bench.methods.history import IDS, Credit
 from dllm_bench.metrics.sample_stats import count_sample, idle_forwards
 from tests.golden.cases import (
     ROUNDING,

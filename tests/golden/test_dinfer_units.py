@@ -20,7 +20,7 @@ from dllm_bench.core.state import MASKED, PROMPT, DecodeState, Memo
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks
-from dllm_bench.methods.credit import CREDIT, IDS
+from dllm_bench.methods.history import CREDIT, IDS
 from tests.golden.cases import GOLDEN, composed
 from tests.golden.test_dinfer_traces import rule
 

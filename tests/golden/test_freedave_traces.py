@@ -17,7 +17,7 @@ from dllm_bench.core.request import Generation
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.freedave import SelfDraft
+from dllm_bench.methods.branches import SelfDraft
 from tests.golden.cases import (
     Case,
     Settings,

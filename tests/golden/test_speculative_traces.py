@@ -24,10 +24,8 @@ from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import Rejection, SpeculativeDecoder
-from dllm_bench.methods.dflash import DFlash
 from dllm_bench.methods.drafting import NoDraft
-from dllm_bench.methods.dspark import DSpark
-from dllm_bench.methods.eagle3 import Eagle3
+from dllm_bench.methods.trained_drafts import DFlash, DSpark, Eagle3
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -120,8 +118,7 @@ def decode(run: Case, checks_first: bool = True) -> tuple[Generation, list[Propo
 
 
 def greedy_runs(kind: str) -> list[tuple[Generation, list[Proposal]]]:
-    """Return the four prompts of the reference decoded greedily; its traces keep the rounds of
-    three."""
+    """Return the reference's four prompts decoded greedily; its traces have rounds of three."""
     plain = {"file": f"trace_{kind}.json", "max_new_tokens": 48, "stop_token_ids": None}
     prompts = [case["prompt"] for case in read("target_greedy.json")["cases"]]
     return [decode(plain | {"prompt": prompt}) for prompt in prompts]

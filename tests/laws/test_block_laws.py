@@ -20,12 +20,11 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.adablock import AdaBlock
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Eos, Pipeline, Threshold
-from dllm_bench.methods.daedal import Daedal
 from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.lengths import AdaBlock, Daedal
 from tests.helpers import VOCAB
 from tests.pieces import Table
 from tests.tiers import covering

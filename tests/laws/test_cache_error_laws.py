@@ -17,12 +17,12 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.run_one import run
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
 from dllm_bench.methods.dinfer import VicinityCache
-from dllm_bench.methods.dkv import DKVCache
-from dllm_bench.methods.dllm_cache import DLLMCache
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.position_caches import DKVCache
+from dllm_bench.methods.row_caches import DLLMCache
 from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.paths import assets_dir
 from dllm_bench.runs.cache_error import MeasuredDenoiser, check, kl

@@ -24,6 +24,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     Best,
@@ -33,14 +34,20 @@ from dllm_bench.methods.common import (
     Threshold,
     TopK,
 )
-from dllm_bench.methods.d2cache import NEXT, D2Cache, Density, density
 from dllm_bench.methods.dinfer import VicinityCache
-from dllm_bench.methods.dkv import DKVCache, DKVGreedyCache, Drawn
-from dllm_bench.methods.dllm_cache import DLLMCache, MostChanged
-from dllm_bench.methods.dpad import DPadCache
 from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks
-from dllm_bench.methods.lopa import Lookahead
-from dllm_bench.methods.sparse import SparseCache
+from dllm_bench.methods.position_caches import (
+    NEXT,
+    D2Cache,
+    Density,
+    DKVCache,
+    DKVGreedyCache,
+    DPadCache,
+    Drawn,
+    SparseCache,
+    density,
+)
+from dllm_bench.methods.row_caches import DLLMCache, MostChanged
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.kv import PositionCache

@@ -1,7 +1,7 @@
 """Laws of Elastic-Cache, against a second statement of it that keeps hidden states by layer.
 
 There is no recorded run of it: neither the paper's text nor its code was at hand. The statement
-here reads transformers' modules, and shares no line with the cache or with `models.chosen_rows`.
+here reads transformers' modules, and shares no line with the cache or with `RowLayer`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
-from dllm_bench.methods.elastic import ElasticCache
+from dllm_bench.methods.row_caches import ElasticCache
 from tests.helpers import Watched, tiny_denoiser
 
 NEW, LAYERS = 24, 4

@@ -22,8 +22,8 @@ from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold, TopK
-from dllm_bench.methods.credit import Credit
 from dllm_bench.methods.dream import Epsilon, Gumbel, Sampled
+from dllm_bench.methods.history import Credit
 from tests.helpers import ROLES
 from tests.pieces import Table
 

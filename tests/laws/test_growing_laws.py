@@ -20,7 +20,7 @@ from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import AnyOf, Blocks, Confidence, Eos, Threshold
-from dllm_bench.methods.daedal import Daedal, MaskLast
+from dllm_bench.methods.lengths import Daedal, MaskLast
 from tests.helpers import Watched, tiny_denoiser
 from tests.pieces import Table
 

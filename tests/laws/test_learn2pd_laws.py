@@ -16,6 +16,7 @@ from dllm_bench.core.contracts import Select
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     AnyOf,
@@ -29,7 +30,6 @@ from dllm_bench.methods.common import (
     Union,
 )
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
-from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import ROLES, Watched
 from tests.pieces import RandomHead
 from tests.tiers import covering

@@ -59,8 +59,7 @@ def in_order(
     stop: int,
     block: int | None,
 ) -> float:
-    """Return the chain rule: positions are unmasked one after another; the canvas ends at
-    `stop`."""
+    """Return the chain rule: positions are unmasked in order; the canvas ends at `stop`."""
     total, left = 0.0, list(order)
     while left:
         canvas = [IDS["<|mask|>"] if i in left else token for i, token in enumerate(ids[:stop])]

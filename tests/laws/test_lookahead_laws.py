@@ -18,10 +18,10 @@ from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import CREATION, Lookahead
 from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, NegEntropy, Pipeline, Threshold
-from dllm_bench.methods.credit import Credit
-from dllm_bench.methods.lopa import CREATION, Lookahead
+from dllm_bench.methods.history import Credit
 from tests.helpers import ROLES
 
 REQUEST = Request("laws", tuple(range(3, 14)), 32)

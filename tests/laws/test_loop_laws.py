@@ -19,6 +19,7 @@ from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     Blocks,
@@ -32,11 +33,10 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.credit import Credit
 from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon
 from dllm_bench.methods.fast_dllm import Factor, Ration
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.history import Credit
 from tests.helpers import ROLES, tiny_denoiser
 from tests.pieces import decoders
 from tests.tiers import covering

@@ -19,10 +19,10 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold
 from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks
-from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import tiny_denoiser
 from tests.pieces import decoders, needs_unshifted

@@ -18,6 +18,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED, MemoKey
 from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     AnyOf,
@@ -30,11 +31,10 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.credit import Credit
 from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Origin
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.history import Credit
 from tests.tiers import covering_pairs
 
 REQUESTS = [

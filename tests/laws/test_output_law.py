@@ -19,7 +19,6 @@ from torch import Tensor
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify, VerifyLength
 from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
-from dllm_bench.methods.ddtree import DDTree
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
     NGramDraft,
@@ -27,8 +26,8 @@ from dllm_bench.methods.drafting import (
     RandomDraft,
     SurvivalThreshold,
 )
-from dllm_bench.methods.idlm import StridedDraft
-from dllm_bench.methods.nemotron import BidirectionalDraft
+from dllm_bench.methods.self_speculation import BidirectionalDraft, StridedDraft
+from dllm_bench.methods.trained_drafts import DDTree
 from tests.speculative import Chain, FromDistribution
 from tests.tiers import covering
 

@@ -14,6 +14,7 @@ from dllm_bench.core.request import Option, Request
 from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.branches import Lookahead, SelfDraft
 from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     AnyOf,
@@ -27,33 +28,37 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.credit import Credit
-from dllm_bench.methods.d2cache import D2Cache, Density
+from dllm_bench.methods.confidence_rules import (
+    AnswerGap,
+    EarlyExit,
+    EntropyBound,
+    LocalLeap,
+    SlowFast,
+    WithEntropy,
+)
 from dllm_bench.methods.d3llm import DelayedCache, EndFill
-from dllm_bench.methods.daedal import Daedal
 from dllm_bench.methods.dinfer import Hierarchy, VicinityCache
-from dllm_bench.methods.dkv import DKVCache, DKVGreedyCache, Drawn
-from dllm_bench.methods.dllm_cache import DLLMCache
-from dllm_bench.methods.dmax import Leftmost, SoftRevision
-from dllm_bench.methods.dpad import DPadCache
 from dllm_bench.methods.drafting import NGramDraft, NoDraft, StepProfile, SurvivalThreshold
 from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
-from dllm_bench.methods.dspark import HardwareAwareLength
-from dllm_bench.methods.dus import Dilated
-from dllm_bench.methods.eb_sampler import EntropyBound, WithEntropy
-from dllm_bench.methods.elastic import ElasticCache
+from dllm_bench.methods.editing import Leftmost, SoftRevision
 from dllm_bench.methods.fast_dllm import HierarchicalCache, Ration, SubBlocks
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
-from dllm_bench.methods.freedave import SelfDraft
-from dllm_bench.methods.klass import KLHistory, Stable
+from dllm_bench.methods.history import Credit, KLHistory, Stable
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
+from dllm_bench.methods.lengths import Daedal
 from dllm_bench.methods.likelihood import LikelihoodDecoder
-from dllm_bench.methods.local_leap import LocalLeap
-from dllm_bench.methods.lopa import Lookahead
-from dllm_bench.methods.pc_sampler import TokenCounts
-from dllm_bench.methods.prophet import AnswerGap, EarlyExit
-from dllm_bench.methods.slow_fast import SlowFast
-from dllm_bench.methods.sparse import SparseCache
+from dllm_bench.methods.position_caches import (
+    D2Cache,
+    Density,
+    DKVCache,
+    DKVGreedyCache,
+    DPadCache,
+    Drawn,
+    SparseCache,
+)
+from dllm_bench.methods.position_rules import Dilated, TokenCounts
+from dllm_bench.methods.row_caches import DLLMCache, ElasticCache
+from dllm_bench.methods.trained_drafts import HardwareAwareLength
 from tests.helpers import tiny_denoiser
 from tests.pieces import RandomHead, Table
 

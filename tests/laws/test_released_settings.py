@@ -21,6 +21,7 @@ from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import keep_top_p
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import DualCache, NoCache
 from dllm_bench.methods.common import (
     Blocks,
@@ -37,7 +38,6 @@ from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Sampled
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter
-from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.registry import describe, instantiate
 from tests.helpers import ROLES, Watched
 from tests.pieces import RandomHead, Table

@@ -19,14 +19,13 @@ from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import AGAIN_MASKED
 from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache, PrefixCache
 from dllm_bench.methods.common import Eos, NegEntropy
 from dllm_bench.methods.d3llm import DelayedCache, EndFill, EntropyThreshold, MultiBlock
-from dllm_bench.methods.llada21 import Edit
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.editing import Edit
+from dllm_bench.methods.remasking import Remask, Wino
 from dllm_bench.methods.revising import Budgeted
-from dllm_bench.methods.t2m import Remask
-from dllm_bench.methods.wino import Wino
 from tests.pieces import Table, decoders
 from tests.tiers import covering
 

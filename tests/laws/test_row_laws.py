@@ -19,7 +19,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.branches import Lookahead
 from tests.helpers import tiny_denoiser
 from tests.pieces import Table, decoders
 

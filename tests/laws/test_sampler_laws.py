@@ -30,15 +30,19 @@ from dllm_bench.methods.common import (
     Threshold,
     TopK,
 )
+from dllm_bench.methods.confidence_rules import (
+    GAP,
+    AnswerGap,
+    EarlyExit,
+    EntropyBound,
+    LocalLeap,
+    SlowFast,
+    WithEntropy,
+)
 from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
 from dllm_bench.methods.dream import Sampled
-from dllm_bench.methods.dus import Dilated, pattern
-from dllm_bench.methods.eb_sampler import EntropyBound, WithEntropy
-from dllm_bench.methods.klass import HISTORY, KLHistory, Stable
-from dllm_bench.methods.local_leap import LocalLeap
-from dllm_bench.methods.pc_sampler import Calibrated, TokenCounts
-from dllm_bench.methods.prophet import GAP, AnswerGap, EarlyExit
-from dllm_bench.methods.slow_fast import SlowFast
+from dllm_bench.methods.history import HISTORY, KLHistory, Stable
+from dllm_bench.methods.position_rules import Calibrated, Dilated, TokenCounts, pattern
 from tests.helpers import Watched
 from tests.laws.test_select_laws import on_scores
 

@@ -19,11 +19,11 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import generator
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Margin, NegEntropy, Pipeline, Threshold
-from dllm_bench.methods.credit import Credit
 from dllm_bench.methods.dream import Gumbel, Sampled
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.history import Credit
 from tests.helpers import ROLES
 from tests.pieces import Table
 

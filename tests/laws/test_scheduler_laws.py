@@ -23,7 +23,7 @@ from scipy.stats import chi2
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal
 from dllm_bench.methods.drafting import StepProfile, Temperatures
-from dllm_bench.methods.dspark import (
+from dllm_bench.methods.trained_drafts import (
     AsynchronousLength,
     HardwareAwareLength,
     Probabilities,

@@ -21,6 +21,7 @@ from dllm_bench.core.state import MASKED, PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import Precision
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import (
     Blocks,
@@ -32,12 +33,11 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.credit import CREDIT, IDS, START, Credit
 from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
+from dllm_bench.methods.editing import RepeatPenalty
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
-from dllm_bench.methods.llada21 import RepeatPenalty
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.history import CREDIT, IDS, START, Credit
 from dllm_bench.methods.wedlm import Tempered
 from tests.helpers import ROLES, VOCAB
 from tests.pieces import BLOCK, Table, pieces

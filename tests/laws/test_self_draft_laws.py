@@ -25,13 +25,13 @@ from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import DRAFT, SelfDraft
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Eos, Margin, NegEntropy, Threshold, TopK
+from dllm_bench.methods.confidence_rules import GAP
 from dllm_bench.methods.dinfer import VicinityCache
 from dllm_bench.methods.fast_dllm import FirstOfBlock
-from dllm_bench.methods.freedave import DRAFT, SelfDraft
-from dllm_bench.methods.klass import HISTORY
-from dllm_bench.methods.prophet import GAP
+from dllm_bench.methods.history import HISTORY
 from dllm_bench.metrics.acceptance import rounds
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.paths import options

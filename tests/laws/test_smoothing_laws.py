@@ -13,12 +13,11 @@ from dllm_bench.core.contracts import Cache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
 from dllm_bench.methods.dinfer import VicinityCache
-from dllm_bench.methods.dpad import DPadCache
-from dllm_bench.methods.lopa import Lookahead
-from dllm_bench.methods.sparse import SparseCache
+from dllm_bench.methods.position_caches import DPadCache, SparseCache
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.wrapped import FunctionDenoiser
 from dllm_bench.registry import describe, instantiate

@@ -15,8 +15,7 @@ from dllm_bench.decoding.defaults import NoRevision
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, Confidence
-from dllm_bench.methods.dmax import Leftmost, SoftRevision
-from dllm_bench.methods.llada21 import Edit
+from dllm_bench.methods.editing import Edit, Leftmost, SoftRevision
 from dllm_bench.runs.cache_error import MeasuredDenoiser
 from tests.helpers import ROLES, Probed, tiny_denoiser
 from tests.pieces import Table

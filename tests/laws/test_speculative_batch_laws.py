@@ -21,7 +21,7 @@ from dllm_bench.core.speculative import LengthRule, Proposal, VerifyLength
 from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
 from dllm_bench.methods.drafting import ModelDraft, StepProfile, SurvivalThreshold
-from dllm_bench.methods.dspark import AsynchronousLength, HardwareAwareLength
+from dllm_bench.methods.trained_drafts import AsynchronousLength, HardwareAwareLength
 from dllm_bench.models.drafters import SmallModelDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import load_denoiser

@@ -24,8 +24,6 @@ from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
-from dllm_bench.methods.ddtree import DDTree, likeliest_tree
-from dllm_bench.methods.dflash import DFlash, DFlash2
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
     ModelDraft,
@@ -33,13 +31,18 @@ from dllm_bench.methods.drafting import (
     NoDraft,
     RandomDraft,
 )
-from dllm_bench.methods.dspark import DSpark
-from dllm_bench.methods.eagle3 import Eagle3
-from dllm_bench.methods.idlm import StridedDraft
-from dllm_bench.methods.nemotron import BidirectionalDraft
+from dllm_bench.methods.self_speculation import BidirectionalDraft, StridedDraft
+from dllm_bench.methods.trained_drafts import (
+    DDTree,
+    DFlash,
+    DFlash2,
+    DSpark,
+    Eagle3,
+    likeliest_tree,
+)
 from dllm_bench.metrics import acceptance
+from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
-from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint
 from tests.speculative import DRAFTERS, FromDistribution, write_drafter

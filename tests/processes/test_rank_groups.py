@@ -16,12 +16,11 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Option, Request
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import Lookahead, SelfDraft
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Eos, NegEntropy, Pipeline, Threshold
-from dllm_bench.methods.credit import Credit
 from dllm_bench.methods.dream import Sampled
-from dllm_bench.methods.freedave import SelfDraft
-from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.history import Credit
 from dllm_bench.parallel import ParallelLayout, RankGroup, decoded, encoded
 from tests.helpers import tiny_denoiser
 from tests.processes.rank_groups import on_all_ranks

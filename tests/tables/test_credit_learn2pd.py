@@ -18,8 +18,8 @@ from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Confidence, Eos, NegEntropy, Threshold, TopK, Union
-from dllm_bench.methods.credit import Credit
 from dllm_bench.methods.dream import Epsilon
+from dllm_bench.methods.history import Credit
 from dllm_bench.methods.learn2pd import EndOfTextPrediction
 from dllm_bench.registry import instantiate
 from dllm_bench.store.store import Store

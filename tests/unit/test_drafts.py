@@ -31,7 +31,7 @@ from dllm_bench.methods.drafting import (
     read_step_profile,
     read_temperatures,
 )
-from dllm_bench.methods.dspark import AsynchronousLength, DSpark, HardwareAwareLength
+from dllm_bench.methods.trained_drafts import AsynchronousLength, DSpark, HardwareAwareLength
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter

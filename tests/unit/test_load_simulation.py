@@ -24,7 +24,7 @@ from dllm_bench.methods.drafting import (
     Temperatures,
     acceptance_probabilities,
 )
-from dllm_bench.methods.dspark import AsynchronousLength, HardwareAwareLength
+from dllm_bench.methods.trained_drafts import AsynchronousLength, HardwareAwareLength
 from dllm_bench.serving.load_simulation import (
     DraftedText,
     DraftOutcome,

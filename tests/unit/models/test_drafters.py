@@ -16,10 +16,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.dflash import DFlash, DFlash2
 from dllm_bench.methods.drafting import ModelDraft
-from dllm_bench.methods.dspark import DSpark
-from dllm_bench.methods.eagle3 import Eagle3
+from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.store.spec import Role, split

@@ -25,9 +25,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.fallbacks import FALLBACKS
-from dllm_bench.methods.wino import leave_one_out
-from dllm_bench.models import attention, graphs
-from dllm_bench.models.graphs import FixedShapeDenoiser, padded, padded_window
+from dllm_bench.methods.remasking import leave_one_out
+from dllm_bench.models import acceleration, attention
+from dllm_bench.models.acceleration import FixedShapeDenoiser, padded, padded_window
 from dllm_bench.models.layers import own_layers
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
@@ -202,7 +202,7 @@ def test_a_run_of_20_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_p
 
 def test_long_forwards_and_other_plans_run_as_they_are() -> None:
     model = fixed(tiny_denoiser("dream", 3))
-    length = graphs.ROWS + 8
+    length = acceleration.ROWS + 8
     tokens_1L, kv = torch.arange(length)[None] % 20, model.new_cache(length)
     plan = ForwardPlan(ForwardKind.PREFILL, (0, length), (0, length), (0, length))
     with warnings.catch_warnings():
@@ -326,14 +326,14 @@ class Recording(TorchDispatchMode):
 def test_a_forward_depends_on_nothing_but_what_was_written(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(self: graphs.FixedForward, model: FixedShapeDenoiser) -> Any:
+    def run(self: acceleration.FixedForward, model: FixedShapeDenoiser) -> Any:
         if self._graph is None:
             with Recording() as self._graph:  # type: ignore[assignment]
                 self._outputs = model.run_fixed(self)
         self._graph.replay()  # type: ignore[union-attr]
         return self._outputs
 
-    monkeypatch.setattr(graphs.FixedForward, "run", run)
+    monkeypatch.setattr(acceleration.FixedForward, "run", run)
     model = tiny_denoiser("dream", 3)
     model.attention_form = "block_causal"
     decoder: Any = decoder_named(name)

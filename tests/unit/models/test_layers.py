@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.methods.wino import leave_one_out
+from dllm_bench.methods.remasking import leave_one_out
 from dllm_bench.models import attention
 from dllm_bench.models.attention import attend_windows
 from dllm_bench.models.layers import (

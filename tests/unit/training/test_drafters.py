@@ -20,10 +20,8 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.dflash import DFlash, DFlash2
 from dllm_bench.methods.drafting import NoDraft
-from dllm_bench.methods.dspark import DSpark
-from dllm_bench.methods.eagle3 import Eagle3
+from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafter_config import read_drafter_config

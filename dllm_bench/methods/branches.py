@@ -1,4 +1,6 @@
-"""Lookahead over token filling orders (LoPA, arXiv 2512.16229, §3.2 and Eq. 1–2).
+"""Several candidate states in a forward: LoPA, FreeDave.
+
+Lookahead over token filling orders (LoPA, arXiv 2512.16229, §3.2 and Eq. 1–2).
 
 The state after a commit is the base branch (the paper's anchor). Lookahead branch j of k also
 commits the j-th most confident of the remaining masked positions, by the scores of the forward just
@@ -10,11 +12,27 @@ that made the branch, 1 for the base; the released scripts use alpha 0. Ties go 
 lookahead branch; the base is last. The released code has other modes: with
 `branch_verification_mode=false` the base cannot continue (`base_competes` off); with
 `base_branch_competition=false` there are no lookahead branches, which is `Greedy`.
+
+Drafts of the model's own next steps (FreeDave, arXiv 2510.00294; cychomatica/FreeDave@8b48121).
+
+A forward proposes a token for every mask, and the selector commits some of them; the result is the
+next state, the base. Draft j also holds the j next most confident of the other tokens, as a guess
+of the state j steps later. All branches share a forward. The target of a branch is the branch after
+the commit that the selector would make. Starting from the base, the walk goes to the deepest draft
+whose tokens all agree with the target of the current branch, as long as there is one. The last
+branch reached continues, with its selector's commit. A round costs one forward, like a step without
+drafts. It is lossless (same tokens as the decoder with `Greedy`, in no more forwards) if the
+selector commits one token per forward, and scores and cache depend only on the tokens of the open
+block: no memory of earlier forwards, no renewal within the block, no random numbers, no revision.
+The drafts are then the greedy verification tree of SSD (arXiv 2510.04147) with draft_steps nodes.
+With a threshold (FreeDave++) it is not lossless: a draft may contain only a part of a step's
+commits, and the rest is decided again. The released eager mode (`eager_acceptance_mode`), which
+drafts into the next block and is not lossless, is left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -28,7 +46,10 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import constant, only
 from dllm_bench.decoding.numerics import at_least_float32, stable_top
+from dllm_bench.methods.common import confidence_order, first_of
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+# --- LoPA -----------------------------------------------------------------------------------------
 
 CREATION = MemoKey[Tensor]("lookahead.creation")  # confidence that made a branch, (K,)
 
@@ -161,3 +182,55 @@ def lowest_window(confidence_KW: Tensor, masked_KW: Tensor, n: int) -> Tensor:
     whole_KX = group_X + n <= masked_KW.sum(1)[:, None]
     lowest_K = means_KX.masked_fill(~whole_KX, torch.inf).amin(1)
     return torch.where(whole_KX[:, 0], lowest_K, mean_of(confidence_KW, masked_KW))
+
+
+# --- FreeDave -------------------------------------------------------------------------------------
+
+DRAFT = MemoKey[Tensor]("self_draft.draft")
+"""Canvas positions of the draft tokens, and the tokens, -1 where no mask was left, (K, 2, D)."""
+
+
+@register("explore.self_draft")
+@dataclass(frozen=True)
+class SelfDraft(Explore):
+    """Makes drafts in addition to the base and continues with the deepest confirmed one."""
+
+    draft_steps: Positive  # branches of a forward, including the base; 1: no drafts
+
+    @property
+    def gives(self) -> Conditions:
+        """The base and its drafts."""
+        return frozenset({Condition.DRAFTS, MostBranches(self.draft_steps)})
+
+    def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
+        if last is None or self.draft_steps == 1:
+            return state
+        scores, window = last
+        window = replace(window, eligible_KW=window.eligible_KW & window.of(state.masked_KL))
+        drafts = min(self.draft_steps - 1, window.width)
+        order_1W = confidence_order(scores, window)
+        branches = state.fork(drafts + 1)
+        depth_K = constant((*range(1, drafts + 1), 0), order_1W.device)  # 0: the base
+        where_KW = first_of(order_1W.expand(drafts + 1, -1), depth_K, window)
+        branches.fill(where_KW, scores.ids_KW, window.start)
+        place_1D = order_1W[:, :drafts]
+        nothing = constant(-1, order_1W.device)
+        ids_1D = torch.where(window.eligible_KW, scores.ids_KW, nothing).gather(1, place_1D)
+        draft_12D = torch.stack([place_1D + window.start, ids_1D], 1)
+        branches.memo[DRAFT] = draft_12D.expand(drafts + 1, -1, -1)
+        return branches
+
+    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
+        """Return the number of draft tokens, from the first on, that agree with a branch's target,
+        (K,)."""
+        place_KD, ids_KD = branches.memo.pop(DRAFT).unbind(1)
+        agrees_KD = branches.tokens_KL.gather(1, place_KD) == ids_KD
+        return agrees_KD.cumprod(1).sum(1)
+
+    def pick(self, rating_K: Tensor) -> Tensor:
+        """Return the branch that the walk from the base reaches; draft j is branch j - 1, the base
+        is the last one."""
+        next_K = (rating_K - 1) % len(rating_K)
+        for _ in range((len(rating_K) - 2).bit_length()):  # each pass doubles the number of steps
+            next_K = next_K.index_select(0, next_K)
+        return next_K[-1]

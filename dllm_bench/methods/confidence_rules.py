@@ -1,0 +1,340 @@
+"""How many positions the scores allow to commit: EB-Sampler, LocalLeap, Prophet, SlowFast.
+
+EB-Sampler (arXiv 2505.24857): a bound on the joint error.
+
+LocalLeap (arXiv 2510.07081): a lower threshold near confident positions.
+
+A position whose candidate has at least probability `tau` is an anchor. The threshold is `relaxed`
+for masked positions at most `radius` away from an anchor, and `tau` for all others. If a block must
+progress but has no anchor, its most confident position is committed (the inherited stall rule).
+
+Prophet (arXiv 2508.19982): commit everything as soon as the answer is clear.
+
+SlowFast sampling (arXiv 2506.10848): estimate how far the model is confident, then decode up to
+there.
+
+A block is decoded in cycles. Slow phase: `explores` forwards over the rest of the block, each of
+which estimates the end of the cycle: after the farthest masked position with a probability of at
+least `reach`. The estimate is final once the last `estimates` of them deviate by less than
+`spread`; otherwise their mean is used. Fast phase: forwards over the cycle until it is full; after
+the first one the model sees nothing after the cycle. In both phases all candidates with probability
+`tau` or more are committed if there are at least two, otherwise the most confident one. All state
+is kept on the device. The released code makes the remaining slow forwards even after a block is
+full, and feeds a shorter canvas in the fast phase; here the attention mask hides the rest instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool1d
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Round, Score, Scores, Select
+from dllm_bench.core.declared import Count, Positive, Probability
+from dllm_bench.core.decoder import Condition, Conditions, Needs, needing
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.methods.common import (
+    COUNTS_STEPS,
+    OF_LOGITS,
+    Confidence,
+    Ranked,
+    TopK,
+    confidence_order,
+    first_of,
+    most_confident,
+    open_block,
+)
+from dllm_bench.registry import register
+
+# --- EB-Sampler -----------------------------------------------------------------------------------
+
+
+@register("score.with_entropy")
+@dataclass(frozen=True)
+class WithEntropy(Score):
+    """The scores of `inner` with the entropy of every position, from one pass over the logits.
+
+    For selectors that rank by one value and bound another, as d2Cache's form of the EB-Sampler
+    does: rank by confidence, bound the entropy.
+    """
+
+    inner: Ranked = field(default_factory=Confidence)
+    gives = frozenset({Condition.RAW_CONFIDENCE, Condition.ENTROPY, Condition.ROW_BY_ROW})
+    reads_rows = "masked"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.inner, Confidence) and self.inner.last:
+            raise DllmBenchError(
+                f"WithEntropy reads the logits once, and its inner score has last "
+                f"{self.inner.last!r}, whose probabilities are those of other logits; use null."
+            )
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        return self.inner.of_logits(logits_KWV, entropy=True)
+
+
+LeftOut = Literal["largest", "last"]
+
+
+@register("select.entropy_bound")
+@dataclass(frozen=True)
+class EntropyBound(Select):
+    """EB-Sampler (arXiv 2505.24857): the longest prefix of positions whose joint error is bounded.
+
+    Positions are ordered by confidence. The first n are committed, for the largest n with H(1) +
+    ... + H(n) - max(H(1) ... H(n)) <= gamma, in nats: a bound on the difference between their joint
+    distribution and the product of their distributions. In order of entropy (as in public copies)
+    the maximum is the last one. d2Cache orders by confidence or margin and always leaves out the
+    last one, because its running maximum runs along the batch axis; the two differ if an earlier
+    position has a higher entropy. At least the `least` most confident positions are committed.
+    """
+
+    gamma: float  # nats; below 0: one token per forward
+    least: Positive = 1  # positions committed regardless of their entropy
+    left_out: LeftOut = "largest"  # the entropy that the sum leaves out
+    needs = needing({"score": Condition.ENTROPY})
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        assert scores.neg_entropy_KW is not None  # by `needs`
+        order_KW = confidence_order(scores, window)
+        entropy_KW = -scores.neg_entropy_KW.gather(1, order_KW)
+        left_out_KW = entropy_KW if self.left_out == "last" else entropy_KW.cummax(1).values
+        allowed_K = (entropy_KW.cumsum(1) - left_out_KW <= self.gamma).sum(1)
+        return first_of(order_KW, allowed_K.clamp(min=self.least), window)
+
+
+# --- LocalLeap ------------------------------------------------------------------------------------
+
+
+@register("select.local_leap")
+@dataclass(frozen=True)
+class LocalLeap(Select):
+    """Commits by a threshold that is relaxed near anchors."""
+
+    tau: Probability  # probability of an anchor
+    relaxed: Probability  # threshold near an anchor
+    radius: Count  # positions on either side of an anchor; 0: none
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        sure_KW = window.eligible_KW & (scores.probability_KW >= self.tau)
+        near_KW = max_pool1d(sure_KW.float(), 2 * self.radius + 1, stride=1, padding=self.radius)
+        return sure_KW | (near_KW > 0) & (scores.probability_KW >= self.relaxed)
+
+
+# --- Prophet --------------------------------------------------------------------------------------
+
+GAP = MemoKey[Tensor]("answer_gap.gap")  # mean difference of the two largest logits, (K,)
+
+
+@register("score.answer_gap")
+@dataclass(frozen=True)
+class AnswerGap(Score):
+    """Scores by `inner`, and remembers the lead of the answer's best logits.
+
+    The gap is the difference of the two largest logits, averaged over the answer's positions,
+    masked or not. The released code reads five positions from the start of the answer, which it
+    knows from the tokens it pins; without a known start it reads nothing. Here the gap is then
+    averaged over all masks.
+    """
+
+    inner: Score = field(default_factory=Confidence)
+    answer: Count | None = None  # first new position of the answer; None: all masked positions
+    width: Positive = 5  # positions of the answer
+
+    @property
+    def needs(self) -> Needs:
+        """The answer in the window, and logits at its committed positions."""
+        reads = () if self.answer is None else Condition.FED_WINDOW
+        return needing({"schedule": Condition.WHOLE_GENERATION, "cache": reads})
+
+    @property
+    def gives(self) -> Conditions:
+        """Conditions of the inner score, and the gap."""
+        return self.inner.gives - OF_LOGITS | {Condition.ANSWER_GAP}
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        read_KW, logits_KRV = window.eligible_KW, logits_KWV
+        if self.answer is not None:
+            logits_KRV = logits_KWV[:, self.answer : self.answer + self.width]
+            read_KW = torch.ones_like(logits_KRV[..., 0], dtype=torch.bool)
+        two_KR2 = logits_KRV.topk(2, dim=-1).values.float()
+        gap_KR = (two_KR2[..., 0] - two_KR2[..., 1]) * read_KW
+        state.memo[GAP] = gap_KR.sum(1) / read_KW.sum(1)
+        return self.inner(logits_KWV, state, window)
+
+
+MIDDLE, END = 0.33, 0.67  # shares of the forwards at which `mid` and `late` begin (released code)
+
+
+@register("select.early_exit")
+@dataclass(frozen=True)
+class EarlyExit(Select):
+    """Prophet (arXiv 2508.19982): commits by `inner`, or everything once the answer is clear.
+
+    It takes LLaDA's steps, block by block. In the g-th of all S forwards, all remaining masks are
+    committed if the answer's gap has reached a threshold that falls with g / S: `early` below 0.33,
+    `mid` below 0.67, then `late`. The whole generation is one window, in which `block` positions
+    are open at a time. Pinned tokens are on the canvas from the start; the released code then makes
+    forwards over a block that is full before its steps are over (`idle`).
+    """
+
+    inner: TopK = field(default_factory=TopK)  # its steps are per block
+    block: Positive = 32
+    early: float = 7.5  # thresholds of the answer's gap (difference of logits)
+    mid: float = 5.0
+    late: float = 2.5
+    idle: bool = False  # whether forwards may commit nothing, as published
+    pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) known from the start
+    needs = needing({"schedule": Condition.WHOLE_GENERATION, "score": Condition.ANSWER_GAP})
+
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        if not self.pinned:
+            return request
+        return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        clear_K = state.memo[GAP] >= self._enough(window, state)
+        where_KW = self.inner(scores, self._open(window, state), state)
+        return where_KW | (clear_K[:, None] & window.eligible_KW)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW, ids_KW = self.inner.on_stall(scores, self._open(window, state), state)
+        return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
+
+    def _steps(self, window: Window) -> int:
+        """Return the number of forwards of a block."""
+        return self.inner.steps or min(self.block, window.width)
+
+    def _enough(self, window: Window, state: DecodeState) -> float:
+        """Return the threshold of the gap in this forward."""
+        steps = self._steps(window) * -(-window.width // self.block)
+        share = (state.forwards + 1) / steps
+        return self.early if share < MIDDLE else self.mid if share < END else self.late
+
+    def _open(self, window: Window, state: DecodeState) -> Window:
+        """Return the window with one open block: the first with masks or, with `idle`, the
+        scheduled one."""
+        place_W = torch.arange(window.width, device=window.eligible_KW.device) // self.block
+        if self.idle:
+            open_K1 = place_W.new_tensor([[state.forwards // self._steps(window)]])
+        else:
+            open_K1 = place_W[window.eligible_KW.int().argmax(1, keepdim=True)]
+        eligible_KW = window.eligible_KW & (place_W == open_K1)
+        return replace(window, block=self.block, eligible_KW=eligible_KW)
+
+
+# --- SlowFast -------------------------------------------------------------------------------------
+
+BLOCK = MemoKey[Tensor]("slow_fast.block")  # block that is decoded, (K,)
+STEP = MemoKey[Tensor]("slow_fast.step")  # forwards of this cycle so far, (K,)
+SPAN = MemoKey[Tensor]("slow_fast.span")  # start and end of the cycle in its block, (K, 2)
+SETTLED = MemoKey[Tensor]("slow_fast.settled")  # whether its end is final, bool (K,)
+GUESSES = MemoKey[Tensor]("slow_fast.guesses")  # last estimates of the end, 0: none, (K, X)
+VISIBLE = MemoKey[Tensor]("slow_fast.visible")  # end of what the next forward can see, (K,)
+
+
+@register("select.slow_fast")
+@dataclass(frozen=True)
+class SlowFast(Select):
+    """Commits by a threshold, over the rest of the block or up to the end of a cycle."""
+
+    tau: Probability  # probability
+    reach: Probability  # probability used to estimate the end of the cycle
+    explores: int = 6  # forwards of a slow phase
+    estimates: int = 2  # X, number of estimates that have to agree
+    spread: float = 1.0  # they agree below this standard deviation, in positions
+    needs = COUNTS_STEPS | needing({"cache": Condition.WHOLE_CANVAS})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.estimates <= self.explores:
+            raise DllmBenchError(
+                f"SlowFast has explores {self.explores} and estimates {self.estimates}; give at "
+                "least as many forwards as estimates, which are 1 or more."
+            )
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        self._enter_block(open_block(window), state)
+        place_KW = self._places(window, state)
+        open_KW = window.eligible_KW & (place_KW >= 0) & (place_KW < window.block)
+        rest_KW = open_KW & (place_KW >= state.memo[SPAN][:, :1])
+        slow_K = state.memo[STEP] < self.explores
+        self._estimate(rest_KW & (scores.probability_KW >= self.reach), place_KW, slow_K, state)
+        cycle_KW = rest_KW & (place_KW < state.memo[SPAN][:, 1:])
+        region_KW = torch.where(slow_K[:, None], rest_KW, cycle_KW)
+        sure_KW = region_KW & (scores.probability_KW >= self.tau)
+        best_KW = most_confident(scores, replace(window, eligible_KW=region_KW))
+        where_KW = torch.where(sure_KW.sum(1, keepdim=True) >= 2, sure_KW, best_KW)
+        written_KW = where_KW & (scores.ids_KW != state.special.mask)
+        self._advance((cycle_KW & ~written_KW).any(1), window, state)
+        return where_KW
+
+    def on_plan(self, round: Round) -> None:
+        """Hide the positions after the cycle."""
+        visible_K = round.state.memo.get(VISIBLE)
+        if visible_K is not None:
+            known_K = round.plan.visible_K
+            limit_K = visible_K if known_K is None else torch.minimum(known_K, visible_K)
+            round.plan = replace(round.plan, visible_K=limit_K)
+
+    def _enter_block(self, block_K: Tensor, state: DecodeState) -> None:
+        """Begin the first cycle of a block that was not open before."""
+        memo, zeros_K = state.memo, torch.zeros_like(block_K)
+        if BLOCK not in memo:
+            memo[BLOCK], memo[STEP], memo[SETTLED] = zeros_K - 1, zeros_K, zeros_K > 0
+            memo[SPAN] = zeros_K[:, None].expand(-1, 2)
+            memo[GUESSES] = zeros_K[:, None].expand(-1, self.estimates)
+        fresh_K = memo[BLOCK] != block_K
+        memo[BLOCK] = block_K
+        self._begin_cycle(fresh_K, zeros_K, state)
+
+    def _begin_cycle(self, fresh_K: Tensor, start_K: Tensor, state: DecodeState) -> None:
+        """Begin a cycle at `start` where `fresh` is true."""
+        memo, fresh_K1 = state.memo, fresh_K[:, None]
+        memo[STEP] = memo[STEP].masked_fill(fresh_K, 0)
+        memo[SETTLED] = memo[SETTLED] & ~fresh_K
+        memo[SPAN] = torch.where(fresh_K1, start_K[:, None], memo[SPAN])
+        memo[GUESSES] = memo[GUESSES].masked_fill(fresh_K1, 0)
+
+    def _places(self, window: Window, state: DecodeState) -> Tensor:
+        """Return the position of each window position in the open block, (K, W); others are outside
+        of its range."""
+        first_K = window.origin + state.memo[BLOCK] * window.block - window.start
+        at_W = torch.arange(window.width, device=first_K.device)
+        return at_W - first_K[:, None]
+
+    def _estimate(
+        self, far_KW: Tensor, place_KW: Tensor, slow_K: Tensor, state: DecodeState
+    ) -> None:
+        """Estimate the end of the cycle, in a slow phase whose estimate is not final."""
+        memo, start_K = state.memo, state.memo[SPAN][:, 0]
+        behind_K = (far_KW * (place_KW + 1)).amax(1)
+        guess_K = torch.where(far_KW.any(1), behind_K, start_K + 1)
+        takes_K = slow_K & ~memo[SETTLED]
+        moved_KX = torch.cat([memo[GUESSES][:, 1:], guess_K[:, None]], 1)
+        memo[GUESSES] = torch.where(takes_K[:, None], moved_KX, memo[GUESSES])
+        agree_K = memo[GUESSES].double().std(1, correction=0) < self.spread
+        enough_K = takes_K & (memo[GUESSES] > 0).all(1)
+        mean_K = memo[GUESSES].sum(1) // self.estimates
+        end_K = torch.where(agree_K, guess_K, mean_K)
+        end_K = torch.where(enough_K, end_K, memo[SPAN][:, 1])
+        memo[SPAN] = torch.stack([start_K, end_K], 1)
+        memo[SETTLED] = memo[SETTLED] | (enough_K & agree_K)
+
+    def _advance(self, left_K: Tensor, window: Window, state: DecodeState) -> None:
+        """Count the forward; begin a new cycle where this one has no mask left."""
+        memo = state.memo
+        memo[STEP] = memo[STEP] + 1
+        fast_K = memo[STEP] >= self.explores
+        self._begin_cycle(fast_K & ~left_K, memo[SPAN][:, 1], state)
+        end_K = window.origin + memo[BLOCK] * window.block + memo[SPAN][:, 1]
+        hides_K = memo[STEP] > self.explores
+        memo[VISIBLE] = torch.where(hides_K, end_K, state.length)
