@@ -50,6 +50,7 @@ TASKS: Mapping[str, GeneratedTask] = {
     "minicode_free": minicode.FREE,
     "miniparallel": miniparallel.TASK,
     "sentences": sentences.TASK,
+    "sentences_spelling": sentences.SPELLING,
     "open_text": open_text.TASK,
 }
 """Task -> its problems, all of its forms included."""

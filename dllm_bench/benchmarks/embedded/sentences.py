@@ -11,8 +11,8 @@ from __future__ import annotations
 import lzma
 import random
 import re
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 from dllm_bench.benchmarks.embedded.generated import (
@@ -124,12 +124,16 @@ KINDS: dict[str, Change] = {
 }
 
 
-def _stream(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
+def _stream(
+    rng: random.Random, split: str, kinds: Sequence[str] = tuple(KINDS)
+) -> Iterator[GeneratedProblem]:
     sentences = pool(split)
     while True:
-        kind, sentence = rng.choice(list(KINDS)), rng.choice(sentences)
+        kind, sentence = rng.choice(kinds), rng.choice(sentences)
         prompt, answer = KINDS[kind](rng, sentence, sentences)
         yield text_problem(sentence, f"{prompt}\nAnswer:", answer, {"kind": kind})
 
 
 TASK = GeneratedTask("sentences", _stream)
+SPELLING = GeneratedTask("sentences", partial(_stream, kinds=("spelling",)))
+"""The kind that needs most examples, to be learned beside the others."""
