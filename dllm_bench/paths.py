@@ -9,6 +9,7 @@ user (results, data) are configuration, see `conf/paths`.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -146,8 +147,17 @@ def place_of(source: str) -> Path:
 
 
 def user_folder() -> Path:
-    """Return where this user's caches and key are."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dllm-bench"
+    """Return where this user's caches are."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dllm-bench"
+    except RuntimeError:  # without a home directory nothing is cached
+        return Path(os.devnull) / "dllm-bench"
+
+
+def cache_file(results: Path, name: str) -> Path:
+    """Return the path of a file in this user's cache folder that belongs to a results directory."""
+    place = hashlib.sha256(str(results.resolve()).encode()).hexdigest()[:16]
+    return user_folder() / place / name
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

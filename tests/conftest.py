@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_SILENT"] = "true"
+usual = Path.home() / ".cache"
+os.environ.setdefault("HF_HOME", str(usual / "huggingface"))
+os.environ.setdefault("MPLCONFIGDIR", str(usual / "matplotlib"))
+caches = tempfile.TemporaryDirectory()  # of values that dllm-bench derives; removed at exit
+os.environ["XDG_CACHE_HOME"] = caches.name
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL = ("127.0.0.1", "localhost", "::1", "")

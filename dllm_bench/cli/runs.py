@@ -32,8 +32,7 @@ from dllm_bench.registry import require_known
 from dllm_bench.runs import rescore
 from dllm_bench.site.format import align, number, percent_of
 from dllm_bench.store.files import csv_rows, stored_bytes, write_atomic
-from dllm_bench.store.index import RecordIndex
-from dllm_bench.store.indexed import IndexedRun
+from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock
 from dllm_bench.store.nolinks import matching
 from dllm_bench.store.record import SHOWN_METRICS

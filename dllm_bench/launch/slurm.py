@@ -1,15 +1,14 @@
 """Runs as jobs of a SLURM cluster: submit them, remember them, follow them.
 
 `submit` sends runs (or commands) as one array with submitit and writes a ticket for each: a line of
-`.launch/jobs.jsonl` that names the run, its job and the job's log, signed with this user's key:
-tickets that came with somebody else's results are not looked up. The store knows the progress of a
-run; tickets and `squeue` tell whether its job is still queued or running. If its job is over but
-the run is not sealed, it has failed, and the log says why.
+`jobs.jsonl` that names the run, its job and the job's log. That file is in this user's cache
+folder, because a results directory may come from a stranger. The store knows the progress of a run;
+tickets and `squeue` tell whether its job is still queued or running. If its job is over but the run
+is not sealed, it has failed, and the log says why.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import pickle
 import shlex
@@ -26,17 +25,16 @@ import yaml
 
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import conf_dir, read_yaml
+from dllm_bench.paths import cache_file, conf_dir, read_yaml
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress
-from dllm_bench.store.cache import signature
 from dllm_bench.store.checked import parse
 from dllm_bench.store.files import Appender, whole_lines
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_entry, record_fingerprint
 
-TICKETS, SIGNATURE = "jobs.jsonl", "signature"
+TICKETS = "jobs.jsonl"
 ANSWER_S = 30.0  # time limit of a call of squeue
 POLL_S = 3.0
 REFUSALS = {
@@ -145,7 +143,7 @@ def submit(
     start = {"slurm_max_num_timeout": settings.pop("max_num_timeout", 0), "slurm_python": PYTHON}
     named = {k if k in SHARED else f"slurm_{k}": v for k, v in settings.items() if v is not None}
     try:
-        executor = submitit.AutoExecutor(folder_of(store) / "%j", cluster, **start)
+        executor = submitit.AutoExecutor(store.root.parent / ".launch/%j", cluster, **start)
         executor.update_parameters(**named)
         with executor.batch():
             sent = [executor.submit(PackedJob.of(job)) for job in jobs.values()]
@@ -215,36 +213,25 @@ class JobTicket:
     log: str  # path of the job's log
 
 
-def folder_of(store: Store) -> Path:
-    """Return the folder of the tickets and the jobs' logs."""
-    return Path(store.root).parent / ".launch"
+def tickets_file(store: Store) -> Path:
+    """Return the file of the tickets of this user's jobs."""
+    return cache_file(store.root.parent, TICKETS)
 
 
-def read_tickets(path: Path) -> tuple[list[JobTicket], int]:
-    """Return (this user's tickets in a file, number of other lines).
-
-    Jobs of other lines run unwatched.
-    """
-    own, lines = list[JobTicket](), whole_lines(path)
-    for line in lines:
-        with suppress(ValueError, AttributeError, TypeError):  # damaged, or of another form
-            plain = parse(line)
-            stated = plain.pop(SIGNATURE, "")
-            ticket = made_from(JobTicket, plain)
-            if hmac.compare_digest(stated.encode(), _signature(ticket).encode()):
-                own.append(ticket)
-    return own, len(lines) - len(own)
-
-
-def _signature(ticket: JobTicket) -> str:
-    return signature(json.dumps(asdict(ticket)).encode())
+def read_tickets(store: Store) -> list[JobTicket]:
+    """Return the tickets of this user's jobs; damaged ones are left out."""
+    tickets = list[JobTicket]()
+    for line in whole_lines(tickets_file(store)):
+        with suppress(ValueError):
+            tickets.append(made_from(JobTicket, parse(line)))
+    return tickets
 
 
 def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:
     """Store the tickets of jobs that were sent."""
-    appender = Appender(folder_of(store) / TICKETS)
+    appender = Appender(tickets_file(store))
     for ticket in tickets:
-        appender.append(json.dumps({**asdict(ticket), SIGNATURE: _signature(ticket)}))
+        appender.append(json.dumps(asdict(ticket)))
     appender.close()
 
 
@@ -291,13 +278,12 @@ class SlurmJobs:
     tickets: Mapping[str, JobTicket] = field(default_factory=dict)
     """Run hash, or command -> its newest ticket."""
     queued: Mapping[str, QueuedJob] | None = None  # see `queued_jobs`
-    others: int = 0  # tickets that are not this user's, or damaged
 
     @classmethod
     def of(cls, store: Store) -> SlurmJobs:
         """Return the jobs of a store; squeue is called only if this user sent any."""
-        sent, others = read_tickets(folder_of(store) / TICKETS)
-        return cls({t.run or t.what: t for t in sent}, queued_jobs() if sent else {}, others)
+        sent = read_tickets(store)
+        return cls({t.run or t.what: t for t in sent}, queued_jobs() if sent else {})
 
     def is_active(self, key: str) -> bool:
         """Return whether a job of this run or command is queued or running."""
@@ -315,17 +301,11 @@ class SlurmJobs:
 
 
 def job_lines(store: Store) -> Iterator[str]:
-    """Yield a line per job whose run is not sealed and per command that is not over; a note on
-    others."""
+    """Yield a line per job whose run is not sealed and per command that is not over."""
     jobs = SlurmJobs.of(store)
     for key, ticket in jobs.tickets.items():
         if jobs.is_active(key) or (ticket.run and not is_sealed(store, ticket)):
             yield f"{ticket.what}: {jobs.remark(key)[1]}"
-    if jobs.others:
-        yield (
-            f"{jobs.others} lines of {folder_of(store) / TICKETS} were not written by this user, "
-            "or are damaged; their jobs are not looked up."
-        )
 
 
 def is_sealed(store: Store, ticket: JobTicket) -> bool:

@@ -17,6 +17,7 @@ import yaml
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import BenchmarkGroup, RunConfig
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.lock import Lock
@@ -30,7 +31,6 @@ from dllm_bench.store.store import (
     RunEntry,
     read_record,
     read_samples,
-    write_record,
 )
 
 Plain = dict[str, Any]
@@ -112,7 +112,7 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     if not (own and rescored.changed):
         return rescored
     with Lock(entry.path / LOCK):
-        write_record(entry.path, record)
+        write_atomic(entry.path / RECORD, record.to_json())
     return replace(rescored, stored=True)
 
 

@@ -1,9 +1,9 @@
-"""The index of a store's sealed records: `IndexedRun` of each, in one file.
+"""The index of a store's sealed records: `IndexedRun` of each, so that lists, estimates and
+comparisons need not read thousands of records.
 
-Code that writes records updates it (`indexed.add`); missing values are read and added. A value is
-valid as long as its record's fingerprint (for an archived record, the archive's) is unchanged. Runs
-are found without unpacking the archive as long as it is unchanged. See `DerivedCache` for which
-lines are trusted.
+A missing record is read and added. A value is valid as long as its record's fingerprint (for an
+archived record, the archive's) is unchanged. Runs are found without unpacking the archive as long
+as it is unchanged.
 
 An archive may come with its own index, made together with it (`ship`), so that its runs can be
 listed without unpacking. It is used if it states the archive's sha256. It is as trustworthy as the
@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from dllm_bench.core.declared import made_from
+from dllm_bench import __version__
+from dllm_bench.core.declared import Count, made_from
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.registry import TARGET, instantiate
 from dllm_bench.store.archive import (
     RECORD,
     archive_of,
@@ -31,11 +35,12 @@ from dllm_bench.store.archive import (
     sha256_of,
     unpacked,
 )
-from dllm_bench.store.cache import DerivedCache, Fingerprint
+from dllm_bench.store.cache import DerivedCache, Fingerprint, fingerprint
 from dllm_bench.store.files import write_atomic
-from dllm_bench.store.indexed import FILE, KIND, MADE_BY, IndexedRun, fingerprint_of, key_of
+from dllm_bench.store.groups import setting_in
 from dllm_bench.store.nolinks import matching
-from dllm_bench.store.spec import digest
+from dllm_bench.store.record import SHOWN_METRICS, RunRecord
+from dllm_bench.store.spec import Role, RunSpec, digest, flat_settings, split
 from dllm_bench.store.store import (
     DamagedRunError,
     RunEntry,
@@ -45,9 +50,164 @@ from dllm_bench.store.store import (
     read_record,
 )
 
+KIND, MADE_BY = "runs", (__version__, "1")  # the number is raised when the fields change
+SETTINGS = (TARGET, "name", "max_new_tokens", "shots", "repeats")  # that an estimate reads
+TIMED = ("forwards", "seconds")  # columns of a record
+GROUPS = ("model", "benchmark", "hardware")
+OTHER_TYPES = (TypeError, ValueError, AttributeError, ArithmeticError, KeyError)
+"""Errors that settings of a forged record may raise."""
 PACKED = "packed"  # key of the names of the archived runs
 SHIPPED = "index.json.xz"  # beside an archive
 ARCHIVE, VALUES = "archive", "values"  # keys of its JSON: the archive's sha256, values by key
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """Cost of a run, for estimates of others."""
+
+    config: dict[str, Any]
+    """`SETTINGS` of its configuration groups, and `limit`."""
+    decoder: DecoderSummary
+    """Properties that its decoder declares."""
+    samples: Count
+    """Number of samples."""
+    seconds: float
+    """Seconds of all samples."""
+    forwards: float
+    """Forwards of all samples."""
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Self | None:
+        """Return the cost of a record; None without forwards and timings, as for served engines and
+        batches."""
+        spec, columns = record.spec, record.columns
+        if any(None in columns[name] for name in TIMED):
+            return None
+        groups = {name: getattr(spec, name) for name in GROUPS} | {"decoder": {"name": spec.label}}
+        kept = {
+            name: {key: group[key] for key in SETTINGS if key in group}
+            for name, group in groups.items()
+        }
+        # without sources: a record must not decide which files are opened
+        identity = split({"decoder": spec.decoder})[Role.IDENTITY].get("decoder", {})
+        forwards, seconds = (float(sum(columns[name])) for name in TIMED)
+        config = {**kept, "limit": spec.limit}
+        return cls(config, summary_of(identity), len(columns["id"]), seconds, forwards)
+
+
+def summary_of(decoder: Mapping[str, Any]) -> DecoderSummary:
+    """Return the properties that the pieces of a decoder declare. If the decoder cannot be made
+    here, because a file that it reads is missing, return those that follow from its settings alone.
+    """
+    settings = {key: value for key, value in decoder.items() if key != "name"}
+    made = _made_summary(json.dumps(settings, sort_keys=True)) if TARGET in settings else None
+    if made:
+        return made
+    return DecoderSummary(block=setting_in(decoder, "schedule.block"), drafts="draft" in decoder)
+
+
+@lru_cache(maxsize=1024)
+def _made_summary(settings: str) -> DecoderSummary | None:
+    """Return the properties that a decoder's pieces declare, computed once for equal settings; None
+    if it cannot be made."""
+    with suppress(DllmBenchError):
+        summary: DecoderSummary = instantiate(json.loads(settings), "decoder").summary()
+        return summary
+    return None
+
+
+@dataclass(frozen=True)
+class IndexedRun:
+    """A sealed record in the index."""
+
+    run: str
+    """Its short hash."""
+    benchmark: str
+    """Name of its benchmark."""
+    model: str
+    """Name of its model."""
+    decoder: str
+    """Label of its decoder."""
+    settings: dict[str, str]
+    """All settings that can change its output, as text."""
+    samples: Count
+    """Number of samples."""
+    score: float | None
+    """Mean score."""
+    interval: list[float] | None
+    """The score's interval."""
+    ungraded: str
+    """Remark next to the score if grading failed for samples."""
+    metrics: dict[str, float | None]
+    """`SHOWN_METRICS`."""
+    timed: TimedRun | None
+    """Its cost; None without timings."""
+    listed: str
+    """The rest as JSON, read only by comparisons: see `listed_record`."""
+    is_own: bool = True
+    """False if it came with an archive; `listed` may then contain anything."""
+
+    @classmethod
+    def of(cls, record: RunRecord) -> IndexedRun:
+        """Return the indexed part of a record."""
+        spec, score, columns = record.spec, record.score, record.columns
+        words = sorted(set(columns["verdict"]))
+        rest = {
+            "spec": spec.to_plain(),
+            "identity_hash": record.identity_hash,
+            "score": score and asdict(score),
+            "sealed_at": record.sealed_at,
+            "value": columns["value"],
+            "words": words,
+            "verdict": [words.index(verdict) for verdict in columns["verdict"]],
+            "ids": digest(columns["id"]),
+        }
+        return cls(
+            run=spec.short,
+            benchmark=spec.benchmark.name,
+            model=spec.model.name,
+            decoder=spec.label,
+            settings=flat_settings(spec),
+            samples=len(columns["id"]),
+            score=score.mean if score else None,
+            interval=[score.low, score.high] if score else None,
+            ungraded=record.ungraded,
+            metrics={name: record.summary.get(name) for name in SHOWN_METRICS},
+            timed=_timed(record),
+            listed=json.dumps(rest),
+        )
+
+    @classmethod
+    def of_line(cls, plain: Mapping[str, Any]) -> IndexedRun:
+        """Return the run from one of this user's lines, which is not checked again."""
+        timed = plain["timed"]
+        timed = timed and TimedRun(**{**timed, "decoder": DecoderSummary(**timed["decoder"])})
+        return cls(**{**plain, "timed": timed})
+
+    def record(self, ids: Callable[[str], list[str]]) -> RunRecord:
+        """Return the record with its score, `SHOWN_METRICS`, and the columns "id", "value" and
+        "verdict".
+
+        ids: digest of sample ids -> the ids.
+        """
+        rest = json.loads(self.listed)
+        words = rest["words"]
+        columns = {
+            "id": ids(rest["ids"]),
+            "value": rest["value"],
+            "verdict": [words[index] for index in rest["verdict"]],
+        }
+        spec, identity_hash = RunSpec(**rest["spec"]), rest["identity_hash"]
+        vars(spec)["identity_hash"] = identity_hash  # a line of this user: it was checked before
+        score = rest["score"] and MeanScore(**rest["score"])
+        return RunRecord(spec, identity_hash, score, self.metrics, columns, [], rest["sealed_at"])
+
+
+def _timed(record: RunRecord) -> TimedRun | None:
+    """Return the cost of a record; None also if its settings have types that no run has."""
+    with suppress(DllmBenchError, *OTHER_TYPES):
+        return TimedRun.of(record)
+    return None
 
 
 class RecordIndex:
@@ -55,7 +215,7 @@ class RecordIndex:
 
     def __init__(self, store: Store) -> None:
         self.root = Path(store.root)
-        self._cache = DerivedCache(self.root / FILE, KIND, MADE_BY)
+        self._cache = DerivedCache(self.root.parent, KIND, MADE_BY)
         self._names: set[str] = set()
         self._ids: dict[str, list[str]] = {}
 
@@ -67,7 +227,7 @@ class RecordIndex:
         names = {path.relative_to(self.root).as_posix() for path in on_disk}
         self._names = names | packed
         for name in sorted(self._names, key=lambda name: self.root / name):
-            own = fingerprint_of(self.root / name / RECORD) if name in names else []
+            own = fingerprint(self.root / name / RECORD) if name in names else []
             yield self.root / name, own or (archive if name in packed else [])
 
     def _packed(self, archive: Fingerprint) -> list[str]:
@@ -134,7 +294,7 @@ class RecordIndex:
 
     def _get(self, folder: Path, mark: Fingerprint) -> IndexedRun | None:
         """Return the index's value for a sealed record; None if there is none."""
-        key = key_of(self.root, folder)
+        key = folder.relative_to(self.root).as_posix()
         plain = self._cache.get(key, mark) if mark else None
         if plain is not None:
             return IndexedRun.of_line(plain)
@@ -151,12 +311,12 @@ class RecordIndex:
         if entry is None or entry.record is None or not mark:
             return entry
         run = IndexedRun.of(entry.record)
-        self._cache.put(key_of(self.root, folder), mark, asdict(run))
+        self._cache.put(folder.relative_to(self.root).as_posix(), mark, asdict(run))
         return run
 
     @cached_property
     def _archive(self) -> Fingerprint:
-        return fingerprint_of(archive_of(self.root))
+        return fingerprint(archive_of(self.root))
 
     @cached_property
     def _shipped(self) -> Mapping[str, Any]:

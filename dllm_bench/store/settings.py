@@ -1,4 +1,4 @@
-"""Cache of composed and of resolved settings, stored in the index of a results directory.
+"""Cache of composed and of resolved settings, for each results directory.
 
 Composing a run's configuration needs Hydra, instantiating its decoder needs torch, and hashing its
 items needs generating them. For a table this takes seconds, with the same result every time.
@@ -31,11 +31,10 @@ from dllm_bench.paths import (
 from dllm_bench.store import inputs
 from dllm_bench.store.cache import DerivedCache, fingerprints
 from dllm_bench.store.groups import KINDS
-from dllm_bench.store.indexed import FILE
 from dllm_bench.store.provenance import packages
 from dllm_bench.store.spec import Role, split
 
-KIND = "settings"  # kind of these lines of the index
+KIND = "settings"
 OMEGACONF = "omegaconf"  # records do not store its version
 SKIPPED = ("assets", "__pycache__")  # assets count only if settings name them; the other is derived
 VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")
@@ -52,7 +51,7 @@ class SettingsCache:
 
     def __init__(self, folder: Path, compose: Compose) -> None:
         self._compose = compose
-        self._cache = DerivedCache(folder / "runs" / FILE, KIND, made_by())
+        self._cache = DerivedCache(folder, KIND, made_by())
         self.save = self._cache.save
 
     def compose(self, overrides: Sequence[str]) -> Plain:

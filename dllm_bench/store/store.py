@@ -32,6 +32,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.secrets import strike_out, strike_out_of
 from dllm_bench.metrics.sample_stats import SessionIndex
 from dllm_bench.store.archive import RECORD, SAMPLES, archive_of, archived
+from dllm_bench.store.cache import fingerprint
 from dllm_bench.store.checked import checked, checked_line, read_checked
 from dllm_bench.store.files import (
     Appender,
@@ -43,8 +44,6 @@ from dllm_bench.store.files import (
     stored_bytes,
     write_atomic,
 )
-from dllm_bench.store.indexed import add as add_to_index
-from dllm_bench.store.indexed import fingerprint_of
 from dllm_bench.store.lock import Lock, owner_of
 from dllm_bench.store.nolinks import (
     guard,
@@ -276,19 +275,13 @@ def read_record(folder: Path) -> RunRecord | None:
     return RunRecord.from_json(text, str(path))
 
 
-def write_record(folder: Path, record: RunRecord) -> None:
-    """Store a record in its folder, and add it to the index of the results."""
-    write_atomic(folder / RECORD, record.to_json())
-    add_to_index(folder, folder / RECORD, record)
-
-
 def record_fingerprint(folder: Path) -> list[int]:
     """Return a value that changes whenever the sealed record of `folder` does, beginning with its
     time of change (ns); empty if there is none.
     """
-    own = fingerprint_of(folder / RECORD)
+    own = fingerprint(folder / RECORD)
     if not own and archived_file(folder, RECORD) is not None:
-        return fingerprint_of(archive_of(folder.parents[2]))
+        return fingerprint(archive_of(folder.parents[2]))
     return own
 
 
@@ -595,7 +588,7 @@ class OpenRunFolder:
         self._check_lock()
         self._close_writer()
         self._check_stored()
-        write_record(self.folder, record)
+        write_atomic(self.folder / RECORD, record.to_json())
         self.record = record
 
     def _check_stored(self) -> None:

@@ -21,8 +21,7 @@ from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir, read_yaml
 from dllm_bench.store.groups import RunConfig, setting_in
-from dllm_bench.store.index import RecordIndex
-from dllm_bench.store.indexed import OTHER_TYPES, TimedRun, summary_of
+from dllm_bench.store.index import OTHER_TYPES, RecordIndex, TimedRun, summary_of
 from dllm_bench.store.inputs import files_of_pieces
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache

@@ -28,7 +28,7 @@ from dllm_bench.site.pages import RunPages
 from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.checked import checksum
-from dllm_bench.store.indexed import IndexedRun
+from dllm_bench.store.index import IndexedRun
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SESSIONS, SPEC, Store, read_entry, read_record

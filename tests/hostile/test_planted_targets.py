@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -282,14 +283,14 @@ def test_a_cache_that_came_with_a_results_folder_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache holds composed settings, consent among them: only this user's own counts."""
-    path = tmp_path / ".index.jsonl"
-    own = cache.DerivedCache(path, "settings", ["v"])
+    own = cache.DerivedCache(tmp_path / "results", "settings", ["v"])
     own.put("compose []", [], {"allow_code_execution": False})
     own.save()
-    assert cache.DerivedCache(path, "settings", ["v"]).get("compose []", []) is not None
-    content = path.read_text()
-    path.write_text(content.replace("false", "true"))
-    assert cache.DerivedCache(path, "settings", ["v"]).get("compose []", []) is None
-    path.write_text(content)
-    monkeypatch.setattr(cache, "_key", lambda: b"another user's")
-    assert cache.DerivedCache(path, "settings", ["v"]).get("compose []", []) is None
+    again = cache.DerivedCache(tmp_path / "results", "settings", ["v"])
+    assert again.get("compose []", []) is not None
+    for folder in (tmp_path / "results", tmp_path / "results" / "runs"):
+        folder.mkdir()
+        shutil.copy(own.path, folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another user"))
+    other = cache.DerivedCache(tmp_path / "results", "settings", ["v"])
+    assert other.get("compose []", []) is None

@@ -21,7 +21,6 @@ from dllm_bench.site import build as site_module
 from dllm_bench.site.compare_page import WIDTH, place_labels, ticks
 from dllm_bench.site.pages import run_address
 from dllm_bench.store import index
-from dllm_bench.store.cache import PACKED
 from dllm_bench.store.checked import checked
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import slug
@@ -32,6 +31,8 @@ from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.render import prose
 from scripts.update_reference import add, pack
 from tests.site import builders
+
+PACKED = "runs.tar.xz"
 
 
 def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(

@@ -224,7 +224,7 @@ def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> N
 def test_tickets_outlive_a_half_written_line(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs")
     slurm.record_tickets(store, [slurm.JobTicket("a" * 64, "x/y/z", "1_0", "log")])
-    with open(slurm.folder_of(store) / slurm.TICKETS, "a") as file:
+    with open(slurm.tickets_file(store), "a") as file:
         file.write(json.dumps({"run": "b"})[:5])
     assert list(slurm.SlurmJobs.of(store).tickets) == ["a" * 64]
 

@@ -12,9 +12,10 @@ import pytest
 from dllm_bench import paths
 from dllm_bench.api import compose as composing
 from dllm_bench.cli.main import main
+from dllm_bench.core import secrets
 from dllm_bench.paths import assets_dir, conf_dir
 from dllm_bench.store import inputs, settings
-from dllm_bench.store.cache import PACKED, DerivedCache, fingerprint, fingerprints
+from dllm_bench.store.cache import DerivedCache, fingerprint, fingerprints
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache, default_paths
 from dllm_bench.store.spec import RunSpec
@@ -64,21 +65,35 @@ def sampled(every: int) -> list[Sequence[str]]:
     return list(dict.fromkeys(queries))[::every]
 
 
-def test_results_that_are_an_archive_alone_are_not_written_to(
+def test_derived_values_are_kept_outside_of_the_results_for_each_of_them(tmp_path: Path) -> None:
+    results = [tmp_path / "one", tmp_path / "other"]
+    for number, folder in enumerate(results):
+        folder.mkdir()
+        cache = DerivedCache(folder, "kind", ["1"])
+        cache.put("key", [], number)
+        cache.save()
+    for number, folder in enumerate(results):
+        assert DerivedCache(folder, "kind", ["1"]).get("key", []) == number
+        assert list(folder.iterdir()) == []
+    assert DerivedCache(results[0], "another", ["1"]).get("key", []) is None
+
+
+def test_without_a_home_directory_nothing_is_kept_and_nothing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    results = tmp_path / "reference"
-    results.mkdir()
-    (results / PACKED).touch()
-    for place in (results / "settings", results / "runs" / "costs"):
-        cache = DerivedCache(place, "kind", ["1"])
-        cache.put("key", [], 1)
-        cache.save()
-        assert DerivedCache(place, "kind", ["1"]).get("key", []) == 1
-    assert [path.name for path in results.iterdir()] == [PACKED]
-    (results / "runs").mkdir()
-    assert DerivedCache(results / "settings", "kind", ["1"]).path == results / "settings"
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-here/caches")
+    cache = DerivedCache(tmp_path, "kind", ["1"])
+    cache.put("key", [], 1)
+    cache.save()
+    assert cache.get("key", []) == 1
+    assert DerivedCache(tmp_path, "kind", ["1"]).get("key", []) is None
+
+
+def test_a_secret_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_secrets", {"sk-0123456789abcdef": None})
+    cache = DerivedCache(tmp_path, "kind", ["1"])
+    cache.put("key", [], {"url": "x?key=sk-0123456789abcdef"})
+    assert cache.get("key", []) is None
 
 
 def test_composing_group_by_group_is_hydras_own_composition() -> None:
@@ -224,24 +239,25 @@ def test_paths_of_another_form_are_left_to_hydra(conf: Path) -> None:
 
 
 def test_a_derived_value_is_kept_while_its_fingerprint_holds(tmp_path: Path) -> None:
-    file, path = tmp_path / "file", tmp_path / "cache.json"
+    file = tmp_path / "file"
     file.write_text("a")
-    cache = DerivedCache(path, "kind", ["v1"])
+    cache = DerivedCache(tmp_path, "kind", ["v1"])
     before = fingerprints([tmp_path / "file"])
     cache.put("one", before, {"a": [1, 2.5, None]})
     cache.put("changed by json", before, (1, 2))
     cache.put("two", [], 2)
     cache.save()
-    again = DerivedCache(path, "kind", ["v1"])
+    again = DerivedCache(tmp_path, "kind", ["v1"])
     assert again.get("one", before) == {"a": [1, 2.5, None]}
     assert again.get("changed by json", before) is None
     file.write_text("ab")
     assert again.get("one", fingerprints([file])) is None
-    assert DerivedCache(path, "kind", ["v2"]).get("two", []) is None
+    assert DerivedCache(tmp_path, "kind", ["v2"]).get("two", []) is None
     again.save(lambda key: key != "two")
-    assert DerivedCache(path, "kind", ["v1"]).get("two", []) is None
-    path.write_text("no json")
-    assert DerivedCache(path, "kind", ["v1"]).get("one", before) is None
+    assert DerivedCache(tmp_path, "kind", ["v1"]).get("two", []) is None
+    for damaged in ("no json", "[]", "{}", json.dumps({"made_by": 1, "values": 2})):
+        cache.path.write_text(damaged)
+        assert DerivedCache(tmp_path, "kind", ["v1"]).get("one", before) is None
     assert fingerprint(tmp_path / "absent") == []
 
 
