@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dllm_bench.launch.run_one import run
+from dllm_bench.launch.local import run
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from scripts.update_reference import REFERENCE

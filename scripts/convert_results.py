@@ -26,7 +26,7 @@ from dllm_bench.benchmarks.embedded.miniparallel import FamilyItems
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES, archive_of
-from dllm_bench.store.checked import CHECK, parse
+from dllm_bench.store.files import CHECK, parse
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
 from dllm_bench.store.seal import first_items

@@ -26,7 +26,7 @@ WITHOUT_EFFECT = (
 """pip settings that do not affect which packages are found."""
 IMPORTED = (  # what runs, tables and figures import, in two processes that share few modules
     "scipy.stats, sympy, hydra, httpx2, accelerate.utils.dataclasses",
-    "torch, transformers.modeling_utils, dllm_bench.launch.run_one, dllm_bench.api.generation, "
+    "torch, transformers.modeling_utils, dllm_bench.launch.local, dllm_bench.api.generation, "
     "dllm_bench.figures.write, dllm_bench.site.build",
 )
 

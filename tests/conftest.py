@@ -103,5 +103,5 @@ def forgotten() -> None:
     """Every test judges its programs itself, and knows no results folder of another test."""
     if execution := sys.modules.get("dllm_bench.benchmarks.sandbox.execution"):
         execution._JUDGED.clear()
-    if nolinks := sys.modules.get("dllm_bench.store.nolinks"):
-        nolinks._results.clear()
+    if files := sys.modules.get("dllm_bench.store.files"):
+        files._results.clear()

@@ -26,8 +26,8 @@ from dllm_bench.core.request import Generation, Request, first_end
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.wrapped import is_supported
 from dllm_bench.registry import describe, instantiate
-from dllm_bench.runs import batched
 from dllm_bench.runs.runner import ready
+from dllm_bench.runs.sessions import check_batched
 from dllm_bench.store.files import write_atomic
 
 REFUSED = (
@@ -147,7 +147,7 @@ def _decode(
 ) -> list[Generation]:
     """Return the generation of each prompt, all in one batch."""
     spec = spec_of(model, decoder, seed=seed, batch=len(prompts))
-    batched.check(spec)
+    check_batched(spec)
     requests = [
         ready(spec, decoder, model, Request(str(i), tuple(ids), new))
         for i, ids in enumerate(prompts)

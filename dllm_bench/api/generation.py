@@ -34,8 +34,8 @@ from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.spec import CANVAS
 from dllm_bench.paths import conf_dirs, options
 from dllm_bench.registry import describe
-from dllm_bench.runs import batched
 from dllm_bench.runs.prompts import PromptGenerator, timed_sample
+from dllm_bench.runs.sessions import check_batched, untimed_sample
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
 from dllm_bench.store.inputs import decoder_of
@@ -227,7 +227,7 @@ def generate(
             for index, request in enumerate(requests)
         ]
     else:
-        batched.check(spec)
+        check_batched(spec)
         samples = _decode_batch(loaded, cast(BatchedDecoder, chosen), list(requests), batch)
     pairs = zip(several, samples, strict=True)
     return [Completion(str(one), sample, loaded, spec.decoder) for one, sample in pairs]
@@ -324,7 +324,7 @@ def _decode_batch(
     samples = {}
     for generation in decoder.generate_stream(model.denoiser, requests, batch):
         request = named[generation.request_id]
-        samples[request.id] = batched.untimed_sample(request, generation, model, started_at)
+        samples[request.id] = untimed_sample(request, generation, model, started_at)
     return [samples[request.id] for request in requests]
 
 

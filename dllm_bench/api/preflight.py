@@ -18,8 +18,14 @@ from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.paths import ASSETS, IMPORTED, expanded, place_of
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig
-from dllm_bench.store.hardware import missing_device, resolve_hardware
-from dllm_bench.store.inputs import benchmark_of, decoder_of, model_here, require_memory
+from dllm_bench.store.inputs import (
+    benchmark_of,
+    decoder_of,
+    missing_device,
+    model_here,
+    require_memory,
+    resolve_hardware,
+)
 
 DEVICES = ("cpu", "cuda", "auto")
 

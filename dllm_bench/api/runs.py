@@ -172,7 +172,7 @@ def make_run(
     """Compose and check the settings, then make the run or look it up."""
     import torch
 
-    from dllm_bench.launch.run_one import run as run_spec  # imports torch, which takes seconds
+    from dllm_bench.launch.local import run as run_spec  # imports torch, which takes seconds
     from dllm_bench.runs.dependencies import REAL
     from dllm_bench.runs.progress import RunProgress
 

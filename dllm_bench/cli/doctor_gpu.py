@@ -52,8 +52,7 @@ from dllm_bench.models.acceleration import ROWS, FixedShapeDenoiser
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.files import write_json
-from dllm_bench.store.hardware import cuda_device
-from dllm_bench.store.inputs import GIBIBYTE, model_spec
+from dllm_bench.store.inputs import GIBIBYTE, cuda_device, model_spec
 from dllm_bench.store.provenance import machine, packages
 
 CUDA, CPU = "cuda", "cpu"

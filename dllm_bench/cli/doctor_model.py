@@ -30,11 +30,11 @@ from dllm_bench.models.spec import ModelSpec
 from dllm_bench.runs.runner import FiniteLogits
 from dllm_bench.serving.client import Client
 from dllm_bench.store.groups import ModelGroup, RunConfig
-from dllm_bench.store.hardware import memory_bytes
 from dllm_bench.store.inputs import (
     GIBIBYTE,
     WEIGHTS_SHARE,
     engine_of,
+    memory_bytes,
     model_here,
     model_spec,
 )

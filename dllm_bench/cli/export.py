@@ -15,8 +15,7 @@ from dllm_bench.cli.common import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import require_known
-from dllm_bench.store.files import explain_write_errors
-from dllm_bench.store.nolinks import make_folder
+from dllm_bench.store.files import explain_write_errors, make_folder
 
 CUSTOM_GENERATE = "custom-generate"
 FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")

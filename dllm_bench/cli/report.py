@@ -20,8 +20,7 @@ from dllm_bench.cli.common import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import console
-from dllm_bench.store.files import results_directory
-from dllm_bench.store.nolinks import is_folder
+from dllm_bench.store.files import is_folder, results_directory
 
 MOST_PAGES = 200  # number of runs with a page, by default
 

@@ -28,8 +28,7 @@ from dllm_bench.core.terminal import show_error
 from dllm_bench.runs.progress import RunProgress, headline, summary
 from dllm_bench.site.format import align, looked_up, number, percent
 from dllm_bench.store.groups import RunConfig
-from dllm_bench.store.hardware import memory_bytes, resolve_hardware
-from dllm_bench.store.inputs import model_here, model_spec
+from dllm_bench.store.inputs import memory_bytes, model_here, model_spec, resolve_hardware
 from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import RunSpec, differing_settings
@@ -149,7 +148,7 @@ def measure(config: RunConfig, brief: bool) -> None:
     brief: print one line, as in a multirun.
     """
     # torch takes seconds to import: only after `check`, so that a mistake is reported at once
-    from dllm_bench.launch.run_one import run as run_spec
+    from dllm_bench.launch.local import run as run_spec
     from dllm_bench.runs import rescore
 
     spec = RunSpec.from_config(config)

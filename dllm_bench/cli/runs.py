@@ -34,7 +34,6 @@ from dllm_bench.site.format import align, number, percent_of
 from dllm_bench.store.files import csv_rows, stored_bytes, write_atomic
 from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock
-from dllm_bench.store.nolinks import matching
 from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import differing, flat_settings
 from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove

@@ -27,7 +27,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
 from dllm_bench.parallel import AnnouncingDecoder, ParallelLayout, RankGroup
 from dllm_bench.runs.dependencies import Dependencies, Loaded
-from dllm_bench.runs.observers import Observer, RunningMetrics
+from dllm_bench.runs.progress import Observer, RunningMetrics
 from dllm_bench.runs.runner import WARMUPS, RunSession, decode_share
 from dllm_bench.runs.runner import run as run_here
 from dllm_bench.store import provenance

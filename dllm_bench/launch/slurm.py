@@ -28,8 +28,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import cache_file, conf_dir, read_yaml
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress
-from dllm_bench.store.checked import parse
-from dllm_bench.store.files import Appender, whole_lines
+from dllm_bench.store.files import Appender, parse, whole_lines
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_entry, record_fingerprint
@@ -101,7 +100,7 @@ class SlurmRun:
     deps: Dependencies = REAL
 
     def __call__(self) -> None:
-        from dllm_bench.launch.run_one import run  # imports torch
+        from dllm_bench.launch.local import run  # imports torch
 
         run(self.spec, store=self.store, progress=RunProgress(), deps=self.deps)
 

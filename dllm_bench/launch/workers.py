@@ -1,7 +1,7 @@
 """Supervise local worker processes: start them, pass messages on, detect deaths, end them.
 
-Both kinds of local parallelism use it: several runs over worker processes (`run_many`) and one run
-on several processes (`run_one`). Workers ignore Ctrl-C, because their parent decides, and end when
+Both kinds of local parallelism use it: several runs over worker processes (`local`) and one run on
+several processes (`processes`). Workers ignore Ctrl-C, because their parent decides, and end when
 the parent dies: a surviving worker would hold the lock of its run.
 """
 
@@ -23,7 +23,7 @@ from dllm_bench.core.errors import DllmBenchError
 GRACE_S = 2.0  # a worker that was told to end is killed after this time
 START_TRIES = 3  # if the process that workers are forked from was killed, the next starts it anew
 START_PAUSE_S = 0.5  # until the system knows that it has ended
-PRELOAD = ["dllm_bench.launch.run_one", "dllm_bench.parallel", "transformers.modeling_utils"]
+PRELOAD = ["dllm_bench.launch.local", "dllm_bench.parallel", "transformers.modeling_utils"]
 """Imported once, by the process that all workers are forked from."""
 
 

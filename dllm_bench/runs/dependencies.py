@@ -1,5 +1,6 @@
 """What a run needs from outside: model, decoder, benchmark, clock. Tests replace them with fakes.
 
+The scheduling of the process (cores, niceness, policy) is among them, since timings depend on it.
 Everything is made from a `RunSpec`. The last model and benchmark are cached, because the runs of a
 table share them; everything else is created for each run. Torch is imported on use, because SLURM
 jobs and status lines do not need it.
@@ -7,17 +8,83 @@ jobs and status lines do not need it.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dllm_bench.core.benchmark import Benchmark, Turns
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.registry import instantiate
-from dllm_bench.store.hardware import require_device, wait_for
-from dllm_bench.store.inputs import benchmark_of, engine_of, model_spec, require_memory
+from dllm_bench.store.inputs import (
+    benchmark_of,
+    engine_of,
+    model_spec,
+    require_device,
+    require_memory,
+    wait_for,
+)
 from dllm_bench.store.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """How the kernel schedules this process."""
+
+    cores: frozenset[int]
+    """Processors it may use."""
+    nice: int
+    policy: int
+    """A number of sched(7), 0 by default."""
+    priority: int
+    """0 for the policies that are not real time."""
+
+    @classmethod
+    def now(cls) -> Self | None:
+        """Return the current scheduling; None if the system does not report it."""
+        if not hasattr(os, "sched_getaffinity"):
+            return None
+        return cls(
+            frozenset(os.sched_getaffinity(0)),
+            os.getpriority(os.PRIO_PROCESS, 0),
+            os.sched_getscheduler(0),
+            os.sched_getparam(0).sched_priority,
+        )
+
+    def __str__(self) -> str:
+        return f"{len(self.cores)} cores, nice {self.nice}, policy {self.policy}"
+
+    def apply(self) -> None:
+        """Apply this scheduling to the process, as far as its user is allowed to."""
+        with suppress(OSError):
+            os.sched_setaffinity(0, self.cores)
+        with suppress(OSError):
+            os.sched_setscheduler(0, self.policy, os.sched_param(self.priority))
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, self.nice)
+
+
+STARTED = Scheduling.now()
+"""Scheduling of the process when it began."""
+
+
+def restore_scheduling() -> None:
+    """Restore the scheduling that this process began with; DllmBenchError if that is not
+    possible."""
+    found = Scheduling.now()
+    if STARTED is None or found == STARTED:
+        return
+    STARTED.apply()
+    if Scheduling.now() != STARTED:
+        raise DllmBenchError(
+            f"A run is timed with the scheduling that its process began with ({STARTED}), and "
+            f"something changed it to {found}, which this user may not undo; give the same "
+            "command again in a new process."
+        )
+
 
 if TYPE_CHECKING:
     from dllm_bench.core.decoder import Decoder

@@ -21,10 +21,9 @@ from dllm_bench.core.secrets import strike_out_of
 from dllm_bench.core.terminal import show_error
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import register
-from dllm_bench.runs.observers import Observer, RunningMetrics
-from dllm_bench.runs.progress import TPF, TPS
+from dllm_bench.runs.progress import TPF, TPS, Observer, RunningMetrics
+from dllm_bench.store.files import matching, remove_folder
 from dllm_bench.store.inputs import benchmark_of
-from dllm_bench.store.nolinks import matching, remove_folder
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import read_samples

@@ -20,7 +20,7 @@ from dllm_bench.metrics.definitions import measure_all
 from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.runs import runner
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
-from dllm_bench.store.hardware import wait_for
+from dllm_bench.store.inputs import wait_for
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 

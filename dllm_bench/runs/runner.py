@@ -30,12 +30,11 @@ from dllm_bench.core.state import check_no_masks
 from dllm_bench.core.trace import Trace
 from dllm_bench.fallbacks import FALLBACKS
 from dllm_bench.metrics.sample_stats import count_sample
-from dllm_bench.runs import scheduling
-from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
-from dllm_bench.runs.observers import Observer, ObserverGroup, RunningMetrics
+from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded, restore_scheduling
 from dllm_bench.runs.parent import Parent
+from dllm_bench.runs.progress import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
-from dllm_bench.store.hardware import memory_bytes
+from dllm_bench.store.inputs import memory_bytes
 from dllm_bench.store.record import (
     FALLBACK,
     WARNING,
@@ -337,7 +336,7 @@ class RunSession:
 
     def _begin(self, requests: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are discarded, and store the session's start."""
-        scheduling.restore()
+        restore_scheduling()
         if self.parent:
             self.parent.check(self.loaded)
         warmups = requests[:WARMUPS]

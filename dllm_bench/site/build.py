@@ -38,9 +38,16 @@ from dllm_bench.site.table_pages import (
     table_stem,
 )
 from dllm_bench.site.texts import TextSource
-from dllm_bench.store.files import csv_rows, stored_bytes, write_atomic
+from dllm_bench.store.files import (
+    csv_rows,
+    is_file,
+    lstat,
+    matching,
+    remove_file,
+    stored_bytes,
+    write_atomic,
+)
 from dllm_bench.store.index import RecordIndex
-from dllm_bench.store.nolinks import is_file, lstat, matching, remove_file
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.settings import Compose, SettingsCache
 from dllm_bench.store.store import RunEntry, Store, read_record, read_samples, record_fingerprint

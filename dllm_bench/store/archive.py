@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.nolinks import lstat, open_file
+from dllm_bench.store.files import lstat, open_file
 from dllm_bench.store.spec import SHOWN
 
 MAX_RECORDS = 100_000

@@ -19,8 +19,7 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.secrets import strike_out
 from dllm_bench.paths import cache_file
-from dllm_bench.store.files import stored_bytes, write_atomic
-from dllm_bench.store.nolinks import lstat
+from dllm_bench.store.files import lstat, stored_bytes, write_atomic
 from dllm_bench.store.spec import digest
 
 Fingerprint = list[Any]

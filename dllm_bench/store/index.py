@@ -36,9 +36,8 @@ from dllm_bench.store.archive import (
     unpacked,
 )
 from dllm_bench.store.cache import DerivedCache, Fingerprint, fingerprint
-from dllm_bench.store.files import write_atomic
+from dllm_bench.store.files import matching, write_atomic
 from dllm_bench.store.groups import setting_in
-from dllm_bench.store.nolinks import matching
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, flat_settings, split
 from dllm_bench.store.store import (

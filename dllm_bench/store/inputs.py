@@ -2,24 +2,39 @@
 
 `resolve` replaces "auto" by the device of this machine, writes the decoder out with its defaults
 (and thereby refuses an impossible combination before anything is loaded) and hashes items and
-weights. A benchmark is made once per process for equal settings. Modules that import torch are
-imported on use, because `status` and cached tables do not need it.
+weights. A benchmark is made once per process for equal settings. Only this file looks for a CUDA
+device: for hardware=auto, for planning a table, and before a run starts. Modules that import torch
+are imported on use, because `status` and cached tables do not need it, and planning on a CPU does
+not either.
+
+The source of classes from outside this package that a configuration names (plug-ins, user code) is
+an input too: if the code of such a piece changes, its run becomes another run. The hash covers the
+file that defines the piece and the modules that it imports, at any depth, if they belong to the
+same package or are not installed in the interpreter's own folders. The package's own pieces are
+covered by `DECODING_VERSION`.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import inspect
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.spec import AUTO, ModelSpec
 from dllm_bench.models.text import tokenizer_files
 from dllm_bench.paths import place_of
 from dllm_bench.registry import (
@@ -41,8 +56,82 @@ from dllm_bench.store.groups import (
     RunConfig,
     setting_in,
 )
-from dllm_bench.store.hardware import AUTO, memory_bytes, resolve_hardware
-from dllm_bench.store.piece_source import pieces_hash, targets
+
+# --- hardware -------------------------------------------------------------------------------------
+
+CPU = {"name": "cpu", "device": "cpu", "dtype": "float32", "threads": 1}
+
+
+def resolve_hardware(plain: Mapping[str, Any]) -> Hardware:
+    """Return a hardware group in which every "auto" is replaced by this machine's value."""
+    if AUTO not in plain.values():
+        return Hardware(plain)
+    name = cuda_device()
+    here = CPU if name is None else cuda_class(name)
+    return Hardware({key: here[key] if value == AUTO else value for key, value in plain.items()})
+
+
+def cuda_class(device_name: str) -> dict[str, Any]:
+    """Return the settings for "auto" on a CUDA device; the class is the first word of its name that
+    contains a digit (h200, a100), else "cuda".
+    """
+    words = device_name.lower().replace("-", " ").split()
+    name = next((word for word in words if any(map(str.isdigit, word))), "cuda")
+    return {"name": name, "device": "cuda", "dtype": "bfloat16", "threads": 8}
+
+
+def cuda_device(device: str = "cuda") -> str | None:
+    """Return the name of a CUDA device, by default the current one; None if this machine does not
+    have it."""
+    import torch
+
+    index = torch.device(device).index
+    if not torch.cuda.is_available() or (index and index >= torch.cuda.device_count()):
+        return None
+    return torch.cuda.get_device_name(index)
+
+
+def memory_bytes(device: str) -> int:
+    """Return the total memory of a CUDA device, or of this machine, in bytes."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def wait_for(device: object) -> None:
+    """Wait until a device (its name, or a torch device) has finished all its work; a CPU always
+    has."""
+    if str(device).startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(str(device))
+
+
+def missing_device(hardware: Hardware) -> str:
+    """Return the device that a hardware group requests and this machine lacks, in words ("a GPU
+    (H200)"); empty if nothing is missing. Names are compared without regard to case.
+    """
+    if not hardware.uses_cuda:
+        return ""
+    name, match = cuda_device(hardware.device), hardware.match or ""
+    is_here = name is not None and match.lower() in name.lower()
+    return "" if is_here else f"a GPU ({match or hardware.device.upper()})"
+
+
+def require_device(hardware: Hardware) -> None:
+    """Raise DllmBenchError if the device of a hardware group is missing."""
+    missing = missing_device(hardware)
+    if missing:
+        raise DllmBenchError(
+            f"hardware={hardware.name} asks for {missing}, and this machine has "
+            f"{cuda_device() or 'no CUDA device'}; choose the hardware that is here (hardware=auto "
+            "finds it)."
+        )
+
+
+# --- settings and contents ------------------------------------------------------------------------
 
 PIECES = "pieces"  # input: hash of the source of pieces from outside
 SERVED = "served"  # name of decoder and hardware if a served engine decodes
@@ -357,3 +446,108 @@ def tokenizer_hash(source: str, revision: str | None = None) -> str:
 
     with as_missing_input():
         return files_hash(tokenizer_files(checkpoint_folder(source, revision)))
+
+
+# --- source of pieces from outside ----------------------------------------------------------------
+
+INSTALLED = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+
+
+def pieces_hash(plain: object, further: Iterable[Callable[..., Any]] = ()) -> str | None:
+    """Return sha256 of the source of everything from outside that plain data names, and of further
+    classes; None if there is none.
+    """
+    every = [*foreign(plain), *filter(is_own, further)]
+    texts = {name: text for made in every for name, text in source_of(made).items()}
+    if not texts:
+        return None
+    hashed = hashlib.sha256()
+    for name, text in sorted(texts.items()):
+        hashed.update(f"{name} {len(text)}\n{text}".encode())
+    return hashed.hexdigest()
+
+
+def foreign(plain: object) -> Iterator[Callable[..., Any]]:
+    """Return the classes and functions from outside this package that plain data names, at any
+    depth."""
+    made = map(find, targets(plain))
+    return (one for one in made if not one.__module__.startswith(PACKAGE))
+
+
+def is_own(made: Callable[..., Any]) -> bool:
+    """Return whether a class is the user's: typed in, or in a file that is not installed."""
+    return made.__module__ == "__main__" or file_of(made.__module__, "") is not None
+
+
+def targets(plain: object) -> Iterator[str]:
+    """Yield every `_target_` of plain data, at any depth."""
+    if isinstance(plain, Mapping):
+        if TARGET in plain:
+            yield str(plain[TARGET])
+        for value in plain.values():
+            yield from targets(value)
+    elif isinstance(plain, (list, tuple)):
+        for value in plain:
+            yield from targets(value)
+
+
+def source_of(made: Callable[..., Any]) -> dict[str, str]:
+    """Return {module: its text} for the module of a class or function and the user's own modules
+    that it imports.
+
+    A class that was typed into a notebook is its own source.
+    """
+    texts = dict[str, str]()
+    waiting = [made.__module__]
+    while waiting:
+        name = waiting.pop()
+        file = None if name in texts else file_of(name, made.__module__)
+        if file is not None:
+            texts[name] = file.read_text(encoding="utf-8")
+            waiting += imports_of(texts[name], name)
+    return texts or {made.__module__: typed_in(made)}
+
+
+def typed_in(made: Callable[..., Any]) -> str:
+    """Return the source of a class or function that is in no file."""
+    try:
+        return inspect.getsource(made)
+    except (OSError, TypeError) as error:
+        raise DllmBenchError(
+            f"{made.__qualname__} is a piece whose source cannot be found ({error}), so a changed "
+            "one could not be told from it; define it in a file or in a notebook's cell."
+        ) from error
+
+
+def file_of(name: str, asked: str) -> Path | None:
+    """Return the file of a module, if that is the user's: not this package's, of the package of
+    module `asked` or outside of the interpreter's folders.
+    """
+    if f"{name}.".startswith(PACKAGE):
+        return None
+    try:
+        spec = None if name == "__main__" else find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    origin = spec.origin if spec else getattr(sys.modules.get(name), "__file__", None)
+    if not origin or Path(origin).suffix != ".py" or not Path(origin).is_file():
+        return None
+    own = name.partition(".")[0] == asked.partition(".")[0]
+    installed = any(Path(origin).is_relative_to(folder) for folder in INSTALLED)
+    return Path(origin) if own or not installed else None
+
+
+def imports_of(text: str, module: str) -> Iterator[str]:
+    """Yield the modules that a module's text may import, wherever it does."""
+    spec = None if module == "__main__" else find_spec(module)
+    package = spec.parent if spec else None
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = "." * node.level + (node.module or "")
+            if node.level and not package:
+                continue
+            whole = resolve_name(source, package)
+            yield whole
+            yield from (f"{whole}.{alias.name}" for alias in node.names)

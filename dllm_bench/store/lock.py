@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import explain_write_errors, is_at, stored_bytes
-from dllm_bench.store.nolinks import TEMPORARY, open_file, parent_of, remove_file, rename
+from dllm_bench.store.files import (
+    TEMPORARY,
+    explain_write_errors,
+    is_at,
+    open_file,
+    parent_of,
+    remove_file,
+    rename,
+    stored_bytes,
+)
 
 BEAT_S = 10.0  # the owner of a lock touches it this often
 DYING_S = 1.0  # a killed process keeps its locks until the last of its threads has ended

@@ -30,7 +30,7 @@ from dllm_bench.core.trace import GIVEN, Token, Trace
 from dllm_bench.metrics.acceptance import speculative_columns
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.sample_stats import UNREPORTED, SampleStats, SessionIndex, from_columns
-from dllm_bench.store.checked import checked_line, parse, read_checked
+from dllm_bench.store.files import checked_line, parse, read_checked
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dllm_bench import DECODING_VERSION
 from dllm_bench.core.declared import Count, made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET
-from dllm_bench.store.checked import check_plain
+from dllm_bench.store.files import check_plain
 from dllm_bench.store.groups import (
     GROUPS,
     KINDS,

@@ -33,29 +33,29 @@ from dllm_bench.core.secrets import strike_out, strike_out_of
 from dllm_bench.metrics.sample_stats import SessionIndex
 from dllm_bench.store.archive import RECORD, SAMPLES, archive_of, archived
 from dllm_bench.store.cache import fingerprint
-from dllm_bench.store.checked import checked, checked_line, read_checked
 from dllm_bench.store.files import (
     Appender,
     append_bytes,
+    checked,
+    checked_line,
     every_line,
     explain_write_errors,
-    remove_temporaries,
-    results_directory,
-    stored_bytes,
-    write_atomic,
-)
-from dllm_bench.store.lock import Lock, owner_of
-from dllm_bench.store.nolinks import (
     guard,
     is_file,
     is_folder,
     lstat,
     make_folder,
     matching,
+    read_checked,
     remove_file,
     remove_folder,
+    remove_temporaries,
     rename,
+    results_directory,
+    stored_bytes,
+    write_atomic,
 )
+from dllm_bench.store.lock import Lock, owner_of
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import SHOWN, RunSpec

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.checked import read_checked
-from dllm_bench.store.files import every_line
+from dllm_bench.store.files import every_line, read_checked
 from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import (

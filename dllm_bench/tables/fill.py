@@ -17,13 +17,13 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show
 from dllm_bench.launch import slurm
-from dllm_bench.launch.run_many import run_all
+from dllm_bench.launch.local import run_all
 from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.store import inputs
 from dllm_bench.store.groups import Hardware
-from dllm_bench.store.hardware import resolve_hardware
+from dllm_bench.store.inputs import resolve_hardware
 from dllm_bench.store.spec import digest
 from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, missing_trained_files

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 from dllm_bench.benchmarks.items import local_data_only
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.slurm import SlurmJobs
+from dllm_bench.store.files import is_folder
 from dllm_bench.store.groups import RunConfig
-from dllm_bench.store.hardware import missing_device
-from dllm_bench.store.inputs import MissingInputError, sources
-from dllm_bench.store.nolinks import is_folder
+from dllm_bench.store.inputs import MissingInputError, missing_device, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.seal import first_items
 from dllm_bench.store.settings import SettingsCache

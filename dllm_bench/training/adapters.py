@@ -31,8 +31,7 @@ from dllm_bench.models.checkpoint import published_shapes, shapes_of
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded
-from dllm_bench.store.files import atomic_path, write_json
-from dllm_bench.store.nolinks import is_file
+from dllm_bench.store.files import atomic_path, is_file, write_json
 from dllm_bench.training import prompts, reports
 from dllm_bench.training.drafter_data import TrainingText, padded, stored_texts
 from dllm_bench.training.loop import Numbers, Point, Training

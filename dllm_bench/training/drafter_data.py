@@ -32,8 +32,16 @@ from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import EMBEDDING_TAP, FULL_ATTENTION, TransformerDenoiser
-from dllm_bench.store.files import Appender, atomic_path, whole_lines, write_atomic
-from dllm_bench.store.nolinks import is_file, lstat, make_folder, matching
+from dllm_bench.store.files import (
+    Appender,
+    atomic_path,
+    is_file,
+    lstat,
+    make_folder,
+    matching,
+    whole_lines,
+    write_atomic,
+)
 from dllm_bench.training.prompts import Pair
 from dllm_bench.training.reports import Countdown, Report
 

@@ -42,10 +42,9 @@ from dllm_bench.methods.common import Blocks, Confidence, Eos, TopK
 from dllm_bench.methods.learn2pd import Oracle
 from dllm_bench.models import filters as filter_files
 from dllm_bench.models import load as loading
-from dllm_bench.store.files import atomic_path, write_atomic
+from dllm_bench.store.files import atomic_path, is_file, make_folder, write_atomic
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
-from dllm_bench.store.nolinks import is_file, make_folder
 from dllm_bench.store.spec import digest, slug
 from dllm_bench.training import FILTER_BENCHMARKS, prompts, reports
 from dllm_bench.training.reports import Countdown, Report

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import atomic_path, write_atomic
-from dllm_bench.store.nolinks import is_file, make_folder
+from dllm_bench.store.files import atomic_path, is_file, make_folder, write_atomic
 from dllm_bench.training import reports
 from dllm_bench.training.drafter_data import TrainingText
 from dllm_bench.training.reports import Countdown, Report

@@ -25,7 +25,7 @@ from dllm_bench.methods.drafting import StepProfile
 from dllm_bench.models import load as loading
 from dllm_bench.store import inputs, provenance
 from dllm_bench.store.groups import RunConfig
-from dllm_bench.store.hardware import wait_for
+from dllm_bench.store.inputs import wait_for
 
 
 @dataclass(frozen=True)

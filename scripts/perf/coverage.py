@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import repetition_of
-from dllm_bench.launch.run_many import run_all
+from dllm_bench.launch.local import run_all
 from dllm_bench.site.format import align
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec

@@ -120,7 +120,7 @@ def test_the_source_of_an_own_module_is_in_its_run(
 ) -> None:
     record = run_of(wrapped(OwnModule()), tmp_path)
     assert "pieces" in record.spec.inputs
-    monkeypatch.setattr("dllm_bench.store.piece_source.source_of", lambda made: {"file": "edited"})
+    monkeypatch.setattr("dllm_bench.store.inputs.source_of", lambda made: {"file": "edited"})
     assert run_of(wrapped(OwnModule()), tmp_path).identity_hash != record.identity_hash
 
 

@@ -19,8 +19,7 @@ from dllm_bench.cli import run as command
 from dllm_bench.cli.doctor import path_lines
 from dllm_bench.cli.main import main
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.launch import run_one
-from dllm_bench.launch.run_many import run_all
+from dllm_bench.launch.local import run_all
 from dllm_bench.runs.runner import run
 from dllm_bench.store import lock as locks
 from dllm_bench.store import store as stores
@@ -176,7 +175,7 @@ def test_a_job_waits_for_the_one_that_makes_its_run_with_fewer_items(
         return run(spec, store=store, deps=fakes.deps(decoder=Waiting(log=tmp_path / "calls")))
 
     monkeypatch.setattr(command, "show_error", show)
-    monkeypatch.setattr(run_one, "run", make)
+    monkeypatch.setattr("dllm_bench.launch.local.run", make)
     words, store = [f"paths.results={tmp_path}", "limit=3"], Store(tmp_path / "runs")
     few = RunSpec.from_config(compose(words))
     first = threading.Thread(target=make, args=(few, store))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dllm_bench.cli.status import row_of_sealed
 
 from dllm_bench.api.comparison import RunComparison
 from dllm_bench.api.every_eval_ever import Publisher, to_eee
@@ -20,14 +21,13 @@ from dllm_bench.api.exports import to_aup, to_hub, to_lm_eval
 from dllm_bench.api.runs import records
 from dllm_bench.cli.main import main
 from dllm_bench.cli.show import summary_lines
-from dllm_bench.cli.status import row_of_sealed
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.compare_page import comparable_runs, comparison_page
 from dllm_bench.site.decoding_order import decoding_order
 from dllm_bench.site.pages import RunPages
 from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
-from dllm_bench.store.checked import checksum
+from dllm_bench.store.files import checksum
 from dllm_bench.store.index import IndexedRun
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec

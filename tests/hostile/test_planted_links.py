@@ -13,9 +13,8 @@ import pytest
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
-from dllm_bench.store import files, nolinks
-from dllm_bench.store.files import append_bytes, stored_bytes, write_atomic
-from dllm_bench.store.nolinks import LinkError, guard
+from dllm_bench.store import files
+from dllm_bench.store.files import LinkError, append_bytes, guard, stored_bytes, write_atomic
 from dllm_bench.store.store import (
     ERROR,
     LOCK,
@@ -163,7 +162,7 @@ def test_a_folder_that_cannot_be_synced_does_not_stop_storing(
     original = os.fsync
 
     def fsync(descriptor: int) -> None:
-        if nolinks.stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        if files.stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(number, os.strerror(number))
         original(descriptor)
 

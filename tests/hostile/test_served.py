@@ -19,7 +19,7 @@ import pytest
 
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch.run_one import run
+from dllm_bench.launch.local import run
 from dllm_bench.runs.loggers import WandbLogger
 from dllm_bench.serving.client import Client, retry_after
 from dllm_bench.serving.served_model import ServedModel

@@ -16,7 +16,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.launch.run_one import run
+from dllm_bench.launch.local import run
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
@@ -25,8 +25,8 @@ from dllm_bench.methods.position_caches import DKVCache
 from dllm_bench.methods.row_caches import DLLMCache
 from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.paths import assets_dir
-from dllm_bench.runs.cache_error import MeasuredDenoiser, check, kl
 from dllm_bench.runs.progress import summary
+from dllm_bench.runs.sessions import MeasuredDenoiser, check_measured, kl
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
@@ -164,4 +164,4 @@ def test_a_measured_run_has_the_samples_of_the_run_and_no_times(tmp_path: Path) 
 )
 def test_what_cannot_be_measured_is_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(DllmBenchError, match=sentence):
-        check(spec("measure_kl=true", *overrides))
+        check_measured(spec("measure_kl=true", *overrides))

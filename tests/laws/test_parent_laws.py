@@ -13,7 +13,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import request_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Option
-from dllm_bench.launch.run_one import run
+from dllm_bench.launch.local import run
 from dllm_bench.methods.likelihood import LikelihoodDecoder
 from dllm_bench.models.load import load_model
 from dllm_bench.runs.parent import Parent, emitted

@@ -18,10 +18,10 @@ import pytest
 import torch.distributed as dist
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch import run_one
+from dllm_bench.launch import local
 from dllm_bench.methods.common import Pipeline, Threshold
 from dllm_bench.runs.dependencies import Dependencies
-from dllm_bench.runs.observers import Observer
+from dllm_bench.runs.progress import Observer
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
 from tests.pieces import Table
@@ -91,14 +91,14 @@ def spec(**hardware: Any) -> RunSpec:
 def test_a_lost_process_is_named_and_the_run_goes_on(model, sentence, tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(DllmBenchError, match=sentence):
-        run_one.run(spec(**PAIR), store=store, deps=deps(model))
+        local.run(spec(**PAIR), store=store, deps=deps(model))
     kept = (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()
     assert 0 < len(kept) < N
     replicas = 1 if model is Dies else 2
     logger = Mock(Observer)
     again = spec(**PAIR, replicas=replicas)
-    record = run_one.run(again, store=store, deps=deps(), logger=logger)
+    record = local.run(again, store=store, deps=deps(), logger=logger)
     assert [name for name, *_ in logger.mock_calls][-2:] == ["finish", "close"]
     assert (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()[: len(kept)] == kept
-    alone = run_one.run(spec(), store=store, deps=deps())
+    alone = local.run(spec(), store=store, deps=deps())
     assert fakes.timeless(record)["columns"] == fakes.timeless(alone)["columns"]

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from dllm_bench.launch.run_many import run_all
+from dllm_bench.launch.local import run_all
 from dllm_bench.store.store import Store
 from tests.resume import fakes
 

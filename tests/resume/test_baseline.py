@@ -14,8 +14,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.runs.dependencies import Dependencies
-from dllm_bench.runs.observers import RunningMetrics
-from dllm_bench.runs.progress import RunProgress, progress_text, summary
+from dllm_bench.runs.progress import RunningMetrics, RunProgress, progress_text, summary
 from dllm_bench.runs.runner import run
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, leaves, role_of

@@ -13,7 +13,7 @@ import pytest
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.launch.run_one import run
+from dllm_bench.launch.local import run
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.runs.progress import summary

@@ -31,7 +31,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.core.benchmark import Encode, SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.launch import run_one
+from dllm_bench.launch import local
 from dllm_bench.runs.dependencies import REAL
 from dllm_bench.runs.runner import run
 from dllm_bench.store import provenance
@@ -142,7 +142,7 @@ def test_random_kills_among_processes_that_share_a_run(kills: int, tmp_path: Pat
             shared = replace(spec, hardware={**spec.hardware, "replicas": next(sizes)})
             hunter = Hunter(books.log, chance.uniform(0, 0.9), hunts=killed < kills)
             with books.balanced(), hunter, suppress(DllmBenchError):
-                run_one.run(shared, store=books.store, deps=own)
+                local.run(shared, store=books.store, deps=own)
             killed += hunter.hit
         assert fakes.timeless(record)["columns"] == undisturbed["columns"]
         if killed >= kills:

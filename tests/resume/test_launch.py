@@ -17,9 +17,14 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import workers
-from dllm_bench.launch.run_many import groups, run_all, take_next
-from dllm_bench.runs.observers import Observer, RunningMetrics
-from dllm_bench.runs.progress import ManyRunsProgress, RunProgress, duration
+from dllm_bench.launch.local import groups, run_all, take_next
+from dllm_bench.runs.progress import (
+    ManyRunsProgress,
+    Observer,
+    RunningMetrics,
+    RunProgress,
+    duration,
+)
 from dllm_bench.runs.runner import run, run_in_turns
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store

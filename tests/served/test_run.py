@@ -16,12 +16,11 @@ import pytest
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch.run_many import RunJob
-from dllm_bench.launch.run_one import run
+from dllm_bench.launch.local import RunJob, run
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import NO_TRACE, NO_USAGE, SampleStats
 from dllm_bench.paths import assets_dir
-from dllm_bench.runs import served
+from dllm_bench.runs import sessions
 from dllm_bench.site import run_page as site_run
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store import inputs
@@ -210,7 +209,7 @@ def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(
             known.set()
             yield done
 
-    monkeypatch.setattr(served, "as_completed", first_known)
+    monkeypatch.setattr(sessions, "as_completed", first_known)
     store = Store(tmp_path)
     with Server(answer) as server:
         spec = spec_of("model.concurrency=2", f"model.url={server.url}", "limit=9")

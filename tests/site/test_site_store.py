@@ -21,7 +21,7 @@ from dllm_bench.site import build as site_module
 from dllm_bench.site.compare_page import WIDTH, place_labels, ticks
 from dllm_bench.site.pages import run_address
 from dllm_bench.store import index
-from dllm_bench.store.checked import checked
+from dllm_bench.store.files import checked
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import slug
 from dllm_bench.store.store import RECORD, SPEC, Store

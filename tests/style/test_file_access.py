@@ -19,13 +19,11 @@ METHODS = frozenset(
 )
 OS_ALONE = frozenset({"replace", "remove", "rename", "unlink", "link", "symlink", "read_bytes"})
 OTHERS = {  # what opens files itself -> which, none of them below a results folder
-    "store/nolinks.py": "the one module that opens below a results folder",
-    "store/files.py": "refuses a results folder that lies behind a file",
+    "store/files.py": "the one module that opens below a results folder",
     "store/lock.py": "/proc",
-    "store/cache.py": "this user's key, and the files a configuration names",
-    "store/inputs.py": "models",
+    "store/cache.py": "the files a configuration names",
+    "store/inputs.py": "models, and code of pieces from outside the package",
     "store/settings.py": "conf and the package",
-    "store/piece_source.py": "code of pieces from outside the package",
     "store/provenance.py": "the package and /proc",
     "paths.py": "conf",
     "tables/load.py": "conf",

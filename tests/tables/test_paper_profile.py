@@ -15,7 +15,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.store.groups import Hardware
-from dllm_bench.store.hardware import missing_device
+from dllm_bench.store.inputs import missing_device
 from dllm_bench.store.spec import digest
 from dllm_bench.tables.frame import why_incomparable
 from dllm_bench.tables.load import load_profile, load_table

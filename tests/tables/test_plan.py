@@ -210,7 +210,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     """
     from dllm_bench.api.compose import compose
     from dllm_bench.cli.main import main
-    from dllm_bench.launch import run_one
+    from dllm_bench.launch import local
 
     made: list[RunSpec] = []
 
@@ -218,7 +218,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
         made.append(spec)
         return record_of(spec)
 
-    monkeypatch.setattr(run_one, "run", note)
+    monkeypatch.setattr(local, "run", note)
     planned = plan(load_table("lopa/table4"), load_profile("embedded"), compose, Store(tmp_path))
     runs = distinct_runs(planned)
     assert (len(planned), len(runs)) == (288, 2 * 72)

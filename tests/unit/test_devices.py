@@ -9,7 +9,7 @@ import torch
 
 from dllm_bench.decoding.clock import Clock
 from dllm_bench.store.groups import Hardware
-from dllm_bench.store.hardware import missing_device, wait_for
+from dllm_bench.store.inputs import missing_device, wait_for
 
 NAMES = ["NVIDIA A100", "NVIDIA H200"]
 

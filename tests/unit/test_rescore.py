@@ -24,7 +24,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.runs import rescore as again
 from dllm_bench.runs.runner import run
-from dllm_bench.store.checked import checked_line
+from dllm_bench.store.files import checked_line
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.seal import seal, settings_without_effect

@@ -11,9 +11,8 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.runs import scheduling
+from dllm_bench.runs.dependencies import STARTED, Scheduling, restore_scheduling
 from dllm_bench.runs.runner import run
-from dllm_bench.runs.scheduling import STARTED, Scheduling
 from dllm_bench.store.store import Store
 from tests.resume import fakes
 
@@ -60,7 +59,7 @@ def test_what_an_ordinary_user_cannot_undo_is_an_error() -> None:
         try:
             os.setresuid(ORDINARY, ORDINARY, ORDINARY)
             os.setpriority(os.PRIO_PROCESS, 0, 19)
-            scheduling.restore()
+            restore_scheduling()
         except DllmBenchError as error:
             status = 0 if "nice 19" in str(error) and "new process" in str(error) else 2
         finally:

@@ -17,7 +17,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.methods.learn2pd import Filter
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file, save_filter
 from dllm_bench.registry import TARGET, describe, instantiate
-from dllm_bench.store import hardware, inputs
+from dllm_bench.store import inputs
 from dllm_bench.store.spec import (
     Role,
     RunSpec,
@@ -338,14 +338,14 @@ def test_auto_hardware_is_named_for_what_was_found(monkeypatch: pytest.MonkeyPat
     auto: dict[str, Any] = {"name": "auto", "device": "auto", "dtype": "auto", "attention": "sdpa"}
     auto |= {"threads": "auto", "match": None}
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = hardware.resolve_hardware(auto)
+    found = inputs.resolve_hardware(auto)
     assert found == CONFIG["hardware"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index=None: "NVIDIA H200 NVL")
-    found = hardware.resolve_hardware(auto)
+    found = inputs.resolve_hardware(auto)
     assert (found["name"], found["device"], found["dtype"]) == ("h200", "cuda", "bfloat16")
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index=None: "NVIDIA A100-SXM4-80GB")
-    assert hardware.resolve_hardware(auto)["name"] == "a100"
+    assert inputs.resolve_hardware(auto)["name"] == "a100"
 
 
 def test_the_model_takes_what_it_does_not_say_from_the_hardware() -> None:

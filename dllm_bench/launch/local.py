@@ -1,4 +1,5 @@
-"""Make several runs, one after the other in this process or with worker processes.
+"""Make runs on this machine: one (on as many processes as its hardware says), or several, one after
+the other in this process or with worker processes.
 
 A worker prefers the next run with the model and benchmark it already holds. Workers report to the
 parent, which alone writes to the terminal. If a run fails or its worker is killed, the others
@@ -21,18 +22,57 @@ from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch.run_one import make_logger, run, session_class
 from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
+from dllm_bench.registry import instantiate
 from dllm_bench.runs.dependencies import REAL, Dependencies
-from dllm_bench.runs.observers import Observer, RunningMetrics
-from dllm_bench.runs.progress import ManyRunsProgress, headline, progress_text
+from dllm_bench.runs.progress import (
+    ManyRunsProgress,
+    Observer,
+    ObserverGroup,
+    RunningMetrics,
+    headline,
+    progress_text,
+)
 from dllm_bench.runs.runner import RunSession, run_in_turns
+from dllm_bench.runs.runner import run as run_in_session
+from dllm_bench.runs.sessions import check_session, session_class
 from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, digest
 from dllm_bench.store.store import Store
 
 REPORT_EVERY_S = 0.5
+
+
+def run(
+    spec: RunSpec,
+    *,
+    store: Store,
+    logger: Observer | None = None,
+    progress: Observer | None = None,
+    deps: Dependencies = REAL,
+) -> RunRecord:
+    """Return the record of `spec`: read if it is sealed, else the run is made.
+
+    logger: the one of the run's configuration by default.
+    """
+    check_session(spec)
+    session = session_class(spec)
+    logger = logger or make_logger(spec)
+    if spec.hardware.several and store.record(spec) is None:
+        from dllm_bench.launch.processes import run_on_processes  # imports torch.distributed
+
+        return run_on_processes(spec, store, ObserverGroup([logger, progress]), deps, session)
+    return run_in_session(
+        spec, store=store, logger=logger, progress=progress, deps=deps, session=session
+    )
+
+
+def make_logger(spec: RunSpec) -> Observer | None:
+    """Return the logger of the run's configuration."""
+    plain = spec.runtime.logger
+    logger: Observer | None = instantiate(plain, "logger") if plain else None
+    return logger
 
 
 @dataclass(frozen=True)
