@@ -169,6 +169,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return plain
 
 
+def read_settings(texts: Iterable[str], option: str) -> dict[str, Any]:
+    """Return settings of an option, written NAME=VALUE, as plain data: values are read as yaml."""
+    import yaml
+
+    settings = dict[str, Any]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            settings[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals:
+            raise DllmBenchError(f"{option} {text} sets nothing; write NAME=VALUE.")
+    return settings
+
+
 @cache
 def default_pieces(decoder: str) -> Mapping[str, str]:
     """Return {slot: the piece that the decoder's own yaml chooses}."""

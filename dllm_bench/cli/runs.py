@@ -28,16 +28,16 @@ from dllm_bench.cli.common import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
+from dllm_bench.paths import read_settings
 from dllm_bench.registry import require_known
 from dllm_bench.runs import rescore
 from dllm_bench.site.format import align, number, percent_of
-from dllm_bench.store.files import csv_rows, stored_bytes, write_atomic
+from dllm_bench.store.files import csv_rows, matching, stored_bytes, write_atomic
 from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock
 from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import differing, flat_settings
-from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove
-from dllm_bench.store.verify import verify
+from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove, verify
 
 EACH_WITH_FIRST = "; each is compared with the first"
 WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # --where searches these
@@ -232,7 +232,7 @@ def add_rescore_arguments(parser: ArgumentParser) -> None:
 def rescore_texts(arguments: Namespace) -> int:
     """Print the new scores, or write the texts in EvalPlus's format."""
     entry = open_store(arguments).find(arguments.run)
-    settings = rescore.settings(entry, rescore.changes(arguments.settings), compose)
+    settings = rescore.settings(entry, read_settings(arguments.settings, "rescore"), compose)
     if arguments.evalplus:
         write_atomic(arguments.evalplus, "".join(rescore.evalplus_lines(entry, settings)))
         limit = entry.spec.limit
@@ -247,10 +247,9 @@ def rescore_texts(arguments: Namespace) -> int:
 def verify_all(arguments: Namespace) -> int:
     """Read every file of every run and print how many runs are whole; 1 if any is damaged."""
     store = open_store(arguments)
-    runs = [verified for folder in store.folders() if (verified := verify(folder))]
-    damaged = [verified for verified in runs if verified.damages]
-    print_lines([f"{len(runs)} runs below {store.root}: {len(runs) - len(damaged)} whole"])
-    return print_failures([sentence for verified in damaged for sentence in verified.damages])
+    runs = [damages for folder in store.folders() if (damages := verify(folder)) is not None]
+    print_lines([f"{len(runs)} runs below {store.root}: {runs.count([])} whole"])
+    return print_failures([sentence for damages in runs for sentence in damages])
 
 
 def remove_named(arguments: Namespace) -> int:

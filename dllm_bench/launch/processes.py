@@ -72,7 +72,7 @@ def run_on_processes(
                 for group in range(replicas)
                 for rank in range(spec.hardware.processes // replicas)
             ]
-            _make(processes, _SharedProgress(spec, store.path(spec), observer))
+            _make(processes, observer)
         record = store.record(spec)
         assert record is not None  # the first process reported that it is sealed
         observer.finish(record)
@@ -215,36 +215,13 @@ class _ReportToParent(Observer):
         self.pipe.send(Finished(sample, value))
 
 
-@dataclass
-class _SharedProgress:
-    """Shows what the processes report as the progress of one run."""
-
-    spec: RunSpec
-    folder: Path
-    observer: Observer
-    running: RunningMetrics | None = None
-    started: float = 0.0
-
-    def begin(self, running: RunningMetrics) -> None:
-        """Begin the display with the earlier samples; all processes report the same, so the first
-        report counts."""
-        if self.running is None:
-            self.running, self.started = running, time.monotonic()
-            self.observer.start(self.spec, self.folder, running)
-
-    def add(self, sample: SampleRecord, value: float | None) -> None:
-        assert self.running is not None  # a process begins before it has a sample
-        self.running.add(sample.stats(), value, time.monotonic() - self.started)
-        self.observer.sample(sample, self.running)
-
-
-def _make(processes: Sequence[RunProcess], progress: _SharedProgress) -> None:
+def _make(processes: Sequence[RunProcess], observer: Observer) -> None:
     """Start the processes and have the run sealed by the first one."""
     first = processes[0]
     replicas = first.spec.hardware.replicas
     with Workers() as workers:
         if replicas == 1:
-            watch = _Watch(workers, progress)
+            watch = _Watch(workers, observer)
             watch.start(processes)
             watch.until(Milestone.SEALED)
             return
@@ -255,7 +232,7 @@ def _make(processes: Sequence[RunProcess], progress: _SharedProgress) -> None:
             session = opened.begin(Session(first.deps.now(), WARMUPS, environment))
             opened.note(f"session {session}: {replicas} processes share the requests")
             zero_s = first.deps.clock()
-            watch = _Watch(workers, progress)
+            watch = _Watch(workers, observer)
             watch.start([replace(one, session=session, zero_s=zero_s) for one in processes])
             watch.until(Milestone.DECODED, times=replicas)
         workers.started[0].send("seal")
@@ -264,10 +241,12 @@ def _make(processes: Sequence[RunProcess], progress: _SharedProgress) -> None:
 
 @dataclass
 class _Watch:
-    """Shows the progress of a run's processes and explains why they failed."""
+    """Shows what a run's processes report as the progress of one run; explains why they failed."""
 
     workers: Workers
-    progress: _SharedProgress
+    observer: Observer
+    running: RunningMetrics | None = None
+    started: float = 0.0
     processes: dict[Worker, RunProcess] = field(default_factory=dict)
     failures: dict[Worker, Failed] = field(default_factory=dict)
 
@@ -285,9 +264,18 @@ class _Watch:
                 reached += message is milestone
                 match message:
                     case Begun(running):
-                        self.progress.begin(running)
+                        self._begin(running, self.processes[worker])
                     case Finished(sample, value):
-                        self.progress.add(sample, value)
+                        assert self.running is not None  # a process begins before it has a sample
+                        self.running.add(sample.stats(), value, time.monotonic() - self.started)
+                        self.observer.sample(sample, self.running)
+
+    def _begin(self, running: RunningMetrics, first: RunProcess) -> None:
+        """Begin the display with the earlier samples; all processes report the same, so the first
+        report counts."""
+        if self.running is None:
+            self.running, self.started = running, time.monotonic()
+            self.observer.start(first.spec, first.store.path(first.spec), running)
 
     def _is_failure(self, worker: Worker, message: object) -> bool:
         if isinstance(message, Failed):

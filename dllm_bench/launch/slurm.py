@@ -21,11 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import cache_file, conf_dir, read_yaml
+from dllm_bench.paths import cache_file, conf_dir, read_settings, read_yaml
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress
 from dllm_bench.store.files import Appender, parse, whole_lines
@@ -134,7 +132,7 @@ def submit(
     submitit = _submitit()
     if not jobs:
         return []
-    settings = {**slurm_settings(), **resources(hardware), **read(changes)}
+    settings = {**slurm_settings(), **resources(hardware), **read_settings(changes, "--slurm")}
     if after:
         own = settings.get("additional_parameters") or {}
         settings["additional_parameters"] = {**own, "kill-on-invalid-dep": "yes"}
@@ -191,15 +189,6 @@ def resources(hardware: Hardware) -> dict[str, Any]:
     """Return cores and devices of a job, for all processes that its run starts."""
     devices = hardware.processes if hardware.uses_cuda else None
     return {"cpus_per_task": hardware.threads * hardware.processes, "gpus_per_node": devices}
-
-
-def read(changes: Sequence[str]) -> dict[str, Any]:
-    """Return settings written NAME=VALUE as plain data, values read as yaml."""
-    pairs = [text.partition("=") for text in changes]
-    wrong = [text for text, (_, equals, _) in zip(changes, pairs, strict=True) if not equals]
-    if wrong:
-        raise DllmBenchError(f"--slurm {wrong[0]} sets nothing; write NAME=VALUE: partition=gpu.")
-    return {name: yaml.safe_load(value) for name, _, value in pairs}
 
 
 @dataclass(frozen=True)

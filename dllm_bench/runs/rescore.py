@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
@@ -58,18 +56,6 @@ def _grades(record: RunRecord) -> dict[str, tuple[float | None, str]]:
     columns = record.columns
     pairs = zip(columns["value"], columns["verdict"], strict=True)
     return dict(zip(columns["id"], pairs, strict=True))
-
-
-def changes(texts: Sequence[str]) -> Plain:
-    """Return settings written NAME=VALUE as plain data, values read as yaml."""
-    settings = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        try:
-            settings[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise DllmBenchError(f"{text!r} cannot be read; write NAME=VALUE.") from error
-    return settings
 
 
 def settings(entry: RunEntry, changes: Mapping[str, Any], compose: Compose) -> Plain:

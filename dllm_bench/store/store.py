@@ -430,6 +430,69 @@ def read_head(folder: Path) -> RunHead | None:
         ) from error
 
 
+def read_sessions(folder: Path) -> tuple[dict[int, Session], dict[str, bytes]]:
+    """Return (the sessions of a run by index, place and reason -> a line that is no session)."""
+    by_index, damaged = dict[int, Session](), dict[str, bytes]()
+    for number, line in enumerate(every_line(folder / SESSIONS)):
+        try:
+            plain = read_checked(line)
+            index = plain.pop("index", number)
+            if not fits(index, SessionIndex):
+                raise ValueError("an index that no session has")
+            by_index[index] = made_from(Session, plain)
+        except (ValueError, TypeError) as error:
+            damaged[f"{SESSIONS} line {number + 1}, {error}"] = line
+    return by_index, damaged
+
+
+def verify(folder: Path) -> list[str] | None:
+    """Read every file of `folder` and compare them, without changing anything.
+
+    Returns a message per damage, none if everything is as it was written; None if it is not a run
+    folder.
+    """
+    damages, parts = list[str](), list[RunRecord | RunHead]()
+    for read in (read_record, read_head):
+        try:
+            if part := read(folder):
+                parts.append(part)
+        except DllmBenchError as error:
+            damages.append(str(error))
+    lines = StoredLines.of(folder)
+    if not parts and not damages:
+        if not lines.good:
+            return None
+        damages.append(f"{folder} holds samples of a run that nothing describes; move it away.")
+    damages += [lines.damage] if lines.damaged else []
+    damages += [
+        f"{folder} is damaged ({place}); its samples are whole, the machine and code they were "
+        "decoded with are not known."
+        for place in read_sessions(folder)[1]
+    ]
+    return [*damages, *_disagreements(folder, parts, lines)]
+
+
+def _disagreements(
+    folder: Path, parts: Sequence[RunRecord | RunHead], lines: StoredLines
+) -> Iterator[str]:
+    """Yield a message for each disagreement between two files of a run."""
+    for part in parts:
+        if hash_in_name(folder) != part.spec.short:
+            yield f"{folder} holds run {part.spec.short}; move it away."
+    if len({part.spec.identity_hash for part in parts}) > 1:
+        yield f"{folder}: {SPEC} and {RECORD} are of two runs; move the folder away."
+    record = next((part for part in parts if isinstance(part, RunRecord)), None)
+    if record is None or not (lines.good or lines.damaged or lines.torn):
+        return  # a sealed record may be stored without its samples
+    lost = [key for key in record.columns["id"] if key not in lines.samples]
+    if lost:
+        yield (
+            f"{folder}: the record has {len(record.columns['id'])} samples, {SAMPLES} "
+            f"{len(lines.samples)} ({lost[0]!r} is missing); its numbers are whole, what is lost "
+            "cannot be shown or graded again."
+        )
+
+
 @dataclass
 class OpenRunFolder:
     """A run folder that this process has locked for writing."""
@@ -503,16 +566,7 @@ class OpenRunFolder:
 
     def _read_sessions(self) -> None:
         """Read the sessions; one whose line is damaged keeps its number and has no environment."""
-        by_index, damaged = dict[int, Session](), dict[str, bytes]()
-        for number, line in enumerate(every_line(self.folder / SESSIONS)):
-            try:
-                plain = read_checked(line)
-                index = plain.pop("index", number)
-                if not fits(index, SessionIndex):
-                    raise ValueError("an index that no session has")
-                by_index[index] = made_from(Session, plain)
-            except (ValueError, TypeError) as error:
-                damaged[f"{SESSIONS} line {number + 1}, {error}"] = line
+        by_index, damaged = read_sessions(self.folder)
         self._set_aside(SESSIONS, damaged, ())
         used = [sample.session for sample in self.samples.values()]
         count = max([*by_index, *used], default=-1) + 1

@@ -31,8 +31,7 @@ from dllm_bench.store.files import checksum
 from dllm_bench.store.index import IndexedRun
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import RECORD, SESSIONS, SPEC, Store, read_entry, read_record
-from dllm_bench.store.verify import verify
+from dllm_bench.store.store import RECORD, SESSIONS, SPEC, Store, read_entry, read_record, verify
 from dllm_bench.tables.cost import measured_runs
 from tests.hostile.test_forged_records import NO_HASH, forged, replaced, spots
 from tests.hostile.test_planted_targets import sealed
