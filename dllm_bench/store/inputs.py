@@ -244,15 +244,22 @@ def sources(plain: object) -> Iterator[str]:
 
 
 def sourced(plain: object) -> Iterator[Mapping[str, Any]]:
-    """Yield every mapping in plain data that has a `source`, at any depth."""
+    """Return every mapping in plain data that has a `source`, at any depth."""
+    return (part for part in mappings_in(plain) if isinstance(part.get("source"), str))
+
+
+def targets(plain: object) -> Iterator[str]:
+    """Return every `_target_` of plain data, at any depth."""
+    return (str(part[TARGET]) for part in mappings_in(plain) if TARGET in part)
+
+
+def mappings_in(plain: object) -> Iterator[Mapping[str, Any]]:
+    """Yield every mapping in plain data, at any depth, outer ones first."""
     if isinstance(plain, Mapping):
-        if isinstance(plain.get("source"), str):
-            yield plain
-        for value in plain.values():
-            yield from sourced(value)
-    elif isinstance(plain, (list, tuple)):
-        for value in plain:
-            yield from sourced(value)
+        yield plain
+        plain = list(plain.values())
+    for value in plain if isinstance(plain, (list, tuple)) else ():
+        yield from mappings_in(value)
 
 
 def is_here(part: Mapping[str, Any]) -> bool:
@@ -477,18 +484,6 @@ def foreign(plain: object) -> Iterator[Callable[..., Any]]:
 def is_own(made: Callable[..., Any]) -> bool:
     """Return whether a class is the user's: typed in, or in a file that is not installed."""
     return made.__module__ == "__main__" or file_of(made.__module__, "") is not None
-
-
-def targets(plain: object) -> Iterator[str]:
-    """Yield every `_target_` of plain data, at any depth."""
-    if isinstance(plain, Mapping):
-        if TARGET in plain:
-            yield str(plain[TARGET])
-        for value in plain.values():
-            yield from targets(value)
-    elif isinstance(plain, (list, tuple)):
-        for value in plain:
-            yield from targets(value)
 
 
 def source_of(made: Callable[..., Any]) -> dict[str, str]:

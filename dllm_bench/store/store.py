@@ -202,9 +202,9 @@ class Store:
         found = [path for path in self.folders() if hash_in_name(path).startswith(short)]
         return only(found, f"run folders below {self.root} end with", short)
 
-    def open(self, spec: RunSpec, total: int | None = None) -> OpenRunFolder:
+    def open(self, spec: RunSpec) -> OpenRunFolder:
         """Return the run's folder, locked for writing; closes with the `with` block."""
-        return OpenRunFolder.start(self.path(spec), spec, total)
+        return OpenRunFolder.start(self.path(spec), spec)
 
     def wait_for(self, spec: RunSpec, report: Callable[[str], None]) -> None:
         """Wait until no other process writes the run's folder; reports which one does."""
@@ -222,7 +222,7 @@ class Store:
         `index` on. The finished samples are those of all processes.
         """
         folder = self.path(spec)
-        share = RunShare(folder, spec, Lock(folder / LOCK), None, samples=read_samples(folder))
+        share = RunShare(folder, spec, Lock(folder / LOCK), samples=read_samples(folder))
         return replace(share, index=index, of=of, session=session, zero_s=zero_s)
 
 
@@ -500,7 +500,7 @@ class OpenRunFolder:
     folder: Path
     spec: RunSpec
     lock: Lock
-    total: int | None  # samples of the whole run; None if not known yet
+    total: int | None = None  # samples of the whole run; None if not known yet
     record: RunRecord | None = None  # set if the run is sealed with the requested items
     of_fewer_items: RunRecord | None = None  # set if it is sealed with fewer
     samples: dict[str, SampleRecord] = field(default_factory=dict)
@@ -509,7 +509,7 @@ class OpenRunFolder:
     _writer: Appender | None = None
 
     @classmethod
-    def start(cls, folder: Path, spec: RunSpec, total: int | None) -> OpenRunFolder:
+    def start(cls, folder: Path, spec: RunSpec) -> OpenRunFolder:
         """Make and lock the folder, and read the finished samples."""
         with explain_write_errors(folder):
             make_folder(folder)
@@ -517,7 +517,7 @@ class OpenRunFolder:
         lock.acquire()
         try:
             remove_temporaries(folder)
-            run = cls(folder, spec, lock, total)
+            run = cls(folder, spec, lock)
             run._load()
         except BaseException:
             lock.release()
@@ -587,8 +587,8 @@ class OpenRunFolder:
                 f"{self.folder} belongs to run {head.spec.identity_hash}, not to "
                 f"{self.spec.identity_hash}; move it away."
             )
-        if head is None or (self.total is not None and head.total != self.total):
-            self._write_head(self.total)
+        if head is None:
+            self._write_head(None)
         else:
             self.total = head.total
 

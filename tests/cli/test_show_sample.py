@@ -272,7 +272,8 @@ def stored(root: Path) -> str:
     group = {"name": "n"}
     model = {"name": "tiny-dream-base"}
     spec = RunSpec(model, LOOKAHEADS, benchmark=group, hardware=group, label="d")
-    with Store(root / "runs").open(spec, total=2) as opened:
+    with Store(root / "runs").open(spec) as opened:
+        opened.expect(2)
         opened.begin(Session(0.0, 0, {}))
         opened.append(example())
     return spec.short

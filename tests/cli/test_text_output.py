@@ -63,7 +63,8 @@ def store_of(root: Path, *records: RunRecord) -> Store:
 
 def begin(store: Store, run: RunSpec, *samples: SampleRecord) -> None:
     """Leave a run of five items that has these samples."""
-    with store.open(run, total=5) as opened:
+    with store.open(run) as opened:
+        opened.expect(5)
         opened.begin(Session(0.0, 0, {}))
         for one in samples:
             opened.append(one)
@@ -178,8 +179,8 @@ def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
 
 def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with store.open(spec(), total=3):
-        pass
+    with store.open(spec()) as opened:
+        opened.expect(3)
     (entry,) = store.entries()
     with pytest.raises(DllmBenchError, match="partial"):
         sealed_record(entry)

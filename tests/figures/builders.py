@@ -111,7 +111,8 @@ def record_of(spec: RunSpec, samples: Samples) -> RunRecord:
 
 def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
     """Put a sealed run with its samples where it belongs."""
-    with store.open(spec, len(samples)) as run:
+    with store.open(spec) as run:
+        run.expect(len(samples))
         (run.folder / SAMPLES).write_text("".join(f"{s.to_line()}\n" for s in samples), "utf-8")
         run.seal(record_of(spec, samples))
     if "draft" not in spec.decoder:

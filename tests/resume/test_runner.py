@@ -134,7 +134,8 @@ def test_a_repetition_draws_what_it_drew_whenever_it_is_decoded(tmp_path: Path) 
     whole, parts = Store(tmp_path / "a"), Store(tmp_path / "b")
     run(spec, store=whole, deps=made)
     samples = read_samples(whole.path(spec))
-    with parts.open(spec, 12) as opened:
+    with parts.open(spec) as opened:
+        opened.expect(12)
         opened.begin(Session(0.0, 0, {}))
         for key in ("item-0#0", "item-0#1", "item-0#2", "item-1#0"):
             opened.append(samples[key])

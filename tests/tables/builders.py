@@ -119,7 +119,8 @@ def seal(store: Store, record: RunRecord) -> Path:
 
 def start(store: Store, spec: RunSpec, done: int, total: int, error: str = "") -> None:
     """Leave an unfinished run: `done` lines of samples, and what stopped it."""
-    with store.open(spec, total) as run:
+    with store.open(spec) as run:
+        run.expect(total)
         lines = [sample_of(f"item-{i}").to_line(spec.short) + "\n" for i in range(done)]
         (run.folder / SAMPLES).write_text("".join(lines), encoding="utf-8")
         if error:

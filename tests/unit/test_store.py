@@ -50,8 +50,8 @@ def test_a_run_is_absent_then_partial_then_sealed(tmp_path: Path) -> None:
     assert store.record(SPEC_5) is None
     assert store.entry(SPEC_5) is None
     assert list(store.entries()) == []
-    with store.open(SPEC_5, total=5):
-        pass
+    with store.open(SPEC_5) as opened:
+        opened.expect(5)
     assert store.state(SPEC_5) is RunState.PARTIAL
     made(tmp_path)
     assert store.state(SPEC_5) is RunState.SEALED
@@ -62,7 +62,8 @@ def test_a_run_is_absent_then_partial_then_sealed(tmp_path: Path) -> None:
 
 def test_status_lists_runs_without_touching_them(tmp_path: Path) -> None:
     store, record = made(tmp_path)
-    with store.open(fakes.spec(9), total=9):
+    with store.open(fakes.spec(9)) as opened:
+        opened.expect(9)
         shown = {
             entry.spec.limit: (entry.state, entry.done, entry.total) for entry in store.entries()
         }
@@ -80,8 +81,8 @@ def test_a_run_is_found_by_the_names_of_folders_and_no_other_is_read(
 ) -> None:
     store, record = made(tmp_path)
     for seed in range(1, 4):
-        with store.open(replace(SPEC_5, seed=seed), total=5):
-            pass
+        with store.open(replace(SPEC_5, seed=seed)) as opened:
+            opened.expect(5)
     read: list[Path] = []
 
     def noting(folder: Path) -> RunEntry | None:

@@ -122,7 +122,8 @@ def test_what_is_written_is_read(tmp_path, model) -> None:
     own, store, spec = decoder("decoder=vanilla"), Store(tmp_path), fakes.spec(1)
     before = own.generate(model, REQUEST)
     stored = sample(before)
-    with store.open(spec, 1) as run:
+    with store.open(spec) as run:
+        run.expect(1)
         (run.folder / SAMPLES).write_text(stored.to_line() + "\n")
     folder = store.path(spec)
     assert token_replay.read_replays(folder) == []
@@ -140,7 +141,8 @@ def test_what_is_written_is_read(tmp_path, model) -> None:
 def test_refusals_are_sentences(tmp_path, model) -> None:
     own, store, spec = decoder("decoder=vanilla"), Store(tmp_path), fakes.spec(1)
     stored = sample(own.generate(model, REQUEST))
-    with store.open(spec, 1) as run:
+    with store.open(spec) as run:
+        run.expect(1)
         changed = replace(stored, ids=[1, *stored.ids[1:]])
         (run.folder / SAMPLES).write_text(changed.to_line() + "\n")
     with pytest.raises(DllmBenchError, match="no sample of letters/fake"):
