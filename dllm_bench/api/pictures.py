@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from dllm_bench.api.compose import compose
 from dllm_bench.api.runs import open_store
-from dllm_bench.claims import view
-from dllm_bench.claims.verdict import judge_stored
+from dllm_bench.claims.verdict import ROW_HEADS, judge_stored
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.draw import images
 from dllm_bench.figures.points import BuiltFigure, build_figure
@@ -108,8 +107,8 @@ def verdicts(
     settings = SettingsCache(store.root.parent, compose)
     judged = judge_stored(load_profile(profile), store, settings)
     settings.save()
-    rows = [view.row(one) for one in judged if one.claim.name in shown]
-    return pd.DataFrame(rows, columns=list(view.HEADS)).set_index(view.HEADS[0])
+    rows = [one.row for one in judged if one.claim.name in shown]
+    return pd.DataFrame(rows, columns=list(ROW_HEADS)).set_index(ROW_HEADS[0])
 
 
 def trade_off(

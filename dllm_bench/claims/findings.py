@@ -15,8 +15,7 @@ from statistics import median
 from string import Formatter
 from typing import Any
 
-from dllm_bench.claims import view
-from dllm_bench.claims.verdict import TESTED, ClaimVerdict, Judgement
+from dllm_bench.claims.verdict import COMMAND, TESTED, ClaimVerdict, Judgement, counts_text
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
@@ -65,7 +64,10 @@ class Findings:
     @cached_property
     def said(self) -> dict[str, str]:
         """Claim -> its verdict and effect."""
-        return {one.claim.name: view.verdict_text(one) for one in self.judgements}
+        return {
+            one.claim.name: ", ".join(filter(None, (one.verdict, one.effect)))
+            for one in self.judgements
+        }
 
     def paragraphs(self, part: str) -> list[Paragraph]:
         """Return those paragraphs of a part of the prose whose tables have all numbers."""
@@ -80,21 +82,21 @@ class Findings:
             yield {
                 "title": self.texts["titles"][name],
                 "text": text.format_map(self.said),
-                "counts": view.counts_text(own),
+                "counts": counts_text(own),
                 "rows": [self._row(one) for one in own],
             }
 
     def _row(self, one: Judgement) -> tuple[str, ...]:
         """Return a claim's sentence, verdict, effect, items, reason and command."""
-        _, verdict, effect, n, _, why = view.row(one)
+        _, verdict, effect, n, _, why = one.row
         sentence = f"{one.claim.sentence} ({one.claim.stands.partition(', ')[2]})"
         why = f"{why} {one.claim.remark}".rstrip()
-        return sentence, verdict, effect, n, why, view.command(one.claim, self.results)
+        return sentence, verdict, effect, n, why, f"{COMMAND} {one.claim.name}{self.results}"
 
     @property
     def counts(self) -> str:
         """How many claims have each verdict."""
-        return view.counts_text(self.judgements)
+        return counts_text(self.judgements)
 
     @property
     def statements(self) -> list[tuple[str, str]]:

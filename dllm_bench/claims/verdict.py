@@ -11,7 +11,8 @@ the items of its table: none is given more items because of its outcome.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -39,6 +40,9 @@ from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, PlannedTa
 from dllm_bench.tables.spec import Profile
 from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
+ROW_HEADS = ("claim", "verdict", "effect, 95 % interval", "n", "p", "why")
+NOTHING = "–"
+LEAST_P = 0.0001  # smaller ones are not told apart
 POWER = 0.8
 """Chance to see the smallest effect worth seeing, with the items that are planned."""
 SAME_RUNS = "the profile maps both sides to the same runs."
@@ -133,6 +137,48 @@ class Judgement:
         """Items of one run."""
         counts = [len(run.record.columns["id"]) for run in self.runs if run.record]
         return min(counts, default=0)
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Texts under `ROW_HEADS`; n: items of one run, p: after Holm's correction."""
+        numbers = (NOTHING, NOTHING, NOTHING)
+        if self.evidence:
+            n = str(self.items // 2 if self.claim.chooses else self.items)
+            p = "< 0.0001" if self.p_value < LEAST_P else f"{self.p_value:.2g}"
+            numbers = (self.effect, n, p)
+        return (self.claim.name, self.verdict, *numbers, self.why)
+
+    @property
+    def effect(self) -> str:
+        """The effect with its interval; empty if there is none."""
+        if self.evidence is None:
+            return ""
+        value, low, high = self.evidence.value, self.evidence.low, self.evidence.high
+        if self.claim.is_difference:
+            return f"{value:+.1f} [{low:+.1f}, {high:+.1f}] points"
+        return f"× {value:.2f} [{low:.2f}, {high:.2f}]"
+
+    def details(self) -> Iterator[str]:
+        """Yield everything about the claim, line by line."""
+        claim = self.claim
+        yield f"“{claim.sentence}” ({claim.stands})"
+        yield f"{self.verdict}: {self.why}"
+        if claim.remark:
+            yield f"tested here: {claim.remark}"
+        if self.sides and self.evidence:
+            ours, theirs = (side.planned.cell.keys for side in self.sides)
+            sides = f"{differing(ours, theirs)} against {differing(theirs, ours)}"
+            yield f"{claim.metric} of {sides}, {claim.table}"
+            yield f"effect {self.effect}, {self.row[3]} items a run"
+        if self.needed:
+            size = effect_text(claim, claim.beyond(1)).lstrip("+")
+            yield (
+                f"{self.needed} items a run show a difference of {size} in 80 % of repetitions "
+                f"(the pilot has {self.items})"
+            )
+        for run in self.runs:
+            yield f"run: {run.command}"
+        yield f"command: {self.command}"
 
 
 def judge_claims(
@@ -329,11 +375,6 @@ def _verdict_of_equality(claim: Claim, tests: PValues) -> tuple[ClaimVerdict, st
     return ClaimVerdict.NOT_SETTLED, f"neither a loss of {margin} nor equality is excluded."
 
 
-def effect_text(claim: Claim, value: float) -> str:
-    """Return an effect with its unit as text."""
-    return f"{value:+.1f} points" if claim.is_difference else f"× {value:.3g}"
-
-
 # --- power ---------------------------------------------------------------------------------------
 
 
@@ -362,3 +403,22 @@ def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int
         return None
     root = (tails + power) * evidence.error / effect
     return math.ceil(evidence.n * root**2 / runs)
+
+
+# --- as text -------------------------------------------------------------------------------------
+
+
+def effect_text(claim: Claim, value: float) -> str:
+    """Return an effect with its unit as text."""
+    return f"{value:+.1f} points" if claim.is_difference else f"× {value:.3g}"
+
+
+def differing(keys: Keys, other: Keys) -> str:
+    """Return the facet values of a side that the other side does not have."""
+    return ", ".join(name for facet, name in keys.items() if other[facet] != name)
+
+
+def counts_text(judgements: Sequence[Judgement]) -> str:
+    """Return how many claims have each verdict: "3 confirmed, 1 contradicted"."""
+    counts = Counter(one.verdict for one in judgements)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in ClaimVerdict if counts[verdict])

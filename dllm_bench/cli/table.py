@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 from dllm_bench.claims import verdict
-from dllm_bench.claims import view as claim_view
 from dllm_bench.claims.evidence import OneTokenRuns
 from dllm_bench.claims.spec import load_claim
 from dllm_bench.cli import common
@@ -457,15 +456,15 @@ def judge(arguments: Namespace) -> int:
     judgements = verdict.judge_claims(claims, cells, profile, OneTokenRuns(store))
     chosen = [one for one in judgements if one.claim.name in shown]
     is_one = len(chosen) == 1
-    print_lines(claim_view.details(chosen[0]) if is_one else verdict_lines(chosen, arguments))
+    print_lines(chosen[0].details() if is_one else verdict_lines(chosen, arguments))
     return common.print_failures(failed)
 
 
 def verdict_lines(judgements: Sequence[verdict.Judgement], arguments: Namespace) -> Iterator[str]:
     """Yield a line per claim, then the commands that settle the open ones."""
-    yield from align([claim_view.HEADS, *map(claim_view.row, judgements)])
+    yield from align([ROW_HEADS, *(one.row for one in judgements)])
     yield ""
-    yield f"{len(judgements)} claims: {claim_view.counts_text(judgements)}"
+    yield f"{len(judgements)} claims: {counts_text(judgements)}"
     yield "one claim in full: dllm-bench claims PAPER/CLAIM; p is corrected for all claims (Holm)"
     again = f"{verdict.COMMAND} {arguments.claim} {chosen_profile(arguments).flags}"
     verdicts = {one.verdict for one in judgements}
