@@ -24,8 +24,8 @@ from dllm_bench.api.preflight import check
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import measure
+from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.models.spec import NONE
 from dllm_bench.registry import describe
 from dllm_bench.site.texts import keep_tokenizer

@@ -29,7 +29,7 @@ from dllm_bench.claims.evidence import (
     sides_of,
     trained_parts,
 )
-from dllm_bench.claims.spec import DEFAULT_POINTS, Claim, Direction, load_claim
+from dllm_bench.claims.spec import DEFAULT_POINTS, Claim, Direction, Keys, load_claim
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, Effect, holm
 from dllm_bench.store.settings import SettingsCache

@@ -462,9 +462,9 @@ def judge(arguments: Namespace) -> int:
 
 def verdict_lines(judgements: Sequence[verdict.Judgement], arguments: Namespace) -> Iterator[str]:
     """Yield a line per claim, then the commands that settle the open ones."""
-    yield from align([ROW_HEADS, *(one.row for one in judgements)])
+    yield from align([verdict.ROW_HEADS, *(one.row for one in judgements)])
     yield ""
-    yield f"{len(judgements)} claims: {counts_text(judgements)}"
+    yield f"{len(judgements)} claims: {verdict.counts_text(judgements)}"
     yield "one claim in full: dllm-bench claims PAPER/CLAIM; p is corrected for all claims (Holm)"
     again = f"{verdict.COMMAND} {arguments.claim} {chosen_profile(arguments).flags}"
     verdicts = {one.verdict for one in judgements}

@@ -21,7 +21,7 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.methods.drafting import StepProfile
-from dllm_bench.metrics import calibration
+from dllm_bench.metrics import drafts
 from dllm_bench.paths import place_of
 from dllm_bench.runs.simulated_load import drafts_of, profile_of, systems_of
 from dllm_bench.runs.token_replay import TokenReplay, read_replays
@@ -330,7 +330,7 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
 
     There is a panel per position of the draft, with a series before and one after temperature
     scaling. The prediction for a prefix is the product of the drafter's confidences up to its
-    position (see `metrics/calibration`). Temperatures are fitted on the first half of the samples;
+    position (see `metrics/drafts`). Temperatures are fitted on the first half of the samples;
     both series are of the second half. Settings: `positions`, `bins`.
     """
     stats = run.record.samples
@@ -338,8 +338,8 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
         return
     for k in settings["positions"]:
         for name, part in (("before", "unscaled"), ("after", "scaled")):
-            outcomes = calibration.outcomes_of(stats, part, k)
-            for bar in calibration.reliability_bins(outcomes, settings["bins"]):
+            outcomes = drafts.outcomes_of(stats, part, k)
+            for bar in drafts.reliability_bins(outcomes, settings["bins"]):
                 of = {"n": bar.count, "panel": str(k), "series": name}
                 yield {"x": bar.predicted, "y": bar.happened, **of}
 

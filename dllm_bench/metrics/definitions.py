@@ -1,33 +1,156 @@
 """All metrics by name: speed, served models, acceptance of drafts, calibration, a cache's error.
 
 Tables, figures, pages and notebooks request a metric here: `definition` for its unit, text and
-function, `measure` for its value over samples. `definitions.yaml` says what each metric counts; the
-columns that it names are those of `SampleStats` and of `COLUMNS`. A metric is None where the
-samples do not define it (no sample, or no time after the first step). Metrics of one position of a
-draft are called `name@k`, with k from 1; they are not part of `measure_all`, which fills a record's
-summary. Scores are in `accuracy`.
+function, `measure` for its value over samples. A metric is a ratio of two columns of the samples'
+frame (`sample_stats.frame_of`), which gives the value and the per-item sums for a bootstrap, or a
+function of the frame, such as a percentile, which gives only the value. `definitions.yaml` says
+what each metric counts; the columns that it names are those of `SampleStats` and of `COLUMNS`. A
+metric is None where the samples do not define it (no sample, or no time after the first step).
+
+A `MetricFamily` is one such metric for every position of a draft, named `name@k` with k from 1;
+these are not part of `measure_all`, which fills a record's summary. Published numbers about drafts
+differ in what they count (with or without the target's own token, prefix survival or conditional
+acceptance) and in how they average (over rounds or over samples), so each has its own name. Scores
+are in `accuracy`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import fsum
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.metrics import acceptance, calibration
-from dllm_bench.metrics.metric import (
-    Column,
-    MetricDefinition,
-    MetricFamily,
-    MetricFunction,
-    Ratio,
-)
-from dllm_bench.metrics.sample_stats import Samples, frame_of
+from dllm_bench.metrics import accuracy, drafts
+from dllm_bench.metrics.drafts import BINS, DraftRound, Outcomes
+from dllm_bench.metrics.sample_stats import UNREAD, UNREPORTED, UNTIMED, Samples, frame_of
 from dllm_bench.paths import read_yaml
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
+
+Interval = tuple[float, float]
+Column = Callable[["DataFrame"], Any]
+"""Function from the samples' frame to a number per sample; missing numbers count as 0."""
+MetricFunction = Callable[["DataFrame"], float | None]
+"""Function from the samples' frame to the value; None if the samples do not define it."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Sum of `top` over samples ÷ sum of `bottom` over samples."""
+
+    top: Column
+    bottom: Column
+    each: bool = False
+    """Use the mean over samples of `top` ÷ `bottom` instead, where `bottom` is positive."""
+    largest: int | None = None
+    """With `each`: the mean of only this many largest values."""
+
+    def amounts(self, samples: DataFrame) -> Any:
+        """Return each sample's contributions to the two sums, as an array (2, samples)."""
+        import numpy as np
+
+        columns = (self.top(samples), self.bottom(samples))
+        sums = np.array([np.broadcast_to(column, len(samples)) for column in columns], float)
+        sums[np.isnan(sums)] = 0.0
+        if not self.each:
+            return sums
+        top, bottom = sums
+        used = bottom > 0
+        return np.array([np.divide(top, bottom, where=used, out=np.zeros(len(samples))), used])
+
+    def __call__(self, samples: DataFrame) -> float | None:
+        tops, bottoms = self.amounts(samples)
+        if self.largest:
+            tops = sorted(tops[bottoms > 0], reverse=True)[: self.largest]
+            bottoms = [1.0] * len(tops)
+        divisor = fsum(bottoms)
+        return fsum(tops) / divisor if divisor > 0 else None
+
+
+@dataclass(frozen=True)
+class MetricDefinition:
+    """A metric; calling it gives its value over samples, or None if they do not define it."""
+
+    name: str
+    unit: str
+    text: str
+    """Definition in words; shown under tables."""
+    function: MetricFunction
+    requires: str | None = None
+    """A column of `SampleStats` that not every record has; the metric is undefined without it."""
+    is_share: bool = False
+    """Whether it is a `Ratio` of counts, whose interval is Wilson's."""
+    timed: bool = False
+    """Whether it is undefined for samples without their own timings."""
+
+    def __call__(self, samples: Samples) -> float | None:
+        table = frame_of(samples)
+        return None if self._missing(table) else self.function(table)
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Its ratio; None for a function, and for a mean of only the largest samples, because
+        resampling says nothing about a tail.
+        """
+        return (
+            self.function if isinstance(self.function, Ratio) and not self.is_of_largest else None
+        )
+
+    def count(self, samples: Samples) -> int:
+        """Return the number of samples that the value is computed from."""
+        table, function = frame_of(samples), self.function
+        if isinstance(function, Ratio) and function.each:
+            return int(function.amounts(table)[1].sum())
+        return len(table)
+
+    @property
+    def is_of_largest(self) -> bool:
+        """Whether it is a mean of only the largest samples, which grows with the number of
+        items."""
+        return isinstance(self.function, Ratio) and self.function.largest is not None
+
+    def bounds(self, samples: Samples) -> Interval | None:
+        """Return Wilson's interval of a share, corrected for correlated events within a sample."""
+        if self.ratio is None:
+            return None
+        happened, of = self.ratio.amounts(frame_of(samples))
+        return accuracy.wilson_of_clusters(happened, of) if any(of) else None
+
+    def _missing(self, samples: DataFrame) -> str | None:
+        """Return the required column if any sample has no value in it."""
+        required = [name for name in (self.requires, "seconds" if self.timed else None) if name]
+        return next((name for name in required if samples[name].isna().any()), None)
+
+    def why_undefined(self, samples: Samples) -> str:
+        """Return why the samples do not define the metric."""
+        reasons, missing = {**UNREPORTED, **UNTIMED, **UNREAD}, self._missing(frame_of(samples))
+        return reasons.get(missing or "", "the samples do not define this number")
+
+
+@dataclass(frozen=True)
+class MetricFamily:
+    """A metric for each position k of a draft, from 1."""
+
+    name: str
+    unit: str
+    text: str
+    function: Callable[[int], MetricFunction]
+    """Function from k to the metric function of that position."""
+    requires: str
+    """As in `MetricDefinition`."""
+    is_share: bool = False
+    """As in `MetricDefinition`."""
+
+    def at(self, k: int) -> MetricDefinition:
+        """Return the metric called `name@k`."""
+        name, text = f"{self.name}@{k}", f"position {k} of a proposal: {self.text}"
+        function, requires = self.function(k), self.requires
+        return MetricDefinition(name, self.unit, text, function, requires, self.is_share)
 
 
 def _later_s(samples: DataFrame) -> Series:
@@ -45,6 +168,15 @@ def _ms_per_token(samples: DataFrame) -> Series:
     return 1000 * (samples.seconds - samples.ttft_s.fillna(0)) / later
 
 
+def over_rounds(count: Callable[[DraftRound], float]) -> Column:
+    """Return a column: the sum over the rounds of each sample."""
+
+    def summed(samples: DataFrame) -> Series:
+        return samples.rounds.map(lambda rounds: sum(count(DraftRound(*r)) for r in rounds or ()))
+
+    return summed
+
+
 COLUMNS: dict[str, Column] = {
     "one": lambda s: 1,
     "commits": lambda s: s.committed + s.remasked.fillna(0),
@@ -60,7 +192,15 @@ COLUMNS: dict[str, Column] = {
     "request_tps": lambda s: s.emitted / s.seconds,
     "answered": lambda s: s.ended_s.notna(),
     "retried": lambda s: s.tries > 1,
-    **acceptance.COLUMNS,
+    "round_count": over_rounds(lambda r: 1),
+    "proposed_drafts": over_rounds(lambda r: r.proposed),
+    "accepted_drafts": over_rounds(lambda r: r.accepted),
+    "round_tokens": over_rounds(lambda r: r.committed),
+    "verified_positions": over_rounds(lambda r: r.proposed + 1),
+    "round_ms": lambda s: 1000 * s[["draft_s", "head_s", "verify_s"]].sum(axis=1),
+    "draft_ms": lambda s: 1000 * s.draft_s.fillna(0),
+    "head_ms": lambda s: 1000 * s.head_s.fillna(0),
+    "verify_ms": lambda s: 1000 * s.verify_s.fillna(0),
 }
 """Name in definitions.yaml -> column that is computed from those of `SampleStats`."""
 
@@ -109,6 +249,60 @@ def _definition(name: str, entry: dict[str, Any]) -> MetricDefinition:
     return MetricDefinition(name, function=function, **entry)
 
 
+def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]) -> MetricFamily:
+    """Return the share of rounds that accepted the token at a position. `counts` selects rounds by
+    (longest chain proposed, tokens accepted, position from 1).
+
+    The interval is Wilson's, corrected for correlation between the rounds of one sample.
+    """
+
+    def share(k: int) -> Ratio:
+        return Ratio(
+            over_rounds(lambda r: min(r.proposed, r.accepted) >= k),
+            over_rounds(lambda r: counts(r.longest, r.accepted, k)),
+        )
+
+    return MetricFamily(name, "share", text, share, "rounds", is_share=True)
+
+
+MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
+    "ece": (
+        f"expected calibration error ({BINS} equal bins) of the predicted survival",
+        drafts.ece,
+    ),
+    "auroc": ("chance that a prefix that survives has the higher predicted survival", drafts.auroc),
+    "brier": ("mean squared distance of the predicted survival from what happened", drafts.brier),
+}
+COVERED = {  # end of the name -> (words, `part` of `drafts.outcomes_of`)
+    "": ("as the confidence head gives it, over the rounds that verified the position", "all"),
+    "_unscaled": (
+        "as the head gives it, over the second half of the samples: what _scaled compares with",
+        "unscaled",
+    ),
+    "_scaled": (
+        "after Sequential Temperature Scaling fitted on the first half of the samples, over the "
+        "second half",
+        "scaled",
+    ),
+}
+
+
+def calibration(measured: str, covered: str) -> MetricFamily:
+    """Return a metric family: one measure over one part of the samples, for every position."""
+    what, number = MEASURES[measured]
+    how, part = COVERED[covered]
+
+    def function(k: int) -> MetricFunction:
+        def at(samples: DataFrame) -> float | None:
+            outcomes = drafts.outcomes_of(samples, part, k)
+            return number(outcomes) if outcomes.predicted else None
+
+        return at
+
+    name, unit = f"calibration/{measured}{covered}", "share"
+    return MetricFamily(name, unit, f"{what} of the prefix, {how}.", function, "survival")
+
+
 SECTIONS: dict[str, dict[str, MetricDefinition]] = {
     section: {name: _definition(name, entry) for name, entry in entries.items()}
     for section, entries in read_yaml(Path(__file__).with_suffix(".yaml")).items()
@@ -117,7 +311,21 @@ SECTIONS: dict[str, dict[str, MetricDefinition]] = {
 DEFINITIONS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 """Metrics without a position, by name."""
 FAMILIES: dict[str, MetricFamily] = {
-    entry.name: entry for entry in (*acceptance.FAMILIES, *calibration.FAMILIES)
+    entry.name: entry
+    for entry in (
+        position_share(
+            "acceptance/conditional",
+            "rounds that accepted the token ÷ rounds that proposed it and accepted all before it.",
+            lambda proposed, accepted, k: k <= min(proposed, accepted + 1),
+        ),
+        position_share(
+            "acceptance/survival",
+            "rounds that accepted the token and all before it ÷ rounds that proposed it; DeepSpec "
+            "prints this as accept_rate@k.",
+            lambda proposed, accepted, k: k <= proposed,
+        ),
+        *(calibration(measured, covered) for measured in MEASURES for covered in COVERED),
+    )
 }
 """Metrics of a position, by the name before the @."""
 

@@ -17,7 +17,7 @@ from dllm_bench.methods.drafting import (
     check_step_profile,
     read_step_profile,
 )
-from dllm_bench.metrics.calibration import fit_temperatures
+from dllm_bench.metrics.drafts import fit_temperatures
 from dllm_bench.serving.load_simulation import (
     NewLengthRule,
     ServingSystem,

@@ -35,8 +35,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.methods.drafting import StepProfile, Temperatures, likely_prefix
 from dllm_bench.methods.trained_drafts import Probabilities, TwoStepsAhead, early_stop
-from dllm_bench.metrics.acceptance import common_prefix
-from dllm_bench.metrics.calibration import ObservedDraft
+from dllm_bench.metrics.drafts import ObservedDraft, common_prefix
 
 PlainLengthRule = Callable[[Probabilities], Sequence[int]]
 """Acceptance probabilities of the drafts of a step -> tokens verified of each."""

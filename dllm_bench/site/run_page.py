@@ -17,8 +17,8 @@ from itertools import groupby
 from typing import Any
 
 from dllm_bench.core.benchmark import GradedAnswer
-from dllm_bench.metrics.acceptance import longest_draft
 from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
+from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.registry import TARGET
 from dllm_bench.site.decoding_order import (
     EVEN_CONTRAST,

@@ -27,8 +27,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.secrets import strike_out_of
 from dllm_bench.core.trace import GIVEN, Token, Trace
-from dllm_bench.metrics.acceptance import speculative_columns
 from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.metrics.drafts import speculative_columns
 from dllm_bench.metrics.sample_stats import UNREPORTED, SampleStats, SessionIndex, from_columns
 from dllm_bench.store.files import checked_line, parse, read_checked
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec

@@ -14,8 +14,8 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.speculative import FixedLength
-from dllm_bench.metrics import calibration
-from dllm_bench.metrics.calibration import ObservedDraft
+from dllm_bench.metrics import drafts
+from dllm_bench.metrics.drafts import ObservedDraft
 from dllm_bench.registry import find
 from dllm_bench.serving.load_simulation import StoredDrafts
 from dllm_bench.store.groups import setting_in
@@ -36,15 +36,15 @@ def fit(entries: Sequence[RunEntry]) -> dict[str, Any]:
             f"The {len(entries)} runs do not hold confidences in both halves of their samples; "
             "name runs of a drafter with a confidence head (decoder=dspark) with more items."
         )
-    temperatures = calibration.fit_temperatures(first)
+    temperatures = drafts.fit_temperatures(first)
     spec = entries[0].spec
     return {
         "temperatures": list(temperatures),
         "positions": list(calibration_by_position(second, temperatures)),
         "fitted_on": len(first),
         "measured_on": len(second),
-        "bins": calibration.BINS,
-        "grid": list(calibration.GRID),
+        "bins": drafts.BINS,
+        "grid": list(drafts.GRID),
         "runs": [entry.spec.identity_hash for entry in entries],
         "target": {"name": spec.model.name, "weights": spec.inputs["weights"]},
         "draft": drafter_identity(spec),
@@ -93,15 +93,15 @@ def observed_halves(entry: RunEntry) -> Halves:
             f"Run {entry.spec.short} is sampled, and its confidences decided how many tokens were "
             "verified; run it with decoder/length=fixed to fit temperatures."
         )
-    return calibration.halves(record.samples)
+    return drafts.halves(record.samples)
 
 
 def calibration_by_position(
     second: Sequence[ObservedDraft], temperatures: Sequence[float]
 ) -> Iterator[Mapping]:
     """Yield calibration of every position (from 1), without and with the temperatures."""
-    before = calibration.calibration_by_position(second)
-    after = calibration.calibration_by_position(second, temperatures)
+    before = drafts.calibration_by_position(second)
+    after = drafts.calibration_by_position(second, temperatures)
     for k, (raw, scaled) in enumerate(zip(before, after, strict=True), start=1):
         yield {
             "position": k,

@@ -17,7 +17,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.figures import run_series
 from dllm_bench.figures.run_series import run_series as series_named
-from dllm_bench.metrics import calibration
+from dllm_bench.metrics import drafts
 from dllm_bench.metrics.sample_stats import SampleStats, frame_of
 from dllm_bench.runs.token_replay import TokenReplay
 from dllm_bench.store.groups import ModelGroup
@@ -158,7 +158,7 @@ def test_reliability_is_of_the_second_half() -> None:
     record = Namespace(samples=frame_of(facts))
     reads = list(run_series.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
     before = [r for r in reads if r["series"] == "before"]
-    bars = calibration.reliability_bins(calibration.outcomes_of(record.samples, "unscaled", 2), 5)
+    bars = drafts.reliability_bins(drafts.outcomes_of(record.samples, "unscaled", 2), 5)
     assert xy(before) == [(bar.predicted, bar.happened) for bar in bars]
     assert sum(read["n"] for read in before) == 20
     assert {read["panel"] for read in reads} == {"2"}

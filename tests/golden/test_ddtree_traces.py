@@ -18,7 +18,7 @@ from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Proposal, Sampler, VerifyResult
 from dllm_bench.decoding.speculative import GreedyMatch
 from dllm_bench.methods.trained_drafts import likeliest_tree
-from dllm_bench.metrics.acceptance import depths
+from dllm_bench.metrics.drafts import depths
 from tests.golden.cases import GOLDEN, Case, agreement, replayed
 from tests.golden.test_speculative_traces import NO_END, source, speculative, target, verified
 from tests.speculative import Scripted

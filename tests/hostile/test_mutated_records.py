@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dllm_bench.cli.status import row_of_sealed
 
 from dllm_bench.api.comparison import RunComparison
 from dllm_bench.api.every_eval_ever import Publisher, to_eee
 from dllm_bench.api.exports import to_aup, to_hub, to_lm_eval
 from dllm_bench.api.runs import records
 from dllm_bench.cli.main import main
+from dllm_bench.cli.runs import row_of_sealed
 from dllm_bench.cli.show import summary_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.compare_page import comparable_runs, comparison_page

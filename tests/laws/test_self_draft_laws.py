@@ -32,7 +32,7 @@ from dllm_bench.methods.confidence_rules import GAP
 from dllm_bench.methods.dinfer import VicinityCache
 from dllm_bench.methods.fast_dllm import FirstOfBlock
 from dllm_bench.methods.history import HISTORY
-from dllm_bench.metrics.acceptance import rounds
+from dllm_bench.metrics.drafts import rounds
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.paths import options
 from tests.helpers import ROLES, Watched, tiny_denoiser

@@ -40,7 +40,7 @@ from dllm_bench.methods.trained_drafts import (
     Eagle3,
     likeliest_tree,
 )
-from dllm_bench.metrics import acceptance
+from dllm_bench.metrics import drafts
 from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -257,7 +257,7 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
         begins = position - len(PROMPTS[2]) + 1
         follows = generation.ids[begins:]
         if isinstance(draft, DDTree):
-            assert acceptance.right_tokens(row, follows) >= row.accepted
+            assert drafts.right_tokens(row, follows) >= row.accepted
         else:
             assert row.drafted[: row.accepted] == follows[: row.accepted]
         estimated = "survival estimates" in draft.gives
@@ -265,7 +265,7 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
         position += new
     assert generation.born == tuple(sorted(generation.born))
     assert len(generation.born) == len(generation.ids) == position - len(PROMPTS[2]) + 1
-    found = acceptance.rounds(generation)
+    found = drafts.rounds(generation)
     assert sum(r.committed for r in found) == len(generation.ids) - 1, "all but the prefill's"
     headed = any(row.kind == ForwardKind.HEAD for row in rows)
     assert headed == isinstance(draft, DSpark | DFlash2), "the drafts whose head is timed apart"
@@ -294,7 +294,7 @@ def test_released_trees_are_of_shorter_blocks_near_the_limit(
 
 def rights(generation: Generation) -> dict[int, int]:
     """Number of committed tokens before a round -> first tokens of its whole draft that follow."""
-    found = acceptance.speculative_columns(generation.trace, generation.born, generation.ids)
+    found = drafts.speculative_columns(generation.trace, generation.born, generation.ids)
     committed = accumulate((made for _, _, made, *_ in found["rounds"]), initial=1)
     return dict(zip(committed, found["right"], strict=False))
 
@@ -308,7 +308,7 @@ def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(
     request = Request("right", PROMPTS[1], NEW)
     whole = speculative(draft).generate(target, request)
     none = speculative(draft, length=FixedLength(0)).generate(target, request)
-    accepted = [made.accepted for made in acceptance.rounds(whole)]
+    accepted = [made.accepted for made in drafts.rounds(whole)]
     assert list(rights(whole).values()) == accepted
     for at, right in rights(whole).items():
         left = NEW - at  # what follows the limit is not decoded one by one
@@ -368,7 +368,7 @@ def test_a_speculative_trace_survives_storage(target: TransformerDenoiser) -> No
     )
     again = Trace.from_columns(generation.trace.columns())
     assert again.forwards == generation.trace.forwards
-    assert acceptance.rounds_of(again, generation.born) == acceptance.rounds(generation)
+    assert drafts.rounds_of(again, generation.born) == drafts.rounds(generation)
 
 
 def test_ngram_proposes_what_followed() -> None:
@@ -514,7 +514,7 @@ def first_accepted(draft: Draft, text: list[int], target: TransformerDenoiser) -
     generation = SpeculativeDecoder(draft, GreedyMatch()).generate(
         target, Request("first", tuple(text), 12)
     )
-    return acceptance.rounds(generation)[0].accepted
+    return drafts.rounds(generation)[0].accepted
 
 
 def test_forwards_of_fixed_shapes_keep_the_accepted_path(

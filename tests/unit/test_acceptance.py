@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.metrics import acceptance
-from dllm_bench.metrics.acceptance import DraftRound
+from dllm_bench.metrics import drafts
 from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.metrics.definitions import SECTIONS, measure
+from dllm_bench.metrics.drafts import DraftRound
 from tests.sample_stats import drafted, interval, sample
 
 FIRST = [DraftRound(3, 3, 4), DraftRound(3, 0, 1), DraftRound(1, 1, 2)]
@@ -64,7 +64,7 @@ def test_rounds_come_from_trace_and_tokens() -> None:
         Forward(ForwardKind.VERIFY, 1, 8, 8, proposed=7, accepted=4),
     ]
     born = (0, 2, 2, 2, 4, 4, 4, 4)
-    found = acceptance.rounds_of(Trace(rows), born)
+    found = drafts.rounds_of(Trace(rows), born)
     assert found == [DraftRound(7, 2, 3), DraftRound(4, 4, 4)], (
         "an accepted end token cuts the proposal"
     )
@@ -79,9 +79,9 @@ def test_a_tree_reaches_as_far_as_its_longest_path() -> None:
         Forward(ForwardKind.VERIFY, 1, 5, 7, accepted=2, **tree),
     ]
     born, ids = (0, 1, 1, 2, 2), (3, 8, 9, 7, 7)
-    found = acceptance.rounds_of(Trace(rows), born)
+    found = drafts.rounds_of(Trace(rows), born)
     assert found == [DraftRound(4, 1, 2, 3), DraftRound(2, 2, 2, 2)]
-    columns = acceptance.speculative_columns(Trace(rows), born, ids)
+    columns = drafts.speculative_columns(Trace(rows), born, ids)
     assert columns["rounds"] == [[4, 1, 2, 3], [2, 2, 2, 2]]
     assert columns["right"] == [1, 2]
     samples = [drafted(found)]

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from dllm_bench.metrics import calibration
-from dllm_bench.metrics.calibration import ObservedDraft, Outcomes
+from dllm_bench.metrics import drafts
 from dllm_bench.metrics.definitions import measure
+from dllm_bench.metrics.drafts import ObservedDraft, Outcomes
 from dllm_bench.metrics.sample_stats import SampleStats
 from tests.helpers import golden_dir
 from tests.sample_stats import drafted, sample
@@ -44,12 +44,12 @@ def test_the_authors_recorder() -> None:
         rounds = [o for o in stored["observations"] if len(o["probs"]) > k]
         predicted = tuple(o["probs"][k] for o in rounds)
         found = Outcomes(predicted, tuple(bool(o["targets"][k]) for o in rounds))
-        measured = calibration.calibration_of(found)
+        measured = drafts.calibration_of(found)
         assert measured is not None
         assert measured.count == wanted["total_weight"]
         assert measured.ece == pytest.approx(wanted["ece"], abs=1e-6)
         assert measured.brier == pytest.approx(wanted["brier"], abs=1e-6)
-        assert calibration.auroc(quantised(found)) == pytest.approx(wanted["auc"])
+        assert drafts.auroc(quantised(found)) == pytest.approx(wanted["auc"])
         assert len(measured.bins) == len(wanted["reliability"])
         for bar, recorded in zip(measured.bins, wanted["reliability"], strict=True):
             assert [bar.low, bar.high] == pytest.approx(recorded["range"])
@@ -59,13 +59,13 @@ def test_the_authors_recorder() -> None:
 
 
 def test_products_of_confidences() -> None:
-    assert calibration.survival_probabilities([0.0, 0.0, 0.0]) == [0.5, 0.25, 0.125]
-    hot = calibration.survival_probabilities([2.0, 2.0], [2.0])
+    assert drafts.survival_probabilities([0.0, 0.0, 0.0]) == [0.5, 0.25, 0.125]
+    hot = drafts.survival_probabilities([2.0, 2.0], [2.0])
     assert hot == pytest.approx(
         [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-1)) / (1 + math.exp(-2))]
     )
-    assert calibration.survival_probabilities([-800.0, 800.0]) == pytest.approx([0.0, 0.0])
-    assert calibration.survival_probabilities([0.0], [1.0, 7.0]) == [0.5]
+    assert drafts.survival_probabilities([-800.0, 800.0]) == pytest.approx([0.0, 0.0])
+    assert drafts.survival_probabilities([0.0], [1.0, 7.0]) == [0.5]
 
 
 def test_a_position_is_measured_where_it_was_verified() -> None:
@@ -75,12 +75,12 @@ def test_a_position_is_measured_where_it_was_verified() -> None:
         ObservedDraft((), 0),
         ObservedDraft((0.0, 0.0), 1),
     ]
-    first, second = calibration.outcomes_by_position(rounds)
+    first, second = drafts.outcomes_by_position(rounds)
     assert first.happened == (True, True, True)
     assert second.happened == (True, False)
-    assert [c.count for c in calibration.calibration_by_position(rounds)] == [3, 2]
-    assert calibration.calibration_of(calibration.Outcomes((), ())) is None
-    assert calibration.calibration_by_position([]) == []
+    assert [c.count for c in drafts.calibration_by_position(rounds)] == [3, 2]
+    assert drafts.calibration_of(drafts.Outcomes((), ())) is None
+    assert drafts.calibration_by_position([]) == []
 
 
 def test_auroc_is_the_share_of_ordered_pairs() -> None:
@@ -90,33 +90,33 @@ def test_auroc_is_the_share_of_ordered_pairs() -> None:
     hits = [p for p, happened in zip(predicted, found.happened, strict=True) if happened]
     misses = [p for p, happened in zip(predicted, found.happened, strict=True) if not happened]
     wins = sum((h > m) + 0.5 * (h == m) for h in hits for m in misses)
-    assert calibration.auroc(found) == pytest.approx(wins / (len(hits) * len(misses)))
-    assert calibration.auroc(Outcomes((0.1, 0.9), (True, True))) is None
+    assert drafts.auroc(found) == pytest.approx(wins / (len(hits) * len(misses)))
+    assert drafts.auroc(Outcomes((0.1, 0.9), (True, True))) is None
 
 
 def test_a_forecast_that_is_right_has_no_error() -> None:
     certain = Outcomes((1.0, 0.0, 1.0), (True, False, True))
-    assert calibration.ece(certain) == calibration.brier(certain) == 0
-    (last,) = calibration.reliability_bins(Outcomes((1.0, 0.97), (True, False)))
+    assert drafts.ece(certain) == drafts.brier(certain) == 0
+    (last,) = drafts.reliability_bins(Outcomes((1.0, 0.97), (True, False)))
     assert (last.low, last.high, last.count, last.happened) == (0.95, 1.0, 2, 0.5)
     wrong = Outcomes((1.0, 0.0), (False, True))
-    assert calibration.ece(wrong) == calibration.brier(wrong) == 1
+    assert drafts.ece(wrong) == drafts.brier(wrong) == 1
 
 
 @pytest.mark.parametrize("stretch", [0.5, 1.0, 2.0, 4.0])
 def test_temperatures_undo_a_stretch(stretch: float) -> None:
-    fitted = calibration.fit_temperatures(simulated(2000, stretch))
+    fitted = drafts.fit_temperatures(simulated(2000, stretch))
     assert len(fitted) == 4
     for temperature in fitted[:2]:
         assert temperature == pytest.approx(stretch, rel=0.25)
 
 
 def test_temperatures_calibrate_rounds_they_have_not_seen() -> None:
-    fitted = calibration.fit_temperatures(simulated(2000, 3.0, seed=1))
+    fitted = drafts.fit_temperatures(simulated(2000, 3.0, seed=1))
     unseen = simulated(2000, 3.0, seed=2)
     before, after = (
-        calibration.calibration_by_position(unseen),
-        calibration.calibration_by_position(unseen, fitted),
+        drafts.calibration_by_position(unseen),
+        drafts.calibration_by_position(unseen, fitted),
     )
     for old, new in zip(before, after, strict=True):
         assert new.ece < old.ece
@@ -125,14 +125,14 @@ def test_temperatures_calibrate_rounds_they_have_not_seen() -> None:
 
 def test_each_temperature_is_the_best_given_those_before() -> None:
     rounds = simulated(300, 2.0, seed=3)
-    fitted = calibration.fit_temperatures(rounds)
+    fitted = drafts.fit_temperatures(rounds)
     for k in range(len(fitted)):
         errors = {
-            t: calibration.ece(calibration.outcomes_by_position(rounds, (*fitted[:k], t))[k])
-            for t in calibration.GRID
+            t: drafts.ece(drafts.outcomes_by_position(rounds, (*fitted[:k], t))[k])
+            for t in drafts.GRID
         }
         assert errors[fitted[k]] == pytest.approx(min(errors.values()))
-    assert 1.0 in calibration.GRID
+    assert 1.0 in drafts.GRID
 
 
 # --- by name, over samples ----------------------------------------------------------
@@ -160,9 +160,9 @@ def test_numbers_of_a_position_by_name(k: int) -> None:
     for covered, rounds, temperatures in (
         ("", [*first, *second], ()),
         ("_unscaled", second, ()),
-        ("_scaled", second, calibration.fit_temperatures(first)),
+        ("_scaled", second, drafts.fit_temperatures(first)),
     ):
-        wanted = calibration.calibration_by_position(rounds, temperatures)[k - 1]
+        wanted = drafts.calibration_by_position(rounds, temperatures)[k - 1]
         for name in ("ece", "auroc", "brier"):
             found = measure(f"calibration/{name}{covered}@{k}", samples)
             assert found == pytest.approx(getattr(wanted, name)), (name, covered)

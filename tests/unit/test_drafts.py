@@ -32,7 +32,7 @@ from dllm_bench.methods.drafting import (
     read_temperatures,
 )
 from dllm_bench.methods.trained_drafts import AsynchronousLength, DSpark, HardwareAwareLength
-from dllm_bench.metrics import calibration
+from dllm_bench.metrics import drafts as draft_metrics
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -182,8 +182,8 @@ def test_a_draft_is_held_against_what_follows() -> None:
     drafts = StoredDrafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
     assert len(drafts.texts) == 1, "a text that ended with its prefill has no draft"
     assert drafts.observed() == [
-        calibration.ObservedDraft((2.0, 1.0), 2),
-        calibration.ObservedDraft((0.5,), 1),
+        draft_metrics.ObservedDraft((2.0, 1.0), 2),
+        draft_metrics.ObservedDraft((0.5,), 1),
     ], "nothing is known of what was drafted past the end"
     assert drafts.steps == pytest.approx((2.0 + 1.0 + 4.0) / (5.0 + 5.0))
     assert (drafts.width, drafts.calls) == (8, 1)
@@ -292,10 +292,10 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
     assert f"decoder.length.temperatures.source={file}" in capsys.readouterr().out
     fitted = json.loads(file.read_text())
     first, second = (half.observed() for half in StoredDrafts.of(map(sample, texts)).halves())
-    assert tuple(fitted["temperatures"]) == calibration.fit_temperatures(first)
+    assert tuple(fitted["temperatures"]) == draft_metrics.fit_temperatures(first)
     assert (fitted["fitted_on"], fitted["measured_on"]) == (len(first), len(second))
-    raw = calibration.calibration_by_position(second)
-    scaled = calibration.calibration_by_position(second, fitted["temperatures"])
+    raw = draft_metrics.calibration_by_position(second)
+    scaled = draft_metrics.calibration_by_position(second, fitted["temperatures"])
     for found, before, after in zip(fitted["positions"], raw, scaled, strict=True):
         assert found["rounds"] == before.count
         assert found["ece"] == pytest.approx(before.ece, abs=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.metrics import acceptance
+from dllm_bench.metrics import drafts
 from dllm_bench.metrics.definitions import DEFINITIONS, measure
 from dllm_bench.metrics.sample_stats import (
     SampleStats,
@@ -188,7 +188,7 @@ def draft_trace(*rounds: tuple[Sequence[int], int, int]) -> Trace:
 def test_facts_of_drafts() -> None:
     """Two rounds; the first is cut to two tokens although its third would have been right too."""
     trace = draft_trace(((51, 52, 53, 99), 2, 2), ((54, 55, 99, 57), 4, 2))
-    found = acceptance.speculative_columns(trace, (0, 3, 3, 3, 6, 6, 6), TEXT[:7])
+    found = drafts.speculative_columns(trace, (0, 3, 3, 3, 6, 6, 6), TEXT[:7])
     assert found["rounds"] == [[2, 2, 3], [4, 2, 3]]
     assert found["right"] == [3, 2]
     assert found["survival"] == [[0.0, 0.5, 1.0, 1.5]] * 2
@@ -203,13 +203,13 @@ def test_drafts_of_a_masked_model_are_rounds_too() -> None:
         Forward(ForwardKind.DENOISE, 3, 4, 4, ms=2.0, masks=3, winner=2, proposed=2),
         Forward(ForwardKind.DENOISE, 3, 4, 4, ms=3.0, masks=2, winner=1, proposed=2, accepted=2),
     ]
-    found = acceptance.speculative_columns(Trace(rows), (0, 1, 2, 2), TEXT[:4])
+    found = drafts.speculative_columns(Trace(rows), (0, 1, 2, 2), TEXT[:4])
     assert found == {"rounds": [[2, 0, 1], [2, 2, 2]], "verify_s": 0.005}
 
 
 def test_the_text_ends_what_can_be_right() -> None:
     trace = draft_trace(((51, 52, 53, 99), 4, 3), ((55, 56, 57, 58), 4, 3))
-    found = acceptance.speculative_columns(trace, (0, 3, 3, 3, 3, 6, 6, 6), TEXT)
+    found = drafts.speculative_columns(trace, (0, 3, 3, 3, 3, 6, 6, 6), TEXT)
     assert found["right"] == [3, 3]
     assert found["rounds"] == [[4, 3, 4], [3, 3, 3]], "an accepted end token cuts the proposal"
 
@@ -219,18 +219,18 @@ def test_facts_that_a_trace_does_not_have() -> None:
         Forward(ForwardKind.PREFILL, 1, 5, 0),
         Forward(ForwardKind.VERIFY, 1, 4, 5, proposed=3, accepted=2),
     ]
-    found = acceptance.speculative_columns(Trace(older), (0, 1, 1, 1), TEXT)
+    found = drafts.speculative_columns(Trace(older), (0, 1, 1, 1), TEXT)
     assert found["rounds"] == [[3, 2, 3]]
     assert "right" not in found
     assert "survival" not in found
-    at_once = acceptance.speculative_columns(Trace(older[:1]), (0,), TEXT)
+    at_once = drafts.speculative_columns(Trace(older[:1]), (0,), TEXT)
     assert at_once["rounds"] == at_once["right"] == [], "the prefill's token was the end"
     for row in (
         Forward(ForwardKind.DENOISE, 1, 8, 0, masks=4),
         Forward(ForwardKind.PREFILL, 1, 8, 0, masks=4),
     ):
-        assert acceptance.speculative_columns(Trace([row]), (0,), TEXT) == {}
-    assert acceptance.speculative_columns(Trace(), (), ()) == {}
+        assert drafts.speculative_columns(Trace([row]), (0,), TEXT) == {}
+    assert drafts.speculative_columns(Trace(), (), ()) == {}
 
 
 def test_a_drafters_calls_are_no_forwards() -> None:

@@ -22,7 +22,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
-from dllm_bench.metrics import acceptance
+from dllm_bench.metrics import drafts
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafter_config import read_drafter_config
 from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
@@ -265,7 +265,7 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(
             request = Request("x", text.ids[: text.prompt], len(text.ids) - text.prompt)
             found = SpeculativeDecoder(piece).generate(target, request)
             assert found.ids[: request.max_new_tokens] == text.ids[text.prompt :]
-            facts.append(drafted(acceptance.rounds(found)))
+            facts.append(drafted(drafts.rounds(found)))
         lengths.append(measure("acceptance/length", facts))
     assert lengths[1] > lengths[0] + 0.5
 
@@ -364,7 +364,7 @@ def test_a_stored_drafter_uses_the_targets_tables(
         assert piece.drafter.drafter_config.tables == (folder == copied)
         texts = [text.ids[: text.prompt] for text in run.texts[:4]]
         found = [SpeculativeDecoder(piece).generate(target, Request("x", ids, 20)) for ids in texts]
-        rounds.append([acceptance.rounds(result) for result in found])
+        rounds.append([drafts.rounds(result) for result in found])
     assert rounds[0] == rounds[1]
     assert any(round.accepted for result in rounds[0] for round in result)
 
@@ -409,7 +409,7 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(
             for text in run.texts[:3]:
                 request = Request("x", text.ids[: text.prompt], 20)
                 decoded = decoder.generate(one, request)
-                accepted += sum(made.accepted for made in acceptance.rounds(decoded))
+                accepted += sum(made.accepted for made in drafts.rounds(decoded))
                 plain = SpeculativeDecoder(NoDraft()).generate(one, request)
                 assert temperature or decoded.ids[:20] == plain.ids[:20]
         assert {int(token) for made in length.seen for token in made.tokens_D} <= set(ids)

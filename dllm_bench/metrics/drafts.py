@@ -1,4 +1,7 @@
-"""How well a drafter predicts which of its tokens survive, and Sequential Temperature Scaling.
+"""Drafts of speculative decoding: how many tokens are accepted, and how well a drafter predicts it.
+
+A round is one verification: n tokens proposed, a accepted, and one more token of the target's own
+unless an accepted token ends the text. The token from the prefill is never counted.
 
 The prediction at a position is the product of the confidences up to it; the outcome is whether the
 whole prefix was accepted (DSpark, §3.2.1). For each position there are: ECE over equal bins, AUROC,
@@ -10,15 +13,17 @@ choice, BINS is that of DeepSpec's recorder. All functions are pure; plots are m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import accumulate, zip_longest
+from functools import lru_cache
+from itertools import accumulate, takewhile, zip_longest
 from operator import mul
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dllm_bench.metrics.metric import MetricFamily, MetricFunction
+from dllm_bench.core.request import Generation
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,6 +32,118 @@ BINS = 20
 """Equal bins of the reliability diagram and of the ECE."""
 GRID = tuple(2 ** (step / 8) for step in range(-24, 25))
 """Temperatures tried in a fit: 1/8 to 8, including 1."""
+
+
+# --- rounds --------------------------------------------------------------------------------------
+
+
+class DraftRound(NamedTuple):
+    """One verification, in tokens."""
+
+    proposed: int  # draft tokens verified
+    accepted: int  # draft tokens accepted
+    committed: int  # accepted tokens and the target's own
+    depth: int | None = None  # tokens of the longest path of a tree; None: a chain
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest proposed chain."""
+        return self.proposed if self.depth is None else self.depth
+
+
+def rounds(generation: Generation) -> list[DraftRound]:
+    """Return the rounds of a generation; see `rounds_of`."""
+    return rounds_of(generation.trace, generation.born)
+
+
+def rounds_of(trace: Trace, born: Sequence[int]) -> list[DraftRound]:
+    """Return the rounds of a stored sample, from its trace and the forward that committed each
+    token.
+
+    If an accepted end token cut a draft, only the tokens up to it count as proposed.
+    """
+    new = Counter(born)
+    rounds = []
+    for index, forward in enumerate(trace.forwards):
+        if forward.kind == ForwardKind.VERIFY or forward.proposed:
+            ended = new[index] == forward.accepted
+            proposed = forward.accepted if ended else forward.proposed
+            depth = proposed if ended else max(depths(forward.parents[:proposed]))
+            chain = DraftRound(proposed, forward.accepted, new[index])
+            rounds.append(chain._replace(depth=depth) if forward.parents else chain)
+    return rounds
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Return the path lengths, in tokens, to the anchor (0) and to each token of a tree."""
+    found = [0]
+    for parent in parents:
+        found.append(found[parent] + 1)
+    return found
+
+
+LOOP = {
+    ForwardKind.PREFILL,
+    ForwardKind.DRAFT,
+    ForwardKind.SELF_DRAFT,
+    ForwardKind.HEAD,
+    ForwardKind.VERIFY,
+}
+"""The kinds of forward that the draft-verify loop makes."""
+
+
+def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str, Any]:
+    """Return the `SampleStats` columns about drafts of one sample; empty if there were none."""
+    rows = trace.forwards
+    if any(row.masks and row.proposed for row in rows):  # a masked model that drafts for itself
+        spent_s = sum(row.ms for row in rows if row.proposed) / 1000
+        return {"rounds": _stored_rounds(trace, born), **({"verify_s": spent_s} if spent_s else {})}
+    if not rows or any(row.kind not in LOOP or row.masks for row in rows):
+        return {}
+    verified = [(index, row) for index, row in enumerate(rows) if row.kind == ForwardKind.VERIFY]
+    spent = {kind: sum(row.ms for row in rows if row.kind == kind) / 1000 for kind in LOOP}
+    spent[ForwardKind.DRAFT] += spent.pop(ForwardKind.SELF_DRAFT)
+    timed = any(spent.values())
+    columns: dict[str, Any] = {f"{kind}_s": seconds for kind, seconds in spent.items() if timed}
+    columns["rounds"] = _stored_rounds(trace, born)
+    if all(row.survival for _, row in verified):
+        columns["survival"] = [list(row.survival) for _, row in verified]
+    if all(len(row.drafted) >= row.proposed for _, row in verified):  # older traces lack the rest
+        starts = [sum(forward < index for forward in born) for index, _ in verified]
+        pairs = zip(verified, starts, strict=True)
+        columns["right"] = [right_tokens(row, ids[start:]) for (_, row), start in pairs]
+    return columns
+
+
+def _stored_rounds(trace: Trace, born: Sequence[int]) -> list[list[int]]:
+    return [[n for n in one if n is not None] for one in rounds_of(trace, born)]
+
+
+def right_tokens(row: Forward, text: Sequence[int]) -> int:
+    """Return how many first tokens of a text a draft matches, as a chain or along a path of a
+    tree."""
+    if not row.parents:
+        return common_prefix(row.drafted, text)
+    places = {pair: at for at, pair in enumerate(zip(row.parents, row.drafted, strict=True), 1)}
+    count = place = 0
+    while count < len(text) and (place, text[count]) in places:
+        place, count = places[place, text[count]], count + 1
+    return count
+
+
+def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
+    """Return the length of the common prefix of a draft and a text."""
+    pairs = zip(drafted, text, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def longest_draft(samples: DataFrame) -> int:
+    """Return the length of the longest proposed chain; 0 without drafts."""
+    rounds = (DraftRound(*one) for rounds in samples.rounds for one in rounds or ())
+    return max((one.longest for one in rounds), default=0)
+
+
+# --- calibration ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -203,95 +320,29 @@ def halves(samples: DataFrame) -> tuple[list[ObservedDraft], list[ObservedDraft]
     return observed(samples[:half]), observed(samples[half:])
 
 
-@lru_cache(maxsize=64)
-def _fitted(rounds: tuple[ObservedDraft, ...]) -> tuple[float, ...]:
-    return fit_temperatures(rounds)
-
-
-@dataclass(frozen=True, eq=False)
-class ObservedRun:
-    """The observed drafts of one run, computed once for the metrics of all positions."""
-
-    samples: DataFrame
-
-    @cached_property
-    def all(self) -> list[Outcomes]:
-        """Outcomes by position, over all samples."""
-        return outcomes_by_position(observed(self.samples))
-
-    @cached_property
-    def halves(self) -> tuple[list[ObservedDraft], list[ObservedDraft]]:
-        """The drafts of both halves of the samples."""
-        return halves(self.samples)
-
-    @cached_property
-    def unscaled(self) -> list[Outcomes]:
-        """Outcomes by position, over the second half of the samples."""
-        return outcomes_by_position(self.halves[1])
-
-    @cached_property
-    def scaled(self) -> list[Outcomes]:
-        """Outcomes of the second half with temperatures fitted on the first half, for positions it
-        has drafts of.
-
-        The temperature of a position does not depend on later ones.
-        """
-        temperatures = _fitted(tuple(self.halves[0]))
-        return outcomes_by_position(self.halves[1], temperatures)[: len(temperatures)]
-
-
-_latest: list[ObservedRun] = []  # the last run: its metrics are computed one after the other
-
-
-def observed_run(samples: DataFrame) -> ObservedRun:
-    """Return the observed run of these samples; it is cached while the frame is the same."""
-    if not _latest or _latest[0].samples is not samples:
-        _latest[:] = [ObservedRun(samples)]
-    return _latest[0]
+@lru_cache(maxsize=8)
+def _by_position(
+    rounds: tuple[ObservedDraft, ...], fitted_on: tuple[ObservedDraft, ...] | None
+) -> list[Outcomes]:
+    """Return outcomes by position. With `fitted_on`, temperatures are fitted on these drafts, and
+    positions that none of them has are left out.
+    """
+    if fitted_on is None:
+        return outcomes_by_position(rounds)
+    temperatures = fit_temperatures(fitted_on)  # that of a position does not depend on later ones
+    return outcomes_by_position(rounds, temperatures)[: len(temperatures)]
 
 
 def outcomes_of(samples: DataFrame, part: str, k: int) -> Outcomes:
     """Return predictions and outcomes at position k, from 1; none beyond the longest draft.
 
-    part: which samples, an attribute of `ObservedRun`.
+    part: "all" samples; the second half of them, "unscaled" or "scaled", which is with temperatures
+    fitted on the first half.
     """
-    by_position: list[Outcomes] = getattr(observed_run(samples), part)
-    return by_position[k - 1] if k <= len(by_position) else Outcomes((), ())
-
-
-MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
-    "ece": (f"expected calibration error ({BINS} equal bins) of the predicted survival", ece),
-    "auroc": ("chance that a prefix that survives has the higher predicted survival", auroc),
-    "brier": ("mean squared distance of the predicted survival from what happened", brier),
-}
-COVERED = {  # end of the name -> (words, attribute of `ObservedRun`)
-    "": ("as the confidence head gives it, over the rounds that verified the position", "all"),
-    "_unscaled": (
-        "as the head gives it, over the second half of the samples: what _scaled compares with",
-        "unscaled",
-    ),
-    "_scaled": (
-        "after Sequential Temperature Scaling fitted on the first half of the samples, over the "
-        "second half",
-        "scaled",
-    ),
-}
-
-
-def family(measured: str, covered: str) -> MetricFamily:
-    """Return a metric family: one measure over one part of the samples, for every position."""
-    what, number = MEASURES[measured]
-    how, part = COVERED[covered]
-
-    def function(k: int) -> MetricFunction:
-        def at(samples: DataFrame) -> float | None:
-            outcomes = outcomes_of(samples, part, k)
-            return number(outcomes) if outcomes.predicted else None
-
-        return at
-
-    name, unit = f"calibration/{measured}{covered}", "share"
-    return MetricFamily(name, unit, f"{what} of the prefix, {how}.", function, "survival")
-
-
-FAMILIES = tuple(family(measured, covered) for measured in MEASURES for covered in COVERED)
+    first, second = map(tuple, halves(samples))
+    found = {
+        "all": lambda: _by_position(tuple(observed(samples)), None),
+        "unscaled": lambda: _by_position(second, None),
+        "scaled": lambda: _by_position(second, first),
+    }[part]()
+    return found[k - 1] if k <= len(found) else Outcomes((), ())
