@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from dllm_bench.figures.write import measured_rows
+from dllm_bench.figures.draw import measured_rows
 from dllm_bench.tables.load import names_of
 from dllm_bench.tables.spec import EMBEDDED
 from scripts.update_reference import REFERENCE, ROOT

@@ -27,7 +27,7 @@ WITHOUT_EFFECT = (
 IMPORTED = (  # what runs, tables and figures import, in two processes that share few modules
     "scipy.stats, sympy, hydra, httpx2, accelerate.utils.dataclasses",
     "torch, transformers.modeling_utils, dllm_bench.launch.local, dllm_bench.api.generation, "
-    "dllm_bench.figures.write, dllm_bench.site.build",
+    "dllm_bench.figures.draw, dllm_bench.site.build",
 )
 
 

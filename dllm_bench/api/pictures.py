@@ -13,11 +13,10 @@ from dllm_bench.api.compose import compose
 from dllm_bench.api.runs import open_store
 from dllm_bench.claims.verdict import ROW_HEADS, judge_stored
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.figures.draw import images
+from dllm_bench.figures.draw import as_csv, headline, images
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.trade_off import KnownRun, front_of, image
-from dllm_bench.figures.write import as_csv, headline
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.store.files import write_atomic

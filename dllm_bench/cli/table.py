@@ -411,8 +411,8 @@ def draw_figures(arguments: Namespace) -> int:
     store = common.open_store(arguments)
     figures = [load_figure(name) for name in load.matching_names("figure", arguments.figure)]
     # torch and matplotlib take seconds to import: only after the names were checked
+    from dllm_bench.figures.draw import headline, lines, why_kept, write
     from dllm_bench.figures.points import build_figure, make_replays, missing_replays
-    from dllm_bench.figures.write import headline, lines, why_kept, write
 
     tables = [figure.table for figure in figures]
     plans, failed = plan_and_fill(arguments, tables, store)

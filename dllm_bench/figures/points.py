@@ -21,7 +21,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
 from dllm_bench.figures.run_series import Point, StoredRun, run_series
 from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall, number_or_text
-from dllm_bench.metrics.tradeoff import pareto_front
+from dllm_bench.figures.trade_off import pareto_front
 from dllm_bench.runs import token_replay
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec

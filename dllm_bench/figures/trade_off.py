@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
 from dllm_bench.metrics.accuracy import MeanScore
-from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord
 
@@ -82,6 +81,19 @@ def draw(ax: Axes, points: DataFrame) -> None:
         marks |= {"c": look.colour, "marker": look.marker, "label": name}
         ax.scatter(own.speed, own.score, 38, **marks)
     ax.margins(x=0.1, y=0.06)
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return indices of the points that no other point beats.
+
+    Larger is better in both coordinates; a point beats another if it is better in one and at least
+    as good in the other.
+    """
+    return [
+        i
+        for i, (x, y) in enumerate(points)
+        if not any(u >= x and v >= y and (u, v) != (x, y) for u, v in points)
+    ]
 
 
 def front_of(known: Sequence[KnownRun]) -> list[int]:

@@ -12,6 +12,7 @@ import csv
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,19 +25,29 @@ from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
-from dllm_bench.site.compare_page import comparable_runs, comparison_page
-from dllm_bench.site.drawings import harmless
-from dllm_bench.site.index_page import AddressedPage, SiteContents, index_page
-from dllm_bench.site.pages import FIRST_PAGE, TEMPLATES, RunPages, run_address
-from dllm_bench.site.run_page import run_page, sample_page, scripts
-from dllm_bench.site.table_pages import (
+from dllm_bench.site.compare_page import (
+    ComparedRuns,
+    comparable_runs,
+    comparison_page,
+    tradeoff_plots,
+)
+from dllm_bench.site.pages import (
     DOWNLOADS,
     FINDINGS_PAGE,
+    FIRST_PAGE,
+    TEMPLATES,
+    Page,
+    Plain,
+    RunPages,
     figure_page,
     findings_page,
+    harmless,
+    run_address,
+    state_class,
     table_page,
     table_stem,
 )
+from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import (
     csv_rows,
@@ -50,13 +61,16 @@ from dllm_bench.store.files import (
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.settings import Compose, SettingsCache
+from dllm_bench.store.spec import differing_settings
 from dllm_bench.store.store import RunEntry, Store, read_record, read_samples, record_fingerprint
 from dllm_bench.tables.cost import measured_runs
-from dllm_bench.tables.frame import BuiltTable
+from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.frame import build as build_table
 from dllm_bench.tables.load import load_profile, load_table, names_of
+from dllm_bench.tables.plan import CellState
 from dllm_bench.tables.render import TEMPLATES as TABLE_TEMPLATES
 from dllm_bench.tables.render import render
+from dllm_bench.tables.spec import EMBEDDED
 from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
 Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showing progress
@@ -64,6 +78,14 @@ Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showi
 STATIC = Path(__file__).parent / "static"
 STAMP = "made-by.json"
 FIGURE_FORMS = ("svg", "png", "csv")
+BAR_WIDTH = 240
+PLOTTED = 3  # comparisons whose plots the first page shows; the others are links
+CELL_STATES = (  # in the order of a table's bar
+    MEASURED,
+    *map(str, (CellState.SETTING, CellState.PARTIAL, CellState.MISSING, CellState.FAILED)),
+    *map(str, (CellState.REPORTED_ONLY, CellState.UNAVAILABLE)),
+    UNDEFINED,
+)
 
 
 @dataclass
@@ -120,19 +142,17 @@ class SiteBuilder:
         groups = comparable_runs(records.values())
         for group in groups:
             self._write(group.address, comparison_page(group, run_pages))
-        contents = SiteContents(
-            profile=self.profile,
-            tables=tables,
-            without_runs=[
-                (name, self._title(name)) for name in names_of("table") if name not in built_tables
-            ],
-            figures=list(self._build_figures(run_pages, left_out)),
-            comparisons=groups,
-            entries=entries,
-            records=records,
-            run_pages=run_pages,
-        )
-        self._write(FIRST_PAGE, index_page(contents))
+        figures = list(self._build_figures(run_pages, left_out))
+        listed: Plain = {
+            "tables": tables,
+            "figures": figures,
+            "entries": entries,
+            "records": records,
+        }
+        listed["without_runs"] = [
+            (name, self._title(name)) for name in names_of("table") if name not in built_tables
+        ]
+        self._write(FIRST_PAGE, self._first_page(listed, groups, run_pages))
         self.settings.save()
         yield from (f"left out: {sentence}" for sentence in left_out)
         kept = len(run_pages.shorts) - made
@@ -142,8 +162,46 @@ class SiteBuilder:
                 f"{without} runs have no page; --runs HASH makes one, --pages N those of the N "
                 "sealed last"
             )
-        yield f"{len(tables)} tables, {len(contents.figures)} figures, {len(groups)} comparisons"
+        yield f"{len(tables)} tables, {len(figures)} figures, {len(groups)} comparisons"
         yield f"written: {self.out / FIRST_PAGE}"
+
+    def _first_page(
+        self, listed: Plain, comparisons: Sequence[ComparedRuns], run_pages: RunPages
+    ) -> str:
+        """Return the first page: tables with a bar of their cells' states, figures, comparisons,
+        runs.
+
+        listed: what is shown as it is: `tables` (address, table) and those `without_runs` (name,
+        title), `figures`, all `entries` of the store, and `records` of the sealed runs by short
+        hash. Runs of one decoder, model and benchmark are distinguished by the settings in which
+        they differ.
+        """
+        run_states = Counter(str(entry.state) for entry in listed["entries"])
+        cells = Counter(status for _, built in listed["tables"] for status in built.cells.status)
+        states = [name for name in CELL_STATES if cells[name]]
+        by_state = ", ".join(f"{count} {state}" for state, count in sorted(run_states.items()))
+        view = {
+            **listed,
+            "profile": self.profile,
+            "address": run_pages.address,
+            "runs_by_state": by_state or "none",
+            "measured_cells": cells[MEASURED],
+            "cells": cells.total(),
+            "all_states": CELL_STATES,
+            "states": states,
+            "state_columns": [(name.capitalize(), "number") for name in states],
+            "bar_parts": bar_parts,
+            "option": "" if self.profile == EMBEDDED else f" --profile {self.profile}",
+            "plotted": [
+                (runs, tradeoff_plots(runs.records, runs.title, run_pages))
+                for runs in comparisons[:PLOTTED]
+            ],
+            "comparisons": comparisons[PLOTTED:],
+            "differing": differing_settings([entry.spec for entry in listed["entries"]]),
+            "run_states": sorted(run_states),
+            "bar_width": BAR_WIDTH,
+        }
+        return Page(FIRST_PAGE, "Report").render("index.html", view)
 
     def _prepare_folder(self) -> bool:
         """Write the static files; return True if all pages of runs must be built again.
@@ -235,9 +293,9 @@ class SiteBuilder:
         judgements = judge_stored(profile, self.store, self.settings, self._names())
         return findings_page(Findings(judgements, tables))
 
-    def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[AddressedPage]:
-        """Write a page for each drawn figure, and its files; yield (address, title). If a drawing
-        cannot be shown, a message is added to `left_out` instead.
+    def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[Plain]:
+        """Write a page for each drawn figure, and its files; yield its paper, address and title. If
+        a drawing cannot be shown, a message is added to `left_out` instead.
         """
         results = self.store.root.parent
         for drawn in sorted(matching(results / "figures" / self.profile, "*/*.svg"), key=in_order):
@@ -258,7 +316,7 @@ class SiteBuilder:
             self._write(f"{stem}.html", figure_page(stem, title, points, list(files), run_pages))
             for form, content in files.items():
                 self._write(f"{stem}.{form}", content)
-            yield f"{stem}.html", title
+            yield {"paper": drawn.parent.name, "address": f"{stem}.html", "title": title}
 
     def _write(self, address: str, content: str | bytes) -> None:
         write_atomic(self.out / address, content, durable=False)
@@ -281,3 +339,13 @@ def code_version() -> str:
     for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def bar_parts(counts: Mapping[str, int]) -> Iterator[Plain]:
+    """Yield the shares of the states that occur, from left to right."""
+    total, x = sum(counts.values()) or 1, 0.0
+    for name in CELL_STATES:
+        width = BAR_WIDTH * counts.get(name, 0) / total
+        if width:
+            yield {"x": f"{x:.2f}", "width": f"{width:.2f}", "css": state_class(name)}
+        x += width

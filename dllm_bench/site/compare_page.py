@@ -5,9 +5,9 @@ token. Scores are compared pairwise on shared samples (`accuracy.compare`: exact
 bootstrap), speeds as ratios. Any other pair is compared by `dllm-bench compare A B`.
 
 `tradeoff_plots` gives plots of score against speed, SVGs that `macros.html` draws. A point is a
-run. The front is the edge of everything that some run beats (`tradeoff.pareto_front`): steps, since
-nothing was measured between two runs. The runs on it are large, have the 95 % interval of their
-score, and are named where there is room. Places are computed here; the template only writes them.
+run. The front is the edge of everything that some run beats (`pareto_front`): steps, since nothing
+was measured between two runs. The runs on it are large, have the 95 % interval of their score, and
+are named where there is room. Places are computed here; the template only writes them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _plot(
             "high": up_to(score.high),
             "css": colours[family(record)],
             "title": f"{record.spec.label}: {percent(score)} %, {significant(x)} ({metric})",
-            "address": run_pages.link(record.spec.short, up).address,
+            "address": run_pages.address(record.spec.short, up),
             "has_bar": i in front or len(known) <= FEW,
             "is_best": i in front,
         }
@@ -253,7 +253,7 @@ def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
     view = {
         "title": runs.title,
         "reference": reference,
-        "link": lambda record: run_pages.link(record.spec.short, page.up),
+        "address": lambda short: run_pages.address(short, page.up),
         "settings": differing_settings(record.spec for record in runs.records),
         "compared": [
             (reference, None),

@@ -1,25 +1,42 @@
-"""Render the pages of the report from the templates in `templates/`.
+"""Render the pages of the report from the templates in `templates/`: tables, figures, findings.
 
-The page modules (`index_page`, `run_page`, …) compute plain data; the templates lay it out and may
-be edited without touching Python. Every text is escaped (Jinja2's autoescape), so what a model
-wrote stays text. `script_json` is data that is safe inside a page and in a script of its own.
+Other pages have modules of their own (`run_page`, `compare_page`, the first page in `build`). All
+compute plain data; the templates lay it out and may be edited without touching Python. Every text
+is escaped (Jinja2's autoescape), so what a model wrote stays text.
+
+A table is shown as in its own file (`tables/templates`), with its numbers leading to pages of runs.
+A figure is shown as it was drawn, with the points of its csv. Drawings of a results folder may be a
+stranger's, so `harmless` turns them into files that cannot execute anything: an SVG, which may
+contain scripts, links, style sheets and further documents, is made anew from its shapes only, with
+lists of the elements and attributes that drawings of `figures` use. A PNG is copied after checking
+that it is one.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, ParseError
 
 from jinja2 import Environment
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from dllm_bench.claims.findings import Findings, Paragraph
+from dllm_bench.claims.verdict import ClaimVerdict
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.format import commit, number, significant
 from dllm_bench.store.record import SHOWN_METRICS
+from dllm_bench.store.spec import SHOWN, slug
+from dllm_bench.tables.frame import BuiltTable
+from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.render import environment
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -63,18 +80,6 @@ class Page:
 
 
 @dataclass(frozen=True)
-class RunLink:
-    """A run as pages refer to it.
-
-    short: the beginning of its hash.
-    address: of its page, as seen from the page with the link; empty if the run has no page.
-    """
-
-    short: str
-    address: str
-
-
-@dataclass(frozen=True)
 class RunPages:
     """Which runs have a page.
 
@@ -83,10 +88,10 @@ class RunPages:
 
     shorts: frozenset[str]
 
-    def link(self, short: str, up: str = "") -> RunLink:
-        """Return the link to a run; `up` is the relative path from the page with the link to the
-        root."""
-        return RunLink(short, f"{up}{run_address(short)}" if short in self.shorts else "")
+    def address(self, short: str, up: str = "") -> str:
+        """Return the address of a run's page, empty if it has none; `up` is the relative path from
+        the page with the link to the root."""
+        return f"{up}{run_address(short)}" if short in self.shorts else ""
 
 
 def run_address(short: str) -> str:
@@ -119,3 +124,159 @@ def moment(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
 def script_json(value: Any) -> Markup:
     """Return plain data as a JavaScript expression in ASCII, without the characters < > &."""
     return Markup(json.dumps(value, separators=(",", ":")).translate(UNSAFE))
+
+
+DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
+COUNT = "n"  # the column of a figure's csv with the number of samples of a point
+SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
+SHOWN_POINTS = 1000  # a heat map has many more
+FINDINGS_PAGE = "findings.html"
+
+
+def table_stem(built: BuiltTable) -> str:
+    """Return the path of a table's files below the root of the site, without their endings."""
+    profile = "" if built.profile.embedded else f"-{built.profile.name}"
+    return f"tables/{built.table.name}{profile}"
+
+
+def table_page(built: BuiltTable, run_pages: RunPages) -> str:
+    """Return the page of a table."""
+    stem = table_stem(built)
+    page = Page(f"{stem}.html", built.table.name, [("tables", "index.html#tables")])
+
+    def address(run: PlannedRun) -> str:
+        return run_pages.address(run.spec.short, page.up) if run.spec else ""
+
+    files = [(f"{Path(stem).name}.{form}", form) for form in DOWNLOADS]
+    return page.render("table_page.html", {"built": built, "address": address, "files": files})
+
+
+def figure_page(
+    stem: str, title: str, points: list[dict[str, str]], forms: Sequence[str], run_pages: RunPages
+) -> str:
+    """Return the page of a figure. `stem`: `figures/<profile>/<paper>/<figure>`; `points`: of its
+    csv."""
+    name = "/".join(stem.split("/")[-2:])
+    page = Page(f"{stem}.html", name, [("figures", "index.html#figures")])
+    rows = [{name: shown_entry(name, row[name]) for name in row} for row in points[:SHOWN_POINTS]]
+    names = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+    numeric = [all(is_number(row[name]) for row in rows) for name in names]
+    view = {
+        "name": name,
+        "title": title,
+        "image": f"{Path(stem).name}.svg",
+        "large": f"{Path(stem).name}.{'png' if 'png' in forms else 'svg'}",
+        "files": [(f"{Path(stem).name}.{form}", form) for form in forms],
+        "columns": [(n, "number" * is_one) for n, is_one in zip(names, numeric, strict=True)],
+        "points": rows,
+        "points_left_out": len(points) - len(rows),
+        "runs": lambda text: [run[:SHOWN] for run in text.split()],
+        "address": lambda short: run_pages.address(short, page.up),
+    }
+    return page.render("figure.html", view)
+
+
+def shown_entry(name: str, text: str | None) -> str:
+    """Return an entry as the page shows it: numbers with a fraction rounded, no n where nothing
+    counts."""
+    if not text or (name == COUNT and text == "0"):
+        return ""
+    if "." not in text or not is_number(text):
+        return text
+    number = float(text)
+    return f"{number:.{SHOWN_DIGITS}g}" if abs(number) < 10**SHOWN_DIGITS else f"{number:.0f}"
+
+
+def is_number(text: str | None) -> bool:
+    """Return whether an entry is a number, or empty."""
+    try:
+        return not text or float(text) == float(text)
+    except ValueError:
+        return False
+
+
+def findings_page(found: Findings) -> str:
+    """Return the page of the findings."""
+    view = {
+        "found": found,
+        "counts": Counter(str(one.verdict) for one in found.judgements),
+        "slug": slug,
+        "linked": linked,
+        "not_run": str(ClaimVerdict.NOT_RUN),
+    }
+    return Page(FINDINGS_PAGE, "Findings").render("findings.html", view)
+
+
+def linked(paragraph: Paragraph) -> Markup:
+    """Return the text; each number leads to the page of its table."""
+    links = {
+        name: Markup('<a href="tables/{}.html">{}</a>').format(table, text) if table else text
+        for name, (table, text) in paragraph.numbers.items()
+    }
+    return Markup(escape(paragraph.text)).format(**links)
+
+
+SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+ELEMENTS = frozenset("svg g defs path use clipPath rect pattern image".split())
+ATTRIBUTES = frozenset(
+    "id version width height viewBox x y d transform style clip-path fill opacity patternUnits "
+    "preserveAspectRatio".split()
+)
+LINES = {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # of the style sheet, left out
+VALUE = re.compile(r"(?:(?<!url)\(|url\(#[\w.-]+\)|(?!url)[\w\s#:;.,%+)-])*", re.IGNORECASE)
+IMAGE = re.compile(r"data:image/png;base64,[\w+/=\s]*", re.ASCII)
+LEVELS = 32  # nesting depth of elements
+PNG_START = b"\x89PNG\r\n\x1a\n"
+
+
+def harmless(form: str, content: bytes, name: str) -> bytes:
+    """Return the content of a drawing's file in this format; DllmBenchError if it is not in the
+    format."""
+    if form == "svg":
+        return shapes_of(content, name)
+    if form == "png" and not content.startswith(PNG_START):
+        raise _no_drawing(name, "it does not begin as a PNG does")
+    return content
+
+
+def shapes_of(content: bytes, name: str) -> bytes:
+    """Return an SVG of the shapes of another one; DllmBenchError if it cannot be read."""
+    if b"<!ENTITY" in content:
+        raise _no_drawing(name, "it declares entities")
+    try:
+        root = ElementTree.fromstring(content)
+    except (ParseError, ValueError, LookupError, RecursionError) as error:
+        raise _no_drawing(name, str(error)) from error
+    if root.tag != f"{SVG}svg":
+        raise _no_drawing(name, "it is no SVG")
+    paths = {f"#{path.get('id')}" for path in root.iter(f"{SVG}path")}
+    drawn = _copy(root, paths, LEVELS)
+    drawn.attrib.update(LINES)
+    ElementTree.register_namespace("", SVG[1:-1])
+    ElementTree.register_namespace("xlink", LINK[1:].partition("}")[0])
+    return ElementTree.tostring(drawn, encoding="utf-8", xml_declaration=True)
+
+
+def _copy(element: Element, paths: set[str], levels: int) -> Element:
+    """Return a copy of the element with its allowed parts. `paths`: targets of a `use`; groups are
+    excluded, because groups that use groups grow without limit.
+    """
+    copied = Element(element.tag)
+    for key, value in element.attrib.items():
+        if key in ATTRIBUTES and VALUE.fullmatch(value):
+            copied.set(key, value)
+    link = element.get(LINK) or element.get("href") or ""
+    if link in paths or (element.tag == f"{SVG}image" and IMAGE.fullmatch(link)):
+        copied.set(LINK, link)
+    for inner in element if levels else ():
+        is_shape = isinstance(inner.tag, str) and inner.tag.removeprefix(SVG) in ELEMENTS
+        if is_shape and inner.tag.startswith(SVG):
+            copied.append(_copy(inner, paths, levels - 1))
+    return copied
+
+
+def _no_drawing(name: str, why: str) -> DllmBenchError:
+    return DllmBenchError(
+        f"The drawing {name} cannot be shown ({why}); draw the figure again with `dllm-bench "
+        "figure`."
+    )

@@ -8,6 +8,10 @@ runs over the same items; other numbers (extremes, percentiles) only have entry 
 planned cell with parts is computed from its parts, at any depth. The measured values decide once,
 for all resamples, which points of a curve count and in which order.
 
+The area under a curve of score over tokens per forward is AUP, "accuracy under parallelism", with
+the constants of d3LLM's leaderboard. It is relative to a set of methods: scores below the best
+known one have a lower weight, so a better one changes the AUP of all of them.
+
 A timing also varies between passes over the same items. With several passes its interval is the
 prediction interval for repeating the measurement: each resample is multiplied by exp(t s √(2 ÷ R)),
 where s is the standard deviation between the R passes relative to their mean, and t is drawn from
@@ -27,16 +31,20 @@ from typing import Any, NamedTuple, TypeVar
 
 from dllm_bench.benchmarks.items import item_id_of, repetition_of
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics import definitions, tradeoff
+from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES, is_binary, paired_shares
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import CUT, Cell, Query, TableMetric
 
 PERCENT = 100
+ALPHA = 3.0  # of AUP: decay rate of the weight of lower scores
+DROP = 5.0  # of AUP: points of score that may be lost
+NEARLY = 1e-9  # scores are sums of floats
 DIGITS = 9  # kept of resampled numbers; later digits of float sums depend on the processor
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 Key = TypeVar("Key", bound=Hashable)
+N = TypeVar("N", float, Any)  # a number, or an array of resampled ones
 Interval = tuple[float, float]  # low, high
 Items = tuple[str, tuple[str, ...]]  # name of the benchmark, ids
 
@@ -259,7 +267,7 @@ def curve_of(planned: PlannedCell) -> Curve:
     points = [(x, y) for x, y in zip(xs, scores, strict=False) if x is not None and y is not None]
     if len(points) < len(names) or not known:
         raise DllmBenchError("A point has no number, or no run scores above 0.")
-    counted = [names[i] for i in tradeoff.within_drop(points, cut=planned.cell.metric.area == CUT)]
+    counted = [names[i] for i in within_drop(points, cut=planned.cell.metric.area == CUT)]
     best = max(known, key=lambda row: known[row])
     return Curve(
         points={name: points[names.index(name)] for name in counted},
@@ -280,7 +288,42 @@ def _area(planned: PlannedCell, numbers: Sequence[Any]) -> Any:
     except DllmBenchError:
         return np.array([np.nan])
     points = [(numbers[i], numbers[len(names) + i]) for i in indices]
-    return tradeoff.area(points, reduce(np.maximum, numbers[len(names) :]))
+    return area(points, reduce(np.maximum, numbers[len(names) :]))
+
+
+def within_drop(
+    points: Sequence[tuple[float, float]], drop: float = DROP, cut: bool = False
+) -> list[int]:
+    """Return indices of the points that lost at most `drop` against the slowest, from slow to fast.
+
+    Raises DllmBenchError without points, or if the fastest lost more and `cut` does not allow that.
+    """
+    if not points:
+        raise DllmBenchError("A curve without points has no area; give at least one point.")
+    order = sorted(range(len(points)), key=lambda i: points[i][0])
+    (first_x, first_y), (last_x, last_y) = points[order[0]], points[order[-1]]
+    least = first_y - drop - NEARLY
+    if last_y < least and not cut:
+        raise DllmBenchError(
+            f"The fastest point scores {last_y:.1f} at {last_x:.2f} and the slowest {first_y:.1f} "
+            f"at {first_x:.2f}, {first_y - last_y:.1f} lost where {drop:g} are allowed: such a "
+            "curve has no area; end the sweep earlier."
+        )
+    return [i for i in order if points[i][1] >= least]
+
+
+def area(points: Sequence[tuple[N, N]], y_max: N, alpha: float = ALPHA) -> N:
+    """Return the rectangle below the first point and the trapezoids from point to point.
+
+    In the trapezoids a score y has the weight exp(-alpha (1 - y / y_max)), at most 1.
+    """
+    import numpy as np
+
+    weighted = [y * np.minimum(1.0, np.exp(-alpha * (1 - y / y_max))) for _, y in points]
+    total = points[0][0] * points[0][1]
+    for k in range(1, len(points)):
+        total = total + (points[k][0] - points[k - 1][0]) * (weighted[k] + weighted[k - 1]) / 2
+    return total
 
 
 @lru_cache(maxsize=16)

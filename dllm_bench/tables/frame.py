@@ -20,10 +20,12 @@ from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics import definitions, tradeoff
+from dllm_bench.metrics import definitions
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.cost import CostModel, MeasuredRuns
 from dllm_bench.tables.derive import (
+    ALPHA,
+    DROP,
     Interval,
     Items,
     curve_of,
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 SCORE_TEXT = "samples the benchmark's own metric grades as right, in percent of all samples."
 AREA_TEXT = (
     "accuracy under parallelism as d3LLM's leaderboard has it: the area under score over x, a "
-    f"score y beyond the slowest point's x weighing exp(−{tradeoff.ALPHA:g} (1 − y ÷ best score of "
-    f"any row here on the model and benchmark)); points that lost more than {tradeoff.DROP:g} "
+    f"score y beyond the slowest point's x weighing exp(−{ALPHA:g} (1 − y ÷ best score of "
+    f"any row here on the model and benchmark)); points that lost more than {DROP:g} "
     "against the slowest do not count, and a curve that ends in one has no whole area. x:"
 )
 SETTING_TEXT = "a setting of the run, read from its configuration."

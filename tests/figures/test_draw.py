@@ -9,11 +9,10 @@ import pytest
 
 from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.figures import style
-from dllm_bench.figures.draw import drawing, images
+from dllm_bench.figures.draw import drawing, images, write
 from dllm_bench.figures.panels import PANEL_KINDS
 from dllm_bench.figures.points import UNDEFINED, BuiltFigure, build_figure, frame_of_points
 from dllm_bench.figures.spec import load_figure
-from dllm_bench.figures.write import write
 from dllm_bench.runs import token_replay
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, names_of

@@ -9,12 +9,11 @@ import pytest
 from pandas import DataFrame
 
 from dllm_bench.figures import style
-from dllm_bench.figures.draw import drawing
+from dllm_bench.figures.draw import as_csv, drawing
 from dllm_bench.figures.panels import FRONT_LINE
 from dllm_bench.figures.points import BuiltFigure, frame_of_points, with_front
 from dllm_bench.figures.run_series import Point
 from dllm_bench.figures.spec import ParetoFront, load_figure
-from dllm_bench.figures.write import as_csv
 from tests.figures.test_points import built
 
 # series, x, score

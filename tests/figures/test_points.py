@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.figures.draw import grid
+from dllm_bench.figures.draw import as_csv, grid, lines
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import PaperFigure, XAxis, load_figure, read_figure
-from dllm_bench.figures.write import as_csv, lines
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile
 from dllm_bench.tables.spec import Instead

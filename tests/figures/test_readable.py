@@ -17,12 +17,11 @@ from typing import Any, cast
 import pytest
 
 from dllm_bench.figures import style
-from dllm_bench.figures.draw import drawing, grid, stated
+from dllm_bench.figures.draw import as_csv, drawing, grid, stated
 from dllm_bench.figures.panels import REPORTED_BAR, Panel
 from dllm_bench.figures.points import BuiltFigure, frame_of_points
 from dllm_bench.figures.run_series import Point
 from dllm_bench.figures.spec import REPORTED_FIGURES, StatedNumber, XAxis, load_figure
-from dllm_bench.figures.write import as_csv
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_profile, names_of
 from scripts.redraw_figures import measured_points

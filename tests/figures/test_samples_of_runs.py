@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.figures.draw import lines, why_kept, write
 from dllm_bench.figures.points import BuiltFigure, build_figure, missing_replays
 from dllm_bench.figures.spec import SeriesCall
-from dllm_bench.figures.write import lines, why_kept, write
 from dllm_bench.runs import token_replay
 from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES
 from dllm_bench.store.store import ERROR, SPEC, Store

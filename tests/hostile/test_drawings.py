@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.site.drawings import LINK, SVG, harmless, shapes_of
+from dllm_bench.site.pages import LINK, SVG, harmless, shapes_of
 from tests.site.builders import fill, make
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '

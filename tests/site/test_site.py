@@ -31,8 +31,7 @@ from dllm_bench.site import pages as site_pages
 from dllm_bench.site import run_page as site_samples
 from dllm_bench.site import texts as site_texts
 from dllm_bench.site.decoding_order import decoding_order
-from dllm_bench.site.pages import RunPages, run_address
-from dllm_bench.site.table_pages import SHOWN_POINTS, figure_page, shown_entry
+from dllm_bench.site.pages import SHOWN_POINTS, RunPages, figure_page, run_address, shown_entry
 from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec

@@ -8,7 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics.tradeoff import ALPHA, DROP, area, pareto_front, within_drop
+from dllm_bench.figures.trade_off import pareto_front
+from dllm_bench.tables.derive import ALPHA, DROP, area, within_drop
 
 Points = list[tuple[float, float]]
 
