@@ -32,8 +32,8 @@ from dllm_bench.tables.derive import measure_run
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, load_table, names_of, title_of
 from dllm_bench.tables.plan import plan_common, plans_of
+from dllm_bench.tables.render import DISTURBED
 from dllm_bench.tables.spec import EMBEDDED
-from dllm_bench.tables.view import DISTURBED
 from scripts.embedded.card import measured
 from scripts.piece_settings import page_tables
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dllm_bench.benchmarks.embedded import open_text
-from dllm_bench.benchmarks.embedded.generated import GeneratedTask
+from dllm_bench.benchmarks.embedded.generated import TEST, GeneratedTask
 from dllm_bench.benchmarks.items import (
     Item,
     answered_items,
@@ -28,7 +28,6 @@ from dllm_bench.benchmarks.items import (
     repeat_items,
     text_requests,
 )
-from dllm_bench.claims.evidence import TEST
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request

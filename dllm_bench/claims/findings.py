@@ -21,8 +21,7 @@ from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.frame import BuiltTable, Row, hardware_text
 from dllm_bench.tables.plan import CellState, distinct_runs
-from dllm_bench.tables.render import environment
-from dllm_bench.tables.view import interval_text, is_empty, measured_text
+from dllm_bench.tables.render import environment, interval_text, is_empty, measured_text
 
 TEMPLATES = Path(__file__).parent / "templates"
 PROSE = Path(__file__).with_name("findings.yaml")

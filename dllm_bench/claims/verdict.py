@@ -36,9 +36,16 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.load import names_of
-from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, PlannedTable, distinct_runs
+from dllm_bench.tables.plan import (
+    CellState,
+    PlannedCell,
+    PlannedRun,
+    PlannedTable,
+    StoredNames,
+    StoredPlanner,
+    distinct_runs,
+)
 from dllm_bench.tables.spec import Profile
-from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
 ROW_HEADS = ("claim", "verdict", "effect, 95 % interval", "n", "p", "why")
 NOTHING = "–"

@@ -29,11 +29,10 @@ from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.provenance import machine
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store, remove
-from dllm_bench.tables import load, plan, view
+from dllm_bench.tables import load, plan, render
 from dllm_bench.tables.cost import cost_in_words, measured_runs
 from dllm_bench.tables.frame import LOAD_PER_CORE, BuiltTable, build, disturbed_runs, is_loaded
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, PlannedTable
-from dllm_bench.tables.render import write
 from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
 EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
@@ -251,7 +250,7 @@ class GrowingTables:
         tables = [build(*one, similar) for one in planned]
         settings.save()
         with explain_write_errors(self.folder):
-            return tables, [path for built in tables for path in write(built, self.folder)]
+            return tables, [path for built in tables for path in render.write(built, self.folder)]
 
 
 def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
@@ -328,8 +327,8 @@ def outlook_lines(
 def table_lines(built: BuiltTable) -> Iterator[str]:
     """Yield a table: measured numbers next to reported ones, then what is missing."""
     yield built.table.title
-    yield view.profile_text(built)
-    for block in view.blocks(built):
+    yield render.profile_text(built)
+    for block in render.blocks(built):
         yield ""
         yield " · ".join(filter(None, (block["title"], f"measured: {block['measured_on']}")))
         reported = ("reported",) if block["is_reported"] else ()
@@ -337,27 +336,27 @@ def table_lines(built: BuiltTable) -> Iterator[str]:
         rows = (row_cells(row, bool(reported)) for row in block["rows"])
         yield from align([(*block["heads"], *titles), *rows])
     yield ""
-    yield view.progress(built)
+    yield render.progress(built)
     yield from (f"cannot run here: {reason}" for reason in built.unavailable)
     yield from missing_lines(built)
 
 
-def row_cells(row: view.Plain, is_reported: bool) -> tuple[str, ...]:
+def row_cells(row: render.Plain, is_reported: bool) -> tuple[str, ...]:
     """Return the row's headings, then per metric the measured number and, in some blocks, the
     reported one."""
     texts = list(row["heads"])
     for cell in row["cells"]:
-        texts.append(view.measured_text(cell))
+        texts.append(render.measured_text(cell))
         if is_reported:
             reported = cell and cell.planned.cell.reported
-            texts.append(reported.text if reported else view.NO_CELL)
+            texts.append(reported.text if reported else render.NO_CELL)
     return tuple(texts)
 
 
 def missing_lines(built: BuiltTable) -> Iterator[str]:
     """Yield the cost of the missing runs, the command for all of them, and commands for single
     ones."""
-    yield from view.cost_lines(built)
+    yield from render.cost_lines(built)
     if any(run.is_for_elsewhere for run in built.runs):
         flags = f"{built.profile.flags} --commands"
         yield f"commands for a machine that can: dllm-bench table {built.table.name} {flags}"
@@ -382,7 +381,7 @@ def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
     for built in tables:
         for reason, cells in empty_cell_reasons(built).items():
             yield f"{built.table.name}: {cells} cells {reason}"
-        yield from (f"{built.table.name}: {line}" for line in view.cost_lines(built))
+        yield from (f"{built.table.name}: {line}" for line in render.cost_lines(built))
     distinct = {r.command: built.costs.estimate(r) for built in tables for r in built.open}
     if distinct:
         cost = cost_in_words(list(distinct.values()))
@@ -396,7 +395,7 @@ def empty_cell_reasons(built: BuiltTable) -> dict[str, int]:
     reasons = [
         f"{cell.status}: {cell.reason}"
         for cell in built.cells.itertuples()
-        if view.is_empty(cell) and not cell.planned.run.open
+        if render.is_empty(cell) and not cell.planned.run.open
     ]
     return dict(Counter(reasons).most_common())
 

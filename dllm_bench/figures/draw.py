@@ -39,9 +39,9 @@ from dllm_bench.figures.run_series import COUNTED, SIMULATED, Point
 from dllm_bench.figures.spec import PaperFigure, StatedNumber
 from dllm_bench.methods.drafting import device_of_step_profile
 from dllm_bench.store.files import csv_rows, csv_text, write_atomic
-from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.plan import CellState
+from dllm_bench.tables.render import progress
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -489,7 +489,7 @@ def headline(built: BuiltFigure) -> str:
     measured, reported = (len(built.drawn(measured=ours)) for ours in (True, False))
     without = len(built.without_number)
     points = f"{measured} points measured, {reported} reported, {without} without number"
-    return f"{built.figure.name}: {points}; {view.progress(built.built)}"
+    return f"{built.figure.name}: {points}; {progress(built.built)}"
 
 
 def lines(built: BuiltFigure) -> Iterator[str]:

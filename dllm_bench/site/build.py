@@ -67,11 +67,10 @@ from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.frame import build as build_table
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import CellState
+from dllm_bench.tables.plan import CellState, StoredNames, StoredPlanner
 from dllm_bench.tables.render import TEMPLATES as TABLE_TEMPLATES
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import EMBEDDED
-from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
 Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showing progress
 

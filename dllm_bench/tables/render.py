@@ -2,8 +2,13 @@
 
 Rendering reads only the built table (no torch, no store, no clock). json holds every cell with its
 keys, state, measured and reported value; csv holds the same with one line per cell. The formats for
-readers are templates in `templates/`; their content is made in `view`. LaTeX is escaped ASCII, so
-it works with every engine and encoding; it needs the packages booktabs and graphicx.
+readers are templates in `templates/`, which add the markup to the content below: blocks of rows,
+numbers as text, remarks. LaTeX is escaped ASCII, so it works with every engine and encoding; it
+needs the packages booktabs and graphicx.
+
+A block is one combination of section and column facets (LoPA Table 4: a model and a benchmark). A
+row of it is one run, or several if some metrics have their own runs. Measured numbers come first,
+then the reported ones, if any; each of the two groups of columns names its own model and benchmark.
 """
 
 from __future__ import annotations
@@ -11,20 +16,36 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
+from itertools import groupby, product
 from math import isnan
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dllm_bench.store.files import csv_text, write_atomic
-from dllm_bench.tables import view
+from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.derive import Curve
-from dllm_bench.tables.frame import BuiltTable, Row, definition_text
-from dllm_bench.tables.plan import PlannedRun
+from dllm_bench.tables.frame import (
+    LOAD_PER_CORE,
+    UNDEFINED,
+    BuiltTable,
+    CellVerdict,
+    Row,
+    definition_text,
+)
+from dllm_bench.tables.plan import (
+    CellState,
+    PlannedRun,
+    distinct_runs,
+    missing_trained_files,
+)
+from dllm_bench.tables.spec import FacetValue, Query
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCHEMA = 2  # version of the json file; raised with every change
@@ -63,6 +84,48 @@ LATEX = {
     "…": r"\ldots{}",
     "\N{NO-BREAK SPACE}": "~",
 }
+DECIMALS = 1  # shown of measured numbers; more would be noise
+OWN_DECIMALS = {  # for units with small numbers, or with whole numbers
+    "tokens/forward": 2,
+    "tokens/round": 2,
+    "×": 2,
+    "s": 3,  # a small model's
+    "ms": 2,
+    "share": 3,
+    "nats": 4,
+    "bytes": 0,
+    "bytes/forward": 0,
+}
+MIN_CHECKED = 3  # errors of fewer estimates are not meaningful
+SHOWN_HASH = 10  # characters
+SHOWN_RUNS = 3  # shown per row; the json file has all of them
+DISTURBED = "†"  # after a timing from a busy machine
+NO_CELL = "–"  # shown where the table has no number at all
+NO_SUCH_CELL = "the table has no such cell"
+Plain = dict[str, Any]
+MARKS = {
+    CellVerdict.EQUAL: "eq",
+    CellVerdict.INSIDE_CI: "ci",
+    CellVerdict.INSIDE_TOLERANCE: "tol",
+    CellVerdict.OUTSIDE: "out",
+    CellVerdict.NOT_COMPARABLE: "nc",
+    CellVerdict.NONE: "",
+}
+CLASSES = {  # CSS classes
+    CellVerdict.EQUAL: "ok",
+    CellVerdict.INSIDE_CI: "ok",
+    CellVerdict.INSIDE_TOLERANCE: "near",
+    CellVerdict.OUTSIDE: "off",
+    CellVerdict.NOT_COMPARABLE: "soft",
+    CellVerdict.NONE: "soft",
+}
+LEGEND = (
+    "ci: the reported value lies inside our 95 % interval; tol: inside the table's tolerance; "
+    "eq: the setting is the reported one; out: none of these; nc: not comparable"
+)
+
+
+# --- files --------------------------------------------------------------------------------------
 
 
 def write(built: BuiltTable, folder: Path) -> list[Path]:
@@ -84,7 +147,7 @@ def render(built: BuiltTable) -> dict[str, str]:
     """Return {file extension: content}."""
 
     def address(run: PlannedRun) -> str:
-        return f"{view.link(built, run)}/record.json"
+        return f"{link(built, run)}/record.json"
 
     pages = {form: environment().get_template(f"table.{form}") for form in ("md", "html", "tex")}
     texts = {form: page.render(built=built, address=address) for form, page in pages.items()}
@@ -105,8 +168,8 @@ def environment(*more: Path) -> Environment:
         keep_trailing_newline=True,
     )
     found.filters.update(md=markdown, prose=prose, tex=latex, tex_prose=latex_prose)
-    found.filters.update(short_hash=view.short_hash, call=lambda one, function: function(one))
-    found.globals["show"] = view
+    found.filters.update(short_hash=short_hash, call=lambda one, function: function(one))
+    found.globals["show"] = globals()  # the functions of this module
     return found
 
 
@@ -229,3 +292,348 @@ def _csv_row(entry: dict[str, Any]) -> dict[str, Any]:
     row = {**entry, **entry["keys"], **measured_with, "low": low, "high": high}
     row |= {key: " ".join(entry[key]) for key in ("notes", "runs")}
     return {**row, "reported": entry["reported_text"]}
+
+
+# --- content of all formats ----------------------------------------------------------------------
+
+
+def blocks(built: BuiltTable) -> list[Plain]:
+    """Return all blocks that have a cell, section by section.
+
+    Keys of a block:
+    section; paper: the paper's group of columns; title: of both
+    here, measured_on: common model and benchmark of all measured numbers, as data and in words
+    heads: of the columns before the numbers; metrics, labels: of the columns with numbers
+    is_reported; rows
+    verdict: remark on the verdicts; marked: whether cells have marks
+
+    Keys of a row: key, heads, notes, cells, runs (of its own numbers, without those used for
+    comparison). A cell is a row of the frame, or None.
+    """
+    table = built.table
+    by_key = {row.Index: row for row in built.cells.itertuples()}
+    shown = {name: _shown(values, built, name) for name, values in table.facets.items()}
+    outer_facets = (*table.sections, *table.columns)
+    found = []
+    for outer in product(*(shown[facet] for facet in outer_facets)):
+        fixed = dict(zip(outer_facets, outer, strict=True))
+        rows = []
+        for inner in product(*(shown[facet] for facet in table.rows)):
+            values = {**fixed, **dict(zip(table.rows, inner, strict=True))}
+            names = tuple(values[facet].name for facet in table.facets)
+            cells = [by_key.get((*names, metric.name)) for metric in table.metrics]
+            if any(cells):
+                rows.append(_row(built, inner, cells))
+        if rows:
+            found.append(_block(built, outer, rows))
+    return found
+
+
+def sections(built: BuiltTable) -> Iterator[Plain]:
+    """Yield the blocks of each section, and lines across all of them: heads, common notes, and
+    (block, row or None) of each block.
+    """
+    for section, found in groupby(blocks(built), key=lambda block: block["section"]):
+        of_section = list(found)
+        keyed = [{row["key"]: row for row in block["rows"]} for block in of_section]
+        lines = []
+        for key in dict.fromkeys(key for rows in keyed for key in rows):
+            known = [rows[key] for rows in keyed if key in rows]
+            notes = [n for n in known[0]["notes"] if all(n in row["notes"] for row in known)]
+            rows = [(block, rows.get(key)) for block, rows in zip(of_section, keyed, strict=True)]
+            lines.append({"heads": known[0]["heads"], "notes": notes, "rows": rows})
+        yield {"section": section, "blocks": of_section, "lines": lines}
+
+
+def _shown(values: Iterable[FacetValue], built: BuiltTable, facet: str) -> list[FacetValue]:
+    """Return the facet's values that occur in shown cells."""
+    names = set(built.cells.index.get_level_values(facet))
+    return [value for value in values if value.name in names]
+
+
+def _row(built: BuiltTable, values: Sequence[FacetValue], cells: Sequence[Row | None]) -> Plain:
+    pairs = zip(cells, built.table.metrics, strict=True)
+    own = [cell for cell, metric in pairs if not metric.is_compared] or cells
+    return {
+        "key": tuple(value.name for value in values),
+        "heads": (*(v.label for v in values), *(t for v in values for t in v.shown.values())),
+        "notes": common_notes(cells),
+        "cells": cells,
+        "runs": distinct_runs(cell.planned for cell in own if cell),
+    }
+
+
+def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]) -> Plain:
+    table, split = built.table, len(built.table.sections)
+    section, paper = (", ".join(v.label for v in part) for part in (outer[:split], outer[split:]))
+    titles = [title for facet in table.rows for title in _shown_titles(table.facets[facet])]
+    heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *titles)
+    own = [measured_on(row["cells"]) for row in rows]
+    here = measured_on(cell for row in rows for cell in row["cells"])
+    if any(names != here for names in own if names):  # the header cannot name these
+        heads = (*heads, "Measured with")
+        for row, names in zip(rows, own, strict=True):
+            row["heads"] += (" on ".join(n for n in names if n not in here) or NO_CELL,)
+    cells = [cell for row in rows for cell in row["cells"] if cell]
+    has_runs = any(run.query for row in rows for run in row["runs"])
+    metrics = [metric.label for metric in table.metrics]
+    verdicts = {(cell.verdict, cell.reason) for cell in cells if cell.verdict}
+    is_reported = any(cell.planned.cell.reported for cell in cells)
+    title, where = ", ".join(filter(None, (section, paper))), " on ".join(here)
+    where = where or ("several models" if has_runs else "not run here")
+    groups = (("here", "Measured", where), ("paper", "Reported", title))
+    remark = verdict_remark(verdicts)
+    below = "Nothing measured yet." if all(map(is_empty, cells)) else remark
+    return {
+        "section": section,
+        "paper": paper,
+        "title": title,
+        "here": here,
+        "measured_on": where,
+        "heads": heads,
+        "metrics": metrics,
+        "labels": [
+            f"{label} (%)" if cell and cell.unit == "%" else label
+            for label, cell in zip(metrics, rows[0]["cells"], strict=True)
+        ],
+        "is_reported": is_reported,
+        "marked": len(verdicts) != 1,
+        "verdict": remark,
+        "rows": rows,
+        "groups": groups if is_reported else groups[:1],
+        "caption": " ".join(filter(None, (f"{table.title}.", title and f"{title}.", below))),
+    }
+
+
+def verdict_remark(verdicts: Iterable[tuple[str, str]]) -> str:
+    """Return the remark on the (verdict, reason) of cells: the common one, or the meaning of the
+    marks; empty if nothing was compared.
+    """
+    texts = [f"{verdict} ({why})" if why else verdict for verdict, why in verdicts]
+    return f"Verdict: {texts[0]}." if len(texts) == 1 else f"Marks: {LEGEND}." if texts else ""
+
+
+def _shown_titles(values: Iterable[FacetValue]) -> Query:
+    """Return titles of the additional columns of a facet."""
+    return next((tuple(value.shown) for value in values if value.shown), ())
+
+
+def measured_on(cells: Iterable[Row | None]) -> Query:
+    """Return the common model and benchmark of the cells' runs; empty if none of them can run."""
+    chosen = [cell.planned.run.chosen for cell in cells if cell and cell.planned.run.query]
+    names = [{choice.get(key, "") for choice in chosen} for key in ("model", "benchmark")]
+    return tuple(name for one in names if len(one) == 1 for name in one if name)
+
+
+def common_notes(cells: Sequence[Row | None]) -> Query:
+    """Return the notes that all cells share, in the order of the first cell."""
+    notes = [cell.planned.cell.notes if cell else () for cell in cells]
+    return tuple(dict.fromkeys(name for name in notes[0] if all(name in own for own in notes)))
+
+
+def own_notes(cell: Row | None, shown: Query) -> Query:
+    """Return the notes of the cell that are not shown for its whole row."""
+    notes = cell.planned.cell.notes if cell else ()
+    return tuple(dict.fromkeys(name for name in notes if name not in shown))
+
+
+def number(value: float, unit: str) -> str:
+    """Return a number with the decimals of its unit; one that rounds to zero has no sign."""
+    return f"{value:z.{OWN_DECIMALS.get(unit, DECIMALS)}f}"
+
+
+def measured_text(cell: Row | None) -> str:
+    """Return the measured number, or the text of an empty cell."""
+    if cell is None:
+        return NO_CELL
+    if is_empty(cell) or cell.text:
+        return cell.text or cell.planned.run.short or UNDEFINED
+    metric = cell.planned.cell.metric
+    sign = "+" if (metric.minus or metric.gain) and cell.value > 0 else ""
+    return f"{sign}{number(cell.value, cell.unit)}{DISTURBED if cell.disturbed else ''}"
+
+
+def is_empty(cell: Row | None) -> bool:
+    """Return True for a cell that shows why it has no number."""
+    return cell is None or (isnan(cell.value) and not cell.text)
+
+
+def interval_text(cell: Row) -> str:
+    """Return the interval in brackets; empty if there is none."""
+    ends = ", ".join(number(end, cell.unit) for end in (cell.low, cell.high) if not isnan(end))
+    return f"[{ends}]" if ends else ""
+
+
+def reported_text(cell: Row | None) -> str:
+    """Return the printed value."""
+    if cell is None:
+        return NO_CELL
+    return cell.planned.cell.reported.text if cell.planned.cell.reported else "not reported"
+
+
+def link(built: BuiltTable, run: PlannedRun) -> str:
+    """Return the path of the run's folder, relative to the rendered file."""
+    up = "../" * (built.table.name.count("/") + 1)
+    return f"{up}runs/{run.folder}"
+
+
+def short_hash(run: PlannedRun) -> str:
+    """Return the first characters of the run's hash; empty if there is no run."""
+    return run.spec.identity_hash[:SHOWN_HASH] if run.spec else ""
+
+
+def hashes(row: Plain) -> str:
+    """Return the hashes of the row's runs, as shown."""
+    shown = [short_hash(run) for run in row["runs"] if run.spec]
+    more = f" … ({len(shown)} runs)" if len(shown) > SHOWN_RUNS else ""
+    return " ".join(shown[:SHOWN_RUNS]) + more or NO_CELL
+
+
+def progress(built: BuiltTable) -> str:
+    """Return the number of runs in each state."""
+    states = built.states()
+    if not states:
+        return "nothing to run"
+    return f"{sum(states.values())} runs: " + ", ".join(f"{n} {s}" for s, n in states.items())
+
+
+def cost_lines(built: BuiltTable) -> list[str]:
+    """Return the cost of open and of unavailable runs, the error of such estimates, and the files
+    that must be trained first.
+    """
+    lines, estimate = [], built.costs.estimate
+    elsewhere = [r for r in built.runs if r.state is CellState.UNAVAILABLE and r.config]
+    for runs, what in ((built.open, "to make,"), (elsewhere, "are unavailable here; elsewhere:")):
+        if runs:
+            lines.append(f"{len(runs)} runs {what} {cost_in_words(list(map(estimate, runs)))}")
+    errors = built.costs.measured.errors if lines else []
+    if len(errors) >= MIN_CHECKED:
+        low, *_, high = quantiles(errors, n=10, method="inclusive")
+        lines.append(
+            f"measured ÷ estimated seconds of {len(errors)} sealed runs: {median(errors):.2f} in "
+            f"the middle, {low:.1f} to {high:.1f} in 8 of 10"
+        )
+    trained = missing_trained_files(built.runs)
+    lines += [f"train first: {source} (`dllm-bench train`)" for source in trained]
+    return lines
+
+
+def profile_text(built: BuiltTable) -> str:
+    """Return the meaning of the profile for the columns."""
+    reported = bool(built.table.reported)
+    if built.profile.embedded:
+        apart = " and are not to be compared with the reported columns, which are the paper's"
+        return (
+            "Profile `embedded`: the measured columns are small models and their tasks, named in "
+            "the headers. They show how the decoder behaves"
+            f"{apart if reported else ''}."
+        )
+    what = "Reported columns are the paper's; what" if reported else "What"
+    return (
+        f"Profile `{built.profile.name}`: the published checkpoints and sizes. {what} this machine "
+        "lacks shows `unavailable: needs …`."
+    )
+
+
+def _disturbed_lines(built: BuiltTable) -> list[str]:
+    """Return the meaning of the mark of disturbed timings, if a cell has it."""
+    count = built.cells.disturbed.sum()
+    meaning = f"began at a load average above {LOAD_PER_CORE:g} per core, which disturbs times"
+    return [f"{DISTURBED} a run {meaning} ({count} cells)"] if count else []
+
+
+def _passes_lines(built: BuiltTable) -> list[str]:
+    """Return the meaning of a timing's interval, if a run has several passes over its items."""
+    timed = [
+        cell
+        for cell in built.cells.planned[built.cells.low.notna()]
+        if cell.cell.metric.is_of_times
+    ]
+    passes = sorted({run.spec.repeats for cell in timed for run in cell.runs if run.spec} - {1})
+    if not passes:
+        return []
+    counts = " or ".join(map(str, passes))
+    return [
+        f"Timings use {counts} passes over the items. Their brackets: 95 % prediction interval for "
+        "a second measurement of as many passes, variance between passes included."
+    ]
+
+
+def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
+    """Return the remarks below a table: (heading, lines). `commands`: list the commands of open
+    runs."""
+    definitions = [
+        f"{m.label} = `{m.formula}`{f', {m.unit}' if m.unit else ''}: {definition_text(m)}"
+        for m in built.table.metrics
+    ]
+    compares_scores = any(m.is_score and m.minus for m in built.table.metrics)
+    paired = "Agresti and Min's for differences of scores, " if compares_scores else ""
+    tail = (
+        f"Brackets: 95 % interval (Wilson for shares, {paired}else percentile bootstrap over "
+        "samples; numbers derived from several runs draw the same items of a benchmark for all of "
+        "them)."
+    )
+    bare = "Extremes (maximum, top-10, percentiles) are shown without one."
+    parts = [
+        ("Definitions", [*definitions, f"{tail} {bare}", *_passes_lines(built)]),
+        ("Measured on", [*built.hardware, *_disturbed_lines(built)]),
+        ("Code", [f"commit {code}" for code in built.code]),
+        ("Inputs", built.inputs),
+        (
+            "Reported" if built.table.reported else "Source",
+            [built.table.source, *_reported_on(built)],
+        ),
+        ("Notes", [f"{note.name}: {note.text}" for note in built.table.notes]),
+        ("Not graded", _ungraded_lines(built)),
+        ("Undefined", list(_undefined_lines(built))),
+        ("Reported only", _reported_only_lines(built)),
+        ("Cannot run here", built.unavailable),
+        ("Still to run", _open_lines(built)[: None if commands else 1]),
+    ]
+    return [(title, lines) for title, lines in parts if lines]
+
+
+def run_lines(built: BuiltTable) -> list[str]:
+    """Return the hashes of each block's runs, row by row, for formats without a column for them."""
+    return [
+        f"{block['title']}: "
+        + ", ".join(f"{row['heads'][0]} {hashes(row)}" for row in block["rows"])
+        for block in blocks(built)
+    ]
+
+
+def _reported_on(built: BuiltTable) -> list[str]:
+    names = dict.fromkeys(planned.cell.reported_on for planned in built.cells.planned)
+    return [f"on {hardware}" for hardware in names if hardware]
+
+
+def _ungraded_lines(built: BuiltTable) -> list[str]:
+    """Return the runs whose scores leave out samples that could not be graded, with their
+    numbers."""
+    scores = [planned for planned in built.cells.planned if planned.cell.metric.is_score]
+    records = {r.record.spec.short: r.record for r in distinct_runs(scores) if r.record}
+    return [f"{short}: {one.ungraded}" for short, one in records.items() if one.ungraded]
+
+
+def _undefined_lines(built: BuiltTable) -> Iterator[str]:
+    """Yield the reasons why sealed runs give no number, with the cells."""
+    undefined = built.cells[built.cells.status == UNDEFINED]
+    for why, planned in undefined.groupby("reason", sort=False).planned:
+        labels = (
+            [v.label for v in p.cell.values.values()] + [p.cell.metric.label] for p in planned
+        )
+        yield f"{'; '.join(map(', '.join, labels))}: {why}"
+
+
+def _reported_only_lines(built: BuiltTable) -> list[str]:
+    """Return the reasons why some cells have no run; derived cells have those of their parts."""
+    without = built.cells.planned[built.cells.state == CellState.REPORTED_ONLY]
+    own = [p for p in without if p.cell.reported_only or not p.parts]
+    return list(dict.fromkeys(p.cell.reported_only or p.run.reason for p in own))
+
+
+def _open_lines(built: BuiltTable) -> list[str]:
+    """Return the total cost, then a line per open run."""
+    costs = {id(run): cost_in_words([built.costs.estimate(run)]) for run in built.open}
+    lines = [f"`{r.command}` ({r.state}: {r.reason}; {costs[id(r)]})" for r in built.open]
+    return [*cost_lines(built), *lines]

@@ -16,10 +16,8 @@ from itertools import product
 
 from dllm_bench.benchmarks import evalplus, prompts
 from dllm_bench.benchmarks.embedded import miniparallel
-from dllm_bench.benchmarks.embedded.generated import FROZEN, GeneratedTask
+from dllm_bench.benchmarks.embedded.generated import FROZEN, TEST, UNSEEN, GeneratedTask
 from dllm_bench.benchmarks.tasks import sources
-from dllm_bench.claims.evidence import TEST
-from dllm_bench.runs.token_replay import UNSEEN
 
 
 def frozen_tasks() -> dict[str, GeneratedTask]:

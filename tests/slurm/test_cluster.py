@@ -33,7 +33,7 @@ from dllm_bench.store.store import RunState, Store, read_samples
 from dllm_bench.tables.fill import send
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.plan import distinct_runs
-from dllm_bench.tables.view import is_empty
+from dllm_bench.tables.render import is_empty
 from tests.resume import fakes
 from tests.resume.drill import WARMUPS
 from tests.slurm.fates import FATES, STARTING, WAITS, Fates, Note, mark

@@ -12,7 +12,7 @@ from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
-from dllm_bench.tables.view import footer, measured_text
+from dllm_bench.tables.render import footer, measured_text
 from tests.tables.builders import (
     ENVIRONMENT,
     FULL,

@@ -25,8 +25,8 @@ from dllm_bench.tables.cost import (
     summary_of,
 )
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
+from dllm_bench.tables.render import cost_lines
 from dllm_bench.tables.spec import Cell, ReportedValue, TableMetric
-from dllm_bench.tables.view import cost_lines
 from tests.tables.builders import FULL, every_state, record_of, spec_of
 
 LOOKAHEAD = {"_target_": "explore.lookahead"}

@@ -16,7 +16,7 @@ from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
-from dllm_bench.tables import view
+from dllm_bench.tables import render
 from dllm_bench.tables.frame import BuiltTable, Row, build
 from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import PlannedTable, distinct_runs
@@ -97,10 +97,10 @@ def test_each_number_comes_from_its_run(tmp_path, monkeypatch) -> None:
 
 def test_a_row_names_both_runs_and_the_notes_say_what_a_bracket_is(tmp_path, monkeypatch) -> None:
     found = built(Store(tmp_path), EMBEDDED, monkeypatch)
-    [block] = view.blocks(found)
-    assert [len(view.hashes(row).split()) for row in block["rows"]] == [2, 2]
+    [block] = render.blocks(found)
+    assert [len(render.hashes(row).split()) for row in block["rows"]] == [2, 2]
     assert block["here"] == ("tiny-alpha", "miniquiz")
-    notes = dict(view.footer(found))["Definitions"]
+    notes = dict(render.footer(found))["Definitions"]
     assert any("5 passes over the items" in line for line in notes)
     cells = json.loads(as_json(found))["cells"]
     by_metric = {c["metric"]: c["runs"] for c in cells if c["keys"]["decoder"] == "quick"}
@@ -109,7 +109,7 @@ def test_a_row_names_both_runs_and_the_notes_say_what_a_bracket_is(tmp_path, mon
 
 def test_a_table_without_such_runs_says_nothing_of_passes(tmp_path, monkeypatch) -> None:
     found = test_areas.built(tmp_path, monkeypatch)
-    assert not any("passes" in line for _, lines in view.footer(found) for line in lines)
+    assert not any("passes" in line for _, lines in render.footer(found) for line in lines)
 
 
 def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatch) -> None:

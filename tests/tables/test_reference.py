@@ -29,9 +29,8 @@ from dllm_bench.tables.derive import has_curve
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.plan import CellState, PlannedCell, plan_common, plans_of
-from dllm_bench.tables.render import render
+from dllm_bench.tables.render import number, render
 from dllm_bench.tables.spec import TableMetric
-from dllm_bench.tables.view import number
 from tests.claims.test_reference_claims import judgements, settings
 from tests.tables.builders import TINY, every_state, planned_small, seal
 from tests.tiers import covering

@@ -18,8 +18,7 @@ import pytest
 from dllm_bench.cli.table import overview_lines, table_lines
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_table
-from dllm_bench.tables.render import FORMS, latex, render, write
-from dllm_bench.tables.view import SHOWN_HASH, number
+from dllm_bench.tables.render import FORMS, SHOWN_HASH, latex, number, render, write
 from tests.tables.builders import FULL, GOLDEN, TINY, derived, every_state, nothing_reported
 
 BUILT = {

@@ -1,4 +1,4 @@
-"""Which queries may have a stored run, by the names in folders (`tables/stored`)."""
+"""Which queries may have a stored run, by the names in folders (`tables/plan`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import slug
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, load_table
-from dllm_bench.tables.stored import GROUPS, NOT_STORED, StoredNames, StoredPlanner, folder_patterns
+from dllm_bench.tables.plan import GROUPS, NOT_STORED, StoredNames, StoredPlanner, folder_patterns
 from tests.tables.builders import record_of, seal, spec_of
 
 

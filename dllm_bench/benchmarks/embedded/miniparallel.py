@@ -24,6 +24,7 @@ from operator import itemgetter
 from typing import Any
 
 from dllm_bench.benchmarks.embedded.generated import (
+    TEST,
     Draw,
     GeneratedProblem,
     GeneratedTask,
@@ -32,7 +33,6 @@ from dllm_bench.benchmarks.embedded.generated import (
     text_problem,
 )
 from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, NAMES
-from dllm_bench.claims.evidence import TEST
 
 LINE = (4, 6)
 """Smallest and largest number of names in a line."""

@@ -7,11 +7,9 @@ import hashlib
 import pytest
 
 from dllm_bench.benchmarks.embedded import minigsm
-from dllm_bench.benchmarks.embedded.generated import SPLIT_SIZE, UNSEEN_SIZE
+from dllm_bench.benchmarks.embedded.generated import SPLIT_SIZE, TEST, UNSEEN, UNSEEN_SIZE
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
-from dllm_bench.claims.evidence import TEST
-from dllm_bench.runs.token_replay import UNSEEN
 from scripts.embedded.items import frozen_tasks
 
 TASKS = frozen_tasks()
