@@ -233,29 +233,22 @@ def first_right_step(run: StoredRun, settings: Settings) -> Iterator[Point]:
         yield {**mean_and_quartiles(position + 1, by_position[position]), "series": "ideal"}
 
 
-@series()
-def probability(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Yield the probability of the final token at some positions of one text, by step up to its
-    commit. A panel per position, or a series per position with the setting `one_panel`.
+def by_step(values: str, run: StoredRun, settings: Settings) -> Iterator[Point]:
+    """Yield a value of the final token at some positions of one text, by step up to its commit. A
+    panel per position, or a series per position with the setting `one_panel`.
+
+    values: name of the value in a token replay.
     """
     for sample, replay in one_sample(run, settings):
         for index, position in enumerate(chosen_positions(settings, len(sample.born)), start=1):
             apart = {"panel": f"position {position + 1}"}
             named = {"series": f"token {index}"} if settings.get("one_panel") else apart
-            for step, value in known_values(sample, replay.chance_SP, position):
+            for step, value in known_values(sample, getattr(replay, values), position):
                 yield {"x": step, "y": value, "n": 1, **named}
 
 
-@series()
-def rank(run: StoredRun, settings: Settings) -> Iterator[Point]:
-    """Yield the rank of the final token at some positions of one text, by step up to its commit.
-
-    Rank 1: it is the candidate. There is a panel per position.
-    """
-    for sample, replay in one_sample(run, settings):
-        for position in chosen_positions(settings, len(sample.born)):
-            for step, value in known_values(sample, replay.rank_SP, position):
-                yield {"x": step, "y": value, "n": 1, "panel": f"position {position + 1}"}
+RUN_SERIES["probability"] = partial(by_step, "chance_SP")
+RUN_SERIES["rank"] = partial(by_step, "rank_SP")  # 1: the token is the candidate
 
 
 @series("tokens")

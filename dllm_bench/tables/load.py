@@ -50,6 +50,7 @@ OWN_GROUPS = {
 """Group -> texts in a yaml that mark weights or items that ship, or that `make real` fetches."""
 RULE_KEYS = ("run", "reported_only", "hidden", "skip", "needs", "reported_on")
 VALUE_KEYS = ("label", "show", "mean_of", "curve", *RULE_KEYS)
+METRIC_KEYS = "label definition tolerance unit over minus setting labels area run".split()
 
 
 def names_of(kind: str) -> list[str]:
@@ -205,22 +206,19 @@ def _values(entry: Mapping[str, Any], data: Path) -> Iterator[FacetValue]:
 
 
 def _value(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> FacetValue:
+    made = {"label": name, **_fields(name, plain, keys)}
+    shown = {title: str(text) for title, text in made.pop("show", {}).items()}
+    needs = made.pop("needs", ())
+    return FacetValue(name, needs=_as_tuple(needs), shown=shown, **made)
+
+
+def _fields(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return the entries of a yaml with tuples in place of lists; DllmBenchError for an unknown
+    key."""
     unknown = sorted(set(plain) - set(keys))
     if unknown:
         raise DllmBenchError(f"{name}: {unknown_name('key', unknown[0], keys)}")
-    return FacetValue(
-        name=name,
-        label=plain.get("label", name),
-        run=tuple(plain.get("run", ())),
-        needs=_as_tuple(plain.get("needs", ())),
-        reported_on=plain.get("reported_on", ""),
-        shown={title: str(text) for title, text in plain.get("show", {}).items()},
-        reported_only=plain.get("reported_only", ""),
-        hidden=plain.get("hidden", False),
-        skip=plain.get("skip", False),
-        mean_of=tuple(plain.get("mean_of", ())),
-        curve=tuple(plain.get("curve", ())),
-    )
+    return {key: tuple(e) if isinstance(e, list) else e for key, e in plain.items()}
 
 
 def _as_tuple(plain: object) -> Query:
@@ -274,23 +272,19 @@ def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[Rule]:
 
 def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
     """Return a metric; `tolerance: 10 %` is relative, a bare number is in the metric's unit."""
-    tolerance, area = str(plain.get("tolerance", 0)), plain.get("area", "")
-    relative = tolerance.endswith("%")
+    made = _fields(f"Metric {name}", plain, METRIC_KEYS)
+    area, tolerance = made.get("area", ""), str(made.pop("tolerance", 0))
     if area not in ("", WHOLE, CUT):
         raise DllmBenchError(f"Metric {name}: {unknown_name('area', area, (WHOLE, CUT))}")
+    relative = tolerance.endswith("%")
+    labels = {str(key): str(word) for key, word in made.pop("labels", {}).items()}
     return TableMetric(
         name=name,
-        label=plain["label"],
-        definition=plain.get("definition", ""),
         tolerance=float(tolerance.removesuffix("%")) / (100 if relative else 1),
         relative=relative,
-        over=plain.get("over", {}),
-        minus=plain.get("minus", {}),
-        gain=plain.get("unit", "") == "%",
-        setting=plain.get("setting", ""),
-        labels={str(key): str(word) for key, word in plain.get("labels", {}).items()},
-        area=area,
-        run=tuple(plain.get("run", ())),
+        gain=made.pop("unit", "") == "%",
+        labels=labels,
+        **made,
     )
 
 
@@ -308,10 +302,9 @@ def _reported(
     for row in rows:
         keys = tuple(row[facet] for facet in facets)
         if "metric" in row:
-            unit = row.get("unit", "")
-            values[(*keys, row["metric"])] = ReportedValue(row["value"], unit, where)
+            values[(*keys, row["metric"])] = ReportedValue(row["value"], where)
         else:
-            wide = {m.name: ReportedValue(row[m.name], "", where) for m in metrics if m.name in row}
+            wide = {m.name: ReportedValue(row[m.name], where) for m in metrics if m.name in row}
             values |= {(*keys, name): value for name, value in wide.items()}
     return values
 

@@ -190,8 +190,6 @@ class ReportedValue:
 
     text: str
     """Its text, digit by digit."""
-    unit: str
-    """Its unit as printed; may be empty."""
     source: str
     """Where it is printed."""
 

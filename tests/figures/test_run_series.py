@@ -116,13 +116,13 @@ CHANCE = [[0.9, 0.25, np.nan], [np.nan, 0.5, 0.75], [np.nan, 0.75, 1.0], [np.nan
 
 def test_a_tokens_way_ends_with_its_decoding() -> None:
     run = evolved(BORN, FOUND, CHANCE)
-    reads = list(run_series.probability(run, {"at": [0.67], "sample": 0}))
+    reads = list(run_series.RUN_SERIES["probability"](run, {"at": [0.67], "sample": 0}))
     assert xy(reads) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
     assert {read["panel"] for read in reads} == {"position 2"}
     assert [r["y"] for r in run_series.rank(run, {"at": [0.67]})] == [4, 1, 4, 1]
     together = run_series.probability(run, {"at": [0.0, 0.67], "one_panel": True})
     assert {read["series"] for read in together} == {"token 1", "token 2"}
-    assert list(run_series.probability(run, {"at": [0.67], "sample": 5})) == []
+    assert list(run_series.RUN_SERIES["probability"](run, {"at": [0.67], "sample": 5})) == []
 
 
 def test_consistency_counts_back_from_decoding() -> None:

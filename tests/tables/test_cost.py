@@ -75,7 +75,7 @@ def model_of(*runs: PlannedRun, tpf: str = "") -> CostModel:
 
 
 def planned(run: PlannedRun, metric: TableMetric = SCORE, reported: str = "") -> PlannedCell:
-    printed = ReportedValue(reported, "", "") if reported else None
+    printed = ReportedValue(reported, "") if reported else None
     return PlannedCell(Cell({}, metric, (), printed, ()), run)
 
 
