@@ -25,7 +25,7 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, names_of
-from dllm_bench.tables.plan import plan_common, plans_of
+from dllm_bench.tables.plan import Planner
 from dllm_bench.tables.spec import EMBEDDED
 from scripts.update_reference import REFERENCE
 
@@ -53,9 +53,10 @@ def redraw(names: Sequence[str], folder: Path) -> None:
         packed.extractall(folder, filter="data")
     store, profile = Store(folder / "runs"), load_profile(EMBEDDED)
     settings = SettingsCache(folder, compose)
+    planner = Planner.cached(settings, store)
     for name in names:
         figure = load_figure(name)
-        [planned] = plan_common(profile, plans_of([figure.table], settings, store))
+        [planned] = planner.common([figure.table], profile)
         built = None if figure.calls else build_figure(figure, *planned[1:], store)
         if built is None:
             points = frame_of_points([*measured_points(figure), *figure.reported])

@@ -31,7 +31,7 @@ from dllm_bench.store.store import RunState, Store, read_record
 from dllm_bench.tables.derive import measure_run
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, load_table, names_of, title_of
-from dllm_bench.tables.plan import plan_common, plans_of
+from dllm_bench.tables.plan import Planner
 from dllm_bench.tables.render import DISTURBED
 from dllm_bench.tables.spec import EMBEDDED
 from scripts.embedded.card import measured
@@ -176,11 +176,11 @@ def stored_findings(judgements: Sequence[Judgement] | None = None) -> Findings:
     """Return the findings, from the committed records and what they say about the claims."""
     profile, store = load_profile(EMBEDDED), Store(REFERENCE / "runs")
     settings = SettingsCache(REFERENCE, compose)
-    tables = {}
+    planner, tables = Planner.cached(settings, store), {}
     for name in tables_needed():
-        [planned] = plan_common(profile, plans_of([load_table(name)], settings, store))
+        [planned] = planner.common([load_table(name)], profile)
         tables[name] = build(*planned)
-    judgements = judgements or judge_stored(profile, store, settings)
+    judgements = judgements or judge_stored(profile, planner)
     return Findings(judgements, tables, " --results results/reference")
 
 

@@ -33,6 +33,7 @@ from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, names_of
+from dllm_bench.tables.plan import Planner
 from dllm_bench.tables.spec import EMBEDDED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,8 +53,8 @@ def shown_runs(results: Path) -> set[str]:
     hashes = {run for table in tables for run in json.loads(table.read_text())["runs"]}
     for figure in results.glob("figures/embedded/*/*.csv"):
         hashes |= set(figure.read_text().replace(",", " ").split())
-    settings = SettingsCache(results, compose)
-    judgements = judge_stored(load_profile(EMBEDDED), Store(results / "runs"), settings)
+    planner = Planner.cached(SettingsCache(results, compose), Store(results / "runs"))
+    judgements = judge_stored(load_profile(EMBEDDED), planner)
     runs = (run for one in judgements for run in one.runs)
     return hashes | {run.record.identity_hash for run in runs if run.record}
 

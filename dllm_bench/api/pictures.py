@@ -25,7 +25,7 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import slug
 from dllm_bench.store.store import Store, read_record
 from dllm_bench.tables.load import load_profile, matching_names
-from dllm_bench.tables.plan import plan_common, plans_of
+from dllm_bench.tables.plan import Planner
 from dllm_bench.tables.spec import EMBEDDED
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = N
     """
     drawn, store, chosen = load_figure(name), open_store(results), load_profile(profile)
     settings = SettingsCache(store.root.parent, compose)
-    [planned] = plan_common(chosen, plans_of([drawn.table], settings, store))
+    planner = Planner.cached(settings, store)
+    [planned] = planner.common([drawn.table], chosen)
     settings.save()
     built = build_figure(drawn, planned.profile, planned.cells, store)
     return Picture(headline(built), lambda: _points(built), lambda form: images(built)[form])
@@ -104,7 +105,8 @@ def verdicts(
 
     shown, store = matching_names("claim", name), open_store(results)
     settings = SettingsCache(store.root.parent, compose)
-    judged = judge_stored(load_profile(profile), store, settings)
+    planner = Planner.cached(settings, store)
+    judged = judge_stored(load_profile(profile), planner)
     settings.save()
     rows = [one.row for one in judged if one.claim.name in shown]
     return pd.DataFrame(rows, columns=list(ROW_HEADS)).set_index(ROW_HEADS[0])

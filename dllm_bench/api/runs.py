@@ -38,7 +38,7 @@ from dllm_bench.store.store import Store, read_record, read_samples
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_profile, load_table
-from dllm_bench.tables.plan import plan_common, plans_of
+from dllm_bench.tables.plan import Planner
 from dllm_bench.tables.render import as_csv, render
 from dllm_bench.tables.spec import EMBEDDED
 
@@ -403,6 +403,7 @@ def table(name: str, *, profile: str = EMBEDDED, results: str | Path | None = No
     """
     paper, store = load_table(name), open_store(results)
     settings = SettingsCache(store.root.parent, compose)
-    [planned] = plan_common(load_profile(profile), plans_of([paper], settings, store))
+    planner = Planner.cached(settings, store)
+    [planned] = planner.common([paper], load_profile(profile))
     settings.save()
     return Table(build(*planned, measured_runs(store)))

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -250,22 +251,16 @@ RecordsBeside = Callable[[str], Sequence[RunRecord]]
 """Folder of a run -> the one-token decodings of its benchmark and model."""
 
 
-@dataclass(frozen=True)
-class OneTokenRuns:
-    """The stored one-token decodings, read when a benchmark and model is first asked for."""
+def one_token_runs(store: Store) -> RecordsBeside:
+    """Return a function that reads the stored one-token decodings beside a run's folder: those that
+    commit at most one token per forward."""
 
-    store: Store
-    read: dict[str, list[RunRecord]] = field(default_factory=dict)
+    @cache
+    def in_folder(folder: Path) -> Sequence[RunRecord]:
+        found = (read_record(one) for one in store.folders() if one.parent == folder)
+        return [record for record in found if record and is_one_token(record)]
 
-    def __call__(self, folder: str) -> Sequence[RunRecord]:
-        """Return the records beside a run's folder that commit at most one token per forward."""
-        beside = str(Path(folder).parent)
-        if beside not in self.read:
-            root = Path(self.store.root)
-            near = [one for one in self.store.folders() if one.parent == root / beside]
-            found = [record for record in map(read_record, near) if record]
-            self.read[beside] = [record for record in found if is_one_token(record)]
-        return self.read[beside]
+    return lambda folder: in_folder(Path(store.root, folder).parent)
 
 
 def is_one_token(record: RunRecord) -> bool:

@@ -19,21 +19,19 @@ from enum import StrEnum
 from itertools import islice
 
 from dllm_bench.claims.evidence import (
-    OneTokenRuns,
     RecordsBeside,
     Sides,
     crossed,
     effect_of,
     is_speculative,
     loss_of_baseline,
+    one_token_runs,
     sides_of,
     trained_parts,
 )
 from dllm_bench.claims.spec import DEFAULT_POINTS, Claim, Direction, Keys, load_claim
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, Effect, holm
-from dllm_bench.store.settings import SettingsCache
-from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.load import names_of
 from dllm_bench.tables.plan import (
@@ -41,8 +39,7 @@ from dllm_bench.tables.plan import (
     PlannedCell,
     PlannedRun,
     PlannedTable,
-    StoredNames,
-    StoredPlanner,
+    Planner,
     distinct_runs,
 )
 from dllm_bench.tables.spec import Profile
@@ -207,19 +204,17 @@ def judge_claims(
     return [_judged(one, PValues(*islice(corrected, tests_of(one))), level) for one in raw]
 
 
-def judge_stored(
-    profile: Profile, store: Store, settings: SettingsCache, names: StoredNames | None = None
-) -> list[Judgement]:
+def judge_stored(profile: Profile, planner: Planner) -> list[Judgement]:
     """Judge all claims of `conf/claim` from the stored runs.
 
-    names: the names of stored runs. If they show that no run of a claim is stored, the claim is not
-        composed, and counts as not run even if its runs would be unavailable.
+    If the planner has the names of stored runs and they show that no run of a claim is stored, the
+    claim is not composed, and counts as not run even if its runs would be unavailable.
     """
-
     claims = [load_claim(name) for name in names_of("claim")]
-    planner = StoredPlanner(profile, settings, store, names or StoredNames())
-    testable = planner.plan(one.cells() for one in claims if not one.untestable)
-    return judge_claims(claims, cells_of_claims(claims, testable), profile, OneTokenRuns(store))
+    testable = planner.common((one.cells() for one in claims if not one.untestable), profile)
+    return judge_claims(
+        claims, cells_of_claims(claims, testable), profile, one_token_runs(planner.store)
+    )
 
 
 def cells_of_claims(

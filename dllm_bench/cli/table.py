@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from dllm_bench.claims import verdict
-from dllm_bench.claims.evidence import OneTokenRuns
+from dllm_bench.claims.evidence import one_token_runs
 from dllm_bench.claims.spec import load_claim
 from dllm_bench.cli import common
 from dllm_bench.cli.common import Command, compose, positive_int, print_lines
@@ -136,8 +136,9 @@ def plan_whole(
     """Plan each table with a profile, by default the one that the arguments choose."""
     fills = arguments.run or arguments.submit
     settings = SettingsCache(store.root.parent, compose)
-    plans = plan.plans_of(papers, settings, store, any_machine=arguments.submit, download=fills)
-    planned = plans(profile or chosen_profile(arguments))
+    submits = arguments.submit
+    planner = plan.Planner.cached(settings, store, any_machine=submits, download=fills)
+    planned = planner.each(papers, profile or chosen_profile(arguments))
     settings.save()
     return planned
 
@@ -452,7 +453,7 @@ def judge(arguments: Namespace) -> int:
     tables = list(testable.values())
     planned = plan.plan_common(profile, partial(plan_whole, arguments, tables, store))
     cells = verdict.cells_of_claims(claims, planned)
-    judgements = verdict.judge_claims(claims, cells, profile, OneTokenRuns(store))
+    judgements = verdict.judge_claims(claims, cells, profile, one_token_runs(store))
     chosen = [one for one in judgements if one.claim.name in shown]
     is_one = len(chosen) == 1
     print_lines(chosen[0].details() if is_one else verdict_lines(chosen, arguments))

@@ -67,7 +67,7 @@ from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.frame import build as build_table
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import CellState, StoredNames, StoredPlanner
+from dllm_bench.tables.plan import CellState, Planner, stored_folders
 from dllm_bench.tables.render import TEMPLATES as TABLE_TEMPLATES
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import EMBEDDED
@@ -110,11 +110,14 @@ class SiteBuilder:
     most_pages: int | None = None
     all_tables: bool = False
     settings: SettingsCache = field(init=False)
+    planner: Planner = field(init=False)
     texts: TextSource = field(init=False)
 
     def __post_init__(self) -> None:
         self.settings = SettingsCache(self.store.root.parent, self.compose)
         self.texts = TextSource(self.settings.compose)
+        folders = None if self.all_tables else stored_folders(self.store)
+        self.planner = Planner.cached(self.settings, self.store, folders=folders)
 
     def build(self) -> Iterator[str]:
         """Build new and changed pages; yield messages about them."""
@@ -149,7 +152,7 @@ class SiteBuilder:
             "records": records,
         }
         listed["without_runs"] = [
-            (name, self._title(name)) for name in names_of("table") if name not in built_tables
+            (name, load_table(name).title) for name in names_of("table") if name not in built_tables
         ]
         self._write(FIRST_PAGE, self._first_page(listed, groups, run_pages))
         self.settings.save()
@@ -260,14 +263,12 @@ class SiteBuilder:
 
     def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
         """Write each table that has a stored run in all its forms; yields (address, table)."""
-        planner = StoredPlanner(
-            load_profile(self.profile), self.settings, self.store, self._names()
-        )
-        similar = None
+        profile, similar = load_profile(self.profile), None
         for name in self.track(names_of("table"), "tables"):
-            if not planner.has_run(name):
+            table = load_table(name)
+            if not self.planner.has_run(table, profile):
                 continue
-            [planned] = planner.plan([load_table(name)])
+            [planned] = self.planner.common([table], profile)
             similar = similar or measured_runs(self.store, self.settings)
             built = build_table(*planned, similar)
             stem = table_stem(built)
@@ -278,18 +279,9 @@ class SiteBuilder:
             yield f"{stem}.html", built
         self.settings.save()  # before the claims, since composing takes longest
 
-    def _title(self, table: str) -> str:
-        """Return the title of a table, which takes reading its files."""
-        return str(self.settings.cached(f"title {table}", lambda: load_table(table).title))
-
-    def _names(self) -> StoredNames:
-        """Return the names of the stored runs; those of any run where all tables are wanted."""
-        return StoredNames() if self.all_tables else StoredNames.of(self.store)
-
     def _findings(self, tables: Mapping[str, BuiltTable]) -> str:
         """Return the page of the claims, judged by the stored runs."""
-        profile = load_profile(self.profile)
-        judgements = judge_stored(profile, self.store, self.settings, self._names())
+        judgements = judge_stored(load_profile(self.profile), self.planner)
         return findings_page(Findings(judgements, tables))
 
     def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[Plain]:

@@ -10,12 +10,12 @@ Nothing is started here; the cost of open runs is estimated in `cost`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +26,12 @@ from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.paths import conf_file, default_pieces, options, read_yaml
 from dllm_bench.store.files import is_folder
 from dllm_bench.store.groups import RunConfig
-from dllm_bench.store.inputs import MissingInputError, missing_device, sources
+from dllm_bench.store.inputs import MissingInputError, missing_device, resolve, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.seal import first_items
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, slug
 from dllm_bench.store.store import RunState, Store
-from dllm_bench.tables.load import load_table
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
@@ -64,6 +63,11 @@ WORST_FIRST = (
 SERVED = "model=served"
 NOT_SERVED_HERE = "A served engine, which profile {!r} does not ask; --profile paper does."
 DO_NOT_FIT = "unavailable: settings do not fit"
+BENCHMARK_AND_MODEL = ("benchmark", "model")
+GROUPS = (*BENCHMARK_AND_MODEL, "decoder")
+ANY = "*"
+Folders = Collection[tuple[str, ...]]
+NOT_STORED = "no run of this model on this benchmark is stored"
 TRAINED = "results/training/"  # output of `dllm-bench train`, read by decoders of tables
 
 
@@ -149,14 +153,9 @@ class PlannedCell:
 
 
 RunKey = tuple[Query, Query, bool, int | None]
-"""(overrides, hardware needed, whether only a setting is read, items at most)."""
-SharedRuns = dict[RunKey, PlannedRun]
-"""Runs that several cells or tables need."""
-
-
-def shared_key(cell: Cell, profile: Profile) -> RunKey:
-    """Return a key that cells with the same run share."""
-    return cell.run, cell.needs, bool(cell.metric.setting), profile.most
+"""(overrides, hardware needed, whether only a setting is read, items at most). Cells with equal
+keys share a run.
+"""
 
 
 class PlannedTable(NamedTuple):
@@ -188,58 +187,141 @@ def plan_common(
     return plans(profile.at_most(min(fewer))) if fewer else planned
 
 
-def plans_of(
-    tables: Sequence[PaperTable],
-    settings: SettingsCache,
-    store: Store,
-    any_machine: bool = False,
-    download: bool = False,
-) -> Plans:
-    """Return a function that plans tables with a profile.
+@dataclass
+class Planner:
+    """Plans tables; runs that several cells or tables need are planned once.
 
-    settings: composes and resolves the settings of runs. The others are those of `plan`.
+    To compose all runs of all tables takes minutes, so a report plans only the stored part. The
+    names in a query tell whether its folder `<benchmark>/<model>/<decoder>-<hash>` can exist. Only
+    such queries are composed and looked up by their hash; the others are missing. Equal decoders
+    with different names are the same run, so a decoder's name only decides whether a table is
+    composed at all.
     """
-    shared: SharedRuns = {}
-    given = (settings.compose, store, any_machine, settings.resolve, shared, download)
-    return lambda profile: [
-        PlannedTable(table, profile, plan(table, profile, *given)) for table in tables
-    ]
 
+    compose: Compose
+    """Returns the settings of a run."""
+    store: Store
+    """Where runs are looked up."""
+    resolve: Resolve = resolve
+    """Replaces "auto" in settings, for example from a cache."""
+    any_machine: bool = False
+    """Whether runs may be made on another machine, so that this one need not have their device."""
+    download: bool = False
+    """Whether items that are not on this disk may be fetched, as in runs."""
+    folders: Folders | None = None
+    """Names of stored runs; runs that cannot be among them count as missing. None: all are
+    composed."""
+    runs: dict[RunKey, PlannedRun] = field(default_factory=dict)
+    """The runs planned so far."""
 
-def plan(
-    table: PaperTable,
-    profile: Profile,
-    compose: Compose,
-    store: Store,
-    any_machine: bool = False,
-    resolve: Resolve | None = None,
-    shared: SharedRuns | None = None,
-    download: bool = False,
-) -> list[PlannedCell]:
-    """Return all cells shown, in the table's order; cells with the same query share one
-    `PlannedRun`.
+    @classmethod
+    def cached(cls, settings: SettingsCache, store: Store, **options: Any) -> Planner:
+        """Return a planner whose settings come from a cache."""
+        return cls(settings.compose, store, settings.resolve, **options)
 
-    any_machine: the runs may be made on another machine, so this one need not have their device.
-    resolve: replaces `inputs.resolve`, for example by a cached one.
-    shared: runs planned before, with this profile or for other items, and with this store; new ones
-        are added.
-    download: items that are not on this disk may be fetched, as in runs.
-    """
-    jobs, shared = SlurmJobs.of(store), {} if shared is None else shared
+    def common(self, tables: Iterable[PaperTable], profile: Profile) -> list[PlannedTable]:
+        """Plan tables as they are shown, see `plan_common`."""
+        return plan_common(profile, partial(self.each, list(tables)))
 
-    def specify(config: Mapping[str, Any]) -> RunSpec:
-        with local_data_only(not download):
-            return RunSpec.from_config(config, resolve) if resolve else RunSpec.from_config(config)
+    def each(self, tables: Sequence[PaperTable], profile: Profile) -> list[PlannedTable]:
+        """Plan tables with the items that the profile requests."""
+        return [PlannedTable(table, profile, self.cells(table, profile)) for table in tables]
 
-    def run_of(cell: Cell) -> PlannedRun:
-        cell = replace(cell, run=profile.run_of(table.name, cell))
-        key = shared_key(cell, profile)
-        if key not in shared:
-            run = _planned_run(cell, profile, compose, specify, store, any_machine)
-            shared[key] = with_job(run, jobs)
-        return shared[key]
+    def cells(self, table: PaperTable, profile: Profile) -> list[PlannedCell]:
+        """Return all cells shown, in the table's order; cells with the same query share one
+        `PlannedRun`.
+        """
+        absent = dict(self._absent(table, profile))
 
-    return [_planned(cell, table, run_of) for cell in table.cells()]
+        def run_of(cell: Cell) -> PlannedRun:
+            cell = replace(cell, run=profile.run_of(table.name, cell))
+            key = self._key(cell, profile)
+            if key not in absent and key not in self.runs:
+                self.runs[key] = with_job(self._run(cell, profile), self._jobs)
+            return absent.get(key) or self.runs[key]
+
+        return [_planned(cell, table, run_of) for cell in table.cells()]
+
+    @cached_property
+    def _jobs(self) -> SlurmJobs:
+        return SlurmJobs.of(self.store)
+
+    def _key(self, cell: Cell, profile: Profile) -> RunKey:
+        return cell.run, cell.needs, bool(cell.metric.setting), profile.most
+
+    def _run(self, cell: Cell, profile: Profile) -> PlannedRun:
+        """Return the run of a cell: translated by the profile, composed, specified, looked up."""
+        try:
+            query = profile.translate(cell.run)
+        except DllmBenchError as error:
+            if SERVED in cell.run:
+                return _reported_only(NOT_SERVED_HERE.format(profile.name))
+            nothing = PlannedRun((), CellState.UNAVAILABLE)
+            return _unavailable("an embedded counterpart", str(error), nothing)
+        run = PlannedRun(query, CellState.SETTING, config=RunConfig(self.compose(query)))
+        if cell.metric.setting:
+            return run
+        if cell.needs and not profile.embedded:
+            without_config = PlannedRun(query, CellState.UNAVAILABLE)
+            why = "This machine cannot stand in for it."
+            return _unavailable(", ".join(cell.needs), why, without_config)
+        device = "" if self.any_machine else run.missing_device
+        unavailable = _unavailable(device, f"hardware={run.config.hardware.name} asks for it.", run)
+        if device and not _has_runs_like(run.config, self.store):
+            return unavailable
+        try:
+            spec = self._specify(run.config)
+        except MissingInputError as error:
+            return unavailable if device else _unavailable("weights or data", str(error), run)
+        except DllmBenchError as error:
+            do_not_fit = replace(
+                run, state=CellState.UNAVAILABLE, short=DO_NOT_FIT, reason=str(error)
+            )
+            return unavailable if device else do_not_fit
+        stored = replace(look_up(query, spec, self.store), config=run.config)
+        return unavailable if device and stored.open else stored
+
+    def _specify(self, config: Mapping[str, Any]) -> RunSpec:
+        with local_data_only(not self.download):
+            return RunSpec.from_config(config, self.resolve)
+
+    def has_run(self, table: PaperTable, profile: Profile) -> bool:
+        """Return whether a run of the table was begun, as far as the names of folders are known."""
+        queries = dict.fromkeys(query for _, query in self._queries(table, profile))
+        return any(map(self._is_begun, queries))
+
+    def _absent(self, table: PaperTable, profile: Profile) -> Iterator[tuple[RunKey, PlannedRun]]:
+        """Yield the runs that are not composed, because they cannot be stored."""
+        if self.folders is None:
+            return
+        is_begun, two = self.has_run(table, profile), len(BENCHMARK_AND_MODEL)
+        for key, query in self._queries(table, profile):
+            if not (is_begun and may_have(self.folders, folder_patterns(query)[:two])):
+                yield key, PlannedRun(query, CellState.MISSING, "missing", NOT_STORED)
+
+    def _is_begun(self, query: Query) -> bool:
+        """Return whether the run of a query has a folder, or may have one if the names of folders
+        are not known; the query is only composed if it may."""
+        if self.folders is None:
+            return True
+        if not may_have(self.folders, folder_patterns(query)):
+            return False
+        with suppress(DllmBenchError):
+            return self.store.state(self._specify(self.compose(query))) is not RunState.ABSENT
+        return False
+
+    def _queries(self, table: PaperTable, profile: Profile) -> Iterator[tuple[RunKey, Query]]:
+        """Yield the query of each run of the table that can be made here, as far as this is
+        known."""
+        seen = set[RunKey]()
+        for cell in cells_with_runs(table):
+            cell = replace(cell, run=profile.run_of(table.name, cell))
+            key = self._key(cell, profile)
+            is_elsewhere = cell.needs and not profile.embedded
+            if key not in seen and not is_elsewhere:
+                with suppress(DllmBenchError):  # `_run` gives the reason
+                    yield key, profile.translate(cell.run)
+            seen.add(key)
 
 
 def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]) -> PlannedCell:
@@ -287,41 +369,6 @@ def _items_asked(run: PlannedRun) -> float:
     return inf if limit is None else limit
 
 
-def _planned_run(
-    cell: Cell,
-    profile: Profile,
-    compose: Compose,
-    specify: Callable[[Mapping[str, Any]], RunSpec],
-    store: Store,
-    any_machine: bool,
-) -> PlannedRun:
-    """Return the run of a cell: translated by the profile, composed, specified and looked up."""
-    try:
-        query = profile.translate(cell.run)
-    except DllmBenchError as error:
-        if SERVED in cell.run:
-            return _reported_only(NOT_SERVED_HERE.format(profile.name))
-        nothing = PlannedRun((), CellState.UNAVAILABLE)
-        return _unavailable("an embedded counterpart", str(error), nothing)
-    run = PlannedRun(query, CellState.SETTING, config=RunConfig(compose(query)))
-    if cell.metric.setting:
-        return run
-    if cell.needs and not profile.embedded:
-        without_config = PlannedRun(query, CellState.UNAVAILABLE)
-        why = "This machine cannot stand in for it."
-        return _unavailable(", ".join(cell.needs), why, without_config)
-    device = "" if any_machine else run.missing_device
-    unavailable = _unavailable(device, f"hardware={run.config.hardware.name} asks for it.", run)
-    if device and not _has_runs_like(run.config, store):
-        return unavailable
-    try:
-        spec = specify(run.config)
-    except DllmBenchError as error:
-        return unavailable if device else _without_spec(error, run)
-    stored = replace(look_up(query, spec, store), config=run.config)
-    return unavailable if device and stored.open else stored
-
-
 def _has_runs_like(config: RunConfig, store: Store) -> bool:
     """Return whether the store holds any run of the model on the benchmark. Only then can a run
     whose device is missing be sealed, so only then is its specification needed.
@@ -336,14 +383,6 @@ def _reported_only(reason: str) -> PlannedRun:
 def _unavailable(what: str, why: str, run: PlannedRun) -> PlannedRun:
     short = f"unavailable: needs {what}"
     return replace(run, state=CellState.UNAVAILABLE, short=short, reason=f"needs {what}. {why}")
-
-
-def _without_spec(error: DllmBenchError, run: PlannedRun) -> PlannedRun:
-    """Return a planned run without specification: an input is missing, or its settings do not fit
-    together."""
-    if isinstance(error, MissingInputError):
-        return _unavailable("weights or data", str(error), run)
-    return replace(run, state=CellState.UNAVAILABLE, short=DO_NOT_FIT, reason=str(error))
 
 
 def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
@@ -397,106 +436,17 @@ def missing_trained_files(runs: Iterable[PlannedRun]) -> list[str]:
     return list(missing)
 
 
-BENCHMARK_AND_MODEL = ("benchmark", "model")
-GROUPS = (*BENCHMARK_AND_MODEL, "decoder")
-ANY = "*"
-Patterns = tuple[str, ...]
-NOT_STORED = "no run of this model on this benchmark is stored"
+def stored_folders(store: Store) -> Folders:
+    """Return the names in the folders of a store's runs (benchmark, model, decoder); no file in
+    them is read."""
+    parts = (folder.relative_to(store.root).parts for folder in store.folders())
+    return {(*names, last.rpartition("-")[0]) for *names, last in parts}
 
 
-@dataclass(frozen=True)
-class StoredNames:
-    """The names in the folders of stored runs."""
-
-    folders: frozenset[tuple[str, ...]] | None = None
-    """Folder names of benchmark, model and decoder; None: any may be stored."""
-
-    @classmethod
-    def of(cls, store: Store) -> StoredNames:
-        """Read the names of a store's folders, and no file in them."""
-        parts = (folder.relative_to(store.root).parts for folder in store.folders())
-        return cls(frozenset((*names, last.rpartition("-")[0]) for *names, last in parts))
-
-    def may_have(self, patterns: Sequence[str]) -> bool:
-        """Return whether a run may be stored, given patterns of its folder names
-        (`folder_patterns`)."""
-        return self.folders is None or any(
-            all(map(fnmatchcase, folder, patterns)) for folder in self.folders
-        )
-
-
-@dataclass(frozen=True)
-class StoredPlanner:
-    """Plans the stored part of tables."""
-
-    profile: Profile
-    settings: SettingsCache
-    store: Store
-    names: StoredNames
-    shared: SharedRuns = field(default_factory=dict)
-    """Runs that were composed for other tables."""
-
-    def has_run(self, name: str) -> bool:
-        """Return whether a run of the table called `name` was begun."""
-        key = f"queries {self.profile.flags} {name}"
-        queries = self.settings.cached(key, lambda: self._distinct(load_table(name)))
-        return any(map(self._is_begun, queries))
-
-    def plan(self, tables: Iterable[PaperTable]) -> list[PlannedTable]:
-        """Plan tables as they are shown (`plan_common`); runs that cannot be stored count as
-        missing. If no run of a table was begun, none is composed.
-        """
-
-        def plans(profile: Profile) -> list[PlannedTable]:
-            cells_of = replace(self, profile=profile)._cells
-            return [PlannedTable(table, profile, cells_of(table)) for table in asked]
-
-        asked = [*tables]
-        return plan_common(self.profile, plans)
-
-    def _cells(self, table: PaperTable) -> list[PlannedCell]:
-        is_begun = any(map(self._is_begun, self._distinct(table)))
-        two = len(BENCHMARK_AND_MODEL)
-        known = self.shared | {
-            key: PlannedRun(query, CellState.MISSING, "missing", NOT_STORED)
-            for key, query in self._queries(table)
-            if not (is_begun and self.names.may_have(folder_patterns(query)[:two]))
-        }
-        given = (self.profile, self.settings.compose, self.store)
-        planned = plan(table, *given, resolve=self.settings.resolve, shared=known)
-        composed = {key: run for key, run in known.items() if run.reason != NOT_STORED}
-        self.shared.update(composed)
-        return planned
-
-    def _is_begun(self, query: Sequence[str]) -> bool:
-        """Return whether the run of a query has a folder; the query is only composed if it may have
-        one."""
-        if self.names.folders is None:
-            return True
-        if not self.names.may_have(folder_patterns(query)):
-            return False
-        with suppress(DllmBenchError), local_data_only(True):
-            config = self.settings.compose(query)
-            spec = RunSpec.from_config(config, self.settings.resolve)
-            return self.store.state(spec) is not RunState.ABSENT
-        return False
-
-    def _distinct(self, table: PaperTable) -> list[list[str]]:
-        """Return the queries of the table's runs, each once, as plain data."""
-        return [list(query) for query in dict.fromkeys(query for _, query in self._queries(table))]
-
-    def _queries(self, table: PaperTable) -> Iterator[tuple[RunKey, Query]]:
-        """Yield the query of each run of the table that can be made here, as far as this is
-        known."""
-        seen = set[RunKey]()
-        for cell in cells_with_runs(table):
-            cell = replace(cell, run=self.profile.run_of(table.name, cell))
-            key = shared_key(cell, self.profile)
-            is_elsewhere = cell.needs and not self.profile.embedded
-            if key not in seen and not is_elsewhere:
-                with suppress(DllmBenchError):  # `plan` gives the reason
-                    yield key, self.profile.translate(cell.run)
-            seen.add(key)
+def may_have(folders: Folders, patterns: Sequence[str]) -> bool:
+    """Return whether a run may be stored, given patterns of its folder names
+    (`folder_patterns`)."""
+    return any(all(map(fnmatchcase, folder, patterns)) for folder in folders)
 
 
 def cells_with_runs(table: PaperTable) -> Iterator[Cell]:
@@ -510,7 +460,7 @@ def cells_with_runs(table: PaperTable) -> Iterator[Cell]:
             yield cell
 
 
-def folder_patterns(query: Sequence[str]) -> Patterns:
+def folder_patterns(query: Sequence[str]) -> Query:
     """Return a pattern for each folder name of a query's run, see `GROUPS`."""
     chosen = dict(override.partition("=")[::2] for override in query)
     return tuple(_folder_pattern(chosen, group) for group in GROUPS)

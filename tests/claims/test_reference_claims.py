@@ -22,6 +22,7 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.frame import Row
 from dllm_bench.tables.load import load_profile
+from dllm_bench.tables.plan import Planner
 from scripts.update_docs import findings_page, stored_findings, with_evidence
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -65,7 +66,8 @@ def settings() -> SettingsCache:
 @cache
 def judgements() -> list[Judgement]:
     """Return all claims on the committed records."""
-    return judge_stored(load_profile("embedded"), Store(REFERENCE / "runs"), settings())
+    planner = Planner.cached(settings(), Store(REFERENCE / "runs"))
+    return judge_stored(load_profile("embedded"), planner)
 
 
 def records(side: Row) -> list[RunRecord]:

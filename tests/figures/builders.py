@@ -21,7 +21,7 @@ from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
-from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
+from dllm_bench.tables.plan import PlannedCell, Planner, distinct_runs
 from dllm_bench.tables.spec import Profile
 from tests.sample_stats import stored_sample
 from tests.tables.builders import ENVIRONMENT, spec_of
@@ -119,7 +119,7 @@ def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
         token_replay.write_replays(store.path(spec) / token_replay.FILE, replays_of(samples))
 
 
-def own_spec(config: Mapping[str, Any]) -> RunSpec:
+def own_spec(config: Mapping[str, Any], resolve: object = None) -> RunSpec:
     """Return the run of a composed configuration without touching data or weights."""
     plain = {key: config[key] for key in ("model", "decoder", "benchmark", "hardware")}
     spec = spec_of({**plain, "seed": config["seed"], "limit": config["limit"]})
@@ -135,7 +135,7 @@ def planned(
 ) -> list[PlannedCell]:
     """Return the figure's plan, with runs specified by `own_spec`."""
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(own_spec))
-    return plan(figure.table, profile, compose, store)
+    return Planner(compose, store).cells(figure.table, profile)
 
 
 def fill(cells: Sequence[PlannedCell], store: Store, most: int = 30) -> None:

@@ -119,8 +119,8 @@ def test_a_tokens_way_ends_with_its_decoding() -> None:
     reads = list(run_series.RUN_SERIES["probability"](run, {"at": [0.67], "sample": 0}))
     assert xy(reads) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
     assert {read["panel"] for read in reads} == {"position 2"}
-    assert [r["y"] for r in run_series.rank(run, {"at": [0.67]})] == [4, 1, 4, 1]
-    together = run_series.probability(run, {"at": [0.0, 0.67], "one_panel": True})
+    assert [r["y"] for r in run_series.RUN_SERIES["rank"](run, {"at": [0.67]})] == [4, 1, 4, 1]
+    together = run_series.RUN_SERIES["probability"](run, {"at": [0.0, 0.67], "one_panel": True})
     assert {read["series"] for read in together} == {"token 1", "token 2"}
     assert list(run_series.RUN_SERIES["probability"](run, {"at": [0.67], "sample": 5})) == []
 

@@ -29,7 +29,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import read_table
-from dllm_bench.tables.plan import CellState, plan
+from dllm_bench.tables.plan import CellState, Planner
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import Profile
 from tests.served.server import Causal, ReceivedRequest, Reply, Server, said, scripted
@@ -306,7 +306,7 @@ def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
 
 
 def plan_of(table: Any, profile: Profile, store: Store) -> Any:
-    return plan(table, profile, compose, store)
+    return Planner(compose, store).cells(table, profile)
 
 
 def test_throughput_by_hand() -> None:

@@ -20,7 +20,6 @@ from dllm_bench.site.texts import TextSource
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
-from dllm_bench.tables import plan as plan_module
 from tests.sample_stats import stored_sample
 from tests.tables import builders
 
@@ -132,10 +131,9 @@ def make(
 ) -> list[str]:
     """Return the site of these results; tokens by `WORDS`, the one table the small one."""
     with pytest.MonkeyPatch().context() as patched:
-        patched.setattr(RunSpec, "from_config", staticmethod(lambda c, _: builders.spec_of(c)))
+        patched.setattr(RunSpec, "from_config", staticmethod(builders.spec_of))
         patched.setattr(site_module, "names_of", lambda kind: ["small/table1"])
-        for module in (site_module, plan_module):
-            patched.setattr(module, "load_table", lambda name: builders.small_table())
+        patched.setattr(site_module, "load_table", lambda name: builders.small_table())
         patched.setattr(site_module, "load_profile", lambda name: builders.TINY)
         patched.setattr(TextSource, "decode", lambda self, spec: lambda ids: WORDS[ids[0]])
         builder = SiteBuilder(

@@ -15,7 +15,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import read_table
-from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
+from dllm_bench.tables.plan import PlannedCell, Planner, distinct_runs
 from dllm_bench.tables.spec import Cell, PaperTable, Profile
 
 HERE = Path(__file__).parent
@@ -62,7 +62,7 @@ def compose(query: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def spec_of(config: Mapping[str, Any]) -> RunSpec:
+def spec_of(config: Mapping[str, Any], resolve: object = None) -> RunSpec:
     """Return the run of a composed configuration, without touching data or weights."""
     names = ("model", "decoder", "benchmark", "hardware")
     groups = {name: dict(config[name]) for name in names}
@@ -158,7 +158,7 @@ def planned_small(
 ) -> list[PlannedCell]:
     """Return a small table's plan, with runs specified by `spec_of`."""
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
-    return plan(table or small_table(), profile, compose, store)
+    return Planner(compose, store).cells(table or small_table(), profile)
 
 
 def spec_at(planned: Sequence[PlannedCell], setting: str, benchmark: str) -> RunSpec:

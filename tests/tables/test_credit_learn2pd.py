@@ -25,7 +25,7 @@ from dllm_bench.registry import instantiate
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, load_table
-from dllm_bench.tables.plan import CellState, plan
+from dllm_bench.tables.plan import CellState, Planner
 from dllm_bench.tables.spec import Cell
 from tests.tables.builders import run_cells
 from tests.tiers import covering
@@ -216,7 +216,7 @@ def test_averages_are_over_the_named_benchmarks() -> None:
 )
 def test_no_cell_is_silently_empty(name: str, profile: str, tmp_path) -> None:
     table, chosen = load_table(name), load_profile(profile)
-    built = build(table, chosen, plan(table, chosen, compose, Store(tmp_path)))
+    built = build(table, chosen, Planner(compose, Store(tmp_path)).cells(table, chosen))
     assert len(built.cells)
     for cell in built.cells.itertuples():
         run = cell.planned.run

@@ -16,7 +16,13 @@ from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import CellState, PlannedRun, distinct_runs, missing_trained_files, plan
+from dllm_bench.tables.plan import (
+    CellState,
+    PlannedRun,
+    Planner,
+    distinct_runs,
+    missing_trained_files,
+)
 from tests.claims.test_reference_claims import settings
 from tests.tables.builders import (
     FULL,
@@ -100,11 +106,11 @@ def test_what_the_machine_lacks_says_what_it_needs(tmp_path, monkeypatch) -> Non
     ],
 )
 def test_a_run_that_cannot_be_specified_says_why(error, short, tmp_path, monkeypatch) -> None:
-    def refuse(config: object) -> RunSpec:
+    def refuse(config: object, resolve: object) -> RunSpec:
         raise error
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(refuse))
-    run = plan(small_table(), FULL, compose, Store(tmp_path))[0].run
+    run = Planner(compose, Store(tmp_path)).cells(small_table(), FULL)[0].run
     assert (run.state, run.short) == (CellState.UNAVAILABLE, short)
     assert run.reason.endswith(str(error))
 
@@ -127,7 +133,7 @@ def test_planning_and_running_agree_on_the_device(present, state, tmp_path, monk
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=None: present)
-    run = plan(small_table(), FULL, on_cuda, Store(tmp_path))[0].run
+    run = Planner(on_cuda, Store(tmp_path)).cells(small_table(), FULL)[0].run
     assert run.state is state
     spec = spec_of(on_cuda(run.query))
     if state is CellState.UNAVAILABLE:
@@ -156,7 +162,12 @@ def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
     monkeypatch.setattr(planning, "missing_device", lambda hardware: "a GPU (Z100)")
     states = [
-        {p.run.state for p in plan(small_table(), FULL, compose, Store(tmp_path), anywhere)}
+        {
+            p.run.state
+            for p in Planner(compose, Store(tmp_path), any_machine=anywhere).cells(
+                small_table(), FULL
+            )
+        }
         for anywhere in (False, True)
     ]
     assert states == [{CellState.UNAVAILABLE}, {CellState.MISSING, CellState.UNAVAILABLE}]
@@ -167,13 +178,13 @@ def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -
 
     seen = []
 
-    def note(config) -> RunSpec:
+    def note(config, resolve) -> RunSpec:
         seen.append(downloads_allowed())
         return spec_of(config)
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(note))
     for asks in (False, True):
-        plan(small_table(), FULL, compose, Store(tmp_path), download=asks)
+        Planner(compose, Store(tmp_path), download=asks).cells(small_table(), FULL)
         assert set(seen) == {asks}
         seen.clear()
     assert downloads_allowed(), "only while planning"
@@ -219,7 +230,8 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
         return record_of(spec)
 
     monkeypatch.setattr(local, "run", note)
-    planned = plan(load_table("lopa/table4"), load_profile("embedded"), compose, Store(tmp_path))
+    planner = Planner(compose, Store(tmp_path))
+    planned = planner.cells(load_table("lopa/table4"), load_profile("embedded"))
     runs = distinct_runs(planned)
     assert (len(planned), len(runs)) == (288, 2 * 72)
     assert all(entry.cell.reported for entry in planned)

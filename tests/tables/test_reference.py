@@ -28,7 +28,7 @@ from dllm_bench.store.store import RECORD, Store, read_record
 from dllm_bench.tables.derive import has_curve
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import CellState, PlannedCell, plan_common, plans_of
+from dllm_bench.tables.plan import CellState, PlannedCell, Planner
 from dllm_bench.tables.render import number, render
 from dllm_bench.tables.spec import TableMetric
 from tests.claims.test_reference_claims import judgements, settings
@@ -55,8 +55,8 @@ def committed(name: str) -> dict[str, Any]:
 @cache
 def built(name: str) -> BuiltTable:
     """Return the table from the committed records."""
-    plans = plans_of([load_table(name)], settings(), STORE)
-    [planned] = plan_common(load_profile("embedded"), plans)
+    planner = Planner.cached(settings(), STORE)
+    [planned] = planner.common([load_table(name)], load_profile("embedded"))
     return build(*planned)
 
 

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.api.compose import compose
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import slug
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, load_table
-from dllm_bench.tables.plan import GROUPS, NOT_STORED, StoredNames, StoredPlanner, folder_patterns
+from dllm_bench.tables.plan import (
+    GROUPS,
+    NOT_STORED,
+    Planner,
+    folder_patterns,
+    may_have,
+    stored_folders,
+)
 from tests.tables.builders import record_of, seal, spec_of
 
 
@@ -49,8 +55,8 @@ def test_a_composed_run_has_the_names_that_its_query_gives(query: str) -> None:
     overrides = ["model=tiny-llada", "benchmark=minigsm", *query.split()]
     config = compose(overrides)
     folder = tuple(slug(str(config[group]["name"])) for group in GROUPS)
-    assert StoredNames(frozenset([folder])).may_have(folder_patterns(overrides))
-    assert not StoredNames(frozenset([("mini", *folder[1:])])).may_have(folder_patterns(overrides))
+    assert may_have([folder], folder_patterns(overrides))
+    assert not may_have([("mini", *folder[1:])], folder_patterns(overrides))
 
 
 def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path) -> None:
@@ -63,11 +69,11 @@ def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path
     store, name = Store(tmp_path / "runs"), "creditdecoding/table1"
     mine = compose(["model=tiny-llada", "benchmark=minimath", "decoder=dus"])
     seal(store, record_of(spec_of({**mine, "limit": None})))
-    given = (load_profile("embedded"), SettingsCache(tmp_path, noting), store)
-    planner = StoredPlanner(*given, StoredNames.of(store))
-    assert not planner.has_run(name) and not composed
-    cells = planner.plan([load_table(name)])[0].cells
+    table, profile = load_table(name), load_profile("embedded")
+    planner = Planner(noting, store, folders=stored_folders(store))
+    assert not planner.has_run(table, profile) and not composed
+    cells = planner.common([table], profile)[0].cells
     runs = [run for cell in cells for run in cell.runs]
     assert runs and not composed
     assert {run.reason for run in runs} == {NOT_STORED}
-    assert StoredPlanner(*given, StoredNames()).has_run(name)
+    assert Planner(noting, store).has_run(table, profile)
