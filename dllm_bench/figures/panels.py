@@ -31,32 +31,9 @@ MANY_POINTS = 24  # markers on more points than this would hide the line
 STAR_SIZE = 7.5  # a star looks smaller than other markers of its size
 MARKERS = 8  # number of markers drawn instead
 DOT_COLOUR = "#e8452c"  # colour of points on a heat map
-FRONT_LINE: Mapping[str, Any] = {
-    "color": style.FAINT,
-    "linewidth": 7.0,
-    "alpha": 0.35,
-    "solid_capstyle": "round",
-    "marker": "o",
-    "markersize": 11.0,
-    "markeredgewidth": 0.0,
-    "zorder": 1.5,
-}
+FRONT_LINE, REPORTED_BAR, NOTE = (style.MARKS[name] for name in ("front", "reported_bar", "note"))
 
-REPORTED_BAR: Mapping[str, Any] = {
-    "color": style.INK,
-    "linestyle": "none",
-    "marker": "D",
-    "markersize": 4.5,
-    "markerfacecolor": "white",
-    "markeredgewidth": 0.9,
-    "zorder": 3,
-}
 STATED_LINE: Mapping[str, Any] = {"color": style.INK, "linewidth": 0.8, "linestyle": (0, (5, 2))}
-NOTE: Mapping[str, Any] = {
-    "fontsize": 6,
-    "color": style.INK,
-    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
-}
 COUNT_ROW = 0.12  # height of a row of counts on an axis from 0 to 1
 COUNT_APART = 0.055  # least distance of two counts, of an axis from 0 to 1
 NUMBER_SIDES = (0.8, 0.6), (-0.8, 0.6), (0.8, -0.6), (-0.8, -0.6), (0, 1), (0, -1), (1, 0), (-1, 0)

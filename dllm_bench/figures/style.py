@@ -29,37 +29,10 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {  # no dates or program names: equal
     "svg": {"metadata": {"Date": None, "Creator": None}},
     "png": {"metadata": {"Software": None}, "dpi": DPI},
 }
-SETTINGS: Any = {
-    "svg.hashsalt": "dllm-bench",
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.5,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "legend.fontsize": 7.5,
-    "hatch.linewidth": 0.5,
-    "figure.constrained_layout.h_pad": 0.07,
-    "figure.constrained_layout.w_pad": 0.06,
-}
+SETTINGS: Mapping[str, Any] = read_yaml(LOOKS)["settings"]
+"""Those of matplotlib."""
+MARKS: Mapping[str, Mapping[str, Any]] = read_yaml(LOOKS)["marks"]
+"""What is drawn for no series: the Pareto front, the paper's numbers on bars, notes."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from dllm_bench.paths import read_yaml
 from dllm_bench.store.files import csv_text, write_atomic
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.derive import Curve
@@ -53,37 +54,7 @@ DIGITS = 4  # after the decimal point; more would be noise
 FORMS = ("md", "html", "tex", "csv", "json")
 MARKDOWN = re.compile(r"[\\`*_\[\]|]")
 CODE = re.compile("`([^`]*)`")
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"$<$",
-    ">": r"$>$",
-    "|": r"$|$",
-    '"': "''",
-    "τ": r"$\tau$",
-    "α": r"$\alpha$",
-    "β": r"$\beta$",
-    "γ": r"$\gamma$",
-    "–": "--",
-    "—": "---",
-    "−": r"$-$",
-    "×": r"$\times$",
-    "÷": r"$\div$",
-    "±": r"$\pm$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "·": r"$\cdot$",
-    "…": r"\ldots{}",
-    "\N{NO-BREAK SPACE}": "~",
-}
+LATEX = read_yaml(TEMPLATES / "latex.yaml")
 DECIMALS = 1  # shown of measured numbers; more would be noise
 OWN_DECIMALS = {  # for units with small numbers, or with whole numbers
     "tokens/forward": 2,
@@ -110,14 +81,6 @@ MARKS = {
     CellVerdict.OUTSIDE: "out",
     CellVerdict.NOT_COMPARABLE: "nc",
     CellVerdict.NONE: "",
-}
-CLASSES = {  # CSS classes
-    CellVerdict.EQUAL: "ok",
-    CellVerdict.INSIDE_CI: "ok",
-    CellVerdict.INSIDE_TOLERANCE: "near",
-    CellVerdict.OUTSIDE: "off",
-    CellVerdict.NOT_COMPARABLE: "soft",
-    CellVerdict.NONE: "soft",
 }
 LEGEND = (
     "ci: the reported value lies inside our 95 % interval; tol: inside the table's tolerance; "
