@@ -136,8 +136,8 @@ def plan_whole(
     """Plan each table with a profile, by default the one that the arguments choose."""
     fills = arguments.run or arguments.submit
     settings = SettingsCache(store.root.parent, compose)
-    submits = arguments.submit
-    planner = plan.Planner.cached(settings, store, any_machine=submits, download=fills)
+    parts = (settings.compose, store, settings.resolve)
+    planner = plan.Planner(*parts, any_machine=arguments.submit, download=fills)
     planned = planner.each(papers, profile or chosen_profile(arguments))
     settings.save()
     return planned

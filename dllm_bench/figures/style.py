@@ -29,7 +29,7 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {  # no dates or program names: equal
     "svg": {"metadata": {"Date": None, "Creator": None}},
     "png": {"metadata": {"Software": None}, "dpi": DPI},
 }
-SETTINGS: Mapping[str, Any] = read_yaml(LOOKS)["settings"]
+SETTINGS: Any = read_yaml(LOOKS)["settings"]
 """Those of matplotlib."""
 MARKS: Mapping[str, Mapping[str, Any]] = read_yaml(LOOKS)["marks"]
 """What is drawn for no series: the Pareto front, the paper's numbers on bars, notes."""

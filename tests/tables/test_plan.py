@@ -16,13 +16,7 @@ from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import (
-    CellState,
-    PlannedRun,
-    Planner,
-    distinct_runs,
-    missing_trained_files,
-)
+from dllm_bench.tables.plan import CellState, PlannedRun, Planner, distinct_runs
 from tests.claims.test_reference_claims import settings
 from tests.tables.builders import (
     FULL,
@@ -161,15 +155,10 @@ def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> 
     """A login node sends runs to machines that have what it lacks."""
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
     monkeypatch.setattr(planning, "missing_device", lambda hardware: "a GPU (Z100)")
-    states = [
-        {
-            p.run.state
-            for p in Planner(compose, Store(tmp_path), any_machine=anywhere).cells(
-                small_table(), FULL
-            )
-        }
-        for anywhere in (False, True)
-    ]
+    states = []
+    for anywhere in (False, True):
+        planner = Planner(compose, Store(tmp_path), any_machine=anywhere)
+        states.append({p.run.state for p in planner.cells(small_table(), FULL)})
     assert states == [{CellState.UNAVAILABLE}, {CellState.MISSING, CellState.UNAVAILABLE}]
 
 
@@ -199,7 +188,7 @@ def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:
         PlannedRun((), CellState.MISSING, config=RunConfig({"decoder": d}))
         for d in (*heads, *heads, *others)
     ]
-    assert missing_trained_files(runs) == ["results/training/filters/absent"]
+    assert planning.missing_trained_files(runs) == ["results/training/filters/absent"]
 
 
 def test_a_value_without_counterpart_is_impossible_not_an_error(tmp_path, monkeypatch) -> None:
