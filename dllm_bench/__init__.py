@@ -12,8 +12,8 @@ __version__ = "0.2.0"
 DECODING_VERSION = 2  # raised with every change that alters the tokens a decoder produces
 
 _HOMES = {  # public name -> module below `api` that defines it
-    "load_model": "models",
-    "wrap": "models",
+    "load_model": "generation",
+    "wrap": "generation",
     "decoder": "generation",
     "decoders": "generation",
     "generate": "generation",
@@ -24,9 +24,9 @@ _HOMES = {  # public name -> module below `api` that defines it
     "compare": "runs",
     "table": "runs",
     "acceptance": "runs",
-    "figure": "pictures",
-    "verdicts": "pictures",
-    "trade_off": "pictures",
+    "figure": "runs",
+    "verdicts": "runs",
+    "trade_off": "runs",
 }
 __all__ = ["DECODING_VERSION", "__version__", *_HOMES]  # noqa: PLE0604 (names of `_HOMES`)
 

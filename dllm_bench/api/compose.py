@@ -5,6 +5,10 @@
 configuration error becomes a DllmBenchError of one sentence. A model may be named by its
 checkpoint, `model=/path/to/folder` or `model=owner/name`. `compose` restores what Hydra keeps per
 process, so that it may be called inside of a program that is itself a Hydra app.
+
+`check` finds mistakes in a composed configuration quickly: a missing model folder, what the
+benchmark itself refuses (missing data, code execution without consent), and a decoder or model that
+does not fit. Only the last two checks (fit and memory) need torch.
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hydra
+from huggingface_hub import constants
 from hydra import version
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
@@ -35,11 +41,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.errors import DllmBenchError, did_you_mean, unknown_name
-from dllm_bench.models.folder import HUB_ID, adapted_model, is_lora, settings_of
+from dllm_bench.models.folder import HUB_ID, adapted_model, is_lora, lacking, settings_of
+from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import (
+    ASSETS,
     GROUPS,
+    IMPORTED,
     conf_dir,
     conf_dirs,
     conf_file,
@@ -51,7 +61,16 @@ from dllm_bench.paths import (
     read_yaml,
 )
 from dllm_bench.registry import check_plain_types
-from dllm_bench.store.groups import RunConfig, default_settings
+from dllm_bench.store.files import results_directory
+from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig, default_settings
+from dllm_bench.store.inputs import (
+    benchmark_of,
+    decoder_of,
+    missing_device,
+    model_here,
+    require_memory,
+    resolve_hardware,
+)
 
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
@@ -73,6 +92,7 @@ FOREIGN_NAMES = {
 OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None}
 """Settings of a model that its yaml may leave out."""
 Plain = dict[str, Any]
+DEVICES = ("cpu", "cuda", "auto")  # that this package runs on
 
 
 # The single settings, which conf/run.yaml names in its defaults list.
@@ -93,10 +113,10 @@ def compose(overrides: Sequence[str]) -> Plain:
     """
     with as_sentences():
         overrides = with_checkpoints(overrides)
-        groups, values = split_overrides(overrides)
-        cfg = deepcopy(merge_groups(groups))
+        parsed = {text: parse_value_override(text) for text in overrides}
+        cfg = deepcopy(merge_groups(tuple(text for text in overrides if parsed[text] is None)))
         try:
-            for key, value in values:
+            for key, value in filter(None, map(parsed.get, overrides)):
                 OmegaConf.update(cfg, key, value, merge=True)
         except OmegaConfBaseException:
             cfg = compose_groups(tuple(overrides))
@@ -151,13 +171,6 @@ def search_path() -> list[str]:
     """
     places = ",".join(f"'file://{folder}'" for folder in further_conf_dirs())
     return [f"hydra.searchpath=[{places}]"] if places else []
-
-
-def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[str, Any]]]:
-    """Return (overrides that Hydra must apply, (key, value) of those that only set a value)."""
-    parsed = [parse_value_override(text) for text in overrides]
-    groups = [text for text, pair in zip(overrides, parsed, strict=True) if pair is None]
-    return tuple(groups), [pair for pair in parsed if pair is not None]
 
 
 @cache
@@ -233,8 +246,6 @@ def checkpoint_overrides(source: str) -> list[str]:
         if (plain.get("lora") or plain.get("path")) == source:
             return [f"model={name}"]
     if not folder.is_dir():
-        from dllm_bench.models.sources import checkpoint_folder  # imports torch: takes seconds
-
         folder = checkpoint_folder(source)
     name = folder_name(source)
     if is_lora(folder) and (base := adapted_model(folder)):
@@ -300,6 +311,99 @@ def decoder_name(choices: Mapping[str, Any]) -> str:
         f"+{slot}.{piece}" for slot, piece in chosen.items() if usual.get(slot, piece) != piece
     ]
     return name + "".join(changed)
+
+
+# --- checking what was composed -------------------------------------------------------------------
+
+
+def check(config: RunConfig) -> None:
+    """Raise a DllmBenchError for the first problem found."""
+    results_directory(config.paths.results)
+    check_device(config.hardware)
+    check_model(config.model)
+    if config.parent:
+        check_model(ModelGroup(config.parent))
+    if config.benchmark:
+        benchmark_of(config.benchmark).check()
+    check_fits(config)
+    check_memory(config)
+
+
+def check_device(hardware: Hardware) -> None:
+    """Check that this package can run on the kind of device.
+
+    Other kinds of hardware are in conf only so that their reported numbers can be shown and
+    compared.
+    """
+    if hardware.device.partition(":")[0] not in DEVICES:
+        raise DllmBenchError(
+            f"hardware={hardware.name} asks for {hardware.processes} devices of kind "
+            f"{hardware.device!r}, and this package runs on {' and '.join(DEVICES[:-1])} devices; "
+            "choose hardware=auto, which finds what is here."
+        )
+
+
+def check_model(model: ModelGroup) -> None:
+    """Check that weights and adapter are where the model's settings say: in the package, a folder,
+    or the cache."""
+    name = model.name
+    for source, revision in ((model.path, model.revision), (model.lora, None)):
+        if not source or expanded(source).is_dir():
+            continue
+        if source.startswith(IMPORTED):
+            checkpoint_folder(source, revision)
+        elif source.startswith(ASSETS):
+            if any(place_of(source).glob("*.safetensors")):
+                continue
+            shipped = source.removeprefix(ASSETS)
+            raise DllmBenchError(
+                f"Model {name!r} needs {source}, which this installation does not have; a clone of "
+                f"the repository has it, or makes it: python -m scripts.embedded {shipped}"
+            )
+        elif HUB_ID.fullmatch(source) and not is_cached(source):
+            raise DllmBenchError(
+                f"Model {name!r} needs {source}, which is not in the local Hugging Face cache, and "
+                f"a run downloads nothing; fetch it first: dllm-bench "
+                f"prefetch {name}, or hf download {source}"
+            )
+
+    check_folder(model)
+
+
+def check_folder(model: ModelGroup) -> None:
+    """Check that a user's checkpoint folder contains everything a run reads."""
+    source = model.path or ASSETS
+    folder = place_of(source)
+    missing = [] if source.startswith(ASSETS) or not folder.is_dir() else lacking(folder, model)
+    if listed := "; ".join(missing):
+        raise DllmBenchError(
+            f"Model {model.name!r} is to be read from {folder}, which lacks {listed}; "
+            "complete the folder and give the same command again."
+        )
+
+
+def check_memory(config: RunConfig) -> None:
+    """Check that the weights fit into the memory of the device, in the dtype they are run in.
+
+    There is no check if the device is absent, since a run can still be looked up, nor for a model
+    object, which is in memory already.
+    """
+    is_in_files = not (config.model.is_served or config.model.is_object)
+    if is_in_files and not missing_device(resolve_hardware(config.hardware)):
+        require_memory(model_here(config))
+
+
+def check_fits(config: RunConfig) -> None:
+    """Check that decoder and baseline fit the batch and the model's settings."""
+    for plain in {} if config.model.is_served else config.decoders.values():
+        decoder = decoder_of(plain)
+        if isinstance(decoder, ComposedDecoder):
+            decoder.check_run_fits(config.model, config.batch)
+
+
+def is_cached(hub_id: str) -> bool:
+    """Return whether the hub's cache has any version of a repository."""
+    return (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir()
 
 
 # --- `dllm-bench run` ----------------------------------------------------------------------------
@@ -448,14 +552,17 @@ def unknown_setting(name: str, cause: object) -> str:
     """Return the message for an unknown setting: the nearest name, or where all are listed."""
     key, path = (str(getattr(cause, part, name)) for part in ("key", "full_key"))
     siblings = [str(key) for key in getattr(cause, "parent_node", None) or ()]
-    elsewhere = FOREIGN_NAMES.get(key) or nearest_piece_setting(name)
-    if owners := pieces_with(name):
-        group = name.rpartition(".")[0]
+    group, _, last = name.rpartition(".")
+    pieces = pieces_by_setting(name)
+    if owners := pieces.get(last):
         own = f"{group} has {', '.join(one for one in siblings if one != '_target_') or 'none'}. "
         return (
             f"The decoder in use has no setting {name!r}: {own}Choose a piece that has it, "
             f"{' or '.join(owners)}, or one of the decoder's own settings."
         )
+    near = next(iter(get_close_matches(last, pieces, n=1)), None)
+    of_piece = f"'{group}.{near}', which {pieces[near][-1]} has" if near else ""
+    elsewhere = FOREIGN_NAMES.get(key) or of_piece
     question = did_you_mean(key, siblings, prefix=path.removesuffix(key))
     inner = inner_settings(getattr(cause, "parent_node", None), key, path.removesuffix(key))
     elsewhere = elsewhere or " or ".join(map(repr, inner[:NAMED]))
@@ -465,13 +572,15 @@ def unknown_setting(name: str, cause: object) -> str:
     return f"No setting is called {name!r}; {question}{known}"
 
 
-def pieces_with(name: str) -> list[str]:
-    """Return, for `decoder.SLOT.NAME`, the pieces of the slot that have exactly this setting."""
-    group, _, key = name.replace(".", "/").rpartition("/")
-    if group.count("/") != 1 or not group.startswith(PIECES):
-        return []
-    files = {piece: conf_file(f"{group}/{piece}.yaml") for piece in options(group)}
-    return [f"{group}={piece}" for piece, file in files.items() if key in read_yaml(file)]
+def pieces_by_setting(name: str) -> dict[str, list[str]]:
+    """Return, for `decoder.SLOT.NAME`, every setting that a piece of the slot has -> these pieces,
+    as overrides."""
+    group = name.replace(".", "/").rpartition("/")[0]
+    found: dict[str, list[str]] = {}
+    for piece in options(group) if group.startswith(PIECES) else ():
+        for setting in read_yaml(conf_file(f"{group}/{piece}.yaml")):
+            found.setdefault(setting, []).append(f"{group}={piece}")
+    return found
 
 
 def inner_settings(node: Any, key: str, prefix: str) -> list[str]:
@@ -486,19 +595,3 @@ def inner_settings(node: Any, key: str, prefix: str) -> list[str]:
     own = [prefix + key] if key in parts else []
     deeper = (inner_settings(parts[name], key, f"{prefix}{name}.") for name in parts)
     return [*own, *(found for names in deeper for found in names)]
-
-
-def nearest_piece_setting(name: str) -> str:
-    """Return, for `decoder.SLOT.NAME`, the nearest name among the settings of all pieces of the
-    slot."""
-    group, _, key = name.replace(".", "/").rpartition("/")
-    if not group.startswith(PIECES):
-        return ""
-    pieces = {
-        setting: piece
-        for piece in options(group)
-        for setting in read_yaml(conf_file(f"{group}/{piece}.yaml"))
-    }
-    near = get_close_matches(key, pieces, n=1)
-    dotted = group.replace("/", ".")
-    return f"'{dotted}.{near[0]}', which {group}={pieces[near[0]]} has" if near else ""

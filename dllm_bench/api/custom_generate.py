@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.api.generation import spec_of
-from dllm_bench.api.models import wrap
+from dllm_bench.api.generation import spec_of, wrap
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, first_end

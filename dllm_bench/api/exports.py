@@ -1,36 +1,69 @@
 """Export what runs measured to the formats of other programs.
 
 `EXPORTS` lists the formats: parquet, csv, a data set of `datasets`, lm-eval's results folder, the
-data of d3LLM's AUP leaderboard; `to_hub` writes the results that the Hugging Face hub shows on a
-model's page. The first four contain every sample with its prompt, right answer, extracted answer
-and grade. Every Eval Ever's format is in `every_eval_ever`.
+data of d3LLM's AUP leaderboard, the results that the Hugging Face hub shows on a model's page, and
+Every Eval Ever. The first four contain every sample with its prompt, right answer, extracted answer
+and grade.
+
+`eee`, Every Eval Ever, is EvalEval's shared store of evaluations. `to_eee` writes two files per
+run, at the paths of its datastore: `data/BENCHMARK/DEVELOPER/MODEL/UUID.json` with the score, and
+`UUID_samples.jsonl` with a line per graded sample. Field names and requirements are those of
+version 0.3.0 of its two schemas (github.com/evaleval/every_eval_ever) and of its `every_eval_ever
+validate`. The schema has no field for speed: TPF, TPS and the other metrics are stored as details
+of the score, and a sample's counts as details of its performance.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import sqrt
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
+from dllm_bench import __version__
 from dllm_bench.api.comparison import sealed_record
 from dllm_bench.api.runs import of_one_type, sample_rows
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.metrics.accuracy import LEVEL, MeanScore
+from dllm_bench.paths import ASSETS
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import slug
+from dllm_bench.store.spec import GROUPS, RunSpec, digest, slug
 from dllm_bench.store.store import RunEntry, read_samples
 
 Plain = dict[str, Any]
 Metric, Filter = "score", "none"  # lm-eval's names, for benchmarks without their own
+SCHEMA_VERSION = "0.3.0"  # of both schemas of Every Eval Ever
+LIBRARY = "dllm-bench"
+COUNTS = ("forwards", "emitted", "committed", "rows")
+"""Columns of a sample that `eee` has as details of its performance."""
 AUP_FILE = "data_dllm_bench.yaml"  # the leaderboard's own files are data_llada.yaml and so on
+
+
+@dataclass(frozen=True)
+class Export:
+    """Runs to export, the folder to write, and what runs do not store."""
+
+    entries: Sequence[RunEntry]
+    texts: TextSource
+    out: Path
+    organization: str | None = None
+    """Name of the organization that ran the evaluation, for `eee`."""
+    relationship: str = "third_party"
+    """Of the organization to the model's developer, in the words of Every Eval Ever."""
+    dataset: str | None = None
+    """The benchmark's id on the hub (owner/name), for `hub` and `eee`."""
+    task: str | None = None
+    """The benchmark's task there, for `hub`."""
 
 
 def rows_of(entry: RunEntry, texts: TextSource) -> Iterator[Plain]:
@@ -55,44 +88,47 @@ def graded_record(entry: RunEntry) -> tuple[RunRecord, MeanScore]:
     return record, record.score
 
 
-def frame(entries: Sequence[RunEntry], texts: TextSource) -> Any:
+def frame(export: Export) -> Any:
     """Return the samples of all runs as a table of pandas, each column of one type."""
     import pandas as pd
 
-    every = [row for entry in entries for row in rows_of(entry, texts)]
-    return pd.DataFrame(every).apply(of_one_type)
+    rows = [row for entry in export.entries for row in rows_of(entry, export.texts)]
+    return pd.DataFrame(rows).apply(of_one_type)
 
 
-def to_parquet(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+def to_parquet(export: Export) -> Iterator[Path]:
     """Write `samples.parquet`, for pandas and all readers of Arrow."""
-    yield write_atomic(out / "samples.parquet", frame(entries, texts).to_parquet(index=False))
+    yield write_atomic(export.out / "samples.parquet", frame(export).to_parquet(index=False))
 
 
-def to_csv(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+def to_csv(export: Export) -> Iterator[Path]:
     """Write `samples.csv`, for spreadsheets."""
-    yield write_atomic(out / "samples.csv", frame(entries, texts).to_csv(index=False))
+    yield write_atomic(export.out / "samples.csv", frame(export).to_csv(index=False))
 
 
-def to_dataset(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+def to_dataset(export: Export) -> Iterator[Path]:
     """Write a folder for `datasets.load_from_disk`."""
     from datasets import Dataset  # takes a second to import
 
-    Dataset.from_pandas(frame(entries, texts), preserve_index=False).save_to_disk(out)
-    yield out
+    Dataset.from_pandas(frame(export), preserve_index=False).save_to_disk(export.out)
+    yield export.out
 
 
-def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+def to_lm_eval(export: Export) -> Iterator[Path]:
     """Write a results folder in lm-eval's layout: per model, a file of results and one of samples.
 
     All metrics of the run (TPF, TPS, forwards) are listed with the scores.
     """
-    for entry in entries:
+    for entry in export.entries:
         record = sealed_record(entry)
-        spec, folder = record.spec, out / slug(f"{record.spec.model.name}-{record.spec.folder}")
+        spec, folder = (
+            record.spec,
+            export.out / slug(f"{record.spec.model.name}-{record.spec.folder}"),
+        )
         moment = datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
         results = json.dumps(lm_eval_results(record), indent=2)
         yield write_atomic(folder / f"results_{moment}.json", results)
-        samples = lm_eval_samples(record, rows_of(entry, texts))
+        samples = lm_eval_samples(record, rows_of(entry, export.texts))
         path = folder / f"samples_{slug(spec.benchmark.name)}_{moment}.jsonl"
         yield write_atomic(path, "".join(f"{json.dumps(one)}\n" for one in samples))
 
@@ -159,7 +195,7 @@ def lm_eval_samples(record: RunRecord, rows: Iterator[Plain]) -> Iterator[Plain]
         }
 
 
-def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+def to_aup(export: Export) -> Iterator[Path]:
     """Write a file of d3LLM's AUP leaderboard: benchmark -> method -> [TPF, score in percent]
     pairs.
 
@@ -170,7 +206,7 @@ def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
     """
     curves: dict[str, dict[str, list[list[float]]]] = {}
     items: dict[str, tuple[str, set[str]]] = {}  # items of each benchmark's first run
-    for entry in entries:
+    for entry in export.entries:
         record = sealed_record(entry)
         spec, tpf, found = record.spec, record.summary.get("tpf/emitted"), set(record.values)
         task, method = spec.benchmark.name, f"{spec.label}-{spec.model.name}"
@@ -191,42 +227,281 @@ def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
         for points in methods.values():
             points.sort()
     text = yaml.safe_dump(curves, sort_keys=False, default_flow_style=None)
-    yield write_atomic(out / AUP_FILE, text)
+    yield write_atomic(export.out / AUP_FILE, text)
 
 
-def to_hub(
-    entries: Sequence[RunEntry], out: Path, dataset: str | None, task: str | None
-) -> Iterator[Path]:
-    """Write the scores, in percent, to `.eval_results/NAME.yaml` of a model's repository.
-
-    dataset: the hub's id of the benchmark; task: its task there. Their names are the hub's own.
-    """
-    if not dataset or not task:
+def to_hub(export: Export) -> Iterator[Path]:
+    """Write the scores, in percent, to `.eval_results/NAME.yaml` of a model's repository."""
+    if not export.dataset or not export.task:
         raise DllmBenchError(
             "--to hub was asked without the benchmark's name on the hub; add --dataset OWNER/NAME "
             "and --task ID, as the eval.yaml of that data set has them."
         )
-    for entry in entries:
+    for entry in export.entries:
         record, score = graded_record(entry)
         result = EvalResultEntry(
-            dataset_id=dataset,
-            task_id=task,
+            dataset_id=export.dataset,
+            task_id=export.task,
             value=round(100 * score.mean, 2),
             date=datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             notes=f"dllm-bench, decoder {record.spec.label}, n = {score.n}"
             f"{f', {record.ungraded}' if record.ungraded else ''}",
         )
-        path = out / ".eval_results" / f"{slug(record.spec.label)}-{record.spec.short}.yaml"
+        path = export.out / ".eval_results" / f"{slug(record.spec.label)}-{record.spec.short}.yaml"
         text = yaml.safe_dump(eval_result_entries_to_yaml([result]), sort_keys=False)
         yield write_atomic(path, text)
 
 
-EXPORTS: Mapping[str, Callable[[Sequence[RunEntry], TextSource, Path], Iterator[Path]]] = {
+# --- Every Eval Ever ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the two files of a run share."""
+
+    benchmark: str
+    model: str
+    """OWNER/NAME, see `model_id`."""
+    sealed_at: str
+    """Seconds since the epoch."""
+    uuid: UUID
+
+    @property
+    def evaluation(self) -> str:
+        """The evaluation's id."""
+        return f"{self.benchmark}/{self.model}/{self.sealed_at}"
+
+    def path(self, ending: str) -> str:
+        """Return where the datastore has the file with this ending."""
+        folders = "/".join(slug(part) for part in (self.benchmark, *self.model.split("/", 1)))
+        return f"data/{folders}/{self.uuid}{ending}"
+
+
+def to_eee(export: Export) -> Iterator[Path]:
+    """Write the files of each run; the same record gives the same bytes.
+
+    DllmBenchError for a run without a score, and if the organization is not named.
+    """
+    for entry in export.entries:
+        record, score = graded_record(entry)
+        identity = identity_of(record)
+        whole = eee_evaluation(record, score, identity, export)
+        lines = [
+            json.dumps(one) for one in eee_samples(record, rows_of(entry, export.texts), identity)
+        ]
+        if lines:
+            path, text = identity.path("_samples.jsonl"), "".join(f"{line}\n" for line in lines)
+            yield write_atomic(export.out / path, text)
+            whole["detailed_evaluation_results"] = {
+                "format": "jsonl",
+                "file_path": path,
+                "hash_algorithm": "sha256",
+                "checksum": hashlib.sha256(text.encode()).hexdigest(),
+                "total_rows": len(lines),
+            }
+        yield write_atomic(export.out / identity.path(".json"), json.dumps(whole, indent=2) + "\n")
+
+
+def identity_of(record: RunRecord) -> Identity:
+    """Return ids and places of a run's files."""
+    key = digest([record.identity_hash, record.sealed_at])  # keeps the same run of two labs apart
+    return Identity(
+        benchmark=record.spec.benchmark.name,
+        model=model_id(record.spec),
+        sealed_at=str(record.sealed_at),
+        uuid=UUID(hex=key[:32], version=4),
+    )
+
+
+def model_id(spec: RunSpec) -> str:
+    """Return the model's id on the hub; dllm-bench/NAME if it ships, else unknown/NAME."""
+    from dllm_bench.models.sources import is_hub_id  # imports torch, which takes seconds
+
+    path = spec.model.path or ""
+    if is_hub_id(path):
+        return path
+    owner = LIBRARY if path.startswith(ASSETS) else "unknown"
+    return f"{owner}/{slug(spec.model.name)}"
+
+
+def eee_evaluation(
+    record: RunRecord, score: MeanScore, identity: Identity, export: Export
+) -> Plain:
+    """Return the content of a run's `UUID.json`, without the reference to its samples."""
+    version = str(record.environment.get("dllm_bench") or __version__)
+    started = record.sessions[0].started_at if record.sessions else record.sealed_at
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "evaluation_id": identity.evaluation,
+        "evaluation_timestamp": str(started),
+        "retrieved_timestamp": identity.sealed_at,
+        "source_metadata": {
+            "source_name": LIBRARY,
+            "source_type": "evaluation_run",
+            "source_organization_name": export.organization,
+            "evaluator_relationship": export.relationship,
+        },
+        "eval_library": {"name": LIBRARY, "version": version},
+        "model_info": model_info(record.spec, identity.model, version),
+        "evaluation_results": [eee_result(record, score, export.dataset)],
+    }
+
+
+def model_info(spec: RunSpec, model: str, version: str) -> Plain:
+    """Return the model, and who controlled its deployment."""
+    served, owner = spec.model.is_served, model.split("/")[0]
+    engine = {"name": spec.model.engine or LIBRARY} if served else {}
+    details = {
+        "deployment_type": "unknown" if served else "self_deployed",
+        "model_availability": "unknown" if owner == "unknown" else "open_weights",
+        **as_details(spec.inputs),
+    }
+    return {
+        "name": spec.model.name,
+        "id": model,
+        "developer": owner,
+        "inference_engine": engine or {"name": LIBRARY, "version": version},
+        "additional_details": details,
+    }
+
+
+def eee_result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plain:
+    """Return the primary score with its interval, how it is computed, and how the texts were
+    decoded."""
+    spec, name = record.spec, record.spec.benchmark.name
+    metric, key = primary_of(record)
+    further = {**record.scores, **{k: v for k, v in record.summary.items() if v is not None}}
+    return {
+        "evaluation_result_id": result_id(record),
+        "evaluation_name": name,
+        "source_data": source_data(spec, dataset),
+        "metric_config": {
+            "metric_id": f"{name}.{metric}" if metric == Metric else metric,
+            "metric_name": metric,
+            "metric_unit": "proportion",
+            "metric_parameters": {"filter": key},
+            "lower_is_better": False,
+            "score_type": "continuous",
+            "min_score": 0.0,
+            "max_score": 1.0,
+        },
+        "score_details": {
+            "score": score.mean,
+            "details": as_details(further),
+            "uncertainty": {
+                "standard_error": {"value": standard_error(record), "method": "analytic"},
+                "confidence_interval": {
+                    "lower": score.low,
+                    "upper": score.high,
+                    "confidence_level": LEVEL,
+                    "method": score.method,
+                },
+                "num_samples": score.n,
+            },
+        },
+        "generation_config": generation_config(record),
+    }
+
+
+def generation_config(record: RunRecord) -> Plain:
+    """Return how the texts were decoded, without paths, which only mean something on this
+    machine."""
+    spec, limits = record.spec, record.spec.benchmark.max_new_tokens
+    settings = spec.identity()
+    groups = {f"{k}_settings": v for k in (*GROUPS, "baseline", "parent") if (v := settings.get(k))}
+    details = {"run": spec.identity_hash, "decoder": spec.label, "device": record.devices}
+    further = {"seed": spec.seed, "batch": spec.batch, "limit": spec.limit}
+    return {
+        "generation_args": {"max_tokens": limits} if limits else {},
+        "additional_details": as_details({**details, **further, **groups}),
+    }
+
+
+def result_id(record: RunRecord) -> str:
+    """Return the id that joins a run's samples with its score."""
+    metric, key = primary_of(record)
+    return f"{record.spec.benchmark.name}:{metric},{key}"
+
+
+def source_data(spec: RunSpec, dataset: str | None) -> Plain:
+    """Return where the benchmark's data are: on the hub if a hub id was given, else in this
+    package."""
+    name, sha256 = spec.benchmark.name, str(spec.inputs.get("dataset", ""))
+    if dataset:
+        return {"dataset_name": name, "source_type": "hf_dataset", "hf_repo": dataset}
+    where = {"source_id": name, "source_version": sha256}
+    return {"dataset_name": name, "source_type": "other", **where}
+
+
+def as_details(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values in the schema's form for additional details: text as it is, anything else as
+    JSON."""
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+
+
+def eee_samples(record: RunRecord, rows: Iterator[Plain], identity: Identity) -> Iterator[Plain]:
+    """Yield the lines of `UUID_samples.jsonl`.
+
+    The schema requires a grade and a prompt: samples without a grade, or whose prompt is not known
+    on this machine, are left out.
+    """
+    for row in rows:
+        if row["prompt"] is None or row["value"] is None:
+            continue
+        asked = {"raw": row["prompt"], "reference": [row["gold"]] if row["gold"] else []}
+        yield {
+            "schema_version": SCHEMA_VERSION,
+            "evaluation_id": identity.evaluation,
+            "model_id": identity.model,
+            "evaluation_name": identity.benchmark,
+            "evaluation_result_id": result_id(record),
+            "sample_id": row["id"],
+            "sample_hash": sample_hash(asked),
+            "interaction_type": "single_turn",
+            "input": asked,
+            "output": {"raw": [row["text"]]},
+            "answer_attribution": attribution(row, primary_of(record)[1]),
+            "evaluation": {"score": float(row["value"]), "is_correct": row["value"] == 1},
+            "performance": performance(row),
+            "metadata": {"verdict": row["verdict"]},
+        }
+
+
+def sample_hash(asked: Plain) -> str:
+    """Return sha256 of prompt and references, as all converters to this schema compute it."""
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def attribution(row: Plain, method: str) -> list[Plain]:
+    """Return the answer that was read from the text; empty if the benchmark does not report it."""
+    if row["extracted"] is None:
+        return []
+    return [
+        {
+            "turn_idx": 0,
+            "source": "output.raw",
+            "extracted_value": row["extracted"],
+            "extraction_method": method,
+            "is_terminal": True,
+        }
+    ]
+
+
+def performance(row: Plain) -> Plain:
+    """Return latency and counts of a sample, where they are known."""
+    seconds = {} if row["seconds"] is None else {"latency_ms": 1000 * row["seconds"]}
+    counts = {name: row[name] for name in COUNTS if row.get(name) is not None}
+    return {**seconds, "additional_details": as_details(counts)}
+
+
+EXPORTS: Mapping[str, Callable[[Export], Iterator[Path]]] = {
     "parquet": to_parquet,
     "csv": to_csv,
     "hf-dataset": to_dataset,
     "lm-eval": to_lm_eval,
     "aup": to_aup,
+    "hub": to_hub,
+    "eee": to_eee,
 }
 """Format -> the function that writes it."""
-HUB = "hub"

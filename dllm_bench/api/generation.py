@@ -1,4 +1,5 @@
-"""Make decoders and generate text with them: `decoder`, `decoders`, `generate`, `stream`.
+"""Models, decoders and text as objects: `load_model`, `wrap`, `decoder`, `decoders`, `generate`,
+`stream`.
 
 `generate` decodes prompts with a model and a decoder as `dllm-bench run` decodes a benchmark's
 requests, and gives a `Completion` for each: text, tokens, trace, metrics, and in a notebook the
@@ -16,12 +17,11 @@ from html import escape
 from pathlib import Path
 from queue import SimpleQueue
 from textwrap import shorten
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
-from dllm_bench.api.compose import as_override, compose_decoder
-from dllm_bench.api.models import load_model
+from dllm_bench.api.compose import as_override, compose, compose_decoder
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
@@ -30,7 +30,9 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.definitions import measure_all
+from dllm_bench.models import wrapped
 from dllm_bench.models.load import LoadedModel
+from dllm_bench.models.load import load_model as load_checkpoint
 from dllm_bench.models.spec import CANVAS
 from dllm_bench.paths import conf_dirs, options
 from dllm_bench.registry import describe
@@ -38,13 +40,83 @@ from dllm_bench.runs.prompts import PromptGenerator, timed_sample
 from dllm_bench.runs.sessions import check_batched, untimed_sample
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
-from dllm_bench.store.inputs import decoder_of
+from dllm_bench.store.inputs import decoder_of, model_spec, resolve_model
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
 SHOWN_CHARACTERS = 60  # characters of a text in a completion's short form
 MASKED = "░"  # how a masked position is shown
 NEW_TOKENS = 128  # after a prompt, if no number is given
+ATTENTION_FORMS = {"full": "full", "block": "block_causal", "causal": "causal"}
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def load_model(source: str | Path, **settings: Any) -> LoadedModel:
+    """Load a model; nothing is downloaded.
+
+    source: a name of `conf/model` ("tiny-llada"), a checkpoint folder, or a hub id in the cache.
+    settings: replace those of the model's yaml, for example `dtype="bfloat16"`, `device="cuda:1"`;
+        `dllm_bench.models.spec.ModelSpec` lists them.
+
+    Raises DllmBenchError, which names what is missing or does not fit.
+    """
+    changed = [as_override(f"++model.{key}", value) for key, value in settings.items()]
+    model = compose([as_override("model", str(source)), *changed])["model"]
+    loaded = load_checkpoint(model_spec(resolve_model(model, Hardware({}))))
+    made = {"dtype": loaded.metadata.dtype, "attention": loaded.metadata.attention}
+    return replace(loaded, settings={**model, **made})
+
+
+def wrap(
+    model: Any | Callable[[Tensor], Tensor],
+    tokenizer: Any,
+    *,
+    mask_token: str | None = None,
+    attention: Literal["full", "block", "causal"] = "full",
+    block: int | None = None,
+    shifted: bool | None = None,
+    bos: bool = False,
+    weights_hash: str | None = None,
+) -> LoadedModel:
+    """Return a model that is already loaded, ready for `generate`, `run` and `evaluate`.
+
+    model: a `*ForCausalLM` object of transformers, which keeps its modes, flags and config; or any
+        function from ids (B, L), int64, to logits (B, L, V). A function has no cache: each forward
+        feeds the whole canvas, and decoders that cache are refused.
+    tokenizer: its tokenizer, of transformers; with a chat template prompts may be chats.
+    mask_token: text of the mask token, if neither config nor tokenizer names it.
+    attention: which positions a position attends to, as in training: all, its own and earlier
+    blocks, or earlier positions only (an autoregressive model). block: block length in positions,
+    with attention="block". shifted: whether the logits at position i predict i + 1 (Dream); None:
+    only if causal. bos: whether plain text begins with the BOS token. weights_hash: only for a
+    function: a text that changes whenever its weights or code do. `run` needs it to tell stored
+    runs apart. For a torch module the weights themselves are hashed.
+
+    Raises DllmBenchError for a class that cannot be run, a missing mask token, and a function that
+    does not return logits.
+    """
+    if attention not in ATTENTION_FORMS:
+        choices = ", ".join(ATTENTION_FORMS)
+        raise DllmBenchError(f"wrap takes attention as one of {choices}, not {attention!r}.")
+    if (block is not None) != (attention == "block"):
+        raise DllmBenchError(
+            f"wrap was given attention={attention!r} with block={block}; a block length goes with "
+            'attention="block", and only with it.'
+        )
+    is_module = hasattr(model, "config") and hasattr(model, "named_parameters")
+    as_model = wrapped.wrap_module if is_module else wrapped.wrap_function
+    return as_model(
+        model,
+        tokenizer,
+        mask_token=mask_token,
+        attention_form=ATTENTION_FORMS[attention],
+        block=block,
+        shifted=attention == "causal" if shifted is None else shifted,
+        bos=bos,
+        weights_hash=weights_hash,
+    )
 
 
 # --- decoders ------------------------------------------------------------------------------------

@@ -68,16 +68,6 @@ def add_profile_option(parser: ArgumentParser) -> None:
     parser.add_argument("--profile", default=EMBEDDED, help=text)
 
 
-def add_decoder_arguments(parser: ArgumentParser, *more: str) -> None:
-    """Add the positional arguments DECODER and those named in `more`, then the decoder's
-    settings."""
-    add_name_argument(parser, "decoder", "a name of conf/decoder")
-    for name in more:
-        parser.add_argument(name, metavar=name.upper(), help="prompt, or - for standard input")
-    example = "decoder.select.tau=0.8, decoder/score=credit"
-    add_settings_argument(parser, f"of the decoder, as in `run`: {example}")
-
-
 def add_name_argument(parser: ArgumentParser, group: str, text: str) -> None:
     """Add a positional argument that names a choice of a configuration group."""
     parser.add_argument(group, metavar=group.upper(), type=choice_of(group), help=text)

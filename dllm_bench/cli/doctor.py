@@ -82,13 +82,13 @@ def all_lines(arguments: Namespace) -> list[Line]:
     named = [as_model(arguments.model)] if arguments.model else []
     config = compose([*named, *arguments.settings])
     if named:
-        from dllm_bench.api.preflight import check_folder
+        from dllm_bench.api.compose import check_folder
 
         check_folder(config.model)  # before torch is imported: reports mistakes at once
     report = list(machine_lines(configured_paths(arguments)))
     if named:
         # needs torch, and the report above must work where torch is missing
-        from dllm_bench.cli.doctor_model import model_lines
+        from dllm_bench.cli.doctor_torch import model_lines
 
         report += model_lines(config)
     return report
@@ -96,14 +96,14 @@ def all_lines(arguments: Namespace) -> list[Line]:
 
 def gpu_lines(arguments: Namespace) -> Iterator[Line]:
     """Run the checks of a CUDA device; yield a line for each."""
-    from dllm_bench.cli import doctor_gpu  # imports torch
+    from dllm_bench.cli import doctor_torch
 
     if arguments.model:
         raise DllmBenchError(
             f"doctor --gpu was given the model {arguments.model!r}, and it checks embedded models; "
             "check the model in a command of its own."
         )
-    return doctor_gpu.gpu_lines(arguments.fake, arguments.quick, arguments.out)
+    return doctor_torch.gpu_lines(arguments.fake, arguments.quick, arguments.out)
 
 
 # --- what needs no model: Python, packages, devices, assets, paths --------------------------------

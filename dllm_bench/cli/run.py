@@ -1,7 +1,7 @@
 """`dllm-bench run`: run one decoder on one benchmark with one model; with -m, several such runs.
 
-Hydra composes the settings (`api.compose`), `preflight` refuses what cannot work before large
-packages are imported, then the run is made, or looked up if it is already complete.
+Hydra composes the settings, `compose.check` refuses what cannot work before large packages are
+imported, then the run is made, or looked up if it is already complete.
 """
 
 from __future__ import annotations
@@ -11,15 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from dllm_bench.api.compose import (
-    check_launcher,
-    composed_job,
-    hydra_app,
-    is_multirun,
-    runs_in_this_process,
-    split_slurm_settings,
-)
-from dllm_bench.api.preflight import check
+from dllm_bench.api import compose
 from dllm_bench.cli.common import print_failures, print_lines
 from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, MULTIRUN
 from dllm_bench.core.benchmark import JUDGE_ERROR
@@ -49,9 +41,9 @@ def run(arguments: Sequence[str]) -> int:
         jobs.clear()
     several, slurm_changes = bool({*MULTIRUN} & {*arguments}), None
     if several and task is run_job:
-        arguments, slurm_changes = split_slurm_settings(arguments)
+        arguments, slurm_changes = compose.split_slurm_settings(arguments)
         task = run_job if slurm_changes is None else collect_job
-    hydra_app(arguments, task)
+    compose.hydra_app(arguments, task)
     if _for_slurm:
         make_with_slurm(slurm_changes or [])
     wait_for_busy(several)
@@ -62,12 +54,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def run_job(cfg: Any) -> None:
     """Run one configuration of Hydra; in a local multirun a failure does not stop the others."""
-    check_launcher()
-    local = runs_in_this_process()
+    compose.check_launcher()
+    local = compose.runs_in_this_process()
     try:
-        config = composed_job(cfg)
-        check(config)
-        measure(config, is_multirun())
+        config = compose.composed_job(cfg)
+        compose.check(config)
+        measure(config, compose.is_multirun())
     except BusyError as error:
         _busy.append(config)
         show_error(f"postponed: {error.owner} is making this run")
@@ -84,8 +76,8 @@ def run_job(cfg: Any) -> None:
 def collect_job(cfg: Any) -> None:
     """Keep one configuration from Hydra for SLURM; a mistake in it does not stop the others."""
     try:
-        config = composed_job(cfg)
-        check(config)
+        config = compose.composed_job(cfg)
+        compose.check(config)
         _for_slurm.append(config)
     except DllmBenchError as error:
         _failed.append(str(error))
@@ -192,7 +184,7 @@ def overview(records: Sequence[RunRecord]) -> Iterator[str]:
 
 def print_estimate(cfg: Any) -> None:
     """Print the estimated cost of one configuration from Hydra; nothing is run or loaded."""
-    print_lines(estimate_lines(composed_job(cfg)))
+    print_lines(estimate_lines(compose.composed_job(cfg)))
 
 
 def estimate_lines(config: RunConfig) -> Iterator[str]:

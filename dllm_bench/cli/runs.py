@@ -15,17 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.api.comparison import RunComparison, require_two, sealed_record
-from dllm_bench.cli.common import (
-    Command,
-    add_results_option,
-    add_run_argument,
-    add_runs_argument,
-    add_settings_argument,
-    compose,
-    open_store,
-    print_failures,
-    print_lines,
-)
+from dllm_bench.cli import common
+from dllm_bench.cli.common import Command, add_results_option, compose, open_store, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.paths import read_settings
@@ -53,13 +44,8 @@ COLUMNS = ("run", "state", "done", "benchmark", "model", "decoder", *NUMBERS, "s
 def add_status_arguments(parser: ArgumentParser) -> None:
     """Add the options of `status`."""
     add_results_option(parser)
-    parser.add_argument(
-        "--where",
-        nargs="+",
-        default=(),
-        metavar="WORD",
-        help="only runs that have each of these words in hash, state, names or settings",
-    )
+    text = "only runs that have each of these words in hash, state, names or settings"
+    parser.add_argument("--where", nargs="+", default=(), metavar="WORD", help=text)
     parser.add_argument("--sort", metavar="COLUMN", help="sort by a column, highest number first")
     parser.add_argument("--json", action="store_true", help="print only the runs, as JSON")
 
@@ -224,8 +210,8 @@ def compare(arguments: Namespace) -> int:
 
 def add_rescore_arguments(parser: ArgumentParser) -> None:
     """Add the options of `rescore`."""
-    add_run_argument(parser)
-    add_settings_argument(parser, "grade with these; nothing is saved")
+    common.add_run_argument(parser)
+    common.add_settings_argument(parser, "grade with these; nothing is saved")
     parser.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
 
 
@@ -249,7 +235,7 @@ def verify_all(arguments: Namespace) -> int:
     store = open_store(arguments)
     runs = [damages for folder in store.folders() if (damages := verify(folder)) is not None]
     print_lines([f"{len(runs)} runs below {store.root}: {runs.count([])} whole"])
-    return print_failures([sentence for damages in runs for sentence in damages])
+    return common.print_failures([sentence for damages in runs for sentence in damages])
 
 
 def remove_named(arguments: Namespace) -> int:
@@ -272,9 +258,9 @@ def unlock_named(arguments: Namespace) -> int:
 
 KINDS = {
     "status": Command(add_status_arguments, show_status),
-    "compare": Command(partial(add_runs_argument, remark=EACH_WITH_FIRST), compare),
+    "compare": Command(partial(common.add_runs_argument, remark=EACH_WITH_FIRST), compare),
     "rescore": Command(add_rescore_arguments, rescore_texts),
     "verify": Command(add_results_option, verify_all),
-    "rm": Command(add_runs_argument, remove_named),
-    "unlock": Command(add_run_argument, unlock_named),
+    "rm": Command(common.add_runs_argument, remove_named),
+    "unlock": Command(common.add_run_argument, unlock_named),
 }

@@ -14,6 +14,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from dllm_bench.cli.common import (
-    Command,
-    add_decoder_arguments,
-    add_name_argument,
-    add_run_argument,
-    add_settings_argument,
-    compose,
-    open_store,
-    positive_int,
-    print_lines,
-)
+from dllm_bench.cli import common
+from dllm_bench.cli.common import Command, compose, print_lines
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import console as clean_console
@@ -73,19 +65,17 @@ SWATCHES = 16  # colours in the legend, at most
 
 def add_show_arguments(parser: ArgumentParser) -> None:
     """Add the options of `show`."""
-    add_run_argument(parser)
-    parser.add_argument(
-        "--sample", metavar="ID", help="show how this sample was decoded; 0: the first, and so on"
-    )
-    parser.add_argument("--canvas", action="store_true", help="show the canvas of every forward")
-    parser.add_argument(
-        "--json", action="store_true", help="print the sample's forwards and tokens as JSON"
-    )
+    common.add_run_argument(parser)
+    text = "show how this sample was decoded; 0: the first, and so on"
+    parser.add_argument("--sample", metavar="ID", help=text)
+    flag = partial(parser.add_argument, action="store_true")
+    flag("--canvas", help="show the canvas of every forward")
+    flag("--json", help="print the sample's forwards and tokens as JSON")
 
 
 def show_run(arguments: Namespace) -> int:
     """Print the metrics of a run or the decoding order of one of its samples."""
-    entry = open_store(arguments).find(arguments.run)
+    entry = common.open_store(arguments).find(arguments.run)
     if arguments.sample is None:
         if arguments.json or arguments.canvas:
             raise DllmBenchError(
@@ -202,9 +192,9 @@ def named_sample(
 
 def add_prompt_arguments(parser: ArgumentParser) -> None:
     """Add the options of `prompt`."""
-    add_name_argument(parser, "benchmark", "a name of conf/benchmark")
+    common.add_name_argument(parser, "benchmark", "a name of conf/benchmark")
     text = "as in `run`: model=NAME (its chat template and tokenizer are used), benchmark.shots=4"
-    add_settings_argument(parser, text)
+    common.add_settings_argument(parser, text)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="item, from 0 (default)")
 
 
@@ -236,16 +226,16 @@ def show_prompt(arguments: Namespace) -> int:
 
 def add_generate_arguments(parser: ArgumentParser) -> None:
     """Add the options of `generate`."""
-    add_name_argument(parser, "model", "a name, a checkpoint folder or a hub id")
-    add_decoder_arguments(parser, "prompt")
-    parser.add_argument("--chat", action="store_true", help="use the prompt as a chat message")
-    parser.add_argument("--watch", action="store_true", help="show the canvas while it is filled")
-    parser.add_argument(
-        "--max-new-tokens",
-        type=positive_int,
-        metavar="N",
-        help="after the prompt (default: 128); not for a prompt with masks, which are filled",
-    )
+    common.add_name_argument(parser, "model", "a name, a checkpoint folder or a hub id")
+    common.add_name_argument(parser, "decoder", "a name of conf/decoder")
+    parser.add_argument("prompt", metavar="PROMPT", help="prompt, or - for standard input")
+    example = "decoder.select.tau=0.8, decoder/score=credit"
+    common.add_settings_argument(parser, f"of the decoder, as in `run`: {example}")
+    flag = partial(parser.add_argument, action="store_true")
+    flag("--chat", help="use the prompt as a chat message")
+    flag("--watch", help="show the canvas while it is filled")
+    text = "after the prompt (default: 128); not for a prompt with masks, which are filled"
+    parser.add_argument("--max-new-tokens", type=common.positive_int, metavar="N", help=text)
     parser.add_argument("--seed", type=int, default=0, help="seed of decoders that sample")
 
 
@@ -270,25 +260,19 @@ def show_generated(arguments: Namespace) -> int:
     else:
         console = terminal()
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            show = Canvas(live)
+            show = partial(show_canvas, live)
             (completion,) = generate(arguments.model, [prompt], chosen, **options, on_commit=show)
         console.print(DecodingOrderPainter(completion.order, console).text())
     show_error(effort(completion))
     return 0
 
 
-class Canvas:
-    """Redraws the canvas whenever tokens were committed."""
-
-    def __init__(self, live: Live) -> None:
-        self.live = live
-
-    def __call__(self, committed: Committed) -> None:
-        """Show the text so far, masked positions dimmed."""
-        lines = [printable(line) for line in committed.text.split("\n")]
-        drawn = Text("\n".join([*lines, f"forward {committed.forward}"]))
-        drawn.highlight_regex(f"{MASK}+", DIM)
-        self.live.update(drawn, refresh=True)
+def show_canvas(live: Live, committed: Committed) -> None:
+    """Draw the text so far, masked positions dimmed."""
+    lines = [printable(line) for line in committed.text.split("\n")]
+    drawn = Text("\n".join([*lines, f"forward {committed.forward}"]))
+    drawn.highlight_regex(f"{MASK}+", DIM)
+    live.update(drawn, refresh=True)
 
 
 def effort(completion: Completion) -> str:

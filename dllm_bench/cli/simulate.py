@@ -11,17 +11,12 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dllm_bench.api.comparison import sealed_record
-from dllm_bench.cli.common import (
-    add_out_option,
-    add_runs_argument,
-    open_store,
-    positive_floats,
-    positive_ints,
-    print_lines,
-)
+from dllm_bench.cli import common
+from dllm_bench.cli.common import open_store, positive_floats, positive_ints, print_lines
 from dllm_bench.site.format import align
 from dllm_bench.store.files import csv_text, write_atomic
 from dllm_bench.store.store import RunEntry
@@ -49,41 +44,26 @@ DEFAULT_PROFILE = "assets/profiles/tiny-qwen3-cpu.json"
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `simulate`."""
-    add_runs_argument(parser)
+    common.add_runs_argument(parser)
     parser.epilog = (
         "Each RUN must use one drafter, decode greedily and verify nothing: decoder=dspark "
         "decoder/length=fixed decoder.length.tokens=0. The temperatures of a confidence head are "
         "fitted on the first half of its texts; the second half is served."
     )
-    parser.add_argument(
-        "--profile",
-        default=DEFAULT_PROFILE,
-        metavar="FILE",
-        help=f"step times, from `train sps` with the runs' model; default: {DEFAULT_PROFILE}",
-    )
-    parser.add_argument(
-        "--requests",
-        type=positive_ints,
-        metavar="N,N,…",
-        default="1,2,4,8,16,24",
-        help="requests served at the same time",
-    )
-    parser.add_argument(
-        "--tau", type=float, default=0.5, help="tau of the threshold rule; default: 0.5"
-    )
+    text = f"step times, from `train sps` with the runs' model; default: {DEFAULT_PROFILE}"
+    parser.add_argument("--profile", default=DEFAULT_PROFILE, metavar="FILE", help=text)
+    numbers = partial(parser.add_argument, type=positive_ints, metavar="N,N,…")
+    numbers("--requests", default="1,2,4,8,16,24", help="requests served at the same time")
+    text = "tau of the threshold rule; default: 0.5"
+    parser.add_argument("--tau", type=float, default=0.5, help=text)
     parser.add_argument("--temperatures", metavar="FILE", help="from `train temperatures`")
-    parser.add_argument(
-        "--raw", action="store_true", help="use the confidences of the heads without temperatures"
-    )
-    parser.add_argument(
-        "--arrivals",
-        type=positive_floats,
-        metavar="R,R,…",
-        help="requests per second that arrive at random, instead of a fixed number",
-    )
+    text = "use the confidences of the heads without temperatures"
+    parser.add_argument("--raw", action="store_true", help=text)
+    text = "requests per second that arrive at random, instead of a fixed number"
+    parser.add_argument("--arrivals", type=positive_floats, metavar="R,R,…", help=text)
     parser.add_argument("--level", type=float, default=0, help="required tokens/s per user")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the arrivals")
-    add_out_option(parser, "also write the points as csv", "FILE")
+    common.add_out_option(parser, "also write the points as csv", "FILE")
 
 
 def run(arguments: Namespace) -> int:

@@ -52,28 +52,22 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
     count, metavar = "?" if kind == "claim" else None, f"PAPER/{kind.upper()}"
     parser.add_argument(kind, metavar=metavar, nargs=count, default="all", help=text)
     common.add_profile_option(parser)
-    parser.add_argument("--run", action="store_true", help="make missing runs on this machine")
-    text = "with --run: repeat timed runs that began on a busy machine (marked †)"
-    parser.add_argument("--retime", action="store_true", help=text)
-    parser.add_argument("--submit", action="store_true", help="submit missing runs to SLURM")
-    parser.add_argument(
-        "--wait", action="store_true", help="with --submit: wait until all jobs have ended"
-    )
+    flag = partial(parser.add_argument, action="store_true")
+    number = partial(parser.add_argument, type=positive_int, metavar="N")
+    flag("--run", help="make missing runs on this machine")
+    flag("--retime", help="with --run: repeat timed runs that began on a busy machine (marked †)")
+    flag("--submit", help="submit missing runs to SLURM")
+    flag("--wait", help="with --submit: wait until all jobs have ended")
     text = "with --submit: replaces settings of conf/hydra/launcher/slurm.yaml, as in "
     text += "partition=gpu; repeatable"
     parser.add_argument("--slurm", action="append", default=[], metavar="NAME=VALUE", help=text)
     text = "print the commands of all runs without a record as a shell script, those that cannot "
     text += "be made on this machine included, and nothing else"
-    parser.add_argument("--commands", action="store_true", help=text)
-    parser.add_argument("--jobs", type=positive_int, metavar="N", help="runs at the same time")
-    parser.add_argument(
-        "--limit",
-        type=positive_int,
-        metavar="N",
-        help="items per run; a larger N continues runs",
-    )
+    flag("--commands", help=text)
+    number("--jobs", help="runs at the same time")
+    number("--limit", help="items per run; a larger N continues runs")
     text = "passes over the items of timed runs; 1: timings come from the runs of the scores"
-    parser.add_argument("--passes", type=positive_int, metavar="N", help=text)
+    number("--passes", help=text)
     parser.formatter_class = RawDescriptionHelpFormatter
     names = load.names_of(kind)
     width = max(map(len, names))
@@ -107,17 +101,14 @@ def plan_and_fill(
     Returns the planned tables (`plan.plan_common`) and an error message for each run that failed.
     """
     check_options(arguments)
-    profile = chosen_profile(arguments)
-
-    def plans(profile: Profile) -> list[PlannedTable]:
-        return plan_whole(arguments, papers, store, profile)
-
+    profile, plans = chosen_profile(arguments), partial(plan_whole, arguments, papers, store)
     planned = plans(profile)
     if arguments.retime and remove_disturbed(plan.cells_of(planned), store):
         planned = plans(profile)
     runs = plan.distinct_runs(plan.cells_of(planned))
+    is_open = any(run.open for run in runs)
     stages = stages_of(runs) if growing and arguments.run else []
-    if growing and any(run.open for run in runs) and arguments.run:
+    if growing and arguments.run and is_open:
         growing.announce(planned, stages)
 
     def show(items: int) -> None:
@@ -125,7 +116,7 @@ def plan_and_fill(
             growing.show(plans(profile.at_most(items)), items)
 
     failed = fill(arguments, runs, store, stages, show)
-    if arguments.submit or (arguments.run and any(run.open for run in runs)):
+    if arguments.submit or (arguments.run and is_open):
         planned = plans(profile)
     return planned if arguments.commands else plan.plan_common(profile, plans, planned), failed
 
@@ -230,7 +221,7 @@ class GrowingTables:
             [
                 f"Making {names}{more}: {len(runs)} runs{first}, written to {self.folder} after "
                 "each stage. The time left is measured from the first runs; the same command "
-                "continues after a stop.",
+                "continues after a stop."
             ]
         )
 

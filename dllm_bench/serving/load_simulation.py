@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from math import ceil
 from statistics import fmean, median
 
@@ -109,31 +110,15 @@ class SimulatedLoad:
         return sum(one.tokens_per_s >= tokens_per_s for one in self.served) / len(self.served)
 
 
-@dataclass(frozen=True)
-class PoissonArrivals:
-    """Independent arrivals at a mean rate."""
-
-    requests_per_s: float
-
-    def __call__(self, n: int, rng: np.random.Generator) -> Sequence[float]:
-        times: list[float] = rng.exponential(1 / self.requests_per_s, n).cumsum().tolist()
-        return times
+def poisson(requests_per_s: float) -> Arrivals:
+    """Return independent arrivals at a mean rate."""
+    return lambda n, rng: list(rng.exponential(1 / requests_per_s, n).cumsum().tolist())
 
 
 def at_once(n: int, rng: np.random.Generator) -> Sequence[float]:
     """Return arrival times of 0 for all requests, so the number of concurrent requests stays
     constant."""
     return [0.0] * n
-
-
-def calibrated_text(
-    probabilities: Sequence[float], tokens: int, rng: np.random.Generator
-) -> DraftedText:
-    """Return a text whose drafts are accepted independently with exactly the estimated
-    probabilities."""
-    right_TN = rng.random((tokens, len(probabilities))) < np.asarray(probabilities)
-    accepted_T = right_TN.cumprod(axis=1).sum(axis=1)
-    return [DraftOutcome(tuple(probabilities), int(accepted)) for accepted in accepted_T]
 
 
 def simulate(
@@ -225,8 +210,7 @@ def frontier(
     """Return a point for every system at every number of concurrent requests."""
     return [
         frontier_point(system.name, simulate(system, profile, seats))
-        for system in systems
-        for seats in concurrency
+        for system, seats in product(systems, concurrency)
     ]
 
 
@@ -266,16 +250,11 @@ def under_arrivals(
 ) -> list[ServicePoint]:
     """Return a point for every system at every rate of Poisson arrivals; all systems get the same
     arrivals."""
-    return [
-        service_point(
-            system.name,
-            rate,
-            level,
-            simulate(system, profile, seats, PoissonArrivals(rate), seed=seed),
-        )
-        for system in systems
-        for rate in rates
-    ]
+    points = []
+    for system, rate in product(systems, rates):
+        load = simulate(system, profile, seats, poisson(rate), seed)
+        points.append(service_point(system.name, rate, level, load))
+    return points
 
 
 # --- length rules on plain probabilities: the same decisions as those of proposals ---------------
@@ -294,11 +273,7 @@ def threshold_rule(tau: float) -> NewLengthRule:
 
 def hardware_aware_rule(profile: StepProfile) -> NewLengthRule:
     """Return the rule of DSpark's Algorithm 1 with early stop."""
-
-    def rule(probabilities: Probabilities) -> list[int]:
-        return early_stop(probabilities, profile)
-
-    return lambda: rule
+    return lambda: lambda probabilities: early_stop(probabilities, profile)
 
 
 def asynchronous_rule(profile: StepProfile) -> NewLengthRule:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.cli import doctor_gpu
+from dllm_bench.cli import doctor_torch
 from dllm_bench.cli.main import main
 from dllm_bench.core.request import Generation
 
@@ -25,10 +25,10 @@ Patch = pytest.MonkeyPatch
 @pytest.fixture(autouse=True)
 def few_cases(monkeypatch: Patch) -> None:
     """One decoder and short rows."""
-    monkeypatch.setattr(doctor_gpu, "DECODERS", {"fast_dllm": "tiny-llada"})
-    monkeypatch.setattr(doctor_gpu, "LENGTHS", (8, 1001))
-    monkeypatch.setattr(doctor_gpu, "LONG", 4613)
-    monkeypatch.setattr(doctor_gpu, "BATCH", 3)
+    monkeypatch.setattr(doctor_torch, "DECODERS", {"fast_dllm": "tiny-llada"})
+    monkeypatch.setattr(doctor_torch, "LENGTHS", (8, 1001))
+    monkeypatch.setattr(doctor_torch, "LONG", 4613)
+    monkeypatch.setattr(doctor_torch, "BATCH", 3)
 
 
 def checked(out: Path) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -40,14 +40,14 @@ def checked(out: Path) -> tuple[int, dict[str, dict[str, Any]]]:
 def test_every_step_passes_or_says_why_it_was_skipped(tmp_path: Path) -> None:
     code, steps = checked(tmp_path / "gpu.json")
     assert code == 0
-    assert list(steps) == list(doctor_gpu.STEPS)
+    assert list(steps) == list(doctor_torch.STEPS)
     skipped = {name: step["why"] for name, step in steps.items() if step["state"] != "passed"}
-    assert skipped == doctor_gpu.NEED_CUDA
+    assert skipped == doctor_torch.NEED_CUDA
     assert steps["bfloat16"]["facts"]["equal texts"].endswith("of 3")
 
 
 def test_wrong_numbers_and_other_tokens_are_found(tmp_path: Path, monkeypatch: Patch) -> None:
-    read, decoded = doctor_gpu.read_logits, doctor_gpu.decoded
+    read, decoded = doctor_torch.read_logits, doctor_torch.decoded
 
     def wrong_ids(*args: Any, **options: Any) -> Any:
         seen = read(*args, **options)
@@ -61,10 +61,10 @@ def test_wrong_numbers_and_other_tokens_are_found(tmp_path: Path, monkeypatch: P
             made[key] = replace(made[key], ids=changed)
         return made
 
-    two = {name: doctor_gpu.STEPS[name] for name in ("numerics", "decoders")}
-    monkeypatch.setattr(doctor_gpu, "STEPS", two)
-    monkeypatch.setattr(doctor_gpu, "read_logits", wrong_ids)
-    monkeypatch.setattr(doctor_gpu, "decoded", other_token)
+    two = {name: doctor_torch.STEPS[name] for name in ("numerics", "decoders")}
+    monkeypatch.setattr(doctor_torch, "STEPS", two)
+    monkeypatch.setattr(doctor_torch, "read_logits", wrong_ids)
+    monkeypatch.setattr(doctor_torch, "decoded", other_token)
     code, steps = checked(tmp_path / "gpu.json")
     assert code == 1
     assert [step["state"] for step in steps.values()] == ["failed", "failed"]
@@ -74,19 +74,21 @@ def test_wrong_numbers_and_other_tokens_are_found(tmp_path: Path, monkeypatch: P
 
 def test_tokens_that_were_close_may_differ(monkeypatch: Patch) -> None:
     """The margin is read where the texts first differ, in the forward that committed it."""
-    law = next(iter(doctor_gpu.decoded("fast_dllm", "cpu", 1).values()))
+    law = next(iter(doctor_torch.decoded("fast_dllm", "cpu", 1).values()))
     other = replace(law, ids=(law.ids[0] + 1, *law.ids[1:]))
-    monkeypatch.setattr(doctor_gpu, "margin", lambda logits_KRV: torch.zeros(logits_KRV.shape[:2]))
-    assert doctor_gpu.margin_at_difference("fast_dllm", law, other) == 0
+    monkeypatch.setattr(
+        doctor_torch, "margin", lambda logits_KRV: torch.zeros(logits_KRV.shape[:2])
+    )
+    assert doctor_torch.margin_at_difference("fast_dllm", law, other) == 0
 
 
 def test_a_crash_is_reported_and_time_ends_the_rest(tmp_path: Path, monkeypatch: Patch) -> None:
-    def crashes(check: doctor_gpu.GpuCheck) -> doctor_gpu.Found:
-        later = time.monotonic() + doctor_gpu.QUICK_S
-        monkeypatch.setattr(doctor_gpu, "time", SimpleNamespace(monotonic=lambda: later))
+    def crashes(check: doctor_torch.GpuCheck) -> doctor_torch.Found:
+        later = time.monotonic() + doctor_torch.QUICK_S
+        monkeypatch.setattr(doctor_torch, "time", SimpleNamespace(monotonic=lambda: later))
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    monkeypatch.setitem(doctor_gpu.STEPS, "machine", crashes)
+    monkeypatch.setitem(doctor_torch.STEPS, "machine", crashes)
     code, steps = checked(tmp_path / "gpu.json")
     assert code == 1
     (problem,) = steps["machine"]["problems"]
@@ -97,8 +99,8 @@ def test_a_crash_is_reported_and_time_ends_the_rest(tmp_path: Path, monkeypatch:
 def test_a_step_that_hangs_or_ends_its_process_is_reported() -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         late: Any = process.submit(time.sleep, 0.5)
-        assert "did not end" in doctor_gpu.outcome(late, 0.01)["why"]
-        assert doctor_gpu.outcome(process.submit(os._exit, 1), 60)["state"] == "failed"
+        assert "did not end" in doctor_torch.outcome(late, 0.01)["why"]
+        assert doctor_torch.outcome(process.submit(os._exit, 1), 60)["state"] == "failed"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

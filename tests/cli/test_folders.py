@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.api.compose import compose
-from dllm_bench.api.preflight import check_folder
+from dllm_bench.api.compose import check_folder, compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import assets_dir, options

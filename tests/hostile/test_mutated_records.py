@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.api.comparison import RunComparison
-from dllm_bench.api.every_eval_ever import Publisher, to_eee
-from dllm_bench.api.exports import to_aup, to_hub, to_lm_eval
+from dllm_bench.api.exports import EXPORTS, Export
 from dllm_bench.api.runs import records
 from dllm_bench.cli.main import main
 from dllm_bench.cli.runs import row_of_sealed
@@ -87,17 +86,17 @@ def views(
     """Yield what each command makes of a sealed run."""
     entry = read_entry(folder)
     assert entry
-    publisher = Publisher("us", "third_party")
+    export = Export([entry], NO_TEXTS, out, organization="us", dataset="a/b", task="c")
     yield lambda: row_of_sealed(IndexedRun.of(record))
     yield lambda: list(summary_lines(record))
     yield lambda: list(RunComparison((record, other)).lines())
     yield lambda: RunComparison((other, record)).to_pandas()
     yield lambda: run_page(record, {}) + sample_page(record)
     yield lambda: [comparison_page(g, RunPages(frozenset())) for g in comparable_runs([record])]
-    yield lambda: list(to_hub([entry], out, "a/b", "c"))
-    yield lambda: list(to_aup([entry], NO_TEXTS, out))
-    yield lambda: list(to_lm_eval([entry], NO_TEXTS, out))
-    yield lambda: list(to_eee([entry], NO_TEXTS, out, publisher))
+    yield lambda: list(EXPORTS["hub"](export))
+    yield lambda: list(EXPORTS["aup"](export))
+    yield lambda: list(EXPORTS["lm-eval"](export))
+    yield lambda: list(EXPORTS["eee"](export))
     yield lambda: records(folder.parents[3])
     yield lambda: measured_runs(Store(folder.parents[2]))
     yield lambda: TextSource(lambda _: defaultdict(dict)).prompts(record.spec, {})

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dllm_bench.cli import doctor_model
+from dllm_bench.cli import doctor_torch
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import sources
@@ -239,24 +239,24 @@ def test_doctor_compares_files_with_the_manifest(
 ) -> None:
     """A swap of two tensors of one shape leaves every name and size as it was."""
     folder = tiny_checkpoint("dream", tmp_path / "snapshot", seed=5)
-    monkeypatch.setattr(doctor_model, "hub_cache", lambda: tmp_path)
+    monkeypatch.setattr(doctor_torch, "hub_cache", lambda: tmp_path)
 
     def line() -> tuple[str, str, str]:
         model = {"name": "tiny", "path": str(folder)}
-        found = doctor_model.model_lines(RunConfig({"model": model, "hardware": HARDWARE}))
+        found = doctor_torch.model_lines(RunConfig({"model": model, "hardware": HARDWARE}))
         return next(one for one in found if one[1] == "manifest")
 
     assert line()[2].startswith(f"none lists {folder}")
     manifest = {str(folder): sources.manifest_entry(folder, tmp_path)}
     (tmp_path / sources.MANIFEST).write_text(json.dumps(manifest))
     mark, _, text = line()
-    assert mark == doctor_model.OK and "files are as they were downloaded" in text
+    assert mark == doctor_torch.OK and "files are as they were downloaded" in text
     stored = tensors(folder)
     other = NAME.replace("layers.1", "layers.0")
     stored[NAME], stored[other] = stored[other], stored[NAME]
     save_file(stored, folder / "model.safetensors")
     mark, _, text = line()
-    assert mark == doctor_model.REQUIRED_MISSING and "model.safetensors has other content" in text
+    assert mark == doctor_torch.REQUIRED_MISSING and "model.safetensors has other content" in text
     (tmp_path / sources.MANIFEST).write_text('{"tiny": {"files": [5]}}')
     with pytest.raises(DllmBenchError, match="no list of files with hashes"):
         sources.read_manifest(tmp_path)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dllm_bench.api.generation import decoder as configured_decoder
-from dllm_bench.api.models import load_model
+from dllm_bench.api.generation import load_model
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.request import Generation, Request, SpecialTokens

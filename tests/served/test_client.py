@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import doctor_model
+from dllm_bench.cli import doctor_torch
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.serving.client import AnswerStream, Client
@@ -252,11 +252,11 @@ def test_what_a_server_says_of_its_models() -> None:
     entry = {"id": "tiny", "created": 17, "owned_by": "vllm", "max_model_len": 2048, "root": None}
     with Server(scripted(said("x")), entry) as server:
         told = client(server.url)[0].describe()
-        (line,) = doctor_model.model_lines(RunConfig({"model": {**MODEL, "url": server.url}}))
+        (line,) = doctor_torch.model_lines(RunConfig({"model": {**MODEL, "url": server.url}}))
     assert told == {"id": "tiny", "owned_by": "vllm", "max_model_len": 2048}
-    assert line[0] == doctor_model.OK and "lists tiny:" in line[2]
-    (line,) = doctor_model.model_lines(RunConfig({"model": {**MODEL, "url": server.url}}))
-    assert line[0] == doctor_model.REQUIRED_MISSING and "No server answers" in line[2]
+    assert line[0] == doctor_torch.OK and "lists tiny:" in line[2]
+    (line,) = doctor_torch.model_lines(RunConfig({"model": {**MODEL, "url": server.url}}))
+    assert line[0] == doctor_torch.REQUIRED_MISSING and "No server answers" in line[2]
 
 
 def test_a_key_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,16 +30,15 @@ from dllm_bench.serving.load_simulation import (
     DraftOutcome,
     FrontierPoint,
     NewLengthRule,
-    PoissonArrivals,
     ServingSystem,
     SimulatedLoad,
     asynchronous_rule,
     at_once,
-    calibrated_text,
     fixed_rule,
     frontier,
     frontier_point,
     hardware_aware_rule,
+    poisson,
     simulate,
     threshold_rule,
     under_arrivals,
@@ -51,6 +50,16 @@ FILLING = StepProfile(  # 10 ms a step up to 64 tokens, then in proportion to th
 )
 KNEE = StepProfile((1, 2, 8), (100.0, 75.0, 30.0))
 STEEP = StepProfile((1, 2048), (1000.0, 1000.0 / 2048))  # every token costs a step's time
+
+
+def calibrated_text(
+    probabilities: Sequence[float], tokens: int, rng: np.random.Generator
+) -> DraftedText:
+    """Return a text whose drafts are accepted independently with exactly the estimated
+    probabilities."""
+    right_TN = rng.random((tokens, len(probabilities))) < np.asarray(probabilities)
+    accepted_T = right_TN.cumprod(axis=1).sum(axis=1)
+    return [DraftOutcome(tuple(probabilities), int(accepted)) for accepted in accepted_T]
 
 
 def texts(n: int, tokens: int, rates: Sequence[float], seed: int = 0) -> list[DraftedText]:
@@ -129,7 +138,7 @@ def ragged() -> list[DraftedText]:
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("arrivals", [at_once, PoissonArrivals(5.0)], ids=["at_once", "poisson"])
+@pytest.mark.parametrize("arrivals", [at_once, poisson(5.0)], ids=["at_once", "poisson"])
 def test_tokens_and_time_are_conserved(name: str, arrivals: object) -> None:
     system = ServingSystem(name, ragged(), RULES[name])
     load = simulate(system, FILLING, 4, arrivals, seed=1)  # type: ignore[arg-type]
@@ -163,13 +172,13 @@ def test_an_idle_engine_waits_for_the_next_request() -> None:
 
 def test_equal_seeds_give_equal_loads() -> None:
     system = ServingSystem("dspark", ragged(), RULES["asynchronous"])
-    loads = [simulate(system, FILLING, 4, PoissonArrivals(20.0), seed) for seed in (0, 0, 1)]
+    loads = [simulate(system, FILLING, 4, poisson(20.0), seed) for seed in (0, 0, 1)]
     assert loads[0] == loads[1] != loads[2]
     assert texts(2, 9, [0.5], seed=4) == texts(2, 9, [0.5], seed=4) != texts(2, 9, [0.5], seed=5)
 
 
 def test_poisson_arrivals_have_their_rate() -> None:
-    times = PoissonArrivals(50.0)(20000, np.random.default_rng(0))
+    times = poisson(50.0)(20000, np.random.default_rng(0))
     assert list(times) == sorted(times)
     assert 20000 / times[-1] == pytest.approx(50.0, rel=4 / np.sqrt(20000))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dllm_bench.cli import doctor, doctor_model
+from dllm_bench.cli import doctor, doctor_torch
 from dllm_bench.decoding import fused
 from dllm_bench.store.groups import RunConfig
 from tests.helpers import IDS, shard, tiny_checkpoint
@@ -19,7 +19,7 @@ HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sd
 
 def report(folder: Path, **changes: Any) -> list[tuple[str, str, str]]:
     model = {"name": "tiny", "path": str(folder)} | changes
-    return list(doctor_model.model_lines(RunConfig({"model": model, "hardware": HARDWARE})))
+    return list(doctor_torch.model_lines(RunConfig({"model": model, "hardware": HARDWARE})))
 
 
 def texts(found: list[tuple[str, str, str]]) -> dict[str, str]:
@@ -31,9 +31,9 @@ def test_a_good_checkpoint(layout: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(layout, tmp_path / "good", seed=5)
     shard(folder)
     found = report(folder, chat=True)
-    assert {mark for mark, _, _ in found} == {doctor_model.OK}
+    assert {mark for mark, _, _ in found} == {doctor_torch.OK}
     said = texts(found)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / doctor_model.GIBIBYTE
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / doctor_torch.GIBIBYTE
     assert said["files"] == f"2 with weights, {size:.3f} GiB, in {folder}"
     assert said["architecture"].startswith(f"{layout}, ")
     parameters = sum(t.numel() for f in folder.glob("*.safetensors") for t in load_file(f).values())
@@ -68,9 +68,9 @@ def test_the_kernels_have_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_does_not_fit_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_model, "memory_of", lambda spec: ("a small device", 1000))
+    monkeypatch.setattr(doctor_torch, "memory_of", lambda spec: ("a small device", 1000))
     found = report(tiny_checkpoint("dream", tmp_path, seed=5))
-    assert found[-1][:2] == (doctor_model.REQUIRED_MISSING, "memory")
+    assert found[-1][:2] == (doctor_torch.REQUIRED_MISSING, "memory")
     assert "a small device has 0.0 GiB" in found[-1][2]
 
 
@@ -87,10 +87,10 @@ def test_the_first_error_ends_the_report(tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
     found = report(folder)
-    assert (doctor_model.REQUIRED_MISSING, "tokenizer") in [line[:2] for line in found]
+    assert (doctor_torch.REQUIRED_MISSING, "tokenizer") in [line[:2] for line in found]
     assert "no tokenizer files" in found[-1][2]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "mask_token_id": None}))
-    assert [line[0] for line in report(folder)] == [doctor_model.REQUIRED_MISSING]
+    assert [line[0] for line in report(folder)] == [doctor_torch.REQUIRED_MISSING]
     assert "mask token of its own" in report(folder)[0][2]
     assert "no model folder" in report(tmp_path / "nowhere")[0][2]
