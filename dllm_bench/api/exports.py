@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -256,25 +257,37 @@ def to_hub(export: Export) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What the two files of a run share."""
+class EeeRun:
+    """A graded run, with the names that its two files share."""
 
-    benchmark: str
-    model: str
-    """OWNER/NAME, see `model_id`."""
-    sealed_at: str
-    """Seconds since the epoch."""
-    uuid: UUID
+    record: RunRecord
+    score: MeanScore
+
+    @cached_property
+    def model(self) -> str:
+        """OWNER/NAME: the id on the hub; dllm-bench/NAME if the model ships, else unknown/NAME."""
+        from dllm_bench.models.sources import is_hub_id
+
+        spec = self.record.spec
+        path = spec.model.path or ""
+        if is_hub_id(path):
+            return path
+        owner = LIBRARY if path.startswith(ASSETS) else "unknown"
+        return f"{owner}/{slug(spec.model.name)}"
 
     @property
     def evaluation(self) -> str:
         """The evaluation's id."""
-        return f"{self.benchmark}/{self.model}/{self.sealed_at}"
+        return f"{self.record.spec.benchmark.name}/{self.model}/{self.record.sealed_at}"
 
     def path(self, ending: str) -> str:
         """Return where the datastore has the file with this ending."""
-        folders = "/".join(slug(part) for part in (self.benchmark, *self.model.split("/", 1)))
-        return f"data/{folders}/{self.uuid}{ending}"
+        record = self.record
+        names = (record.spec.benchmark.name, *self.model.split("/", 1))
+        # with the time of sealing, which keeps the same run of two labs apart
+        key = digest([record.identity_hash, record.sealed_at])
+        uuid = UUID(hex=key[:32], version=4)
+        return f"data/{'/'.join(map(slug, names))}/{uuid}{ending}"
 
 
 def to_eee(export: Export) -> Iterator[Path]:
@@ -283,14 +296,11 @@ def to_eee(export: Export) -> Iterator[Path]:
     DllmBenchError for a run without a score, and if the organization is not named.
     """
     for entry in export.entries:
-        record, score = graded_record(entry)
-        identity = identity_of(record)
-        whole = eee_evaluation(record, score, identity, export)
-        lines = [
-            json.dumps(one) for one in eee_samples(record, rows_of(entry, export.texts), identity)
-        ]
+        run = EeeRun(*graded_record(entry))
+        whole = eee_evaluation(run, export)
+        lines = [json.dumps(one) for one in eee_samples(run, rows_of(entry, export.texts))]
         if lines:
-            path, text = identity.path("_samples.jsonl"), "".join(f"{line}\n" for line in lines)
+            path, text = run.path("_samples.jsonl"), "".join(f"{line}\n" for line in lines)
             yield write_atomic(export.out / path, text)
             whole["detailed_evaluation_results"] = {
                 "format": "jsonl",
@@ -299,42 +309,19 @@ def to_eee(export: Export) -> Iterator[Path]:
                 "checksum": hashlib.sha256(text.encode()).hexdigest(),
                 "total_rows": len(lines),
             }
-        yield write_atomic(export.out / identity.path(".json"), json.dumps(whole, indent=2) + "\n")
+        yield write_atomic(export.out / run.path(".json"), json.dumps(whole, indent=2) + "\n")
 
 
-def identity_of(record: RunRecord) -> Identity:
-    """Return ids and places of a run's files."""
-    key = digest([record.identity_hash, record.sealed_at])  # keeps the same run of two labs apart
-    return Identity(
-        benchmark=record.spec.benchmark.name,
-        model=model_id(record.spec),
-        sealed_at=str(record.sealed_at),
-        uuid=UUID(hex=key[:32], version=4),
-    )
-
-
-def model_id(spec: RunSpec) -> str:
-    """Return the model's id on the hub; dllm-bench/NAME if it ships, else unknown/NAME."""
-    from dllm_bench.models.sources import is_hub_id  # imports torch, which takes seconds
-
-    path = spec.model.path or ""
-    if is_hub_id(path):
-        return path
-    owner = LIBRARY if path.startswith(ASSETS) else "unknown"
-    return f"{owner}/{slug(spec.model.name)}"
-
-
-def eee_evaluation(
-    record: RunRecord, score: MeanScore, identity: Identity, export: Export
-) -> Plain:
+def eee_evaluation(run: EeeRun, export: Export) -> Plain:
     """Return the content of a run's `UUID.json`, without the reference to its samples."""
+    record = run.record
     version = str(record.environment.get("dllm_bench") or __version__)
     started = record.sessions[0].started_at if record.sessions else record.sealed_at
     return {
         "schema_version": SCHEMA_VERSION,
-        "evaluation_id": identity.evaluation,
+        "evaluation_id": run.evaluation,
         "evaluation_timestamp": str(started),
-        "retrieved_timestamp": identity.sealed_at,
+        "retrieved_timestamp": str(record.sealed_at),
         "source_metadata": {
             "source_name": LIBRARY,
             "source_type": "evaluation_run",
@@ -342,8 +329,8 @@ def eee_evaluation(
             "evaluator_relationship": export.relationship,
         },
         "eval_library": {"name": LIBRARY, "version": version},
-        "model_info": model_info(record.spec, identity.model, version),
-        "evaluation_results": [eee_result(record, score, export.dataset)],
+        "model_info": model_info(record.spec, run.model, version),
+        "evaluation_results": [eee_result(record, run.score, export.dataset)],
     }
 
 
@@ -439,7 +426,7 @@ def as_details(values: Mapping[str, Any]) -> dict[str, str]:
     return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
 
-def eee_samples(record: RunRecord, rows: Iterator[Plain], identity: Identity) -> Iterator[Plain]:
+def eee_samples(run: EeeRun, rows: Iterator[Plain]) -> Iterator[Plain]:
     """Yield the lines of `UUID_samples.jsonl`.
 
     The schema requires a grade and a prompt: samples without a grade, or whose prompt is not known
@@ -451,16 +438,16 @@ def eee_samples(record: RunRecord, rows: Iterator[Plain], identity: Identity) ->
         asked = {"raw": row["prompt"], "reference": [row["gold"]] if row["gold"] else []}
         yield {
             "schema_version": SCHEMA_VERSION,
-            "evaluation_id": identity.evaluation,
-            "model_id": identity.model,
-            "evaluation_name": identity.benchmark,
-            "evaluation_result_id": result_id(record),
+            "evaluation_id": run.evaluation,
+            "model_id": run.model,
+            "evaluation_name": run.record.spec.benchmark.name,
+            "evaluation_result_id": result_id(run.record),
             "sample_id": row["id"],
             "sample_hash": sample_hash(asked),
             "interaction_type": "single_turn",
             "input": asked,
             "output": {"raw": [row["text"]]},
-            "answer_attribution": attribution(row, primary_of(record)[1]),
+            "answer_attribution": attribution(row, primary_of(run.record)[1]),
             "evaluation": {"score": float(row["value"]), "is_correct": row["value"] == 1},
             "performance": performance(row),
             "metadata": {"verdict": row["verdict"]},

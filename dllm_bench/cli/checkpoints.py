@@ -4,25 +4,15 @@ download; turn a GGUF file into a checkpoint folder.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
-from dllm_bench.cli.common import Command, add_results_option, as_model, compose, print_lines
+from dllm_bench.cli.common import as_model, compose, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show
 from dllm_bench.paths import IMPORTED, expanded, place_of
 from dllm_bench.store.inputs import model_spec
-
-
-def add_prefetch_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `prefetch`."""
-    add_results_option(parser)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="as in model=MODEL")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="default: the hub's cache")
-    parser.add_argument(
-        "--verify", action="store_true", help="check the files that are there, without network"
-    )
 
 
 def prefetch_models(arguments: Namespace) -> int:
@@ -47,14 +37,6 @@ def prefetch_models(arguments: Namespace) -> int:
     return print_lines([line] if manifest.is_file() else [])
 
 
-def add_gguf_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `import gguf`."""
-    parser.add_argument("file", metavar="FILE", help="a .gguf file, quantised or not")
-    parser.add_argument(
-        "--to", metavar="DIR", help=f"new folder (default: {IMPORTED}NAME, in your cache folder)"
-    )
-
-
 def import_file(arguments: Namespace) -> int:
     """Write the folder and say how to use it."""
     file = expanded(arguments.file)
@@ -73,9 +55,3 @@ def import_file(arguments: Namespace) -> int:
             f'use it: dllm-bench generate {source} ar --chat "What is a prime number?"',
         ]
     )
-
-
-KINDS = {
-    "prefetch": Command(add_prefetch_arguments, prefetch_models),
-    "gguf": Command(add_gguf_arguments, import_file),
-}

@@ -6,7 +6,6 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from dllm_bench.core.terminal import show, show_error
 from dllm_bench.paths import GROUPS
@@ -14,21 +13,11 @@ from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Paths, RunConfig
 from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
-from dllm_bench.tables.spec import EMBEDDED
 
 Line = tuple[str, str, str]
 """Of the doctor's report: mark, topic, text."""
 OK, OPTIONAL_MISSING, REQUIRED_MISSING = "ok", "--", "no"
 SETTINGS = "NAME=VALUE"  # metavar of settings
-
-
-class Command(NamedTuple):
-    """One of a module's commands; a module with a single one has functions of these names."""
-
-    add_arguments: Callable[[ArgumentParser], None]
-    """Adds its options."""
-    run: Callable[[Namespace], int]
-    """Runs it and returns the exit code."""
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -37,12 +26,6 @@ class Command(NamedTuple):
 def add_results_option(parser: ArgumentParser) -> None:
     """Add `--results`, which nearly all commands have."""
     parser.add_argument("--results", metavar="DIR", help="results directory (default: ./results)")
-
-
-def add_run_argument(parser: ArgumentParser) -> None:
-    """Add `--results` and the positional argument RUN."""
-    add_results_option(parser)
-    parser.add_argument("run", metavar="RUN", help="hash of a run, or its beginning (see status)")
 
 
 def add_runs_argument(parser: ArgumentParser, remark: str = "") -> None:
@@ -60,12 +43,6 @@ def add_settings_argument(parser: ArgumentParser, text: str = "as in `run`") -> 
 def add_out_option(parser: ArgumentParser, text: str, metavar: str = "DIR") -> None:
     """Add `--out`, the folder or file to write."""
     parser.add_argument("--out", type=Path, metavar=metavar, help=text)
-
-
-def add_profile_option(parser: ArgumentParser) -> None:
-    """Add `--profile`, which chooses the models and tasks of tables, figures and claims."""
-    text = "embedded (default), paper, or paper-nv (LoPA-Dist with a GPU per branch)"
-    parser.add_argument("--profile", default=EMBEDDED, help=text)
 
 
 def add_name_argument(parser: ArgumentParser, group: str, text: str) -> None:
@@ -113,6 +90,18 @@ def positive_float(text: str) -> float:
 def positive_floats(text: str) -> tuple[float, ...]:
     """Return numbers above zero, separated by commas."""
     return tuple(positive_float(part) for part in text.split(","))
+
+
+TYPES = {
+    "int": int,
+    "float": float,
+    "path": Path,
+    "positive_int": positive_int,
+    "positive_ints": positive_ints,
+    "positive_floats": positive_floats,
+    **{group: choice_of(group) for group in ("model", "decoder", "benchmark")},
+}
+"""The types of arguments that `commands.yaml` names."""
 
 
 # --- configuration and results -------------------------------------------------------------------

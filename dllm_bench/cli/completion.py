@@ -22,16 +22,10 @@ from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, parsers
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_dirs, conf_file, options, read_yaml
 
-SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 OF_RUN = (*FLAGS, ESTIMATE, *AS_SETTINGS)
 OF_DECODER = ("decoder.", "decoder/")
 GROUP_OF = {"MODEL": "model", "DECODER": "decoder", "BENCHMARK": "benchmark"}
 """Metavar of an argument -> the configuration group whose choices it takes."""
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the name of the shell."""
-    parser.add_argument("shell", nargs="?", choices=SHELLS, help="default: bash, or zsh")
 
 
 def run(arguments: Namespace) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +22,6 @@ from dllm_bench.cli.common import (
     OPTIONAL_MISSING,
     REQUIRED_MISSING,
     Line,
-    add_out_option,
-    add_results_option,
-    add_settings_argument,
     as_model,
     compose,
     configured_paths,
@@ -47,21 +44,6 @@ OPTIONAL = {  # distribution -> what does not work without it
     "hydra-submitit-launcher": "hydra/launcher=slurm; pip install 'dllm-bench[slurm]'",
 }
 MEBIBYTE = 2**20
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `doctor`."""
-    add_results_option(parser)
-    parser.add_argument(
-        "model", nargs="?", help="check this model's weights too: a name, a folder, a hub id"
-    )
-    add_settings_argument(parser, "of the model, as in `run`: model.mask_token=TEXT")
-    text = "compare a CUDA device with the CPU instead, up to ten minutes"
-    parser.add_argument("--gpu", action="store_true", help=text)
-    text = "with --gpu: use the CPU in place of the device"
-    parser.add_argument("--fake", action="store_true", help=text)
-    parser.add_argument("--quick", action="store_true", help="with --gpu: two minutes at most")
-    add_out_option(parser, "with --gpu: write a JSON report", "FILE")
 
 
 def run(arguments: Namespace) -> int:

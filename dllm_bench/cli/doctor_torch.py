@@ -486,13 +486,8 @@ def rounds(check: GpuCheck, mode: str) -> Found:
     if isinstance(model, FixedShapeDenoiser):
         found["shapes"] = model.shapes_met
     elif mode == "default":
-        found["graphs"] = traced_graphs()
+        found["graphs"] = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     return found, problems
-
-
-def traced_graphs() -> int:
-    """Return the number of graphs that torch.compile has traced in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def launches(model: TransformerDenoiser, one: RoundShape, k: int, window: int) -> float:

@@ -1,14 +1,10 @@
 """The command line `dllm-bench`: its commands, and how mistakes are reported.
 
-`commands.yaml` has their names and one-line helps. The module of a command is imported once that
-command is chosen, so `dllm-bench --help` is immediate. A user's mistake is printed as a one-line
-message, with exit code 2.
-
-Each command is a module of this package with `add_arguments(parser)` and `run(arguments)`, which
-returns the exit code; several commands of one module, such as those of a group (`train drafter`),
-are its `KINDS`. The arguments of the commands in `UNPARSED` are read by the library behind them:
-their `run` takes the words of the command line. `--config-dir DIR` goes with every command: it
-names a folder of further configuration files.
+`commands.yaml` has their names, helps and arguments. The module of a command is imported once that
+command is chosen and its arguments were parsed, so `--help` is immediate. A user's mistake is
+printed as a one-line message, with exit code 2. The arguments of the commands in `UNPARSED` are
+read by the library behind them: their functions are given the words of the command line.
+`--config-dir DIR` goes with every command: it names a folder of further configuration files.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +25,8 @@ from dllm_bench.paths import CONFIG_DIR, options, read_yaml
 from dllm_bench.paths import GROUPS as CHOICES
 
 DESCRIPTION = "Decoding methods for diffusion language models, measured in one way."
-COMMANDS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("commands.yaml"))
+COMMAND_LINE = read_yaml(Path(__file__).with_name("commands.yaml"))
+COMMANDS: Mapping[str, Mapping[str, Any]] = COMMAND_LINE["commands"]
 UNPARSED = ("run", "lm-eval")  # Hydra and lm-eval read these arguments
 MULTIRUN = ("-m", "--multirun")
 FLAGS = (*MULTIRUN, "-c", "--cfg", "-p", "--package", "-r", "--resolve", "-i", "--info")
@@ -48,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = without_config_dir(arguments)
         if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that fit
-            return int(command_named("completion").complete())
+            return int(imported("completion.complete")())
         if arguments and arguments[0] in UNPARSED:
             if arguments[0] == "run" and {"-h", "--help"} & set(arguments):
                 show("\n".join([COMMANDS["run"]["text"], *choices_lines()]))
                 return 0
-            return int(command_named(arguments[0]).run(arguments[1:]))
+            return int(imported(COMMANDS[arguments[0]]["run"])(arguments[1:]))
         parsed = parse(arguments)
-        return int(command_named(parsed.command).run(parsed))
+        return int(imported(parsed.function)(parsed))
     except DllmBenchError as error:
         show_error(f"dllm-bench: {error}")
         return 2
@@ -103,10 +100,10 @@ def without_config_dir(arguments: Sequence[str]) -> list[str]:
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
-    """Return the parsed arguments, with the command's name as `command`; exits on --help, which is
-    also printed if no name is given, and on mistakes."""
+    """Return the parsed arguments, with the name of the command's `function`; exits on --help,
+    which is also printed if no name is given, and on mistakes."""
     _, parser, rest = parsers(arguments)
-    if parser.get_default("command") is None:
+    if parser.get_default("function") is None:
         parser.parse_args(rest or ["--help"])
     return parser.parse_intermixed_args(rest)
 
@@ -114,31 +111,54 @@ def parse(arguments: Sequence[str]) -> Namespace:
 def parsers(words: Sequence[str]) -> tuple[ArgumentParser, ArgumentParser, Sequence[str]]:
     """Return the parser of all names, the parser of those that begin `words`, and the other words.
 
-    Only the command that is named has its arguments, because importing the others takes time.
+    Only the command that is named has its arguments.
     """
     top = parser = ArgumentParser("dllm-bench", description=DESCRIPTION)
     top.add_argument("--config-dir", metavar="DIR", help="folder of further yaml files, as conf/")
     top.add_argument("--version", action="version", version=f"dllm-bench {__version__}")
-    group: Mapping[str, Any] = {"kinds": {name: one["help"] for name, one in COMMANDS.items()}}
-    names = list[str]()
-    while kinds := group.get("kinds"):
-        listed = parser.add_subparsers(metavar=group.get("metavar", "COMMAND"), required=True)
-        for name, text in kinds.items():
-            listed.add_parser(name, help=text, description=text)
-        rest = words[len(names) :]
-        if not rest or rest[0] not in kinds:
-            return top, parser, rest
-        parser, group = listed.choices[rest[0]], {} if names else COMMANDS[rest[0]]
-        names.append(rest[0])
-    command = " ".join(names)
-    parser.set_defaults(command=command)
-    if command not in UNPARSED:
-        command_named(command).add_arguments(parser)
-    return top, parser, words[len(names) :]
+    command: Mapping[str, Any] = {"kinds": COMMANDS, "metavar": "COMMAND"}
+    while kinds := command.get("kinds"):
+        listed = parser.add_subparsers(metavar=command["metavar"], required=True)
+        for name, entry in kinds.items():
+            listed.add_parser(name, help=entry["help"], description=entry["help"])
+        if not words or words[0] not in kinds:
+            return top, parser, words
+        command, parser, words = kinds[words[0]], listed.choices[words[0]], words[1:]
+    add_arguments(parser, command)
+    return top, parser, words
 
 
-def command_named(command: str) -> Any:
-    """Import the module of a command; if it has several, return the command's entry in `KINDS`."""
-    name, _, kind = command.partition(" ")
-    module = import_module(f"dllm_bench.cli.{COMMANDS[name].get('module', name)}")
-    return getattr(module, "KINDS", {}).get(kind or name, module)
+def add_arguments(parser: ArgumentParser, command: Mapping[str, Any]) -> None:
+    """Add the arguments of a command of `commands.yaml`."""
+    from dllm_bench.cli.common import TYPES  # imports the store, which `--help` has no use for
+
+    parser.set_defaults(function=command["run"])
+    parser.epilog = command.get("epilog")
+    for name, own in command.get("arguments", {}).items():
+        given = own or COMMAND_LINE["arguments"][name]
+        is_flag = isinstance(given, str)
+        settings: dict[str, Any] = {"action": "store_true", "help": given} if is_flag else {**given}
+        if "type" in settings:
+            settings["type"] = TYPES[settings["type"]]
+        parser.add_argument(name, **settings)
+    if "options" in command:
+        imported(command["options"])(parser)
+    if "lists" in command:
+        parser.formatter_class = RawDescriptionHelpFormatter
+        parser.epilog = "\n".join(list_lines(command["lists"]))
+
+
+def list_lines(kind: str) -> Iterator[str]:
+    """Yield all tables, figures or claims with their titles."""
+    from dllm_bench.tables.load import names_of, title_of
+
+    names = names_of(kind)
+    width = max(map(len, names))
+    yield f"{kind}s:"
+    yield from (f"  {name.ljust(width)}  {title_of(kind, name)}".rstrip() for name in names)
+
+
+def imported(name: str) -> Any:
+    """Return the function `MODULE.FUNCTION` of this package."""
+    module, function = name.split(".")
+    return getattr(import_module(f"dllm_bench.cli.{module}"), function)

@@ -1,36 +1,45 @@
-"""`dllm-bench status`, `compare`, `rescore` and `runs`: list what is in the results directory
-(runs, tables, SLURM jobs, figures), compare stored runs on the samples they share, grade their
-texts again, check the files of all runs, remove runs, free a folder.
+"""`dllm-bench status`, `compare`, `rescore`, `runs` and `simulate`, which work on stored runs: list
+what is in the results directory (runs, tables, SLURM jobs, figures), compare runs on the samples
+they share, grade their texts again, check the files of all runs, remove runs, free a folder.
+
+`simulate` simulates many concurrent requests on one device from stored drafts. It compares
+autoregressive decoding with each drafter, first verifying whole drafts. For a drafter with a
+confidence head, also the threshold rule and the hardware-aware scheduler, which chooses lengths for
+the current step or two steps ahead. The simulation itself is in `serving/`; it runs no model.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dllm_bench.api.comparison import RunComparison, require_two, sealed_record
-from dllm_bench.cli import common
-from dllm_bench.cli.common import Command, add_results_option, compose, open_store, print_lines
+from dllm_bench.cli.common import compose, open_store, print_failures, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.paths import read_settings
 from dllm_bench.registry import require_known
 from dllm_bench.runs import rescore
 from dllm_bench.site.format import align, number, percent_of
-from dllm_bench.store.files import csv_rows, matching, stored_bytes, write_atomic
+from dllm_bench.store.files import csv_rows, csv_text, matching, stored_bytes, write_atomic
 from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock
 from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import differing, flat_settings
 from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove, verify
 
-EACH_WITH_FIRST = "; each is compared with the first"
+if TYPE_CHECKING:
+    from dllm_bench.serving.load_simulation import FrontierPoint, ServicePoint, ServingSystem
+
+    Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
+
+
 WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # --where searches these
 NUMBERS = ("score", "tpf", "tps")
 StatusRow = dict[str, Any]
@@ -39,15 +48,6 @@ COLUMNS = ("run", "state", "done", "benchmark", "model", "decoder", *NUMBERS, "s
 
 
 # --- status: numbers are read from the records, nothing is computed again ------------------------
-
-
-def add_status_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `status`."""
-    add_results_option(parser)
-    text = "only runs that have each of these words in hash, state, names or settings"
-    parser.add_argument("--where", nargs="+", default=(), metavar="WORD", help=text)
-    parser.add_argument("--sort", metavar="COLUMN", help="sort by a column, highest number first")
-    parser.add_argument("--json", action="store_true", help="print only the runs, as JSON")
 
 
 def show_status(arguments: Namespace) -> int:
@@ -208,13 +208,6 @@ def compare(arguments: Namespace) -> int:
     return print_lines(RunComparison(found).lines())
 
 
-def add_rescore_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `rescore`."""
-    common.add_run_argument(parser)
-    common.add_settings_argument(parser, "grade with these; nothing is saved")
-    parser.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
-
-
 def rescore_texts(arguments: Namespace) -> int:
     """Print the new scores, or write the texts in EvalPlus's format."""
     entry = open_store(arguments).find(arguments.run)
@@ -235,7 +228,7 @@ def verify_all(arguments: Namespace) -> int:
     store = open_store(arguments)
     runs = [damages for folder in store.folders() if (damages := verify(folder)) is not None]
     print_lines([f"{len(runs)} runs below {store.root}: {runs.count([])} whole"])
-    return common.print_failures([sentence for damages in runs for sentence in damages])
+    return print_failures([sentence for damages in runs for sentence in damages])
 
 
 def remove_named(arguments: Namespace) -> int:
@@ -256,11 +249,66 @@ def unlock_named(arguments: Namespace) -> int:
     return print_lines([f"{folder} is free; {text}"])
 
 
-KINDS = {
-    "status": Command(add_status_arguments, show_status),
-    "compare": Command(partial(common.add_runs_argument, remark=EACH_WITH_FIRST), compare),
-    "rescore": Command(add_rescore_arguments, rescore_texts),
-    "verify": Command(add_results_option, verify_all),
-    "rm": Command(common.add_runs_argument, remove_named),
-    "unlock": Command(common.add_run_argument, unlock_named),
+# --- simulate ------------------------------------------------------------------------------------
+
+HEADINGS = {
+    "system": "system",
+    "requests": "requests",
+    "requests_per_s": "requests/s",
+    "tokens_per_s_user": "tokens/s/user",
+    "tokens_per_s_device": "tokens/s/device",
+    "verified_per_request": "verified/request",
+    "tokens_per_round": "tokens/round",
+    "attained": "at the level",
+    "wait_s": "wait s",
 }
+
+
+def simulate(arguments: Namespace) -> int:
+    """Simulate, print the points, and write them if requested."""
+    store = open_store(arguments)
+    entries = [store.find(name) for name in arguments.runs]
+    points = simulated(arguments, entries)
+    if arguments.out:
+        write_atomic(arguments.out, as_csv(points))
+    return print_lines(point_lines(points))
+
+
+def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
+    """Return the points that the options describe: autoregressive decoding once, then each drafter
+    under every rule."""
+    # torch takes seconds to import
+    from dllm_bench.figures.run_series import StoredRun
+    from dllm_bench.methods.drafting import read_temperatures
+    from dllm_bench.runs import simulated_load as load
+    from dllm_bench.serving.load_simulation import frontier, under_arrivals
+
+    is_given = arguments.raw or arguments.temperatures
+    given = read_temperatures(arguments.temperatures) if is_given else None
+    profile = load.profile_of(arguments.profile, (entry.spec.model.name for entry in entries))
+    systems: list[ServingSystem] = []
+    labels = Counter(entry.spec.label for entry in entries)
+    for entry in entries:
+        label = entry.spec.label
+        name = label if labels[label] == 1 else f"{label}-{entry.spec.short}"
+        run = StoredRun(sealed_record(entry), entry.path)
+        drafts = load.drafts_of(entry.spec, run.samples)
+        rules = load.compared_rules(name, drafts, arguments.tau)
+        plain, *drafted = load.systems_of(drafts, profile, rules, given)
+        systems += drafted if systems else [plain, *drafted]
+    if not arguments.arrivals:
+        return frontier(systems, profile, arguments.requests)
+    most, level = max(arguments.requests), arguments.level
+    return under_arrivals(systems, profile, most, arguments.arrivals, level, arguments.seed)
+
+
+def point_lines(points: Points) -> Iterator[str]:
+    """Yield the points as an aligned table."""
+    rows = [{HEADINGS[name]: value for name, value in asdict(p).items()} for p in points]
+    shown = [[v if isinstance(v, str) else f"{v:.4g}" for v in row.values()] for row in rows]
+    yield from align([list(rows[0]), *shown])
+
+
+def as_csv(points: Points) -> str:
+    """Return the points as csv, in full precision."""
+    return csv_text(list(asdict(points[0])), map(asdict, points))

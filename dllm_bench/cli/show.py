@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -24,8 +24,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from dllm_bench.cli import common
-from dllm_bench.cli.common import Command, compose, print_lines
+from dllm_bench.cli.common import compose, open_store, print_lines
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import console as clean_console
@@ -63,19 +62,9 @@ SWATCHES = 16  # colours in the legend, at most
 # --- show ----------------------------------------------------------------------------------------
 
 
-def add_show_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `show`."""
-    common.add_run_argument(parser)
-    text = "show how this sample was decoded; 0: the first, and so on"
-    parser.add_argument("--sample", metavar="ID", help=text)
-    flag = partial(parser.add_argument, action="store_true")
-    flag("--canvas", help="show the canvas of every forward")
-    flag("--json", help="print the sample's forwards and tokens as JSON")
-
-
 def show_run(arguments: Namespace) -> int:
     """Print the metrics of a run or the decoding order of one of its samples."""
-    entry = common.open_store(arguments).find(arguments.run)
+    entry = open_store(arguments).find(arguments.run)
     if arguments.sample is None:
         if arguments.json or arguments.canvas:
             raise DllmBenchError(
@@ -190,14 +179,6 @@ def named_sample(
 # --- prompt --------------------------------------------------------------------------------------
 
 
-def add_prompt_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `prompt`."""
-    common.add_name_argument(parser, "benchmark", "a name of conf/benchmark")
-    text = "as in `run`: model=NAME (its chat template and tokenizer are used), benchmark.shots=4"
-    common.add_settings_argument(parser, text)
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="item, from 0 (default)")
-
-
 def show_prompt(arguments: Namespace) -> int:
     """Print the prompt, its length in tokens, the number of new tokens and the stop strings."""
     place = arguments.sample
@@ -222,21 +203,6 @@ def show_prompt(arguments: Namespace) -> int:
 
 
 # --- generate ------------------------------------------------------------------------------------
-
-
-def add_generate_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `generate`."""
-    common.add_name_argument(parser, "model", "a name, a checkpoint folder or a hub id")
-    common.add_name_argument(parser, "decoder", "a name of conf/decoder")
-    parser.add_argument("prompt", metavar="PROMPT", help="prompt, or - for standard input")
-    example = "decoder.select.tau=0.8, decoder/score=credit"
-    common.add_settings_argument(parser, f"of the decoder, as in `run`: {example}")
-    flag = partial(parser.add_argument, action="store_true")
-    flag("--chat", help="use the prompt as a chat message")
-    flag("--watch", help="show the canvas while it is filled")
-    text = "after the prompt (default: 128); not for a prompt with masks, which are filled"
-    parser.add_argument("--max-new-tokens", type=common.positive_int, metavar="N", help=text)
-    parser.add_argument("--seed", type=int, default=0, help="seed of decoders that sample")
 
 
 def show_generated(arguments: Namespace) -> int:
@@ -455,10 +421,3 @@ def marks(step: ForwardStep) -> str:
 def times(count: int) -> str:
     """Return how often a token is repeated; empty for once."""
     return f"×{count}" if count > 1 else ""
-
-
-KINDS = {
-    "show": Command(add_show_arguments, show_run),
-    "prompt": Command(add_prompt_arguments, show_prompt),
-    "generate": Command(add_generate_arguments, show_generated),
-}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,7 @@ from pathlib import Path
 from dllm_bench.claims import verdict
 from dllm_bench.claims.evidence import one_token_runs
 from dllm_bench.claims.spec import load_claim
-from dllm_bench.cli import common
-from dllm_bench.cli.common import Command, compose, positive_int, print_lines
+from dllm_bench.cli.common import compose, open_store, print_failures, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.site.format import align, looked_up
@@ -35,44 +34,11 @@ from dllm_bench.tables.frame import LOAD_PER_CORE, BuiltTable, build, disturbed_
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, PlannedTable
 from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
-EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
 SINGLE_COMMANDS = 3  # commands printed for missing runs; the rendered table lists all
 STAGES = (10, 30, 60, 120, 250, 500)  # every run reaches a stage's items before any run goes on
 
 
 # --- options, planning, making missing runs ------------------------------------------------------
-
-
-def add_options(parser: ArgumentParser, kind: str) -> None:
-    """Add the options of `table`, `figure` or `claims`; all claims unless some are named."""
-    common.add_results_option(parser)
-    example = EXAMPLES[kind]
-    paper = example.partition("/")[0]
-    text = f"for example {example}; {paper}: every {kind} of the paper; all: every {kind}"
-    count, metavar = "?" if kind == "claim" else None, f"PAPER/{kind.upper()}"
-    parser.add_argument(kind, metavar=metavar, nargs=count, default="all", help=text)
-    common.add_profile_option(parser)
-    flag = partial(parser.add_argument, action="store_true")
-    number = partial(parser.add_argument, type=positive_int, metavar="N")
-    flag("--run", help="make missing runs on this machine")
-    flag("--retime", help="with --run: repeat timed runs that began on a busy machine (marked †)")
-    flag("--submit", help="submit missing runs to SLURM")
-    flag("--wait", help="with --submit: wait until all jobs have ended")
-    text = "with --submit: replaces settings of conf/hydra/launcher/slurm.yaml, as in "
-    text += "partition=gpu; repeatable"
-    parser.add_argument("--slurm", action="append", default=[], metavar="NAME=VALUE", help=text)
-    text = "print the commands of all runs without a record as a shell script, those that cannot "
-    text += "be made on this machine included, and nothing else"
-    flag("--commands", help=text)
-    number("--jobs", help="runs at the same time")
-    number("--limit", help="items per run; a larger N continues runs")
-    text = "passes over the items of timed runs; 1: timings come from the runs of the scores"
-    number("--passes", help=text)
-    parser.formatter_class = RawDescriptionHelpFormatter
-    names = load.names_of(kind)
-    width = max(map(len, names))
-    lines = (f"  {name.ljust(width)}  {load.title_of(kind, name)}".rstrip() for name in names)
-    parser.epilog = "\n".join([f"{kind}s:", *lines])
 
 
 def check_options(arguments: Namespace) -> None:
@@ -271,7 +237,7 @@ def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
 
 def show_tables(arguments: Namespace) -> int:
     """Make missing runs if requested, render, and print what is still missing."""
-    store = common.open_store(arguments)
+    store = open_store(arguments)
     papers = [load.load_table(name) for name in load.matching_names("table", arguments.table)]
     growing = GrowingTables(store)
     planned, failed = plan_and_fill(arguments, papers, store, growing=growing)
@@ -285,7 +251,7 @@ def show_tables(arguments: Namespace) -> int:
         print_lines(f"written: {path}" for path in written)
     if arguments.run and (arguments.limit or arguments.passes):
         print_lines(outlook_lines(arguments, papers, store))
-    return common.print_failures(failed)
+    return print_failures(failed)
 
 
 def outlook_lines(
@@ -399,7 +365,7 @@ def draw_figures(arguments: Namespace) -> int:
     """Make missing runs if requested, draw, and print what is still missing. A file is kept if the
     new drawing would lose some of its points.
     """
-    store = common.open_store(arguments)
+    store = open_store(arguments)
     figures = [load_figure(name) for name in load.matching_names("figure", arguments.figure)]
     # torch and matplotlib take seconds to import: only after the names were checked
     from dllm_bench.figures.draw import headline, lines, why_kept, write
@@ -420,7 +386,7 @@ def draw_figures(arguments: Namespace) -> int:
             written = [] if kept else write(built, folder)
         print_lines(lines(built) if len(figures) == 1 else [headline(built)])
         print_lines(f"written: {path}" for path in written)
-    return common.print_failures(failed)
+    return print_failures(failed)
 
 
 # --- claims --------------------------------------------------------------------------------------
@@ -431,7 +397,7 @@ def judge(arguments: Namespace) -> int:
     of those named.
     """
     check_options(arguments)
-    store, profile = common.open_store(arguments), chosen_profile(arguments)
+    store, profile = open_store(arguments), chosen_profile(arguments)
     shown = load.matching_names("claim", arguments.claim)
     claims = [load_claim(name) for name in load.names_of("claim")]
     testable = {claim.name: claim.cells() for claim in claims if not claim.untestable}
@@ -448,7 +414,7 @@ def judge(arguments: Namespace) -> int:
     chosen = [one for one in judgements if one.claim.name in shown]
     is_one = len(chosen) == 1
     print_lines(chosen[0].details() if is_one else verdict_lines(chosen, arguments))
-    return common.print_failures(failed)
+    return print_failures(failed)
 
 
 def verdict_lines(judgements: Sequence[verdict.Judgement], arguments: Namespace) -> Iterator[str]:
@@ -463,10 +429,3 @@ def verdict_lines(judgements: Sequence[verdict.Judgement], arguments: Namespace)
         yield f"missing runs: {again} --run"
     if verdict.ClaimVerdict.NOT_SETTLED in verdicts:
         yield f"runs of more items, of every claim: {again} --run --limit N"
-
-
-KINDS = {
-    "table": Command(partial(add_options, kind="table"), show_tables),
-    "figure": Command(partial(add_options, kind="figure"), draw_figures),
-    "claims": Command(partial(add_options, kind="claim"), judge),
-}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.cli.common import (
-    Command,
     add_name_argument,
     add_out_option,
     add_results_option,
@@ -320,12 +319,3 @@ def fit_temperatures(arguments: Namespace) -> int:
     print_lines(temperatures.lines(fitted))
     use = f"use it: decoder.length.temperatures.source={out}"
     return print_lines([f"written: {out}", use])
-
-
-KINDS = {
-    "filter": Command(add_filter_arguments, train_filter),
-    "sps": Command(add_sps_arguments, measure_sps),
-    "temperatures": Command(add_temperatures_arguments, fit_temperatures),
-    "drafter": Command(add_drafter_arguments, train_drafter),
-    "adapter": Command(add_adapter_arguments, train_adapter),
-}

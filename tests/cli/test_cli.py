@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,7 +241,7 @@ def test_a_full_disk_is_told_in_a_sentence(
     def full(words: list[str]) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "results/table.md")
 
-    monkeypatch.setattr("dllm_bench.cli.main.command_named", lambda name: SimpleNamespace(run=full))
+    monkeypatch.setattr("dllm_bench.cli.main.imported", lambda name: full)
     assert main(["run"]) == 2
     assert "no space is left to write (results/table.md)" in capsys.readouterr().err
 

@@ -76,9 +76,7 @@ def test_tokens_that_were_close_may_differ(monkeypatch: Patch) -> None:
     """The margin is read where the texts first differ, in the forward that committed it."""
     law = next(iter(doctor_torch.decoded("fast_dllm", "cpu", 1).values()))
     other = replace(law, ids=(law.ids[0] + 1, *law.ids[1:]))
-    monkeypatch.setattr(
-        doctor_torch, "margin", lambda logits_KRV: torch.zeros(logits_KRV.shape[:2])
-    )
+    monkeypatch.setattr(doctor_torch, "margin", lambda logits: torch.zeros(logits.shape[:2]))
     assert doctor_torch.margin_at_difference("fast_dllm", law, other) == 0
 
 

@@ -29,8 +29,7 @@ NOT_FOR_EMBEDDED = (  # a model that ships with the package is a short text's wh
     "torch.distributed.tensor torch._dynamo torch._inductor accelerate sympy scipy "
     "matplotlib datasets"
 ).split()
-HELP = [[], *([name] for name in COMMANDS)]
-HELP += [["lm-eval", "run"]]  # lm-eval's own, as that of lm-eval
+HELP = [[], *([name] for name in COMMANDS), ["lm-eval", "run"]]  # the last: lm-eval's own
 HELP += [[group, kind] for group, one in COMMANDS.items() for kind in one.get("kinds", ())]
 MISTAKES = {
     "generate tiny-llada fastdllm hello": "'fast_dllm'",

@@ -9,6 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,8 @@ def views(
     yield lambda: RunComparison((other, record)).to_pandas()
     yield lambda: run_page(record, {}) + sample_page(record)
     yield lambda: [comparison_page(g, RunPages(frozenset())) for g in comparable_runs([record])]
-    yield lambda: list(EXPORTS["hub"](export))
-    yield lambda: list(EXPORTS["aup"](export))
-    yield lambda: list(EXPORTS["lm-eval"](export))
-    yield lambda: list(EXPORTS["eee"](export))
+    for form in ("hub", "aup", "lm-eval", "eee"):
+        yield partial(list, EXPORTS[form](export))
     yield lambda: records(folder.parents[3])
     yield lambda: measured_runs(Store(folder.parents[2]))
     yield lambda: TextSource(lambda _: defaultdict(dict)).prompts(record.spec, {})

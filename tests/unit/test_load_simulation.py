@@ -31,7 +31,6 @@ from dllm_bench.serving.load_simulation import (
     FrontierPoint,
     NewLengthRule,
     ServingSystem,
-    SimulatedLoad,
     asynchronous_rule,
     at_once,
     fixed_rule,
@@ -48,15 +47,13 @@ FLAT = StepProfile((1, 4096), (100.0, 100.0))
 FILLING = StepProfile(  # 10 ms a step up to 64 tokens, then in proportion to them
     (1, 64, 4096), (100.0, 100.0, 100.0 * 64 / 4096)
 )
-KNEE = StepProfile((1, 2, 8), (100.0, 75.0, 30.0))
 STEEP = StepProfile((1, 2048), (1000.0, 1000.0 / 2048))  # every token costs a step's time
 
 
 def calibrated_text(
     probabilities: Sequence[float], tokens: int, rng: np.random.Generator
 ) -> DraftedText:
-    """Return a text whose drafts are accepted independently with exactly the estimated
-    probabilities."""
+    """Drafts are accepted independently, with exactly the estimated probabilities."""
     right_TN = rng.random((tokens, len(probabilities))) < np.asarray(probabilities)
     accepted_T = right_TN.cumprod(axis=1).sum(axis=1)
     return [DraftOutcome(tuple(probabilities), int(accepted)) for accepted in accepted_T]
@@ -275,7 +272,6 @@ def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Front
 
 def test_a_service_level_is_attained_by_the_speed_of_a_request() -> None:
     load = simulate(ServingSystem("ar", texts(4, 10, []), fixed_rule()), STEEP, 4)
-    assert isinstance(load, SimulatedLoad)
     speed = load.served[0].tokens_per_s
     assert (load.attainment(speed * 0.99), load.attainment(speed * 1.01)) == (1.0, 0.0)
 
