@@ -40,42 +40,17 @@ REFUSED = (
 SINGLE = ("num_beams", "num_return_sequences")  # more than one of these is refused
 WRAPPING = ("mask_token", "attention", "block", "shifted")  # settings of `wrap`
 FOLDER = "custom_generate"
-CODE = '''"""Decode with {name!r} of dllm-bench, by `model.generate(custom_generate=FOLDER)`."""
-
-from dllm_bench.api.custom_generate import generate_with
-
-DECODER = {decoder}
-
-
-def generate(model, inputs=None, **settings):
-    """Token ids (B, L): the prompts and what was decoded, as `model.generate` returns them."""
-    return generate_with(model, DECODER, inputs, **settings)
-'''
-CARD = """---
-library_name: transformers
-tags: [custom_generate]
----
-Decoding with `{name}` of dllm-bench, which has to be installed.
-
-```python
-model.generate(
-    **tokenizer("...", return_tensors="pt"),
-    custom_generate="{folder}",
-    trust_remote_code=True,
-    max_new_tokens=128,
-    tokenizer=tokenizer,
-)
-```
-"""
+TEMPLATES = Path(__file__).with_name("templates")
 
 
 def export(name: str, decoder: Decoder, folder: Path) -> list[Path]:
     """Write the folder for a decoder; returns the files."""
-    code = CODE.format(name=name, decoder=pformat(describe(decoder), sort_dicts=False))
+    code, card = ((TEMPLATES / file).read_text("utf-8") for file in ("generate.py.txt", "card.md"))
+    plain = pformat(describe(decoder), sort_dicts=False)
     texts = {
-        f"{FOLDER}/generate.py": code,
+        f"{FOLDER}/generate.py": code.format(name=name, decoder=plain),
         f"{FOLDER}/requirements.txt": "dllm-bench\n",
-        "README.md": CARD.format(name=name, folder=folder),
+        "README.md": card.format(name=name, folder=folder),
     }
     return [write_atomic(folder / path, text) for path, text in texts.items()]
 

@@ -29,6 +29,7 @@ OTHERS = {  # what opens files itself -> which, none of them below a results fol
     "tables/load.py": "conf",
     "tables/plan.py": "whether a trained source exists",
     "api/compose.py": "conf, models and data",
+    "api/custom_generate.py": "the package",
     "api/generation.py": "conf",
     "cli/completion.py": "conf",
     "cli/doctor.py": "models and data",

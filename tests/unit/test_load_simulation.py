@@ -197,8 +197,7 @@ def test_impossible_systems_are_refused() -> None:
 
 
 def label(value: object) -> str:
-    """Return what stands in a test's name; a rule is a function and goes unnamed beside its
-    piece."""
+    """Return what stands in a test's name: nothing for a rule, which is a function."""
     return "" if isinstance(value, FunctionType) else str(value)
 
 
