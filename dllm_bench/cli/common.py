@@ -20,11 +20,11 @@ OK, OPTIONAL_MISSING, REQUIRED_MISSING = "ok", "--", "no"
 SETTINGS = "NAME=VALUE"  # metavar of settings
 
 
-# --- options -------------------------------------------------------------------------------------
+# --- arguments that `train` adds ------------------------------------------------------------------
 
 
 def add_results_option(parser: ArgumentParser) -> None:
-    """Add `--results`, which nearly all commands have."""
+    """Add `--results`."""
     parser.add_argument("--results", metavar="DIR", help="results directory (default: ./results)")
 
 
@@ -48,6 +48,9 @@ def add_out_option(parser: ArgumentParser, text: str, metavar: str = "DIR") -> N
 def add_name_argument(parser: ArgumentParser, group: str, text: str) -> None:
     """Add a positional argument that names a choice of a configuration group."""
     parser.add_argument(group, metavar=group.upper(), type=choice_of(group), help=text)
+
+
+# --- types of arguments ---------------------------------------------------------------------------
 
 
 def choice_of(group: str) -> Callable[[str], str]:
