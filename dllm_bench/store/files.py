@@ -203,21 +203,18 @@ def matching(folder: Path, pattern: str) -> list[Path]:
     return [path for one in inner for path in matching(one, "/".join(rest))]
 
 
-def check_own_files(folder: Path) -> None:
-    """Raise LinkError if anything in `folder` is neither a regular file nor a folder."""
-    for path in matching(folder, "*"):
-        found = lstat(path)
-        if found and not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            raise LinkError(
-                f"{folder} was to be written, and {path.name} in it is a link, pipe or device; "
-                "move it away."
-            )
-
-
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, unless it is there; nothing in it may be a link."""
+    """Make a folder, and those above it, unless it is there.
+
+    Raises LinkError if anything in it is neither a regular file nor a folder.
+    """
     with parent_of(path / "_", make=True):
-        check_own_files(path)
+        for inner in matching(path, "*"):
+            if lstat(inner) and not is_file(inner) and not is_folder(inner):
+                raise LinkError(
+                    f"{path} was to be written, and {inner.name} in it is a link, pipe or device; "
+                    "move it away."
+                )
 
 
 def remove_file(path: Path) -> None:
@@ -321,7 +318,9 @@ def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
-            _replace(temporary, path, durable)
+            rename(temporary, path.name)
+            if durable:
+                _sync_names(path)
         except BaseException:
             with suppress(OSError):
                 remove_file(temporary)
@@ -340,21 +339,15 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> Path
     return path
 
 
-def _replace(temporary: Path, path: Path, durable: bool) -> None:
-    """Rename a file to `path`, in its folder, and wait until the name is on disk."""
-    with parent_of(path) as (folder, name):
-        os.replace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
-        if durable:
-            sync_names(folder)
-
-
-def sync_names(folder: int) -> None:
-    """Wait until the names in an open folder are on disk, where the file system can do that."""
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in UNSYNCED:
-            raise
+def _sync_names(path: Path) -> None:
+    """Wait until the names in the folder of `path` are on disk, where the file system can do
+    that."""
+    with parent_of(path) as (folder, _):
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            if error.errno not in UNSYNCED:
+                raise
 
 
 def remove_temporaries(folder: Path) -> None:
