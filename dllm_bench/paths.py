@@ -181,7 +181,9 @@ def read_settings(texts: Iterable[str], option: str) -> dict[str, Any]:
         except yaml.YAMLError:
             equals = ""
         if not equals:
-            raise DllmBenchError(f"{option} {text} sets nothing; write NAME=VALUE.")
+            raise DllmBenchError(
+                f"{option} {text} sets nothing that can be read; write NAME=VALUE."
+            )
     return settings
 
 

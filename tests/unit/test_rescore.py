@@ -22,6 +22,7 @@ from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.paths import read_settings
 from dllm_bench.runs import rescore as again
 from dllm_bench.runs.runner import run
 from dllm_bench.store.files import checked_line
@@ -331,9 +332,10 @@ def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["primary=[1", "primary={x"])
 def test_a_setting_that_is_no_yaml_is_one_sentence(text: str) -> None:
-    assert again.changes(["repeats=2", "primary=a,b"]) == {"repeats": 2, "primary": "a,b"}
+    given = ["repeats=2", "primary=a,b"]
+    assert read_settings(given, "rescore") == {"repeats": 2, "primary": "a,b"}
     with pytest.raises(DllmBenchError, match="NAME=VALUE"):
-        again.changes([text])
+        read_settings([text], "rescore")
 
 
 def test_a_reading_the_task_does_not_have_names_those_it_has() -> None:
