@@ -59,6 +59,7 @@ LOG_ROOM = 1.02  # least factor between the outermost values and the ends of a l
 FEW_TICKS = 7  # a logarithmic axis with at most this many places has a tick at each
 MAX_UPRIGHT = 4  # more category names than this are slanted
 SLANT_INCHES = 0.45  # more height for slanted names
+DIGITS = 6  # of a number in the csv, after the point
 
 
 def origin(panel: Panel) -> str:
@@ -406,7 +407,7 @@ def footnote(built: BuiltFigure) -> str:
     return " ".join(filter(None, (measured_on(built), other, missing)))
 
 
-DIGITS = 6
+# --- files, and lines for the terminal -----------------------------------------------------------
 
 
 def file_of(built: BuiltFigure, folder: Path, form: str) -> Path:

@@ -43,7 +43,23 @@ TEMPLATES = Path(__file__).parent / "templates"
 Plain = dict[str, Any]
 """Data for a template, by the names that it uses."""
 FIRST_PAGE = "index.html"
+DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
+COUNT = "n"  # the column of a figure's csv with the number of samples of a point
+SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
+SHOWN_POINTS = 1000  # a heat map has many more
+FINDINGS_PAGE = "findings.html"
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+ELEMENTS = frozenset("svg g defs path use clipPath rect pattern image".split())
+ATTRIBUTES = frozenset(
+    "id version width height viewBox x y d transform style clip-path fill opacity patternUnits "
+    "preserveAspectRatio".split()
+)
+LINES = {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # of the style sheet, left out
+VALUE = re.compile(r"(?:(?<!url)\(|url\(#[\w.-]+\)|(?!url)[\w\s#:;.,%+)-])*", re.IGNORECASE)
+IMAGE = re.compile(r"data:image/png;base64,[\w+/=\s]*", re.ASCII)
+LEVELS = 32  # nesting depth of elements
+PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -126,11 +142,7 @@ def script_json(value: Any) -> Markup:
     return Markup(json.dumps(value, separators=(",", ":")).translate(UNSAFE))
 
 
-DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
-COUNT = "n"  # the column of a figure's csv with the number of samples of a point
-SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
-SHOWN_POINTS = 1000  # a heat map has many more
-FINDINGS_PAGE = "findings.html"
+# --- tables, figures, findings -------------------------------------------------------------------
 
 
 def table_stem(built: BuiltTable) -> str:
@@ -216,17 +228,7 @@ def linked(paragraph: Paragraph) -> Markup:
     return Markup(escape(paragraph.text)).format(**links)
 
 
-SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
-ELEMENTS = frozenset("svg g defs path use clipPath rect pattern image".split())
-ATTRIBUTES = frozenset(
-    "id version width height viewBox x y d transform style clip-path fill opacity patternUnits "
-    "preserveAspectRatio".split()
-)
-LINES = {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # of the style sheet, left out
-VALUE = re.compile(r"(?:(?<!url)\(|url\(#[\w.-]+\)|(?!url)[\w\s#:;.,%+)-])*", re.IGNORECASE)
-IMAGE = re.compile(r"data:image/png;base64,[\w+/=\s]*", re.ASCII)
-LEVELS = 32  # nesting depth of elements
-PNG_START = b"\x89PNG\r\n\x1a\n"
+# --- drawings of others --------------------------------------------------------------------------
 
 
 def harmless(form: str, content: bytes, name: str) -> bytes:

@@ -111,7 +111,7 @@ def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
     """Return a table from the content of its yaml file; the csv files that it names lie below
     `data`."""
     steps = sweep_steps(plain["facets"])
-    facets = {key: tuple(_values(_expand(one), data)) for key, one in plain["facets"].items()}
+    facets = {key: tuple(_values(_expand(one)[0], data)) for key, one in plain["facets"].items()}
     rules = [_expand_rule(entry, steps) for entry in plain.get("rules", ())]
     metrics = tuple(_metric(key, entry) for key, entry in plain["metrics"].items())
     reported, notes = (
@@ -327,28 +327,29 @@ class SweepStep(NamedTuple):
 
 def sweep_steps(facets: Mapping[str, Mapping[str, Any]]) -> list[SweepStep]:
     """Return every value that a sweep of any facet makes."""
-    return [
-        SweepStep(_step_name(group, x), x, group)
-        for facet in facets.values()
-        for group, sweep in _sweeps(facet)
-        for x, _ in _steps(sweep["at"])
-    ]
+    return [step for facet in facets.values() for step in _expand(facet)[1]]
 
 
-def _expand(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a facet with its sweeps written out as values."""
-    values = dict(plain.get("values", {}))
-    for group, sweep in _sweeps(plain):
-        curve = [sweep["from"]] if "from" in sweep else []
-        for x, at in _steps(sweep["at"]):
-            run = [text.format(at=at) for text in sweep["run"]]
-            hidden = {"hidden": True} if curve else {}
-            values[_step_name(group, x)] = {"label": sweep.get("label", x), "run": run, **hidden}
-        if curve:
-            points = [*curve, *(_step_name(group, x) for x, _ in _steps(sweep["at"]))]
+def _expand(plain: Mapping[str, Any]) -> tuple[dict[str, Any], list[SweepStep]]:
+    """Return a facet with its sweeps written out as values, and what they made. A facet that is one
+    sweep has the name "". The steps of a list are x and value of the run; a mapping gives both.
+    """
+    values, steps = dict(plain.get("values", {})), list[SweepStep]()
+    sweeps = {"": plain} if "at" in plain else plain.get("sweeps", {})
+    for group, sweep in sweeps.items():
+        at = sweep["at"]
+        hidden, points = {"hidden": True} if "from" in sweep else {}, []
+        for x, value in at.items() if isinstance(at, Mapping) else zip(at, at, strict=True):
+            step = SweepStep(f"{group}-{x}" if group else str(x), str(x), group)
+            run = [text.format(at=value) for text in sweep["run"]]
+            values[step.value] = {"label": sweep.get("label", step.x), "run": run, **hidden}
+            points.append(step.value)
+            steps.append(step)
+        if "from" in sweep:
+            points.insert(0, sweep["from"])
             values[group] = {"label": sweep.get("label", group), "curve": points}
     rest = {key: entry for key, entry in plain.items() if key not in ("at", "run", "sweeps")}
-    return {**rest, "values": values} if values else dict(plain)
+    return ({**rest, "values": values} if values else dict(plain)), steps
 
 
 def _expand_rule(plain: Mapping[str, Any], steps: Sequence[SweepStep]) -> dict[str, Any]:
@@ -360,21 +361,3 @@ def _expand_rule(plain: Mapping[str, Any], steps: Sequence[SweepStep]) -> dict[s
         return [*names, *(step.value for step in steps if step.group in names)]
 
     return {**plain, "where": {key: with_steps(entry) for key, entry in plain["where"].items()}}
-
-
-def _sweeps(plain: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return (name, sweep) of every sweep of a facet; a facet that is one sweep has the name ""."""
-    if "at" in plain:
-        return [("", plain)]
-    return list(plain.get("sweeps", {}).items())
-
-
-def _steps(at: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (x, value for the run) of each step: for a list both are equal; a mapping gives
-    both."""
-    pairs = at.items() if isinstance(at, Mapping) else ((x, x) for x in at)
-    return ((str(x), value) for x, value in pairs)
-
-
-def _step_name(group: str, x: str) -> str:
-    return f"{group}-{x}" if group else x

@@ -436,6 +436,9 @@ def missing_trained_files(runs: Iterable[PlannedRun]) -> list[str]:
     return list(missing)
 
 
+# --- which queries can have a stored run ---------------------------------------------------------
+
+
 def stored_folders(store: Store) -> Folders:
     """Return the names in the folders of a store's runs (benchmark, model, decoder); no file in
     them is read."""
