@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
@@ -38,21 +38,15 @@ CLOSER_GROUP = {"decoder": "benchmark", "hardware": "model"}
 """Group that similar runs must share -> group that they should also share, if any run does."""
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """A rough cost."""
 
-    forwards: float = 0.0
+    forwards: float
     """Number of forwards."""
-    seconds: float = 0.0
+    seconds: float
     """Time on the hardware."""
-    size: float = 0.0
+    size: float
     """Bytes on disk."""
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.forwards + other.forwards, self.seconds + other.seconds, self.size + other.size
-        )
 
 
 class CostModel:
@@ -75,24 +69,7 @@ class CostModel:
         items = run.total or _items(run.config)
         tpf = self._tpf.get(id(run))
         decoder = self.measured.summary(run.config.decoder)
-        return _cost(run.config, decoder, items, run.done, tpf, self.measured)
-
-
-def _cost(
-    config: RunConfig,
-    decoder: DecoderSummary,
-    items: int | None,
-    done: int,
-    tpf: float | None,
-    measured: MeasuredRuns,
-) -> Cost | None:
-    each_ms = forward_ms(config, decoder)
-    if items is None or each_ms is None:
-        return None
-    length, left = config.benchmark.max_new_tokens, items - done
-    forwards = left * length * forwards_per_token(config, decoder, tpf, measured)
-    size = left * (SAMPLE_BYTES + TOKEN_BYTES * length) + FORWARD_BYTES * forwards
-    return Cost(forwards, forwards * each_ms / 1000 * seconds_scale(config, measured), size)
+        return self.measured.cost(run.config, decoder, items, run.done, tpf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,42 +149,55 @@ class MeasuredRuns:
                 return runs
         return []
 
+    def cost(
+        self,
+        config: RunConfig,
+        decoder: DecoderSummary,
+        items: int | None,
+        done: int = 0,
+        tpf: float | None = None,
+    ) -> Cost | None:
+        """Return the cost of the items that are left; `tpf`: tokens per forward as reported."""
+        each_ms = forward_ms(config, decoder)
+        if items is None or each_ms is None:
+            return None
+        length, left = config.benchmark.max_new_tokens, items - done
+        forwards = left * length * self._forwards_per_token(config, decoder, tpf)
+        size = left * (SAMPLE_BYTES + TOKEN_BYTES * length) + FORWARD_BYTES * forwards
+        return Cost(forwards, forwards * each_ms / 1000 * self._seconds_scale(config), size)
+
+    def _forwards_per_token(
+        self, config: RunConfig, decoder: DecoderSummary, tpf: float | None
+    ) -> float:
+        """Return forwards per token of a sample: from runs with the same decoder (on the same task,
+        if any), else from the reported TPF, else from runs with other decoders.
+        """
+        similar = self.similar(config, "decoder")
+        if similar:
+            return median(run.per_token for run in similar)
+        if tpf or decoder.one_token_per_forward:
+            return 1 / (tpf or 1.0)
+        others = [run.per_token for run in self.all() if not run.decoder.one_token_per_forward]
+        return median(others) if others else 1.0
+
+    def _seconds_scale(self, config: RunConfig) -> float:
+        """Return measured ÷ estimated seconds per forward on the same hardware.
+
+        Runs of the same model are used if there are any; 1 if nothing was measured there.
+        """
+        similar = self.similar(config, "hardware")
+        timed = [run for run in similar if run.each_ms and run.forwards]
+        ratios = [1000 * run.seconds / (run.forwards * run.each_ms) for run in timed]
+        return median(ratios) if ratios else 1.0
+
     @cached_property
     def errors(self) -> list[float]:
         """Measured ÷ estimated seconds of these runs, each estimated from the others."""
         estimates = (
-            _cost(run.chosen, run.decoder, run.samples, 0, None, self.except_for(run))
-            for run in self.runs
+            self.except_for(run).cost(run.chosen, run.decoder, run.samples) for run in self.runs
         )
         pairs = zip(self.runs, estimates, strict=True)
         return [run.seconds / cost.seconds for run, cost in pairs if cost and cost.seconds]
-
-
-def forwards_per_token(
-    config: RunConfig, decoder: DecoderSummary, tpf: float | None, measured: MeasuredRuns
-) -> float:
-    """Return forwards per token of a sample: from runs with the same decoder (on the same task, if
-    any), else from the reported TPF, else from runs with other decoders.
-    """
-    similar = measured.similar(config, "decoder")
-    if similar:
-        return median(run.per_token for run in similar)
-    if tpf or decoder.one_token_per_forward:
-        return 1 / (tpf or 1.0)
-    others = [run.per_token for run in measured.all() if not run.decoder.one_token_per_forward]
-    return median(others) if others else 1.0
-
-
-def seconds_scale(config: RunConfig, measured: MeasuredRuns) -> float:
-    """Return measured ÷ estimated seconds per forward on the same hardware.
-
-    Runs of the same model are used if there are any; 1 if nothing was measured there.
-    """
-    ratios = []
-    for run in measured.similar(config, "hardware"):
-        if run.each_ms and run.forwards:
-            ratios.append(1000 * run.seconds / (run.forwards * run.each_ms))
-    return median(ratios) if ratios else 1.0
 
 
 def measured_runs(store: Store, settings: SettingsCache | None = None) -> MeasuredRuns:
@@ -232,15 +222,11 @@ def cost_in_words(costs: Sequence[Cost | None]) -> str:
     known = [cost for cost in costs if cost]
     if not known:
         return "unknown"
-    total = sum(known, Cost())
-    parts = (
-        duration_in_words(total.seconds),
-        f"{count_in_words(total.forwards)} forwards",
-        size_in_words(total.size),
-    )
+    forwards, seconds, size = map(sum, zip(*known, strict=True))
     unknown = len(costs) - len(known)
     more = f", and {unknown} runs of unknown cost" if unknown else ""
-    return f"about {', '.join(parts)}{more}"
+    about = f"about {duration_in_words(seconds)}, {count_in_words(forwards)} forwards"
+    return f"{about}, {size_in_words(size)}{more}"
 
 
 def duration_in_words(seconds: float) -> str:
