@@ -152,11 +152,9 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
     """Return the counts that follow from tokens and trace alone; the runner adds timings and
     text."""
     blank = {*special.ends, special.pad}
-    decoded = [
-        token
-        for token, born in zip(generation.ids, generation.born, strict=True)
-        if born >= 0 and token != special.mask
-    ]
+    placed = enumerate(zip(generation.ids, generation.born, strict=True))
+    written = [(at, token, born) for at, (token, born) in placed if token != special.mask]
+    decoded = [token for _, token, born in written if born >= 0]
     end = min([*generation.cut.values(), len(generation.ids)])
     forwards = [
         call
@@ -176,14 +174,8 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
         "allocated": len(generation.ids),
         "committed": len(decoded),
         "content": sum(token not in blank for token in decoded),
-        "first_tokens": sum(
-            token != special.mask and born == 0
-            for token, born in zip(generation.ids, generation.born, strict=True)
-        ),
-        "emitted": sum(
-            token != special.mask and born != GIVEN
-            for token, born in zip(generation.ids[:end], generation.born[:end], strict=True)
-        ),
+        "first_tokens": sum(born == 0 for _, _, born in written),
+        "emitted": sum(at < end and born != GIVEN for at, _, born in written),
         "forwards": len(forwards),
         "rows": sum(
             forward.branches * (forward.fed if forward.rows is None else forward.rows)

@@ -186,8 +186,11 @@ class MeasuredRuns:
         Runs of the same model are used if there are any; 1 if nothing was measured there.
         """
         similar = self.similar(config, "hardware")
-        timed = [run for run in similar if run.each_ms and run.forwards]
-        ratios = [1000 * run.seconds / (run.forwards * run.each_ms) for run in timed]
+        ratios = [
+            1000 * run.seconds / (run.forwards * each_ms)
+            for run in similar
+            if (each_ms := run.each_ms) and run.forwards
+        ]
         return median(ratios) if ratios else 1.0
 
     @cached_property

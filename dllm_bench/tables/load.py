@@ -50,6 +50,7 @@ OWN_GROUPS = {
 """Group -> texts in a yaml that mark weights or items that ship, or that `make real` fetches."""
 RULE_KEYS = ("run", "reported_only", "hidden", "skip", "needs", "reported_on")
 VALUE_KEYS = ("label", "show", "mean_of", "curve", *RULE_KEYS)
+PROFILE_KEYS = "embedded replace set as_asked default instead untrained passes".split()
 METRIC_KEYS = "label definition tolerance unit over minus setting labels area run".split()
 
 
@@ -148,19 +149,11 @@ def load_profile(name: str) -> Profile:
             replace[group] = {**available_here(group), **replace[group]}
         replace["benchmark"] |= {name: name for name in plain.get("as_asked", ())}
     entries = (entry for part in (*papers, plain) for entry in part.get("instead", ()))
-    instead = tuple(one for entry in entries for one in _instead(entry))
-    return Profile(
-        name=name,
-        embedded=bool(plain["embedded"]),
-        replace=replace,
-        set=tuple(plain["set"]),
-        as_asked=plain.get("as_asked", ()),
-        default=tuple(plain.get("default", ())),
-        instead=instead,
-        untrained=plain.get("untrained", {}),
-        passes=tuple(plain.get("passes", {}).get("run", ())),
-        passes_of=tuple(plain.get("passes", {}).get("of", ())),
-    )
+    made = _fields(f"Profile {name}", plain, PROFILE_KEYS)
+    passes = made.pop("passes", {})
+    made |= {"replace": replace, "instead": tuple(i for e in entries for i in _instead(e))}
+    made |= {"passes": tuple(passes.get("run", ())), "passes_of": tuple(passes.get("of", ()))}
+    return Profile(name=name, **made)
 
 
 def _instead(entry: Mapping[str, Any]) -> Iterator[Instead]:
