@@ -101,23 +101,26 @@ class BuiltFigure:
     @property
     def panels(self) -> list[str]:
         """Names of the panels: the facet's values, then those that run series or the paper add."""
-        facet, names = self.figure.facet_labels(self.figure.draw.panels), set(self.points.panel)
-        return [name for name in dict.fromkeys([*facet, *self.points.panel]) if name in names]
+        return in_order(self.points.panel, self.figure.facet_labels(self.figure.draw.panels))
 
     @cached_property
     def series(self) -> dict[str, int]:
         """Series that have a point to draw, in the order of their facet -> their number, from 1."""
-        names = self.points.series[self.points.y.notna()]
-        order = [*self.figure.facet_labels(self.figure.draw.series), *self.figure.rows, *names]
-        found = (name for name in dict.fromkeys(order) if name in set(names))
-        return {name: number for number, name in enumerate(found, start=1)}
+        order = [*self.figure.facet_labels(self.figure.draw.series), *self.figure.rows]
+        names = in_order(self.points.series[self.points.y.notna()], order)
+        return {name: number for number, name in enumerate(names, start=1)}
 
     @cached_property
     def categories(self) -> list[str]:
         """Categories on the x axis, in the order of their facet; none where x is a number."""
         names = [x for x in self.points.x if isinstance(x, str)]
-        order = [*self.figure.facet_labels(self.figure.draw.x.facet), *names]
-        return [x for x in dict.fromkeys(order) if x in names]
+        return in_order(names, self.figure.facet_labels(self.figure.draw.x.facet))
+
+
+def in_order(names: Iterable[str], order: Iterable[str]) -> list[str]:
+    """Return the distinct names, first those of `order` in its order."""
+    known = list(dict.fromkeys(names))
+    return [name for name in dict.fromkeys([*order, *known]) if name in known]
 
 
 def build_figure(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from dllm_bench.metrics import drafts as draft_metrics
 from dllm_bench.metrics.drafts import ObservedDraft
 from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
@@ -160,13 +161,13 @@ def test_confidences_of_the_traces(kind: str) -> None:
     """Four prompts decoded greedily, every verified position beside what became of it."""
     found = []
     for generation, drafts in greedy_runs(kind):
-        for made, proposal in zip(drafts.rounds(generation), drafts, strict=True):
+        for made, proposal in zip(draft_metrics.rounds(generation), drafts, strict=True):
             assert proposal.survival_D is not None
             logits = proposal.survival_D[: made.proposed].tolist()
             found.append(ObservedDraft(tuple(logits), made.accepted))
     recorded = read(f"trace_{kind}.json")["confidence_metrics_T0"]
     assert len(found) == recorded["proposal_count"]
-    positions = drafts.calibration_by_position(found)
+    positions = draft_metrics.calibration_by_position(found)
     for own, wanted in zip(positions, recorded["per_position"], strict=True):
         assert own.count == wanted["total_weight"]
         assert own.ece == pytest.approx(wanted["ece"], abs=1e-5)

@@ -10,15 +10,9 @@ import pytest
 from dllm_bench.api.compose import compose
 from dllm_bench.store.spec import slug
 from dllm_bench.store.store import Store
+from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table
-from dllm_bench.tables.plan import (
-    GROUPS,
-    NOT_STORED,
-    Planner,
-    folder_patterns,
-    may_have,
-    stored_folders,
-)
+from dllm_bench.tables.plan import GROUPS, Planner, folder_patterns, may_have
 from tests.tables.builders import record_of, seal, spec_of
 
 
@@ -70,10 +64,10 @@ def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path
     mine = compose(["model=tiny-llada", "benchmark=minimath", "decoder=dus"])
     seal(store, record_of(spec_of({**mine, "limit": None})))
     table, profile = load_table(name), load_profile("embedded")
-    planner = Planner(noting, store, folders=stored_folders(store))
+    planner = Planner(noting, store, folders=planning.stored_folders(store))
     assert not planner.has_run(table, profile) and not composed
     cells = planner.common([table], profile)[0].cells
     runs = [run for cell in cells for run in cell.runs]
     assert runs and not composed
-    assert {run.reason for run in runs} == {NOT_STORED}
+    assert {run.reason for run in runs} == {planning.NOT_STORED}
     assert Planner(noting, store).has_run(table, profile)
