@@ -105,9 +105,7 @@ def wrap(
             f"wrap was given attention={attention!r} with block={block}; a block length goes with "
             'attention="block", and only with it.'
         )
-    is_module = hasattr(model, "config") and hasattr(model, "named_parameters")
-    as_model = wrapped.wrap_module if is_module else wrapped.wrap_function
-    return as_model(
+    return wrapped.wrap_object(
         model,
         tokenizer,
         mask_token=mask_token,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import islice
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -72,16 +72,6 @@ class MaskedPiece(Piece):
         Called after the commit, K = 1. Positions committed by this forward have `born_KL` =
         `state.forwards`.
         """
-
-
-class FilterHead(Protocol):
-    """A trained network that judges candidates from the confidences of their block (Learn2PD)."""
-
-    block: int  # P, the block length it was trained for
-
-    def __call__(self, confidence_KNP: Tensor) -> Tensor:
-        """Return logits (K, N, P), float32; the sigmoid is the probability that a candidate is
-        final."""
 
 
 class Score(MaskedPiece, ABC):

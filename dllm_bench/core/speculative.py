@@ -87,7 +87,8 @@ class Sampler:
         probabilities_DV = self.probabilities(logits_DV)
         return self.draw(probabilities_DV), probabilities_DV
 
-    def joined(self, distributions: Sequence[Tensor | None]) -> Tensor | None:
+    @staticmethod
+    def joined(distributions: Sequence[Tensor | None]) -> Tensor | None:
         """Return the probabilities (D, V) of tokens that were sampled one by one; None if
         greedy."""
         known = [one for one in distributions if one is not None]
@@ -207,96 +208,6 @@ class VerifyResult:
 
 HeadState = Tensor | None
 """State that a sequential head carries from slot to slot."""
-
-
-class BlockNetwork(Protocol):
-    """The network of DFlash (2) and DSpark, on its target's device: drafts a block at once."""
-
-    def new_cache(self, length: int) -> KVCache:
-        """Return an empty cache for the context's keys and values, up to `length` positions."""
-
-    def block(
-        self, context: Context, slots: int, first: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return hidden states (D, H) and logits (D, V) of the slots that predict a token.
-
-        first: return those of all slots from this one on instead.
-        """
-
-    def transition(
-        self, logits_1V: Tensor, token: Tensor, hidden_H: Tensor, state: HeadState
-    ) -> HeadState:
-        """Add to a slot's logits (1, V), in place, what the token (0-d) before it contributes;
-        return the head's next state."""
-
-    def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:
-        """Return the terms (N, K, K) that each of a row's tokens, before a slot, adds to the logits
-        of the slot's candidates `ids`."""
-
-    def survival(self, token: Tensor, hidden: Tensor) -> Tensor:
-        """Return the logit (...) of the probability that a token is accepted if all before it are.
-
-        Its slot has the hidden state (..., H) and comes after the token (...).
-        """
-
-
-class BlockDrafter(Protocol):
-    """A trained block drafter: its config, and its network on demand."""
-
-    slots: int
-    """Number of slots of a block in training."""
-    silent: int
-    """Number of first slots of a block that predict nothing."""
-    feature_layers: tuple[int, ...]
-    """Layers of the target that it reads; -1 is the embedding."""
-    has_transition_head: bool
-    """Whether a sequential head corrects a slot's logits by the token before it."""
-    candidates: int
-    """K: number of most probable tokens of a slot among which a path selector chooses; 0: no
-    selector."""
-    has_confidence_head: bool
-    """Whether it estimates which tokens will be accepted."""
-
-    def on(self, target: Target) -> BlockNetwork:
-        """Return the network, on the target's device; DllmBenchError if it does not fit the
-        target."""
-
-
-class ChainNetwork(Protocol):
-    """The network of EAGLE-3, on its target's device: one token a call."""
-
-    def new_cache(self, length: int) -> KVCache:
-        """Return an empty cache, with one entry for every committed token but the first."""
-
-    def extend(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed the tokens committed since the last call.
-
-        Returns the last hidden state (1, 1, H) and the logits (1, V) of the token after it.
-        """
-
-    def step(self, token: Tensor, hidden_11H: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed one drafted token with the hidden state before it; returns as `extend` does."""
-
-
-class ChainDrafter(Protocol):
-    """A trained chain drafter: its config, and its network on demand."""
-
-    steps: int
-    """Number of tokens it was unrolled for in training."""
-    feature_layers: tuple[int, ...]
-    """Layers of the target that it reads; -1 is the embedding."""
-
-    def on(self, target: Target) -> ChainNetwork:
-        """Return the network, on the target's device; DllmBenchError if it does not fit the
-        target."""
-
-
-class ModelDrafter(Protocol):
-    """A smaller autoregressive model over the same vocabulary."""
-
-    def on(self, target: Target) -> Denoiser:
-        """Return the model, on the target's device; DllmBenchError if it does not fit the
-        target."""
 
 
 class Draft(Piece, ABC):

@@ -90,10 +90,7 @@ class Ranked(Score):
         found = self.read(logits_KWV, entropy or self.reads_entropy, ids_KW)
         confidence_KW = self.rank(logits_KWV, found)
         return Scores(
-            found.ids_KW,
-            found.probability_KW,
-            confidence_KW,
-            neg_entropy_KW=found.neg_entropy_KW,
+            found.ids_KW, found.probability_KW, confidence_KW, neg_entropy_KW=found.neg_entropy_KW
         )
 
 

@@ -31,17 +31,10 @@ from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.speculative import (
-    Context,
-    Draft,
-    ModelDrafter,
-    Proposal,
-    Sampler,
-    Target,
-    VerifyLength,
-)
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Target, VerifyLength
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant, to_host
+from dllm_bench.models.drafters import SmallModelDrafter
 from dllm_bench.paths import place_of
 from dllm_bench.registry import register
 
@@ -58,7 +51,7 @@ class ModelDraft(Draft):
     tokens.
     """
 
-    drafter: ModelDrafter
+    drafter: SmallModelDrafter
     tokens: int
     """Draft tokens per round."""
 
@@ -70,22 +63,27 @@ class ModelDraft(Draft):
         return self.drafter.on(target).new_cache(length)
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
-        model, kv = self.drafter.on(context.target), context.kv
-        assert kv is not None
-        text_L, cached = context.tokens_L, kv.length
-        distributions = []
-        for _ in range(self.tokens):
-            token_1, probabilities_1V = sampler.sample(next_logits(model, text_L, kv))
-            text_L = torch.cat([text_L, token_1])
-            distributions.append(probabilities_1V)
-        kv.crop(context.anchor)
-        return Proposal(
-            text_L[-self.tokens :],
-            sampler.joined(distributions),
-            calls=self.tokens,
-            fed=len(text_L) - 1 - cached,
-            cached=cached,
-        )
+        return one_by_one(self.drafter.on(context.target), context, self.tokens, sampler.sample)
+
+
+def one_by_one(
+    model: Denoiser,
+    context: Context,
+    count: int,
+    choose: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+) -> Proposal:
+    """Draft `count` tokens, each from a forward of `model`. `choose` returns a token (1,) of logits
+    (1, V), and the probabilities it was drawn from, if it was."""
+    text_L, kv, distributions = context.tokens_L, context.kv, []
+    assert kv is not None
+    cached = kv.length
+    for _ in range(count):
+        token_1, probabilities_1V = choose(next_logits(model, text_L, kv))
+        text_L = torch.cat([text_L, token_1])
+        distributions.append(probabilities_1V)
+    kv.crop(context.anchor)
+    fed, joined = len(text_L) - 1 - cached, Sampler.joined(distributions)
+    return Proposal(text_L[-count:], joined, calls=count, fed=fed, cached=cached)
 
 
 def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:
@@ -194,14 +192,10 @@ class AdversarialDraft(Draft):
         return target.new_cache(length)
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
-        kv, text_L = context.kv, context.tokens_L
-        assert kv is not None
-        cached = kv.length
-        for _ in range(self.tokens):
-            text_L = torch.cat([text_L, next_logits(context.target, text_L, kv).argmin(-1)])
-        kv.crop(context.anchor)
-        fed = len(text_L) - 1 - cached
-        return Proposal(text_L[-self.tokens :], calls=self.tokens, fed=fed, cached=cached)
+        def least(logits_1V: Tensor) -> tuple[Tensor, None]:
+            return logits_1V.argmin(-1), None
+
+        return one_by_one(context.target, context, self.tokens, least)
 
 
 Parsed = TypeVar("Parsed")
@@ -287,10 +281,7 @@ def read_step_profile(source: str) -> StepProfile:
 def check_step_profile(source: str, model: str) -> None:
     """Refuse a profile that was measured with a model other than `model`."""
     measured: str | None = read_measurement(
-        source,
-        lambda plain: plain.get("model", {}).get("name"),
-        "step profile",
-        "train sps MODEL",
+        source, lambda plain: plain.get("model", {}).get("name"), "step profile", "train sps MODEL"
     )
     if measured not in (None, model):
         raise DllmBenchError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import FilterHead, Reads, Round, Scores, Select, Stop
+from dllm_bench.core.contracts import Reads, Round, Scores, Select, Stop
 from dllm_bench.core.declared import Probability
 from dllm_bench.core.decoder import (
     FIXED_CANVAS,
@@ -26,6 +26,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.core.transfer import only
 from dllm_bench.decoding.numerics import top1
+from dllm_bench.models.filters import LearnedFilter
 from dllm_bench.registry import register
 
 ACCEPTED = MemoKey[Tensor]("filter.accepted")  # positions accepted in the last forward, (K, W)
@@ -47,7 +48,7 @@ class Filter(Select):
     largest output if a block must progress and would commit nothing.
     """
 
-    head: FilterHead
+    head: LearnedFilter
     tau: Probability = 0.96
     decoded: CommittedInput = "model"  # what the head reads at committed positions: the model's own
     # confidence there (the authors' code) or 1

@@ -1,8 +1,23 @@
-"""Shared by revisers: budgets, and rounds over a block without masks.
+"""Revisers: what they share, and those that overwrite: LLaDA2.1, MultiBD, DMax.
+
+Shared by revisers: budgets, and rounds over a block without masks.
 
 A budget limits the number of changes (re-maskings and overwritings) of a position, of the open
 block or of the whole request; null is no limit. If a budget of block or request does not allow all
 changes, those at the lower positions are made.
+
+LLaDA2.1 (arXiv 2602.08676): committed tokens are edited.
+
+MultiBD (MBD-LMs): D2F's pipeline over a buffer of a few absolute blocks.
+
+Released code: SJTU-DENG-Lab/Diffulex@184ba97, strategy/multi_bd (SJTU-DENG-Lab/mbd-lms). A finished
+block keeps its place in the buffer for the forward in which its K/V are stored. Forwards that do
+nothing else are not made here. Left out: the serving guards, which end a request while blocks are
+open.
+
+DMax (arXiv 2604.08302): tokens are fed as mean embeddings and revised until the block settles.
+
+Released code: czg1225/DMax@82bc29e, dInfer/python/dinfer/decoding/generate_uniform.py.
 """
 
 from __future__ import annotations
@@ -13,16 +28,27 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from dllm_bench.core.blocks import HELD, LEFT, Window
-from dllm_bench.core.contracts import HOLD, Revise, Round, Scores
-from dllm_bench.core.declared import Count
-from dllm_bench.core.decoder import Condition, needing
-from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress, Window
+from dllm_bench.core.contracts import HOLD, Revise, Round, Score, Scores, Select
+from dllm_bench.core.declared import Amount, Count, Positive, Probability, Proportion
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
+from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.core.transfer import constant, only
 from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
+from dllm_bench.decoding.switches import with_added
 from dllm_bench.methods.caches import step_of_block
-from dllm_bench.methods.common import count_in_block
+from dllm_bench.methods.common import (
+    COUNTS_STEPS,
+    OF_LOGITS,
+    Pipeline,
+    count_in_block,
+    most_confident,
+)
+from dllm_bench.registry import register
+
+# --- shared by revisers ---------------------------------------------------------------------------
 
 STANDING = MemoKey[Tensor]("revise.standing")  # value of the token at each position (K, W)
 POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K, 2): open block, its rounds without masks
@@ -156,3 +182,314 @@ def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tenso
     count_K1 = count_K[:, None] if isinstance(count_K, Tensor) else count_K
     taken_KW = (rank_W < count_K1).expand_as(where_KW)
     return torch.empty_like(where_KW).scatter_(1, order_KW, taken_KW) & where_KW
+
+
+# --- LLaDA2.1 -------------------------------------------------------------------------------------
+
+
+@register("score.repeat_penalty")
+@dataclass(frozen=True)
+class RepeatPenalty(Score):
+    """Penalises repeating the token to the left (SGLang's JointThreshold, `penalty_lambda`).
+
+    In every row of a block except the first, `penalty` is subtracted from the logit of the token at
+    the previous position, including prompt tokens and the mask token. The first row has no penalty,
+    because the released step sees one block at a time. Another score reads the result.
+    """
+
+    inner: Score
+    penalty: Amount = 0.0  # subtracted from a logit
+
+    @property
+    def gives(self) -> Conditions:
+        """Conditions of the inner score, except the row-wise ones."""
+        return self.inner.gives - OF_LOGITS
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        before_KW1 = window.of(state.tokens_KL.roll(1, 1))[..., None]
+        penalty_KW1 = torch.full_like(before_KW1, -self.penalty, dtype=logits_KWV.dtype)
+        penalty_KW1[:, :: window.block] = 0  # a window begins with a block
+        return self.inner(logits_KWV.scatter_add(2, before_KW1, penalty_KW1), state, window)
+
+
+SHARE_BEGUN = MemoKey[Tensor]("share.begun")
+"""The open block, and its forwards that began with masks, (K, 2)."""
+
+
+@register("select.share")
+@dataclass(frozen=True)
+class Share(Select):
+    """Commits an even share of the block in every forward (diffusers' BlockRefinementScheduler).
+
+    The n-th forward that begins with masks commits the P // S most confident positions of a block
+    of P positions, and one more if n is among the first P mod S, regardless of how many the block
+    had committed at entry. If S is larger than P, nothing is due after P forwards (`idle`).
+    """
+
+    steps: Positive  # S, forwards per block
+    idle: bool = False  # whether a forward commits nothing if nothing is due, as released
+    needs = COUNTS_STEPS
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        begun_K = count_in_block(SHARE_BEGUN, window.eligible_KW.any(1), window, state)
+        more_K = begun_K <= window.block % self.steps
+        return most_confident(scores, window, window.block // self.steps + more_K)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW, ids_KW = super().on_stall(scores, window, state)
+        return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
+
+
+BEGUN = MemoKey[Tensor]("edit.begun")  # (K, 2): open block, its forwards that began with masks
+
+
+@register("revise.edit")
+@dataclass(frozen=True, kw_only=True)
+class Edit(Budgeted):
+    """Token-to-token editing (LLaDA2.1, arXiv 2602.08676): overwrites tokens the model now rejects.
+
+    In every forward, an earlier committed position of the open block gets the candidate of its own
+    row if that is another token with a probability above `tau`. A block without masks stays open
+    until a forward over it edits nothing, or for `rounds` such forwards, as in LLaDA2.1's
+    `generate`; SGLang's JointThreshold makes one more forward and ignores its edits
+    (`ignores_last`). diffusers' block refinement closes a block after `steps` forwards that began
+    with masks, even if masks remain; selector `share` has the same number. Editing uses the score's
+    probabilities; with `forbid_mask` off an edit may write the mask token, which masks the position
+    again.
+    """
+
+    tau: Probability  # edits are made above it; 1: never, without extra forwards
+    rounds: Count = 16  # forwards with edits over a block without masks
+    ignores_last: bool = False  # whether one more forward is made, without edits
+    steps: Positive | None = None  # forwards after which a block is closed, even with masks; None:
+    # no limit
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        masked_K = window.eligible_KW.any(1)
+        rounds_K = post_rounds(masked_K, window, state)
+        write_KW = (
+            self.revisable(window, state)
+            & (scores.ids_KW != window.of(state.tokens_KL))
+            & (scores.probability_KW > self.tau)
+            & (rounds_K <= self.rounds)[:, None]
+        )
+        moves_K = write_KW.any(1)
+        if self.tau < 1 or self.steps is not None:  # otherwise there is nothing to edit
+            moves_K = moves_K | masked_K
+        holds_K = moves_K & (rounds_K < self.rounds + self.ignores_last)
+        left_K = None
+        if self.steps is not None:
+            begun_K = count_in_block(BEGUN, masked_K, window, state)
+            left_K = torch.where(masked_K, begun_K >= self.steps, ~holds_K)
+        hold(holds_K, state, left_K)
+        return overwriting(write_KW, scores)
+
+
+# --- MultiBD --------------------------------------------------------------------------------------
+
+FORWARDS = MemoKey[Tensor]("edit_blocks.forwards")  # of the block of each position, (K, L)
+ROUNDS = MemoKey[Tensor]("edit_blocks.rounds")  # those that it began without masks, (K, L)
+ENDED = MemoKey[Tensor]("edit_blocks.ended")  # where blocks ended when there was an end token, (K,)
+
+
+@register("schedule.buffer")
+@dataclass(frozen=True, kw_only=True)
+class BlockBuffer(Pipeline):
+    """At most `size` blocks that are open or finished in the last forward.
+
+    Blocks lie at multiples of `block`; the canvas is rounded up to whole ones, or down with
+    `floor`. The prompt's rest counts as committed. A block opens as in a pipeline if there is room
+    in the buffer, and in any case once all open ones are finished.
+    """
+
+    size: Positive  # blocks of the buffer
+
+    @property
+    def gives(self) -> Conditions:
+        """As a pipeline; one open block if the buffer has one."""
+        single = holding({Condition.ONE_OPEN_BLOCK: self.size == 1})
+        always = {Condition.ABSOLUTE_BLOCKS, Condition.HELD_EACH}
+        return super().gives | always | single
+
+    def grid(self, prompt_len: int, new: int) -> BlockGrid:
+        length = prompt_len + new
+        down = length - length % self.block
+        if not self.floor or down <= prompt_len:
+            down += self.block * (length > down)
+        return BlockGrid(0, self.block, prompt_len, down, sees_future=self.sees_future)
+
+    def opened(self, branch: BlockProgress) -> int:
+        prompt = branch.grid.prompt_len // self.block
+        opened = branch.opened or -(-branch.grid.prompt_len // self.block)
+        if branch.closed or opened >= branch.grid.blocks:
+            return opened
+        has_room = opened - max(branch.first, prompt) < self.size
+        has_room &= LAST not in branch.stays[-1:]
+        due = has_room and self._reaches(branch, opened - 1, self.tau_add)
+        return opened + (due or branch.finished >= opened)
+
+
+@register("revise.edit_blocks")
+@dataclass(frozen=True, kw_only=True)
+class EditBlocks(Budgeted):
+    """Overwrites tokens by more probable ones in all open blocks.
+
+    LLaDA2.1's editing in MultiBD (`sampling_mode: edit`). A token that was committed before becomes
+    the candidate of its own row if that has a probability above `tau`. A block is finished once all
+    before it are, and a forward that began without masks edits nothing there, or is one of more
+    than `rounds` such forwards, whose edits are not made. After `rounds` forwards more than a block
+    has positions its masks are filled, edits are made and it is finished whatever they are. No
+    block is opened while less than a share `stable` of the last open one's tokens are the
+    candidates of their rows.
+    """
+
+    tau: Probability  # edits are made above it
+    rounds: Count = 16  # forwards over a block without masks whose edits are made
+    stable: Proportion = 0.0  # share of a block's tokens; 0: a block may open at once
+    released: bool = False  # whether full blocks are finished once there is an end token, and one
+    # that is edited away lets no block open until all open ones are finished
+    needs = needing(ONE_BRANCH, {"schedule": Condition.HELD_EACH, "cache": Condition.FED_WINDOW})
+
+    def on_start(self, round: Round) -> None:
+        if self.stable and not round.begun:
+            round.state.memo[HOLD] = torch.full_like(round.state.tokens_KL[:, 0], LAST)
+
+    def on_commit(self, round: Round) -> None:
+        window, state = round.window, round.state
+        forwards_KW = counted(FORWARDS, torch.ones_like(window.eligible_KW), window, state)
+        late_KW = forwards_KW > window.block + self.rounds
+        state.commit(late_KW, round.scores.ids_KW, window.start)
+        super().on_commit(round)
+        if self.released:
+            self._end(window, state)
+
+    def _end(self, window: Window, state: DecodeState) -> None:
+        """Hold blocks as the released engine does once there is an end token."""
+        memo = state.memo
+        ended_K = (state.tokens_KL[:, state.prompt_len :] == state.special.eos).any(1)
+        known_K = memo[ENDED] if ENDED in memo else torch.zeros_like(memo[HOLD][:, 0])
+        memo[ENDED] = known_K.masked_fill(ended_K, window.stop)
+        over_K1 = (ended_K & ~window.of(state.masked_KL).any(1))[:, None]
+        hold_KN = memo[HOLD].masked_fill(over_K1, 0)
+        hold_KN[:, -1].masked_fill_((memo[ENDED] == window.stop) & (hold_KN[:, -1] > 0), LAST)
+        memo[HOLD] = hold_KN
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        before_KW = committed_before(window, state)
+        same_KW = scores.ids_KW == window.of(state.tokens_KL)
+        write_KW = self.revisable(window, state) & ~same_KW & (scores.probability_KW > self.tau)
+        full_KN1 = ~window.blocks(window.eligible_KW).any(-1, keepdim=True)
+        full_KW = window.flat(full_KN1.expand(-1, -1, window.block))
+        rounds_KN = window.blocks(counted(ROUNDS, full_KW, window, state))[..., 0]
+        forwards_KN = window.blocks(window.of(state.memo[FORWARDS]))[..., 0]
+        late_KN = forwards_KN > window.block + self.rounds
+        edits_KN = window.blocks(write_KW).any(-1) & (rounds_KN <= self.rounds)
+        done_KN = late_KN | (full_KN1[..., 0] & ~edits_KN)
+        write_KNP = window.blocks(write_KW) & (late_KN | ~done_KN)[..., None]
+        tokens_KN, same_KN = (window.blocks(x).sum(-1) for x in (before_KW, before_KW & same_KW))
+        share_KN = (same_KN / tokens_KN.clamp(min=1)).double()
+        calm_KN = late_KN | (share_KN >= self.stable) | (tokens_KN == 0)
+        held_KN = torch.where(calm_KN, HELD, LAST)
+        state.memo[HOLD] = held_KN * (done_KN.cumprod(1) == 0)
+        return overwriting(window.flat(write_KNP), scores)
+
+
+def counted(key: MemoKey[Tensor], where_KW: Tensor, window: Window, state: DecodeState) -> Tensor:
+    """Count the forwards, with this one, in which `where` (bool) held at each position, (K, W)."""
+    known_KL = state.recall(key, torch.long)
+    count_KW = window.of(known_KL) + where_KW
+    state.memo[key] = window.put(known_KL, count_KW)
+    return count_KW
+
+
+# --- DMax -----------------------------------------------------------------------------------------
+
+ADDED = MemoKey[Tensor]("soft.added")  # added to embeddings of the window, (K, W, H)
+START = MemoKey[int]("soft.start")  # start of that window
+TINY = 1e-6  # added to a length before dividing by it, as released
+
+
+@register("select.leftmost")
+@dataclass(frozen=True)
+class Leftmost(Select):
+    """Commits a block's masks from left to right, up to the first one below the threshold.
+
+    The first mask of a block is always committed, so no mask is left before a committed token.
+    """
+
+    tau: Probability  # probability
+    gives = frozenset({Condition.NEVER_STALLS})
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        masked_KNP = window.blocks(window.eligible_KW)
+        doubtful_KNP = masked_KNP & (window.blocks(scores.probability_KW) < self.tau)
+        run_KNP = doubtful_KNP.cumsum(2) == 0
+        first_KNP = masked_KNP.cumsum(2) == 1
+        return window.flat((run_KNP | first_KNP) & masked_KNP)
+
+
+@register("revise.soft")
+@dataclass(frozen=True, kw_only=True)
+class SoftRevision(Budgeted):
+    """Overwrites tokens in every forward and feeds them as mean embeddings until the block settles.
+
+    Every earlier committed token of the open block is replaced by the candidate of its row. At
+    committed positions of the block the next forward is fed a mean embedding: that of the row's
+    `likeliest` tokens, weighted by their probabilities, and of the mask token, weighted by the
+    remaining probability, scaled to the mean of their lengths. A block without masks is closed once
+    the candidate of each row has at least probability `sure`, once a forward has changed nothing,
+    or after as many forwards as it has positions. As `released`, it is closed in the last case even
+    with masks.
+    """
+
+    sure: Probability  # probability; 1: until nothing changes
+    likeliest: Positive = 1  # number of tokens of a row in the mean
+    released: bool = False  # whether a block may be closed with masks
+    needs = REVISES_BLOCK | {ONE_BRANCH}
+
+    def on_plan(self, round: Round) -> None:
+        """Add the mean embeddings in the block of the last forward."""
+        memo, window = round.state.memo, round.window
+        if ADDED in memo and memo[START] == window.start:
+            behind = round.state.length - window.stop
+            added_KLH = pad(memo[ADDED], (0, 0, window.start, behind))
+            round.plan = with_added(round.plan, added_KLH)
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        born_KW, tokens_KW = window.of(state.born_KL), window.of(state.tokens_KL)
+        write_KW = committed_before(window, state) & (scores.ids_KW != tokens_KW)
+        changes_K = (write_KW | (born_KW == state.forwards)).any(1)
+        doubtful_K = ((born_KW >= MASKED) & (scores.probability_KW < self.sure)).any(1)
+        forwards = step_of_block(state, window) + 1
+        stays_K = changes_K & doubtful_K & (forwards < window.block)
+        if not self.released:
+            masked_KW = (born_KW == MASKED) | (write_KW & (scores.ids_KW == state.special.mask))
+            stays_K = stays_K | masked_KW.any(1)
+        hold(stays_K, state, left_K=~stays_K)
+        return overwriting(write_KW, scores)
+
+    def on_commit(self, round: Round) -> None:
+        super().on_commit(round)
+        window, state = round.window, round.state
+        soft_KW = (window.of(state.born_KL) >= 0) & (state.memo[HOLD] == HELD)[:, None]
+        hard_KWH = round.model.embed(window.of(state.tokens_KL)).detach()
+        added_KWH = self._means(round).to(hard_KWH.dtype) - hard_KWH
+        state.memo[ADDED], state.memo[START] = added_KWH * soft_KW[..., None], window.start
+
+    def _means(self, round: Round) -> Tensor:
+        """Return the mean embeddings of the window's rows, float32 (K, W, H)."""
+        ids_KWC, weight_KWC = self._likeliest(round)
+        left_KW1 = 1 - weight_KWC.sum(2, keepdim=True).clamp(max=1)
+        ids_KWC = pad(ids_KWC, (0, 1), value=round.state.special.mask)
+        weight_KWC1 = torch.cat([weight_KWC, left_KW1], 2)[..., None]
+        weighted_KWCH = weight_KWC1 * round.model.embed(ids_KWC).detach().float()
+        mean_KWH, length_KW1 = weighted_KWCH.sum(2), weighted_KWCH.norm(dim=3).sum(2, keepdim=True)
+        return mean_KWH * length_KW1 / (mean_KWH.norm(dim=2, keepdim=True) + TINY)
+
+    def _likeliest(self, round: Round) -> tuple[Tensor, Tensor]:
+        """Return the tokens (K, W, C) of the means, and their probabilities, float32."""
+        if self.likeliest == 1:
+            return round.scores.ids_KW[..., None], round.scores.probability_KW.float()[..., None]
+        laws_KWV = round.rows_KRV[:, : round.window.width].float().softmax(2)
+        weight_KWC, ids_KWC = laws_KWV.topk(self.likeliest)
+        return ids_KWC, weight_KWC

@@ -44,11 +44,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,9 +59,6 @@ from dllm_bench.core.denoiser import KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import first_end
 from dllm_bench.core.speculative import (
-    BlockDrafter,
-    BlockNetwork,
-    ChainDrafter,
     Context,
     Draft,
     HeadState,
@@ -74,24 +71,19 @@ from dllm_bench.core.speculative import (
 from dllm_bench.core.transfer import constant, to_device, to_host
 from dllm_bench.decoding.numerics import at_least_float32, statistics
 from dllm_bench.methods.drafting import StepProfile, Temperatures, acceptance_probabilities
+from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
+if TYPE_CHECKING:
+    from dllm_bench.models.drafter_networks import BlockDraftNetwork  # imports transformers
+
 # --- DFlash and DFlash 2 --------------------------------------------------------------------------
-
-
-class DrawnTokens(NamedTuple):
-    """The first fields of `Proposal`, with the same meaning."""
-
-    tokens_D: Tensor
-    probabilities_DV: Tensor | None = None
-    survival_D: Tensor | None = None
-    parents_D: Tensor | None = None
 
 
 class SlotBlock(NamedTuple):
     """Output of a drafter's network for the N slots of a block that predict a token."""
 
-    network: BlockNetwork
+    network: BlockDraftNetwork
     context: Context
     hidden_NH: Tensor
     logits_NV: Tensor
@@ -102,7 +94,7 @@ class SlotBlock(NamedTuple):
 class DFlash(Draft):
     """A block of draft tokens, drawn independently of each other."""
 
-    drafter: BlockDrafter
+    drafter: TrainedBlockDrafter
     slots: int | None = None
     """Slots per block, at most as many as in training; None: as many as in training."""
 
@@ -142,17 +134,16 @@ class DFlash(Draft):
         assert context.kv is not None
         cached = context.kv.length
         block = SlotBlock(network, context, *network.block(context, slots, self._first(slots)))
-        drawn = self._draw(block, sampler)
         fed = context.anchor - cached + slots
-        return Proposal(*drawn, calls=1, fed=fed, cached=cached)
+        return replace(self._draw(block, sampler), calls=1, fed=fed, cached=cached)
 
     def _first(self, slots: int) -> int | None:
         """Return the first slot of a block to draw from; None: the first that predicts."""
         return None
 
-    def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
+    def _draw(self, block: SlotBlock, sampler: Sampler) -> Proposal:
         """Draw all slots at once; this is too short to be timed as a separate head."""
-        return DrawnTokens(*sampler.sample(block.logits_NV))
+        return Proposal(*sampler.sample(block.logits_NV))
 
 
 @register("draft.dflash2")
@@ -177,7 +168,7 @@ class DFlash2(DFlash):
     def slots_in(self, context: Context) -> int:
         return self._slots if context.left is None else min(self._slots, context.left + 1)
 
-    def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
+    def _draw(self, block: SlotBlock, sampler: Sampler) -> Proposal:
         network, context, hidden_NH, logits_NV = block
         context.head_begins()
         sampler = Sampler(sampler.temperature, sampler.uniforms)  # top-p, top-k: only the target's
@@ -197,7 +188,7 @@ class DFlash2(DFlash):
         if drawn_NV is not None:
             among_NV = torch.zeros_like(logits_NV, dtype=drawn_NV.dtype)
             drawn_NV = among_NV.scatter_(1, ids_NK, drawn_NV)
-        return DrawnTokens(tokens_N1[:, 0], drawn_NV)
+        return Proposal(tokens_N1[:, 0], drawn_NV)
 
 
 # --- DDTree ---------------------------------------------------------------------------------------
@@ -241,9 +232,9 @@ class DDTree(DFlash):
     def _first(self, slots: int) -> int | None:
         return 0 if slots < self._slots else None
 
-    def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
+    def _draw(self, block: SlotBlock, sampler: Sampler) -> Proposal:
         tokens_D, parents_D = likeliest_tree(block.logits_NV, self.longest, self.width)
-        return DrawnTokens(tokens_D, parents_D=parents_D)
+        return Proposal(tokens_D, parents_D=parents_D)
 
 
 def likeliest_tree(
@@ -344,7 +335,7 @@ class DSpark(DFlash):
     def gives(self) -> Conditions:
         return holding({Condition.SURVIVAL_ESTIMATES: self.drafter.has_confidence_head})
 
-    def _draw(self, block: SlotBlock, sampler: Sampler) -> DrawnTokens:
+    def _draw(self, block: SlotBlock, sampler: Sampler) -> Proposal:
         network, context, hidden_NH, logits_NV = block
         context.head_begins()
         tokens, distributions = [context.tokens_L[-1:]], []
@@ -357,7 +348,7 @@ class DSpark(DFlash):
         text_R, survival_D = torch.cat(tokens), None
         if self.drafter.has_confidence_head:
             survival_D = network.survival(text_R[:-1], hidden_NH)
-        return DrawnTokens(text_R[1:], sampler.joined(distributions), survival_D)
+        return Proposal(text_R[1:], sampler.joined(distributions), survival_D)
 
 
 Probabilities = Sequence[Sequence[float]]
@@ -473,7 +464,7 @@ class AsynchronousLength(HardwareAwareLength):
 class Eagle3(Draft):
     """A chain of draft tokens; an end token is the last one of a draft."""
 
-    drafter: ChainDrafter
+    drafter: TrainedChainDrafter
     tokens: Positive | None = None
     """Draft tokens per round; None: as many as the drafter was unrolled for in training."""
 

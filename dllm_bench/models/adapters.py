@@ -55,10 +55,7 @@ class CheckpointLayout(ABC):
     plain_layers: ClassVar[bool] = False
     """Whether a layer is `input_layernorm`, `self_attn`, `post_attention_layernorm` and `mlp`, each
     pair added to its input, and V a projection of its own: what `RowLayer` runs by its parts."""
-    counts: ClassVar[Mapping[str, str]] = {
-        "num_hidden_layers": "layers",
-        "num_experts": "experts",
-    }
+    counts: ClassVar[Mapping[str, str]] = {"num_hidden_layers": "layers", "num_experts": "experts"}
     """Config key -> how the names of that many published parts begin, before their number."""
     ignored: ClassVar[str | None] = None
     """Regular expression of published tensors that are not read."""
@@ -96,7 +93,7 @@ class CheckpointLayout(ABC):
 
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         """Return the published tensors that make up a parameter."""
-        return [PublishedTensor(self.to_published(name))]
+        return expert_parts(name, shapes) or [PublishedTensor(self.to_published(name))]
 
     def check(self, published: PublishedConfig) -> None:
         """Raise DllmBenchError, naming every key, for a config that this layout would load
@@ -348,9 +345,6 @@ class LladaMoeLayout(StandardLayout):
             "head_dim": _head_dim(published),
         }
 
-    def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
-        return expert_parts(name, shapes) or super().parts(name, shapes)
-
 
 LLADA2_NAMES = {  # end of the module's name -> end of the published name
     "model.embed_tokens.weight": "model.word_embeddings.weight",
@@ -417,7 +411,7 @@ class Llada2Layout(StandardLayout):
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         stem, _, side = name.removesuffix(".weight").rpartition(".self_attn.")
         if side not in LLADA2_FUSED:
-            return expert_parts(name, shapes) or super().parts(name, shapes)
+            return super().parts(name, shapes)
         row_counts = [shapes[f"{stem}.self_attn.{other}.weight"][0] for other in LLADA2_FUSED]
         start = sum(row_counts[: LLADA2_FUSED.index(side)])
         rows = (start, start + shapes[name][0])
@@ -471,9 +465,6 @@ class SdarMoeLayout(SdarLayout):
         "decoder_sparse_step": (1, None),
         "mlp_only_layers": ([], None),
     }
-
-    def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
-        return expert_parts(name, shapes) or super().parts(name, shapes)
 
 
 class NemotronDiffusionLayout(StandardLayout):

@@ -72,15 +72,10 @@ class MaskShape:
         cls, plan: ForwardPlan, branches: int, cached: tuple[Span, ...], window: int = 0
     ) -> MaskShape:
         """Return the mask shape of a plan."""
-        if plan.attention == "full":
-            return cls(
-                branches, plan.feed, cached, window=window, added=plan.added, alone=plan.alone
-            )
-        if plan.block < 1:
+        blocks = (0, 0) if plan.attention == "full" else (plan.origin, plan.block)
+        if plan.attention != "full" and plan.block < 1:
             raise ValueError(f"Block-causal attention needs a block length, found {plan.block}.")
-        return cls(
-            branches, plan.feed, cached, plan.origin, plan.block, window, plan.added, plan.alone
-        )
+        return cls(branches, plan.feed, cached, *blocks, window, plan.added, plan.alone)
 
     @property
     def sees_all(self) -> bool:
@@ -385,11 +380,7 @@ def _attend_batch(
 
 
 def attend_windows(
-    query_1ANE: Tensor,
-    fresh: Slots,
-    cached: Sequence[Slots],
-    rows: Sequence[int],
-    window: int,
+    query_1ANE: Tensor, fresh: Slots, cached: Sequence[Slots], rows: Sequence[int], window: int
 ) -> Tensor:
     """Return attention (1, N, A, E) of branches over their own windows, `fresh` (1, G, N, E), and
     over the cached K/V of their request, (1, G, C, E) each. rows: of each request."""

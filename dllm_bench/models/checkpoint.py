@@ -3,11 +3,18 @@
 Tensors are read one at a time, merged with an optional LoRA adapter, cast, moved to the device and
 put where the layout says. Pickled weights raise an error, and missing, unexpected and mis-shaped
 tensors are listed by their published names before any tensor is read.
+
+LoRA adapters in peft's format: W <- W + s B A on load, or s B (A x) added in every forward.
+
+When merged, the product is added in float32 before the cast to the run's dtype; unmerged, peft's
+own layers hold A and B. Scale s = alpha / r (alpha / sqrt(r) for rsLoRA). DoRA, trained biases,
+saved modules, per-layer ranks and transposed (fan-in) weights raise an error.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,8 +26,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.adapters import CheckpointLayout, PublishedTensor, Shapes
-from dllm_bench.models.folder import pickled_weights, read_json
+from dllm_bench.models.adapters import CheckpointLayout, PublishedTensor, Shapes, value
+from dllm_bench.models.folder import LORA_CONFIG, pickled_weights, read_json
+
+# --- tensors --------------------------------------------------------------------------------------
 
 MAPPED_BYTES = 2**26  # that one mapping of a file may have in memory, or one tensor
 MAX_TENSORS = 500_000  # in a checkpoint; the largest known have some 150,000
@@ -93,28 +102,27 @@ class Weights:
     """
 
     def __init__(self, files: Iterable[Path], ignored: str | None = None) -> None:
-        self._file_of: dict[str, Any] = {}
-        self._path_of: dict[str, Path] = {}
+        self._places: dict[str, tuple[Path, Any]] = {}
         self._mapped: tuple[Path, Any] | None = None  # what `read` reads from
         self._left = 0  # bytes that it may still read
         for file in files:
             handle = _open(file)
             for key in handle.keys():  # noqa: SIM118 - a safetensors handle is no mapping
                 if not DERIVED.search(key) and not re.match(ignored or MATCHES_NOTHING, key):
-                    self._file_of[key], self._path_of[key] = handle, file
-        self.names = self._file_of.keys()
+                    self._places[key] = file, handle
+        self.names = self._places.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, from the header."""
-        return tuple(self._file_of[name].get_slice(name).get_shape())
+        return tuple(self._places[name][1].get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
         """Return the dtype of a tensor as the file names it: F32, BF16, ..."""
-        return str(self._file_of[name].get_slice(name).get_dtype())
+        return str(self._places[name][1].get_slice(name).get_dtype())
 
     def read(self, name: str) -> Tensor:
         """Return the tensor, on the CPU."""
-        file = self._path_of[name]
+        file, _ = self._places[name]
         if self._mapped is None or self._mapped[0] != file or self._left <= 0:
             self._mapped, self._left = (file, _open(file)), MAPPED_BYTES
         tensor: Tensor = self._mapped[1].get_tensor(name)
@@ -205,6 +213,18 @@ def fill(
     used as it is in the file stays a part of the file's mapping unless it is to be `copied`, which
     takes less memory where a merge replaces other tensors of the mapping.
     """
+
+    def read(part: PublishedTensor, dtype: torch.dtype) -> Tensor:
+        """Return a published tensor, or the rows of it that are wanted."""
+        stored = weights.read(part.name)
+        tensor = merge(part.name, stored.to(device))
+        if part.rows is not None:
+            tensor = tensor[slice(*part.rows)].clone()
+        tensor = tensor.to(device=device, dtype=dtype)
+        if copied and tensor.data_ptr() == stored.data_ptr():
+            tensor = tensor.clone()
+        return require_finite(part.name, tensor)
+
     _compute_buffers(module, device)
     empty, shapes = module.state_dict(), shapes_of(module)
     buffers = {name for name, _ in module.named_buffers()}
@@ -213,42 +233,15 @@ def fill(
         parts = layout.parts(name, shapes)
         if all(part.name in weights.names for part in parts):
             wanted = like.dtype if name in buffers else dtype
-            reader = _Reader(weights, merge, device, wanted, copied)
-            state[name] = reader.parameter(parts, shapes[name])
+            if not parts[0].place:
+                state[name] = read(parts[0], wanted)
+                continue
+            state[name] = torch.empty(shapes[name], dtype=wanted, device=device)
+            for part in parts:
+                state[name][part.place] = read(part, wanted)
     module.load_state_dict(state, strict=False, assign=True)
     module.tie_weights()
     module.requires_grad_(False)
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads published tensors, merged, cast and on the device."""
-
-    weights: Weights
-    merge: Callable[[str, Tensor], Tensor]
-    device: torch.device
-    dtype: torch.dtype
-    copied: bool
-
-    def tensor(self, part: PublishedTensor) -> Tensor:
-        """Return one published tensor, or the rows of it that are wanted."""
-        stored = self.weights.read(part.name)
-        tensor = self.merge(part.name, stored.to(self.device))
-        if part.rows is not None:
-            tensor = tensor[slice(*part.rows)].clone()
-        tensor = tensor.to(device=self.device, dtype=self.dtype)
-        if self.copied and tensor.data_ptr() == stored.data_ptr():
-            tensor = tensor.clone()
-        return require_finite(part.name, tensor)
-
-    def parameter(self, parts: list[PublishedTensor], shape: tuple[int, ...]) -> Tensor:
-        """Return a parameter of the module."""
-        if not parts[0].place:
-            return self.tensor(parts[0])
-        whole = torch.empty(shape, dtype=self.dtype, device=self.device)
-        for part in parts:
-            whole[part.place] = self.tensor(part)
-        return whole
 
 
 def require_finite(name: str, tensor: Tensor) -> Tensor:
@@ -291,3 +284,163 @@ def digest(file: Path) -> str:
     """Return sha256 of a file's bytes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# --- LoRA adapters --------------------------------------------------------------------------------
+
+LORA_STEM = "adapter_model"
+LORA_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+PLAIN: dict[str, tuple[Any, ...]] = {  # config key -> values for which the formula above holds
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "lora_bias": (False, None),
+}
+PARTIAL = ("layers_to_transform", "layers_pattern", "exclude_modules")  # leave some layers out
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """The matrices of a LoRA adapter."""
+
+    scale: float
+    """s in W + s B A."""
+    pairs: dict[str, tuple[Tensor, Tensor]]
+    """Published name of a weight (out, in) -> A (r, in) and B (out, r)."""
+    targets: tuple[str, ...] = ()
+    """Ends of the names of all weights that have a pair, if the adapter lists them."""
+
+    def merge(self, name: str, weight: Tensor) -> Tensor:
+        """Return the adapted weight in float32, on its device; `weight` itself if it has no
+        pair."""
+        if name not in self.pairs:
+            return weight
+        down_RI, up_OR = (side.to(weight.device, torch.float32) for side in self.pairs[name])
+        return (up_OR @ down_RI).mul_(self.scale).add_(weight)  # in place: one float32 copy
+
+
+NO_LORA = LoraAdapter(0.0, {})
+
+
+def lora_files(folder: Path) -> list[Path]:
+    """Return the files that define a LoRA adapter."""
+    return [folder / LORA_CONFIG, *weight_files(folder, LORA_STEM)]
+
+
+def read_lora(folder: Path) -> LoraAdapter:
+    """Read a LoRA adapter from its folder; DllmBenchError where it is more than a plain LoRA."""
+    config = read_json(folder / LORA_CONFIG)
+    _check_config(config, folder)
+    pairs = _read_pairs(folder)
+    rank, alpha = value(config, "r", LORA_CONFIG), value(config, "lora_alpha", LORA_CONFIG)
+    ranks = {size for down, up in pairs.values() for size in (down.shape[0], up.shape[1])}
+    if ranks != {rank}:
+        raise DllmBenchError(
+            f"The LoRA adapter in {folder} says r={rank} and holds {len(pairs)} pairs of rank "
+            f"{', '.join(map(str, sorted(ranks))) or 'none'}; fetch it again, config and weights "
+            f"of one adapter."
+        )
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return LoraAdapter(scale, pairs, _targets(config))
+
+
+def _check_config(config: dict[str, Any], folder: Path) -> None:
+    """Raise DllmBenchError for settings that W + s B A would ignore."""
+    wrong = [
+        f"{key}={config[key]!r}" for key, known in PLAIN.items() if config.get(key) not in known
+    ]
+    if wrong:
+        raise DllmBenchError(
+            f"The LoRA adapter in {folder} has {', '.join(wrong)}, which a plain LoRA merge would "
+            f"ignore; merge it with peft and load the merged checkpoint."
+        )
+
+
+def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return A and B by published weight name; DllmBenchError for tensors that form no pair."""
+    weights = Weights(weight_files(folder, LORA_STEM))
+    sides: dict[str, dict[str, Tensor]] = {}
+    unpaired = set()
+    for key in weights.names:
+        match = LORA_KEY.fullmatch(key)
+        if match is None:
+            unpaired.add(key)
+            continue
+        sides.setdefault(f"{match['module']}.weight", {})[match["side"]] = require_finite(
+            key, weights.read(key)
+        )
+    unpaired |= {name for name, pair in sides.items() if len(pair) != 2}
+    if unpaired:
+        raise DllmBenchError(
+            f"The LoRA adapter in {folder} has tensors that are no LoRA pair "
+            f"({first_names(unpaired)}); merge it with peft and load the merged checkpoint."
+        )
+    return {name: (pair["A"], pair["B"]) for name, pair in sides.items()}
+
+
+def _targets(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the suffixes of the target weights' names; none if the adapter gives a pattern or
+    skips layers."""
+    listed = config.get("target_modules")
+    if not isinstance(listed, list) or any(config.get(key) for key in PARTIAL):
+        return ()
+    return tuple(f".{name}.weight" for name in listed)
+
+
+def check_lora_targets(adapter: LoraAdapter, shapes: Shapes, folder: Path) -> None:
+    """Raise DllmBenchError where the adapter does not fit a model with these published weights.
+
+    Every pair must fit a weight of the model, and every weight of the modules that the adapter
+    lists must have a pair.
+    """
+    wrong = [
+        f"{name} ({up.shape[0]}, {down.shape[1]})"
+        for name, (down, up) in adapter.pairs.items()
+        if shapes.get(name) != (up.shape[0], down.shape[1])
+    ]
+    if wrong:
+        raise DllmBenchError(
+            f"The LoRA adapter in {folder} changes weights that the model does not have in that "
+            f"shape: {first_names(wrong)}; use it with the checkpoint it was trained on."
+        )
+    listed = {name for name in shapes if f".{name}".endswith(adapter.targets)}
+    missing = listed - adapter.pairs.keys()
+    if adapter.targets and missing:
+        raise DllmBenchError(
+            f"The LoRA adapter in {folder} lists modules it holds no pair for "
+            f"({first_names(missing)}); fetch it again, completely."
+        )
+
+
+def attach_lora(adapter: LoraAdapter, module: Any, layout: CheckpointLayout) -> None:
+    """Wrap the adapted layers in peft's LoRA layers; the module's own weights stay as they are."""
+    if not adapter.pairs:
+        return
+    from peft import LoraConfig, inject_adapter_in_model  # slow to import, rarely needed
+
+    shapes = shapes_of(module)
+    one_to_one = {
+        parts[0].name: name.removesuffix(".weight")
+        for name in shapes
+        if len(parts := layout.parts(name, shapes)) == 1 and parts[0].rows is None
+    }
+    fused = adapter.pairs.keys() - one_to_one.keys()
+    if fused:
+        raise DllmBenchError(
+            f"The LoRA adapter changes tensors that the module joins with others in one parameter "
+            f"({first_names(fused)}) and so cannot be kept separate; set merge_lora: true."
+        )
+    targets = {one_to_one[name]: pair for name, pair in adapter.pairs.items()}
+    rank = next(iter(adapter.pairs.values()))[0].shape[0]
+    inject_adapter_in_model(LoraConfig(r=rank, target_modules=list(targets)), module)
+    for name, pair in targets.items():
+        layer = module.get_submodule(name)
+        layer.scaling["default"] = adapter.scale
+        like = layer.base_layer.weight
+        for side, values in zip((layer.lora_A, layer.lora_B), pair, strict=True):
+            side["default"].weight.data = values.to(like)
+    module.requires_grad_(False)

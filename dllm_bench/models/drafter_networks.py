@@ -26,11 +26,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3Attention,
-    Qwen3MLP,
-    Qwen3RotaryEmbedding,
-)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Qwen3RotaryEmbedding
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.speculative import Context, HeadState, Target
@@ -133,11 +129,7 @@ class PathSelector(nn.Module):
         return (before_NKR * self.hidden_projection(hidden_NH)[:, None]) @ codes_NKR.mT
 
 
-HEADS: Mapping[str, type[MarkovHead]] = {
-    "vanilla": MarkovHead,
-    "gated": GatedHead,
-    "rnn": RnnHead,
-}
+HEADS: Mapping[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
 
 
 class ConfidenceHead(nn.Module):

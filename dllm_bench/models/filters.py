@@ -61,7 +61,7 @@ class FilterMetadata:
 @register("filter.learned")
 @dataclass(frozen=True)
 class LearnedFilter:
-    """A trained filter; implements `core.contracts.FilterHead`."""
+    """A trained filter."""
 
     source: str = field(compare=False)
     """assets/filters/<name>, a folder, or a safetensors file."""

@@ -45,11 +45,7 @@ SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value -> its struct format."""
 PLAIN_DTYPES = {"F32": "float32", "F16": "float16"}  # kept as they are; others become float32
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -116,12 +112,14 @@ class GgufFile:
     tensors: dict[str, GgufTensor]
     """Name -> place."""
 
+    def wrong(self, found: str, todo: str = "convert the model to GGUF again") -> DllmBenchError:
+        """Return the error for a file in which something is wrong, and what to do."""
+        return DllmBenchError(f"{self.path} {found}; {todo}.")
+
     def get(self, key: str) -> Any:
         """Return a value of the metadata; DllmBenchError where there is none."""
         if key not in self.metadata:
-            raise DllmBenchError(
-                f"{self.path} has no {key!r} in its metadata; convert the model to GGUF again."
-            )
+            raise self.wrong(f"has no {key!r} in its metadata")
         return self.metadata[key]
 
     def number(self, key: str, default: float | None = None) -> Any:
@@ -130,20 +128,14 @@ class GgufFile:
         """
         found = self.get(key) if default is None else self.metadata.get(key, default)
         if isinstance(found, bool) or not isinstance(found, (int, float)) or not found > 0:
-            raise DllmBenchError(
-                f"{self.path} has {key} {str(found)[:80]!r}, where a number above zero is needed; "
-                "convert the model to GGUF again."
-            )
+            raise self.wrong(f"has {key} {str(found)[:80]!r}, where a number above zero is needed")
         return found
 
     def texts(self, key: str) -> list[str]:
         """Return a list of texts of the metadata; DllmBenchError for anything else."""
         found = self.get(key)
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise DllmBenchError(
-                f"{self.path} has a {key} that is no list of texts; convert the model to "
-                "GGUF again."
-            )
+            raise self.wrong(f"has a {key} that is no list of texts")
         return found
 
     def read(self, name: str) -> NDArray[np.floating[Any]]:
@@ -159,10 +151,8 @@ class GgufFile:
         try:
             values = dequantize(rows, GGMLQuantizationType[tensor.kind])
         except NotImplementedError:
-            raise DllmBenchError(
-                f"{self.path} stores {name} as {tensor.kind}, which the package gguf cannot turn "
-                "into numbers; use a file of another quantisation."
-            ) from None
+            found = f"stores {name} as {tensor.kind}, which the package gguf does not dequantise"
+            raise self.wrong(found, "use a file of another quantisation") from None
         return np.asarray(values, np.float32).reshape(tensor.shape)
 
 
@@ -341,10 +331,8 @@ def config_of(gguf: GgufFile) -> dict[str, Any]:
     """Return config.json of the model, with transformers' names."""
     kind = gguf.get("general.architecture")
     if kind not in ARCHITECTURES:
-        raise DllmBenchError(
-            f"{gguf.path} is of architecture {str(kind)[:40]!r}, and {', '.join(ARCHITECTURES)} "
-            "are read; use a file of one of them."
-        )
+        found = f"is of architecture {str(kind)[:40]!r}, and {', '.join(ARCHITECTURES)} are read"
+        raise gguf.wrong(found, "use a file of one of them")
     _require_plain(gguf, kind)
     heads, kv_heads, head_dim = _head_sizes(gguf, kind)
     return {
@@ -399,10 +387,8 @@ def _require_plain(gguf: GgufFile, kind: str) -> None:
     }
     if any(wrong.values()):
         listed = ", ".join(what for what, found in wrong.items() if found)
-        raise DllmBenchError(
-            f"{gguf.path} has {listed}, which the import does not read; use the model's "
-            "safetensors checkpoint instead."
-        )
+        found = f"has {listed}, which the import does not read"
+        raise gguf.wrong(found, "use the model's safetensors checkpoint instead")
 
 
 def _as_written(number: float) -> float:
@@ -412,7 +398,7 @@ def _as_written(number: float) -> float:
 
 def _embedding(gguf: GgufFile) -> tuple[int, ...]:
     if "token_embd.weight" not in gguf.tensors:
-        raise DllmBenchError(f"{gguf.path} has no token_embd.weight; use a file of a whole model.")
+        raise gguf.wrong("has no token_embd.weight", "use a file of a whole model")
     return gguf.tensors["token_embd.weight"].shape
 
 
@@ -422,10 +408,8 @@ def published_names(gguf: GgufFile) -> dict[str, str]:
     names = {name: _published(name) for name in gguf.tensors}
     unknown = [name for name, published in names.items() if published is None]
     if unknown:
-        raise DllmBenchError(
-            f"{gguf.path} has tensors that the import does not know ({first_names(unknown)}); use "
-            f"a plain {', '.join(ARCHITECTURES)} model."
-        )
+        found = f"has tensors that the import does not know ({first_names(unknown)})"
+        raise gguf.wrong(found, f"use a plain {', '.join(ARCHITECTURES)} model")
     return {name: published for name, published in names.items() if published}
 
 
@@ -474,10 +458,7 @@ def _weight(gguf: GgufFile, name: str) -> Tensor:
         return values
     heads = _head_sizes(gguf, kind)[match[2] == "attn_k"]
     if values.shape[0] % (2 * heads):
-        raise DllmBenchError(
-            f"{gguf.path} has {name} of {values.shape[0]} rows, which {heads} heads cannot share; "
-            "convert the model to GGUF again."
-        )
+        raise gguf.wrong(f"has {name} of {len(values)} rows, which {heads} heads cannot share")
     return values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
@@ -488,10 +469,7 @@ def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
     """Write tokenizer.json, its settings, and the chat template where the file has one."""
     tokens, rows = gguf.texts(TOKENS), _embedding(gguf)[0]
     if not 0 < len(tokens) <= rows:
-        raise DllmBenchError(
-            f"{gguf.path} has no list of at most {rows} tokens, as many as its embedding has rows; "
-            "convert the model to GGUF again."
-        )
+        raise gguf.wrong(f"has no list of at most {rows} tokens, its embedding's number of rows")
     if gguf.get("tokenizer.ggml.model") == "gpt2":
         tokenizer = byte_level_tokenizer(gguf)
     else:
@@ -512,10 +490,9 @@ def byte_level_tokenizer(gguf: GgufFile) -> Any:
 
     pre = gguf.get("tokenizer.ggml.pre")
     if pre not in PRE_TOKENIZERS:
-        raise DllmBenchError(
-            f"{gguf.path} cuts text by the pre-tokenizer {str(pre)[:40]!r}, and the import knows "
-            f"{', '.join(PRE_TOKENIZERS)}; add its rule to PRE_TOKENIZERS of gguf_import.py."
-        )
+        known = ", ".join(PRE_TOKENIZERS)
+        found = f"cuts text by the pre-tokenizer {str(pre)[:40]!r}, and the import knows {known}"
+        raise gguf.wrong(found, "add its rule to PRE_TOKENIZERS of gguf_import.py")
     tokens = gguf.texts(TOKENS)
     kinds = gguf.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
@@ -523,12 +500,8 @@ def byte_level_tokenizer(gguf: GgufFile) -> Any:
     vocab = {t: i for i, t in enumerate(tokens) if kinds[i] != UNUSED}
     halves = (merge.partition(" ") for merge in gguf.texts("tokenizer.ggml.merges"))
     merges = [(left, right) for left, _, right in halves]
-    known = all({*pair, "".join(pair)} <= vocab.keys() for pair in merges)
-    if not known:
-        raise DllmBenchError(
-            f"{gguf.path} has merges of tokens that its list of tokens lacks; "
-            "convert the model to GGUF again."
-        )
+    if not all({*pair, "".join(pair)} <= vocab.keys() for pair in merges):
+        raise gguf.wrong("has merges of tokens that its list of tokens lacks")
     whole = PRE_TOKENIZERS[pre] == LLAMA3_SPLIT  # a word that is a token needs no merges
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
     tokenizer.pre_tokenizer = _pre_tokenizer(PRE_TOKENIZERS[pre])

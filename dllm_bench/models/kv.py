@@ -240,11 +240,7 @@ class PositionCache:
         return tuple(span for span in around if span[0] < span[1])
 
     def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        layer_idx: int,
-        *args: object,
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object
     ) -> tuple[Tensor, Tensor]:
         """Store fresh K/V of a layer and return what it attends to; called by its attention."""
         return self.positions[layer_idx].update(key_states, value_states)

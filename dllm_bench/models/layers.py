@@ -4,7 +4,7 @@
 RMSNorm, attention with rotary embedding, RMSNorm, SwiGLU, both added to their input. It reads the
 weights of transformers' module. On a CUDA device the projections that share an input are one
 matrix, joined once; the module's weights are then views of it, so that there is no copy and the
-module still computes the same. `ModuleLayer` calls transformers' module and is the fallback: for
+module still computes the same. `DecoderLayer` calls transformers' module and is the fallback: for
 other layers, eager attention, quantised, adapted, compiled or sharded weights, and modules made
 elsewhere (`wrap`).
 
@@ -21,10 +21,9 @@ positions of which the rule chooses.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -52,8 +51,8 @@ PLAIN_MODULES = ("PlainModule", *(f"{family}ForCausalLM" for family in FAMILIES)
 WITHOUT_BIAS = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
-class DecoderLayer(ABC):
-    """A layer as a whole, and by its parts for forwards that compute some rows."""
+class DecoderLayer:
+    """A layer of transformers, as a whole and by its parts for forwards that compute some rows."""
 
     takes_windows: ClassVar[bool] = False
     """Whether a mask may be `BranchWindows`."""
@@ -61,72 +60,36 @@ class DecoderLayer(ABC):
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    @abstractmethod
     def __call__(
         self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:
         """Return hidden states (P, F, H) after the layer; those before may be overwritten."""
+        how = self._how(mask, rotation, cache)
+        return cast(Tensor, self.module(hidden_PFH, **how))
 
-    @abstractmethod
     def normed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the normed hidden states that attention reads."""
+        return cast(Tensor, self.module.input_layernorm(hidden_PFH))
 
-    @abstractmethod
     def values(self, normed_1RH: Tensor) -> Tensor:
         """Return V (1, R, C) of normed rows."""
+        return cast(Tensor, self.module.self_attn.v_proj(normed_1RH))
 
-    @abstractmethod
     def attended(
         self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:
         """Return the term that attention adds to the hidden states, (P, F, H)."""
+        how = self._how(mask, rotation, cache)
+        return cast(Tensor, self.module.self_attn(hidden_states=normed_PFH, **how)[0])
 
-    @abstractmethod
     def changed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the term that norm and MLP add to the hidden states, (P, F, H)."""
+        return cast(Tensor, self.module.mlp(self.module.post_attention_layernorm(hidden_PFH)))
 
-
-class ModuleLayer(DecoderLayer):
-    """A layer of transformers."""
-
-    def __call__(
-        self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
-    ) -> Tensor:
-        """See `DecoderLayer`."""
-        after_PFH: Tensor = self.module(
-            hidden_PFH,
-            attention_mask=mask,
-            position_embeddings=rotation,
-            past_key_values=cache,
-        )
-        return after_PFH
-
-    def normed(self, hidden_PFH: Tensor) -> Tensor:
-        """See `DecoderLayer`."""
-        normed_PFH: Tensor = self.module.input_layernorm(hidden_PFH)
-        return normed_PFH
-
-    def values(self, normed_1RH: Tensor) -> Tensor:
-        """See `DecoderLayer`."""
-        values_1RC: Tensor = self.module.self_attn.v_proj(normed_1RH)
-        return values_1RC
-
-    def attended(
-        self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
-    ) -> Tensor:
-        """See `DecoderLayer`."""
-        attended_PFH: Tensor = self.module.self_attn(
-            hidden_states=normed_PFH,
-            attention_mask=mask,
-            position_embeddings=rotation,
-            past_key_values=cache,
-        )[0]
-        return attended_PFH
-
-    def changed(self, hidden_PFH: Tensor) -> Tensor:
-        """See `DecoderLayer`."""
-        changed_PFH: Tensor = self.module.mlp(self.module.post_attention_layernorm(hidden_PFH))
-        return changed_PFH
+    @staticmethod
+    def _how(mask: AnyMask, rotation: Rotation, cache: FreshCache) -> dict[str, Any]:
+        """Return transformers' names of what attention needs."""
+        return {"attention_mask": mask, "position_embeddings": rotation, "past_key_values": cache}
 
 
 class Projections:
@@ -310,7 +273,7 @@ def own_layers(module: Any, joined: bool | None = None) -> list[DecoderLayer]:
 
 def module_layers(module: Any) -> list[DecoderLayer]:
     """Return the layers of a `*ForCausalLM` as transformers computes them."""
-    return [ModuleLayer(layer) for layer in module.model.layers]
+    return [DecoderLayer(layer) for layer in module.model.layers]
 
 
 def computes_plain_layers(module: Any) -> bool:

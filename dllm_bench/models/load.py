@@ -18,7 +18,7 @@ from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
-from dllm_bench.models import checkpoint, lora
+from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import (
     ADAPTERS,
     CheckpointLayout,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dllm_bench.models.transformer import TransformerDenoiser
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelMetadata:
     """Description of a loaded model, for the record of a run."""
 
@@ -50,15 +50,15 @@ class ModelMetadata:
     """Name in the model's yaml."""
     adapter: str
     """Name in `ADAPTERS`."""
-    revision: str | None
+    revision: str | None = None
     """Commit of the checkpoint on the hub, where known."""
-    lora_revision: str | None
+    lora_revision: str | None = None
     """Commit of the LoRA adapter on the hub, where known."""
-    weights_sha256: str | None
+    weights_sha256: str | None = None
     """`content_hash` of the spec; None for a model that was made elsewhere, see `content`."""
-    tokenizer_sha256: str | None
+    tokenizer_sha256: str | None = None
     """Hash of the files that decide how text becomes ids."""
-    template_sha256: str | None
+    template_sha256: str | None = None
     """Hash of the chat template, None where it is not used."""
     dtype: str
     """Dtype of the weights."""
@@ -298,11 +298,11 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
     special = opened.special(tokenizer, module.config.vocab_size)
     weights = opened.weights(module)
     adapter = _lora_adapter(spec, opened.expected_shapes(module))
-    merged = adapter if spec.merge_lora else lora.NO_LORA
+    merged = adapter if spec.merge_lora else checkpoint.NO_LORA
     dtype, copied = dtype_of(spec), bool(merged.pairs)
     checkpoint.fill(module, opened.layout, weights, merged.merge, device, dtype, copied)
     if not spec.merge_lora:
-        lora.attach(adapter, module, opened.layout)
+        checkpoint.attach_lora(adapter, module, opened.layout)
     if spec.quantization != NONE:
         quantize(module, spec.quantization, device)
     form = opened.attention_form
@@ -327,12 +327,12 @@ def denoiser_class(mode: str, form: str = "full") -> type[TransformerDenoiser]:
     return classes[mode]
 
 
-def _lora_adapter(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> lora.LoraAdapter:
+def _lora_adapter(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> checkpoint.LoraAdapter:
     if spec.lora is None:
-        return lora.NO_LORA
+        return checkpoint.NO_LORA
     folder = checkpoint_folder(spec.lora, spec.lora_revision)
-    adapter = lora.read_lora(folder)
-    lora.check_targets(adapter, expected, folder)
+    adapter = checkpoint.read_lora(folder)
+    checkpoint.check_lora_targets(adapter, expected, folder)
     return adapter
 
 
@@ -412,7 +412,7 @@ def inspect_checkpoint(spec: ModelSpec) -> Inspection:
     folders, files = {spec.path: opened.folder}, checkpoint.weight_files(opened.folder)
     if spec.lora is not None:
         folders[spec.lora] = checkpoint_folder(spec.lora, spec.lora_revision)
-        files += checkpoint.weight_files(folders[spec.lora], lora.STEM)
+        files += checkpoint.weight_files(folders[spec.lora], checkpoint.LORA_STEM)
     return Inspection(
         opened=opened,
         folders=folders,

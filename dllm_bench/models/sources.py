@@ -103,14 +103,11 @@ def download_snapshot(hub_id: str, revision: str | None, cache: Path | None = No
             )
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DllmBenchError(
-            f"{hub_id} cannot be downloaded ({_first_line(error)}); check the network, the "
+            f"{hub_id} cannot be downloaded ({first_line}); check the network, the "
             f"revision, and `hf auth login` for gated models."
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def snapshot_commit(folder: Path) -> str | None:
@@ -134,11 +131,11 @@ def _source_hash(source: str, revision: str | None, is_lora: bool) -> str:
     elsewhere = source.startswith(IMPORTED) or is_hub_id(source)
     if elsewhere and PINNED.fullmatch(revision or ""):
         return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
-    from dllm_bench.models import checkpoint, lora  # imports torch
+    from dllm_bench.models import checkpoint  # imports torch
 
     folder = checkpoint_folder(source, revision)
     if is_lora:
-        files = lora.adapter_files(folder)
+        files = checkpoint.lora_files(folder)
     else:
         files = [folder / "config.json", *checkpoint.weight_files(folder)]
     missing = [file.name for file in files if not file.is_file()]
@@ -169,7 +166,7 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
 
     The folder is None for what is not on the hub: shipped models and local folders.
     """
-    from dllm_bench.models import checkpoint, lora  # imports torch
+    from dllm_bench.models import checkpoint  # imports torch
 
     manifest = read_manifest(cache)
     for source, revision, is_lora in checkpoint_sources(specs):
@@ -177,7 +174,7 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
             yield source, None
             continue
         folder = download_snapshot(source, revision, cache)
-        checkpoint.weight_files(folder, lora.STEM if is_lora else "model")
+        checkpoint.weight_files(folder, checkpoint.LORA_STEM if is_lora else "model")
         manifest[source] = manifest_entry(folder, cache)
         cache.mkdir(parents=True, exist_ok=True)
         (cache / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")

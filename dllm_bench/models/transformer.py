@@ -39,7 +39,7 @@ from dllm_bench.models.attention import (
     per_request_attention,
     register_batched_attention,
 )
-from dllm_bench.models.kv import PositionCache, Span
+from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.layers import (
     DecoderLayer,
@@ -246,11 +246,10 @@ class TransformerDenoiser(Denoiser):
         """Return hidden states (K, F, H) before the last norm."""
         branches = len(tokens_KF)
         groups = independent_sequences(branches, plan, kv)
-        masks = {
-            kind: self._own_mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)
-        }
+        together = branches // groups
+        masks = {kind: self._own_mask(kind, plan, together, kv) for kind in set(self._kinds)}
         hidden = self._embed_fed(tokens_KF.reshape(groups, -1), plan.added_KFH)
-        rotations = self._span_rotations(hidden, plan, branches // groups)
+        rotations = self._span_rotations(hidden, plan, together)
         layers, taps = layers_under(plan, kv, self.layers), plan.feature_layers
         hidden, features = self._run_layers(layers, hidden, rotations, masks, kv, taps)
         if features is not None:
@@ -263,13 +262,9 @@ class TransformerDenoiser(Denoiser):
         """Compute `_layers` of several requests, whose rows form one sequence."""
         requests = [
             BatchedRequest(
-                plan=plan,
-                kv=kv,
-                groups=independent_sequences(len(fed_KF), plan, kv),
-                branches=len(fed_KF),
-                rows=fed_KF.numel(),
+                plan, kv, independent_sequences(len(one), plan, kv), len(one), one.numel()
             )
-            for fed_KF, plan, kv in zip(fed, plans, kvs, strict=True)
+            for one, plan, kv in zip(fed, plans, kvs, strict=True)
         ]
         spans = [plan.positions(self.device) for plan in plans]
         repeated = [span_F.repeat(r.branches) for span_F, r in zip(spans, requests, strict=True)]
@@ -346,12 +341,7 @@ class TransformerDenoiser(Denoiser):
         """Return the mask of the layers of one kind."""
         if plan.sets is not None:
             return mask_of_sets(plan, self._window(kind), self.dtype)
-        return self._mask_over(kv.spans, kind, plan, branches)
-
-    def _mask_over(
-        self, cached: tuple[Span, ...], kind: str, plan: ForwardPlan, branches: int
-    ) -> Tensor | None:
-        shape = MaskShape.of(plan, branches, cached, self._window(kind))
+        shape = MaskShape.of(plan, branches, kv.spans, self._window(kind))
         return attention_mask(shape, plan.visible_K, self.dtype, self.device)
 
     def _window(self, kind: str) -> int:
@@ -378,12 +368,10 @@ class TransformerDenoiser(Denoiser):
             self._positions = last + -last % POSITIONS
             position_L = torch.arange(self._positions, device=self.device)
             self._angles = self._rotations(hidden, position_L[None])
-        parts = {kind: [part[:, first:last] for part in two] for kind, two in self._angles.items()}
-        if times > 1:
-            parts = {
-                kind: [part.repeat(1, times, 1) for part in two] for kind, two in parts.items()
-            }
-        return {kind: (cos, sin) for kind, (cos, sin) in parts.items()}
+        return {
+            kind: (repeated(cos[:, first:last], times), repeated(sin[:, first:last], times))
+            for kind, (cos, sin) in self._angles.items()
+        }
 
     def _rotations(self, hidden: Tensor, position_PF: Tensor) -> dict[str, Rotation]:
         """Return rotary embeddings by kind of layer; most models have one for all kinds."""
@@ -419,6 +407,11 @@ class TransformerDenoiser(Denoiser):
         if self.shifted and plan.scored_M is None:
             rows_KXH[:, 1] = kv.boundary_of_sets(plan, hidden_KFH[0])
         return rows_KXH.index_copy_(1, place_F, hidden_KFH)[:, 1:-1]
+
+
+def repeated(angles_1FE: Tensor, times: int) -> Tensor:
+    """Return the angles of positions that are fed several times."""
+    return angles_1FE if times == 1 else angles_1FE.repeat(1, times, 1)
 
 
 def ready_to_decode(module: Any) -> Any:

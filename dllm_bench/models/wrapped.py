@@ -1,9 +1,9 @@
 """Models that were made elsewhere: a transformers object that is already loaded, or a function.
 
-`wrap_module` decodes with a `*ForCausalLM` of transformers whose class an adapter uses too, with
+`wrap_object` decodes with a `*ForCausalLM` of transformers whose class an adapter uses too, with
 its keys and values cached. The object stays the caller's: modes and flags that decoding changes are
-restored after every forward. `wrap_function` takes any function from ids (B, L) to logits (B, L,
-V). It has no cache, so every forward feeds the whole canvas, and decoders that cache are refused.
+restored after every forward. It also takes any function from ids (B, L) to logits (B, L, V), which
+has no cache, so every forward feeds the whole canvas, and decoders that cache are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ class FunctionDenoiser(Denoiser):
 
     `attention_form` and `block` describe the function; a plan with another attention is refused.
     """
+
+    parameters = 0
 
     def __init__(
         self,
@@ -190,8 +192,8 @@ def _device_of(function: Function) -> torch.device:
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def wrap_module(
-    module: Any,
+def wrap_object(
+    model: Any,
     tokenizer: Any,
     *,
     mask_token: str | None,
@@ -201,130 +203,83 @@ def wrap_module(
     bos: bool,
     weights_hash: str | None,
 ) -> LoadedModel:
-    """Return a loaded transformers object as a model; DllmBenchError for classes that are not
-    supported.
+    """Return a loaded transformers object, or a function from ids (B, L) to logits (B, L, V), as a
+    model; DllmBenchError for classes that are not supported.
 
     For the settings see `ModelSpec`.
     """
-    _refuse_hash(module, weights_hash)
-    config, name = module.config, type(module).__name__
+    has_layers = hasattr(model, "config") and hasattr(model, "named_parameters")
+    has_weights = has_layers or isinstance(model, torch.nn.Module)
+    if has_weights:
+        _refuse_hash(model, weights_hash)
+    if has_layers:
+        _check_supported(model)
+    kind = type(model).__name__
+    generation = getattr(model, "generation_config", None) if has_layers else None
+    ends = {} if generation is None else generation.to_dict()
+    sources = SpecialTokenSources(published(model) if has_layers else {}, tokenizer, ends)
+    vocabulary = model.config.vocab_size if has_layers else len(tokenizer)
+    special = special_tokens(sources, vocabulary, mask_token, attention_form == "causal")
+    denoiser: BorrowedDenoiser | FunctionDenoiser
+    if has_layers:
+        with borrowed(model):
+            denoiser = BorrowedDenoiser(
+                model, special, shifted, attention_form=attention_form, block=block
+            )
+        name = str(model.config.name_or_path).rstrip("/").rpartition("/")[2] or kind
+        attention = model.config._attn_implementation
+    else:
+        denoiser = FunctionDenoiser(
+            model, special, shifted, attention_form=attention_form, block=block
+        )
+        name, attention = getattr(model, "__name__", kind), "its own"
+    chat = bool(getattr(tokenizer, "chat_template", None))
+    text = TextCodec(name, tokenizer, special, chat=chat, bos=bos)
+    metadata = ModelMetadata(
+        name=name,
+        adapter=kind if has_layers else "function without a cache",
+        template_sha256=text.template_sha256,
+        dtype=str(denoiser.dtype).removeprefix("torch."),
+        device=str(denoiser.device),
+        attention=attention,
+        parameters=denoiser.parameters,
+    )
+    settings = {
+        "name": name,
+        "adapter": OBJECT,
+        "dtype": metadata.dtype,
+        "attention": attention,
+        "attention_form": attention_form,
+        "block": block,
+        "shifted": shifted,
+        "chat": chat,
+        "bos": bos,
+    }
+
+    def content() -> dict[str, str]:
+        given = published(model) if has_layers else {}
+        return {
+            "weights": state_sha256(model) if has_weights else text_sha256(name, weights_hash),
+            "config": settings_sha256(given, special),
+            "tokenizer": vocabulary_sha256(tokenizer),
+        }
+
+    return LoadedModel(denoiser, text, metadata, attention_form, block, settings, content)
+
+
+def _check_supported(module: Any) -> None:
+    """Raise DllmBenchError for an object whose layers cannot be run here."""
+    name, attention = type(module).__name__, module.config._attn_implementation
     if not is_supported(module):
         raise DllmBenchError(
             f"{name} is no class whose layers can be run here ({', '.join(sorted(SUPPORTED))}); "
             "wrap a function in place of it: wrap(lambda ids: model(ids).logits, tokenizer)."
         )
-    if config._attn_implementation not in CHOICES["attention"]:
+    if attention not in CHOICES["attention"]:
         raise DllmBenchError(
-            f"{name} computes attention by {config._attn_implementation!r}, which takes no mask "
-            f"of blocks; call model.set_attn_implementation('sdpa') before you wrap it."
+            f"{name} computes attention by {attention!r}, which takes no mask of blocks; call "
+            "model.set_attn_implementation('sdpa') before you wrap it."
         )
-    generation = getattr(module, "generation_config", None)
-    sources = SpecialTokenSources(
-        published(config), tokenizer, generation.to_dict() if generation is not None else {}
-    )
-    causal = attention_form == "causal"
-    special = special_tokens(sources, config.vocab_size, mask_token, causal)
-    with borrowed(module):
-        denoiser = BorrowedDenoiser(
-            module, special, shifted, attention_form=attention_form, block=block
-        )
-    parameters = sum(parameter.numel() for parameter in module.parameters())
-    label = str(config.name_or_path).rstrip("/").rpartition("/")[2] or name
-    metadata = _metadata(denoiser, label, name, config._attn_implementation, parameters)
-
-    def content() -> dict[str, str]:
-        return {
-            "weights": state_sha256(module),
-            "config": settings_sha256(published(config), special),
-        }
-
-    return _wrapped(denoiser, tokenizer, metadata, content, bos)
-
-
-def wrap_function(
-    function: Function,
-    tokenizer: Any,
-    *,
-    mask_token: str | None,
-    attention_form: str,
-    block: int | None,
-    shifted: bool,
-    bos: bool,
-    weights_hash: str | None,
-) -> LoadedModel:
-    """Return a function from ids (B, L) to logits (B, L, V) as a model without a cache."""
-    if isinstance(function, torch.nn.Module):
-        _refuse_hash(function, weights_hash)
-    sources = SpecialTokenSources({}, tokenizer, {})
-    causal = attention_form == "causal"
-    special = special_tokens(sources, len(tokenizer), mask_token, causal)
-    denoiser = FunctionDenoiser(
-        function, special, shifted, attention_form=attention_form, block=block
-    )
-    name = getattr(function, "__name__", type(function).__name__)
-    metadata = _metadata(denoiser, name, "function without a cache", "its own", 0)
-
-    def content() -> dict[str, str]:
-        return {
-            "weights": function_sha256(function, name, weights_hash),
-            "config": settings_sha256({}, special),
-        }
-
-    return _wrapped(denoiser, tokenizer, metadata, content, bos)
-
-
-def _metadata(
-    denoiser: BorrowedDenoiser | FunctionDenoiser,
-    name: str,
-    kind: str,
-    attention: str,
-    parameters: int,
-) -> ModelMetadata:
-    return ModelMetadata(
-        name=name,
-        adapter=kind,
-        revision=None,
-        lora_revision=None,
-        weights_sha256=None,
-        tokenizer_sha256=None,
-        template_sha256=None,
-        dtype=str(denoiser.dtype).removeprefix("torch."),
-        device=str(denoiser.device),
-        attention=attention,
-        parameters=parameters,
-    )
-
-
-def _wrapped(
-    denoiser: BorrowedDenoiser | FunctionDenoiser,
-    tokenizer: Any,
-    metadata: ModelMetadata,
-    content: Callable[[], dict[str, str]],
-    bos: bool,
-) -> LoadedModel:
-    chat = bool(getattr(tokenizer, "chat_template", None))
-    text = TextCodec(metadata.name, tokenizer, denoiser.special, chat=chat, bos=bos)
-    form, block = denoiser.attention_form, denoiser.block
-    settings = {
-        "name": metadata.name,
-        "adapter": OBJECT,
-        "dtype": metadata.dtype,
-        "attention": metadata.attention,
-        "attention_form": form,
-        "block": block,
-        "shifted": denoiser.shifted,
-        "chat": chat,
-        "bos": bos,
-    }
-    return LoadedModel(
-        denoiser,
-        text,
-        replace(metadata, template_sha256=text.template_sha256),
-        form,
-        block,
-        settings,
-        lambda: {**content(), "tokenizer": vocabulary_sha256(tokenizer)},
-    )
 
 
 # --- what tells one object from another ----------------------------------------------------------
@@ -340,11 +295,8 @@ def state_sha256(module: torch.nn.Module) -> str:
     return hashed.hexdigest()
 
 
-def function_sha256(function: Function, name: str, weights_hash: str | None) -> str:
-    """Return sha256 of a module's tensors, or of the text that the user gave for a function's
-    weights."""
-    if isinstance(function, torch.nn.Module):
-        return state_sha256(function)
+def text_sha256(name: str, weights_hash: str | None) -> str:
+    """Return sha256 of the text that the user gave for a function's weights."""
     if not weights_hash:
         raise DllmBenchError(
             f"Model {name!r} is a function, whose weights cannot be hashed, so nobody could "
@@ -355,9 +307,9 @@ def function_sha256(function: Function, name: str, weights_hash: str | None) -> 
     return hashlib.sha256(weights_hash.encode()).hexdigest()
 
 
-def published(config: Any) -> dict[str, Any]:
-    """Return the settings of a config of transformers, those of its text model included."""
-    return {**config.get_text_config().to_dict(), **config.to_dict()}
+def published(module: Any) -> dict[str, Any]:
+    """Return the settings of a module's config, those of its text model included."""
+    return {**module.config.get_text_config().to_dict(), **module.config.to_dict()}
 
 
 def settings_sha256(settings: Mapping[str, Any], special: SpecialTokens) -> str:

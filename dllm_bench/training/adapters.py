@@ -25,9 +25,10 @@ from torch.nn import functional
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
-from dllm_bench.models import lora
+from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes, shapes_of
+from dllm_bench.models.folder import LORA_CONFIG
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded
@@ -146,7 +147,9 @@ def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Param
             f"Model {loaded.metadata.name!r} has no layers named {', '.join(TARGETS)}, which an "
             "adapter is trained for; choose a model of another layout."
         )
-    lora.attach(_given(job, pairs) if job.start else lora.LoraAdapter(1.0, pairs), module, layout)
+    checkpoint.attach_lora(
+        _given(job, pairs) if job.start else checkpoint.LoraAdapter(1.0, pairs), module, layout
+    )
     learned = {
         f"base_model.model.{name.replace('.default', '')}": parameter
         for name, parameter in module.named_parameters()
@@ -157,9 +160,9 @@ def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Param
     return learned
 
 
-def _given(job: AdapterJob, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> lora.LoraAdapter:
+def _given(job: AdapterJob, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> checkpoint.LoraAdapter:
     """Return the adapter that a job names as its start; DllmBenchError if its matrices differ."""
-    adapter = lora.read_lora(expanded(job.start))
+    adapter = checkpoint.read_lora(expanded(job.start))
     shapes = {name: [side.shape for side in pair] for name, pair in adapter.pairs.items()}
     wanted = {name: [side.shape for side in pair] for name, pair in pairs.items()}
     if adapter.scale != 1.0 or shapes != wanted:
@@ -338,9 +341,9 @@ class AdapterTraining(Training):
         return {name: sum(values) / len(values) for name, values in sorted(sums.items()) if values}
 
     def write(self, out: Path) -> None:
-        write_json(out / lora.CONFIG, published_config(self.job, self.loaded.metadata.name))
+        write_json(out / LORA_CONFIG, published_config(self.job, self.loaded.metadata.name))
         weights = {name: w.detach().to("cpu", torch.bfloat16) for name, w in self.learned.items()}
-        with atomic_path(out / f"{lora.STEM}.safetensors") as temporary:
+        with atomic_path(out / f"{checkpoint.LORA_STEM}.safetensors") as temporary:
             save_file({name: w.contiguous() for name, w in weights.items()}, temporary)
 
     def facts(self) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from dllm_bench.core.contracts import Score
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.rounds import WindowTracker
+from dllm_bench.methods.causal_masks import Tempered
 from dllm_bench.methods.common import Blocks
-from dllm_bench.methods.wedlm import Tempered
 from tests.golden.test_forward import forward
 from tests.helpers import golden_dir, load_denoiser
 from tests.pieces import pieces

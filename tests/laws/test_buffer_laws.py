@@ -13,7 +13,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold
-from dllm_bench.methods.editing import BlockBuffer, Edit, EditBlocks
+from dllm_bench.methods.revising import BlockBuffer, Edit, EditBlocks
 from tests.helpers import Watched, tiny_denoiser
 
 REQUESTS = [Request("buffer", tuple(range(3, 3 + n)), 40, seed=n) for n in (1, 8, 11)]

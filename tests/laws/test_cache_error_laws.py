@@ -20,7 +20,7 @@ from dllm_bench.launch.local import run
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
-from dllm_bench.methods.dinfer import VicinityCache
+from dllm_bench.methods.fast_dllm import VicinityCache
 from dllm_bench.methods.position_caches import DKVCache
 from dllm_bench.methods.row_caches import DLLMCache
 from dllm_bench.metrics.sample_stats import NO_TIME

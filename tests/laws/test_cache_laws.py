@@ -34,8 +34,7 @@ from dllm_bench.methods.common import (
     Threshold,
     TopK,
 )
-from dllm_bench.methods.dinfer import VicinityCache
-from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks
+from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks, VicinityCache
 from dllm_bench.methods.position_caches import (
     NEXT,
     D2Cache,

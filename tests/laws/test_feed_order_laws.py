@@ -17,8 +17,14 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache
+from dllm_bench.methods.causal_masks import (
+    FeedOrder,
+    NearEntropy,
+    Sliding,
+    Tempered,
+    seen_in_feed_order,
+)
 from dllm_bench.methods.common import Best, Blocks, Confidence, Eos, NegEntropy, Threshold
-from dllm_bench.methods.wedlm import FeedOrder, NearEntropy, Sliding, Tempered, seen_in_feed_order
 from tests.helpers import VOCAB, Watched, tiny_denoiser
 
 REQUESTS = [Request("window", tuple(range(3, 3 + n)), 20) for n in (1, 8, 11)]

@@ -33,9 +33,8 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon
-from dllm_bench.methods.fast_dllm import Factor, Ration
+from dllm_bench.methods.fast_dllm import Factor, Hierarchy, Ration
 from dllm_bench.methods.history import Credit
 from tests.helpers import ROLES, tiny_denoiser
 from tests.pieces import decoders

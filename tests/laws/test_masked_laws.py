@@ -31,9 +31,8 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Origin
-from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
+from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
 from dllm_bench.methods.history import Credit
 from tests.tiers import covering_pairs
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify, VerifyLength
 from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
+from dllm_bench.methods.causal_masks import BidirectionalDraft, StridedDraft
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
     NGramDraft,
@@ -26,7 +27,6 @@ from dllm_bench.methods.drafting import (
     RandomDraft,
     SurvivalThreshold,
 )
-from dllm_bench.methods.self_speculation import BidirectionalDraft, StridedDraft
 from dllm_bench.methods.trained_drafts import DDTree
 from tests.speculative import Chain, FromDistribution
 from tests.tiers import covering

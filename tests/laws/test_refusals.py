@@ -37,11 +37,15 @@ from dllm_bench.methods.confidence_rules import (
     WithEntropy,
 )
 from dllm_bench.methods.d3llm import DelayedCache, EndFill
-from dllm_bench.methods.dinfer import Hierarchy, VicinityCache
 from dllm_bench.methods.drafting import NGramDraft, NoDraft, StepProfile, SurvivalThreshold
 from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
-from dllm_bench.methods.editing import Leftmost, SoftRevision
-from dllm_bench.methods.fast_dllm import HierarchicalCache, Ration, SubBlocks
+from dllm_bench.methods.fast_dllm import (
+    HierarchicalCache,
+    Hierarchy,
+    Ration,
+    SubBlocks,
+    VicinityCache,
+)
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from dllm_bench.methods.history import Credit, KLHistory, Stable
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
@@ -57,6 +61,7 @@ from dllm_bench.methods.position_caches import (
     SparseCache,
 )
 from dllm_bench.methods.position_rules import Dilated, TokenCounts
+from dllm_bench.methods.revising import Leftmost, SoftRevision
 from dllm_bench.methods.row_caches import DLLMCache, ElasticCache
 from dllm_bench.methods.trained_drafts import HardwareAwareLength
 from tests.helpers import tiny_denoiser

@@ -34,9 +34,8 @@ from dllm_bench.methods.common import (
     Union,
 )
 from dllm_bench.methods.d3llm import EntropyThreshold, MultiBlock
-from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Sampled
-from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock
+from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter
 from dllm_bench.registry import describe, instantiate
 from tests.helpers import ROLES, Watched

@@ -23,9 +23,8 @@ from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache, PrefixCache
 from dllm_bench.methods.common import Eos, NegEntropy
 from dllm_bench.methods.d3llm import DelayedCache, EndFill, EntropyThreshold, MultiBlock
-from dllm_bench.methods.editing import Edit
 from dllm_bench.methods.remasking import Remask, Wino
-from dllm_bench.methods.revising import Budgeted
+from dllm_bench.methods.revising import Budgeted, Edit
 from tests.pieces import Table, decoders
 from tests.tiers import covering
 

@@ -23,6 +23,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.causal_masks import Tempered
 from dllm_bench.methods.common import (
     Blocks,
     Confidence,
@@ -33,12 +34,10 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
-from dllm_bench.methods.editing import RepeatPenalty
-from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
+from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
 from dllm_bench.methods.history import CREDIT, IDS, START, Credit
-from dllm_bench.methods.wedlm import Tempered
+from dllm_bench.methods.revising import RepeatPenalty
 from tests.helpers import ROLES, VOCAB
 from tests.pieces import BLOCK, Table, pieces
 

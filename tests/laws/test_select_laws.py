@@ -23,9 +23,8 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold, TopK, Union
-from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Origin
-from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
+from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from tests.helpers import ROLES
 from tests.pieces import Table

@@ -29,8 +29,7 @@ from dllm_bench.methods.branches import DRAFT, SelfDraft
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Eos, Margin, NegEntropy, Threshold, TopK
 from dllm_bench.methods.confidence_rules import GAP
-from dllm_bench.methods.dinfer import VicinityCache
-from dllm_bench.methods.fast_dllm import FirstOfBlock
+from dllm_bench.methods.fast_dllm import FirstOfBlock, VicinityCache
 from dllm_bench.methods.history import HISTORY
 from dllm_bench.metrics.drafts import rounds
 from dllm_bench.models.load import LoadedModel

@@ -16,7 +16,7 @@ from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Draft
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.self_speculation import BidirectionalDraft, StridedDraft
+from dllm_bench.methods.causal_masks import BidirectionalDraft, StridedDraft
 from dllm_bench.metrics.sample_stats import count_sample
 from tests.helpers import VOCAB, Watched, tiny_denoiser
 from tests.speculative import Chain

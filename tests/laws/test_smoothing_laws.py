@@ -16,7 +16,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
-from dllm_bench.methods.dinfer import VicinityCache
+from dllm_bench.methods.fast_dllm import VicinityCache
 from dllm_bench.methods.position_caches import DPadCache, SparseCache
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.wrapped import FunctionDenoiser

@@ -15,7 +15,7 @@ from dllm_bench.decoding.defaults import NoRevision
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, Confidence
-from dllm_bench.methods.editing import Edit, Leftmost, SoftRevision
+from dllm_bench.methods.revising import Edit, Leftmost, SoftRevision
 from dllm_bench.runs.sessions import MeasuredDenoiser
 from tests.helpers import ROLES, Probed, tiny_denoiser
 from tests.pieces import Table

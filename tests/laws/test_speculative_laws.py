@@ -24,6 +24,7 @@ from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
+from dllm_bench.methods.causal_masks import BidirectionalDraft, StridedDraft
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
     ModelDraft,
@@ -31,7 +32,6 @@ from dllm_bench.methods.drafting import (
     NoDraft,
     RandomDraft,
 )
-from dllm_bench.methods.self_speculation import BidirectionalDraft, StridedDraft
 from dllm_bench.methods.trained_drafts import (
     DDTree,
     DFlash,

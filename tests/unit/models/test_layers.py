@@ -16,13 +16,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.remasking import leave_one_out
 from dllm_bench.models import attention
 from dllm_bench.models.attention import attend_windows
-from dllm_bench.models.layers import (
-    DecoderLayer,
-    ModuleLayer,
-    PlainLayer,
-    module_layers,
-    own_layers,
-)
+from dllm_bench.models.layers import DecoderLayer, PlainLayer, module_layers, own_layers
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -110,7 +104,7 @@ def check(model: TransformerDenoiser, plan: ForwardPlan, branches: int, joined: 
         model.shifted = False
     expected = of_layers(model, module_layers(model.module), plan, branches)
     layers = own_layers(model.module, joined)
-    assert not any(isinstance(layer, ModuleLayer) for layer in layers)
+    assert all(isinstance(layer, PlainLayer) for layer in layers)
     for found, wanted in zip(of_layers(model, layers, plan, branches), expected, strict=True):
         scale = float(wanted.abs().max().clamp_min(1))
         torch.testing.assert_close(found, wanted, atol=1e-5 * scale, rtol=1e-5)
@@ -217,7 +211,7 @@ def test_joined_weights_are_the_modules_own(layout: str) -> None:
 
 def is_own(model: object) -> bool:
     assert isinstance(model, TransformerDenoiser)
-    return not any(isinstance(layer, ModuleLayer) for layer in model.layers)
+    return all(isinstance(layer, PlainLayer) for layer in model.layers)
 
 
 def borrowed() -> TransformerDenoiser:
