@@ -228,6 +228,22 @@ class Scores:
         """Return the scores of branch `j` (0-d or 1-element int64 tensor) alone."""
         return self.map(lambda values: values.index_select(0, j.reshape(1)))
 
+    def spread(self, plan: ForwardPlan, shape: torch.Size, mask: int) -> Scores:
+        """Return scores (K, W) of a window from those of the rows `plan.only_M`, (1, M). Others are
+        0; if they are masks that the forward left out, they are ranked last and stay masked."""
+        only_M, left_out = plan.only_M, plan.scored_M is not None
+        assert only_M is not None
+
+        def place(values_1M: Tensor, others: float) -> Tensor:
+            whole_X = values_1M.new_full((shape.numel(),), others)
+            return whole_X.index_copy_(0, only_M, values_1M[0]).view(shape)
+
+        low = -torch.inf if left_out else 0.0
+        placed = self.map(lambda v: place(v, low if v.is_floating_point() else left_out * mask))
+        if not left_out:
+            return placed
+        return replace(placed, probability_KW=place(self.probability_KW, 0))
+
     def without_unfed(self, plan: ForwardPlan, mask: int) -> Scores:
         """Return the scores; masks that the forward left out are ranked last and stay masked."""
         if plan.scored_M is None or (plan.sets is not None and plan.sets.counts_rest):
@@ -278,8 +294,8 @@ class Round:
     """Scores of the window; set from `on_scores` on."""
     host: dict[Hashable, list[int]] = field(default_factory=dict)
     """Answers to `ask`, as of this round's wait."""
-    revised: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Tokens and `born` (L,) after every revision, for the trace."""
+    revised: list[Tensor] = field(default_factory=list)
+    """Tokens and `born` after every revision, int64 (2, L), for the trace."""
     _asked: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
@@ -326,10 +342,19 @@ class Round:
         """Return requested values of all canvas positions, on the host (L,)."""
         return torch.tensor(self.host[key])[: self.state.length]
 
-    def revise(self, write_KW: Tensor, ids_KW: Tensor, show_KW: Tensor | None = None) -> None:
+    def revise(
+        self,
+        write_KW: Tensor,
+        ids_KW: Tensor | None,
+        show_KW: Tensor | None = None,
+        *,
+        counts: bool = True,
+    ) -> None:
         """Change committed positions from the window's start on; see `DecodeState.revise`."""
-        self.state.revise(write_KW, ids_KW, show_KW, start=self.window.start)
-        self.revised.append((self.state.tokens_KL[-1].clone(), self.state.born_KL[-1].clone()))
+        state, start = self.state, self.window.start
+        may_mask = state.may_choose_mask or ids_KW is not self.scores.ids_KW
+        state.revise(write_KW, ids_KW, show_KW, start, counts=counts, may_mask=may_mask)
+        self.revised.append(torch.stack((state.tokens_KL[-1], state.born_KL[-1])))
 
     def end_block(self, end: Tensor) -> None:
         """End the open block at a canvas position (0-d int64), at most the window's end."""

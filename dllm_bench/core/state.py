@@ -9,7 +9,7 @@ its branch and ends with its request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -103,6 +103,9 @@ class DecodeState:
     # the decoder does not revise
     remasked_KW: Tensor | None = None  # whether the last revision masked a position again, bool
     reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
+    may_choose_mask: bool = True  # whether a candidate may be the mask token, which is no commit
+    _flags: dict[str, Tensor] = field(default_factory=dict, repr=False)  # see `_flag`
+    _flags_of: Tensor | None = field(default=None, repr=False)  # the `born_KL` they are of
 
     @classmethod
     def start(
@@ -147,7 +150,26 @@ class DecodeState:
     @property
     def masked_KL(self) -> Tensor:
         """Bool, true at masked positions."""
-        return self.born_KL == MASKED
+        return self._flag("masked", lambda: self.born_KL == MASKED)
+
+    @property
+    def committed_KL(self) -> Tensor:
+        """Bool, true at positions that a forward committed."""
+        return self._flag("committed", lambda: self.born_KL >= 0)
+
+    @property
+    def earlier_KL(self) -> Tensor:
+        """Bool, true at positions that were committed before this forward."""
+        name = f"committed before {self.forwards}"
+        return self._flag(name, lambda: self.committed_KL & (self.born_KL < self.forwards))
+
+    def _flag(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what `compute` gives, computed once until positions are written."""
+        if self._flags_of is not self.born_KL:
+            self._flags, self._flags_of = {}, self.born_KL
+        if name not in self._flags:
+            self._flags[name] = compute()
+        return self._flags[name]
 
     def recall(self, key: MemoKey[Tensor], dtype: torch.dtype) -> Tensor:
         """Return the remembered value of each position, (K, L); zeros if there is none yet."""
@@ -171,12 +193,21 @@ class DecodeState:
         """
         span = slice(len(where_KW)), slice(start, start + where_KW.shape[1])
         tokens_KW, born_KW = self.tokens_KL[span], self.born_KL[span]
-        where_KW = where_KW & (ids_KW != self.special.mask)
+        if self.may_choose_mask:
+            where_KW = where_KW & (ids_KW != self.special.mask)
         torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
         born_KW.masked_fill_(where_KW, self.forwards)
+        self._flags_of = None
 
     def revise(
-        self, write_KW: Tensor, ids_KW: Tensor, show_KW: Tensor | None = None, start: int = 0
+        self,
+        write_KW: Tensor,
+        ids_KW: Tensor | None,
+        show_KW: Tensor | None = None,
+        start: int = 0,
+        *,
+        counts: bool = True,
+        may_mask: bool = True,
     ) -> None:
         """Write `ids` over committed positions; the mask id masks a position again.
 
@@ -184,16 +215,27 @@ class DecodeState:
         masked positions outside `show`. Masked positions in `show` get `ids` as their input token
         and still count as masked; if `write` is also true, they are committed. Masking a position
         that the current forward committed is not counted as a change.
+
+        ids_KW: None masks all of them again. counts: whether anything reads `changes_KL`.
+        may_mask: whether `ids` may hold the mask id.
         """
         assert self.changes_KL is not None
         span = slice(start, start + write_KW.shape[1])
         tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
-        changes_KW, where_KW = self.changes_KL[:, span], write_KW & (born_KW >= 0)
-        self.remasked_KW = where_KW & (ids_KW == self.special.mask)
-        changes_KW += where_KW & (born_KW < self.forwards)
+        where_KW = write_KW & self.committed_KL[:, span]
+        if counts:
+            self.changes_KL[:, span] += where_KW & (born_KW < self.forwards)
+        self._flags_of = self.remasked_KW = None
+        if ids_KW is None:
+            self.remasked_KW = where_KW
+            tokens_KW.masked_fill_(where_KW, self.special.mask)
+            born_KW.masked_fill_(where_KW, MASKED)
+            return
         torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
         born_KW.masked_fill_(where_KW, self.forwards)
-        born_KW.masked_fill_(self.remasked_KW, MASKED)
+        if may_mask:
+            self.remasked_KW = where_KW & (ids_KW == self.special.mask)
+            born_KW.masked_fill_(self.remasked_KW, MASKED)
         if show_KW is not None:
             show_KW = show_KW & (born_KW == MASKED)
             torch.where(show_KW, ids_KW, tokens_KW, out=tokens_KW)

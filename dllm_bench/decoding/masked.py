@@ -370,17 +370,14 @@ class MaskedDecoder(ComposedDecoder):
     def _score(self, round: Round) -> Scores:
         """Return scores of the window; 0 at positions whose logits were not computed."""
         plan, branches, window = round.plan, round.state, round.window
-        logits_KRV, only_M = round.rows_KRV, plan.only_M
-        if only_M is not None:
-            shape = window.eligible_KW.shape
-            scores = self.score(logits_KRV, branches, replace(window, rows_M=only_M)).map(
-                lambda v: v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]).view(shape)
-            )
-        else:
-            if logits_KRV.shape[1] > window.width and self.score.reads_rows != "fed":
-                logits_KRV = logits_KRV[:, : window.width]
-            scores = self.score(logits_KRV, branches, window)
-        return scores.without_unfed(plan, branches.special.mask)
+        logits_KRV, mask = round.rows_KRV, branches.special.mask
+        branches.may_choose_mask = not self.forbid_mask or plan.scored_M is not None
+        if plan.only_M is not None:
+            scores = self.score(logits_KRV, branches, replace(window, rows_M=plan.only_M))
+            return scores.spread(plan, window.eligible_KW.shape, mask)
+        if logits_KRV.shape[1] > window.width and self.score.reads_rows != "fed":
+            logits_KRV = logits_KRV[:, : window.width]
+        return self.score(logits_KRV, branches, window).without_unfed(plan, mask)
 
     def _check_progress(self, round: Round, log: RoundLog) -> None:
         """Stop an endless loop: if all candidates are the mask token a round commits nothing, and a

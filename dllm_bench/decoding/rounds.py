@@ -173,7 +173,7 @@ class RoundLog:
         if self.kv.work is not None:
             self.rows[-1] |= self.kv.work._asdict()
 
-    def trace(self, span: slice, revised: Sequence[tuple[Tensor, Tensor]]) -> Trace:
+    def trace(self, span: slice, revised: Sequence[Tensor]) -> Trace:
         """Return one row per forward; a round lasts from its copy to the host to the next one.
 
         revised: `Round.revised`, of a decoder that revises after every forward.
@@ -198,16 +198,11 @@ class RoundLog:
         return Generation(request.id, ids, born, cut, trace, renewal_rounds=self.renewal_rounds)
 
 
-def changes_of(
-    revised: Sequence[tuple[Tensor, Tensor]], span: slice
-) -> Iterator[tuple[Change, ...]]:
+def changes_of(revised: Sequence[Tensor], span: slice) -> Iterator[tuple[Change, ...]]:
     """Yield what each round changed on the canvas positions `span`, given the canvas after each."""
     if not revised:
         return
-    tokens, born = zip(*revised, strict=True)
-    tokens_XG, born_XG = (
-        torch.stack([canvas_L[span] for canvas_L in part]).cpu() for part in (tokens, born)
-    )
+    tokens_XG, born_XG = torch.stack([canvas_2L[:, span] for canvas_2L in revised], 1).cpu()
     yield ()
     differs_XG = (born_XG[:-1] >= 0) & (born_XG[:-1] != born_XG[1:]) & (born_XG[1:] != CUT)
     for index, differs_G in enumerate(differs_XG):

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -161,7 +161,9 @@ Ties = Literal["lower", "canvas", "block"]
 """Which of equally ranked positions are taken: the lower ones, or those that `torch.topk` takes
 over the canvas (LLaDA, Dream) or the open block (PC-Sampler)."""
 COUNTS_STEPS = needing(ONE_OPEN_BLOCK, {"schedule": Condition.EQUAL_BLOCKS})
-ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block; its masks and the forward at entry
+STEP_BLOCK = MemoKey[Any]("steps.block")  # the open block, as `open_block` gives it
+ENTERED = MemoKey[Any]("steps.entered")  # its first forward, of all branches or of each (K,)
+ENTRY_MASKS = MemoKey[Tensor]("steps.masks")  # its masks then, (K,)
 
 
 def ties_needs(ties: Ties) -> Needs:
@@ -169,18 +171,27 @@ def ties_needs(ties: Ties) -> Needs:
     return holding({ONE_BRANCH: ties != "lower"})
 
 
-def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
-    """Return the number of earlier forwards in the open block and its masks at entry, each (K,)."""
-    block_K = open_block(window)
-    fresh_K3 = torch.stack(
-        [block_K, window.eligible_KW.sum(1), torch.full_like(block_K, state.forwards)], 1
-    )
-    known_K3 = state.memo.get(ENTRY)
-    known_K3 = fresh_K3 if known_K3 is None else known_K3
-    is_known_K = known_K3[:, 0] == block_K
-    state.memo[ENTRY] = torch.where(is_known_K[:, None], known_K3, fresh_K3)
-    _, total_K, entered_K = state.memo[ENTRY].unbind(1)
-    return state.forwards - entered_K, total_K
+def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor | int, Tensor]:
+    """Return the number of earlier forwards in the open block, of all branches or of each (K,), and
+    its masks at entry, (K,)."""
+    memo, is_known = state.memo, same_block(STEP_BLOCK, window, state)
+    if is_known is False:
+        memo[ENTERED], memo[ENTRY_MASKS] = state.forwards, window.eligible_KW.sum(1)
+    elif isinstance(is_known, Tensor):
+        memo[ENTERED] = torch.where(is_known, memo[ENTERED], state.forwards)
+        masks_K = window.eligible_KW.sum(1)
+        memo[ENTRY_MASKS] = torch.where(is_known, memo[ENTRY_MASKS], masks_K)
+    return state.forwards - memo[ENTERED], memo[ENTRY_MASKS]
+
+
+def at_most(step: Tensor | int, most: int) -> Tensor | int:
+    """Return a number of `step_in_block`, or `most` where it is larger."""
+    return step.clamp(max=most) if isinstance(step, Tensor) else min(step, most)
+
+
+def column(step: Tensor | int) -> Tensor | int:
+    """Return a number of `step_in_block` in a form to compare with values (K, W)."""
+    return step[:, None] if isinstance(step, Tensor) else step
 
 
 def count_in_block(
@@ -189,25 +200,35 @@ def count_in_block(
     """Return the number of forwards of the open block, including this one, for which `counts_K`
     (bool) was true: (K,).
 
-    `key` holds the open block and its count, (K, 2).
+    `key` holds the count.
     """
-    block_K, known_K2 = open_block(window), state.memo.get(key)
-    before_K = 0 if known_K2 is None else known_K2[:, 1] * (known_K2[:, 0] == block_K)
-    count_K = counts_K + before_K
-    state.memo[key] = torch.stack([block_K, count_K], 1)
-    return count_K
+    is_known = same_block(MemoKey[Any](f"{key.name}.block"), window, state)
+    if is_known is False:
+        state.memo[key] = counts_K.long()
+    else:
+        before_K = state.memo[key]
+        state.memo[key] = counts_K + (before_K if is_known is True else before_K * is_known)
+    return state.memo[key]
 
 
-def open_block(window: Window) -> Tensor:
-    """Return the index of the block with the first eligible position, (K,).
+def same_block(key: MemoKey[Any], window: Window, state: DecodeState) -> bool | Tensor:
+    """Return whether the open block is that of the last call with this key: of all branches or, if
+    the host does not know the block, of each (K,). `key` holds the block."""
+    before, now = state.memo.get(key), open_block(window)
+    state.memo[key] = now
+    return False if before is None else before == now
+
+
+def open_block(window: Window) -> Tensor | int:
+    """Return the index of the block with the first eligible position: of all branches if the window
+    is one block, else (K,).
 
     With lookahead, the window may begin with a block that this branch has already finished.
     """
-    eligible_KW, before = window.eligible_KW, window.start - window.origin
+    before = window.start - window.origin
     if window.width <= window.block:
-        number = constant(before // window.block, eligible_KW.device)
-        return number.expand(len(eligible_KW))
-    return (eligible_KW.int().argmax(1) + before) // window.block
+        return before // window.block
+    return (window.eligible_KW.int().argmax(1) + before) // window.block
 
 
 def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:
@@ -363,8 +384,8 @@ class TopK(Select):
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         if self.steps is None:
             return most_confident_by(self.ties, scores, window, None, state.length)
-        step_K, total_K = step_in_block(state, window)
-        count_K = total_K // self.steps + (step_K < total_K % self.steps)
+        step, total_K = step_in_block(state, window)
+        count_K = total_K // self.steps + (total_K % self.steps > step)
         if not self.released:
             return most_confident_by(self.ties, scores, window, count_K, state.length)
         where_KW = taken_by_topk(scores, window, int(count_K), state.length)
@@ -614,7 +635,7 @@ class Eos(Stop):
         ends_E11 = constant(ends, branches.tokens_KL.device)[:, None, None]
         ends_EKX = branches.tokens_KL[:, start:stop] == ends_E11
         if branches.ends_given and start:
-            ends_EKX = ends_EKX & (branches.born_KL[:, start:stop] >= 0)
+            ends_EKX = ends_EKX & branches.committed_KL[:, start:stop]
         return ends_EKX
 
     def ended(self, branches: DecodeState) -> StopFlags:
@@ -624,7 +645,7 @@ class Eos(Stop):
         given_K = self._ends(branches, 0, start).any((0, 2)) if self.prompt else None
         if self.scope == "block":
             if given_K is not None:
-                begun_K = (branches.born_KL[:, start:] >= 0).any(dim=1)
+                begun_K = branches.committed_KL[:, start:].any(dim=1)
                 closed_K = closed_K | (given_K & begun_K)
             return StopFlags(closed_K)
         ends_KG, masked_KG = ends_EKG.any(0), branches.masked_KL[:, start:]

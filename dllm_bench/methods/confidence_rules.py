@@ -26,7 +26,7 @@ full, and feeds a shorter canvas in the fast phase; here the attention mask hide
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.transfer import constant
 from dllm_bench.methods.common import (
     COUNTS_STEPS,
     OF_LOGITS,
@@ -49,7 +50,7 @@ from dllm_bench.methods.common import (
     confidence_order,
     first_of,
     most_confident,
-    open_block,
+    same_block,
 )
 from dllm_bench.registry import register
 
@@ -233,7 +234,7 @@ class EarlyExit(Select):
 
 # --- SlowFast -------------------------------------------------------------------------------------
 
-BLOCK = MemoKey[Tensor]("slow_fast.block")  # block that is decoded, (K,)
+BLOCK = MemoKey[Any]("slow_fast.block")  # block that is decoded, as `open_block` gives it
 STEP = MemoKey[Tensor]("slow_fast.step")  # forwards of this cycle so far, (K,)
 SPAN = MemoKey[Tensor]("slow_fast.span")  # start and end of the cycle in its block, (K, 2)
 SETTLED = MemoKey[Tensor]("slow_fast.settled")  # whether its end is final, bool (K,)
@@ -262,10 +263,11 @@ class SlowFast(Select):
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        self._enter_block(open_block(window), state)
+        self._enter_block(window, state)
         place_KW = self._places(window, state)
-        open_KW = window.eligible_KW & (place_KW >= 0) & (place_KW < window.block)
-        rest_KW = open_KW & (place_KW >= state.memo[SPAN][:, :1])
+        rest_KW = window.eligible_KW & (place_KW >= state.memo[SPAN][:, :1])
+        if window.width > window.block:
+            rest_KW = rest_KW & (place_KW >= 0) & (place_KW < window.block)
         slow_K = state.memo[STEP] < self.explores
         self._estimate(rest_KW & (scores.probability_KW >= self.reach), place_KW, slow_K, state)
         cycle_KW = rest_KW & (place_KW < state.memo[SPAN][:, 1:])
@@ -285,16 +287,18 @@ class SlowFast(Select):
             limit_K = visible_K if known_K is None else torch.minimum(known_K, visible_K)
             round.plan = replace(round.plan, visible_K=limit_K)
 
-    def _enter_block(self, block_K: Tensor, state: DecodeState) -> None:
+    def _enter_block(self, window: Window, state: DecodeState) -> None:
         """Begin the first cycle of a block that was not open before."""
-        memo, zeros_K = state.memo, torch.zeros_like(block_K)
-        if BLOCK not in memo:
-            memo[BLOCK], memo[STEP], memo[SETTLED] = zeros_K - 1, zeros_K, zeros_K > 0
-            memo[SPAN] = zeros_K[:, None].expand(-1, 2)
-            memo[GUESSES] = zeros_K[:, None].expand(-1, self.estimates)
-        fresh_K = memo[BLOCK] != block_K
-        memo[BLOCK] = block_K
-        self._begin_cycle(fresh_K, zeros_K, state)
+        memo, is_known = state.memo, same_block(BLOCK, window, state)
+        if is_known is True:
+            return
+        zeros_K = torch.zeros_like(window.eligible_KW[:, 0], dtype=torch.long)
+        if isinstance(is_known, Tensor):
+            self._begin_cycle(~is_known, zeros_K, state)
+            return
+        memo[STEP], memo[SETTLED] = zeros_K, zeros_K > 0
+        memo[SPAN] = zeros_K[:, None].expand(-1, 2)
+        memo[GUESSES] = zeros_K[:, None].expand(-1, self.estimates)
 
     def _begin_cycle(self, fresh_K: Tensor, start_K: Tensor, state: DecodeState) -> None:
         """Begin a cycle at `start` where `fresh` is true."""
@@ -305,11 +309,13 @@ class SlowFast(Select):
         memo[GUESSES] = memo[GUESSES].masked_fill(fresh_K1, 0)
 
     def _places(self, window: Window, state: DecodeState) -> Tensor:
-        """Return the position of each window position in the open block, (K, W); others are outside
-        of its range."""
-        first_K = window.origin + state.memo[BLOCK] * window.block - window.start
-        at_W = torch.arange(window.width, device=first_K.device)
-        return at_W - first_K[:, None]
+        """Return the position of each window position in the open block, (W,) or (K, W); others are
+        outside of its range."""
+        first: Tensor | int = window.origin + state.memo[BLOCK] * window.block - window.start
+        device = window.eligible_KW.device
+        if isinstance(first, int):
+            return constant(range(-first, window.width - first), device)
+        return constant(range(window.width), device) - first[:, None]
 
     def _estimate(
         self, far_KW: Tensor, place_KW: Tensor, slow_K: Tensor, state: DecodeState

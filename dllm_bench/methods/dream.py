@@ -28,6 +28,8 @@ from dllm_bench.methods.common import (
     Confidence,
     Ranked,
     Ties,
+    at_most,
+    column,
     most_confident_by,
     step_in_block,
     ties_needs,
@@ -172,23 +174,23 @@ class Epsilon(Select):
         )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, _ = step_in_block(state, window)
+        step, _ = step_in_block(state, window)
         masks_K = window.eligible_KW.sum(1)
         if self.alg_temp is not None:
             numbers = generator(state, "positions")
             drawn_KW = add_gumbel(scores.confidence_KW, self.alg_temp, numbers, window)
             scores = replace(scores, confidence_KW=drawn_KW)
-        count_K = (masks_K * self._share(step_K, window)).long()
+        count_K = (masks_K * self._share(step, window)).long()
         return most_confident_by(self.ties, scores, window, count_K, state.length)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         where_KW, ids_KW = super().on_stall(scores, window, state)
         return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
 
-    def _share(self, step_K: Tensor, window: Window) -> Tensor:
-        """Return the share of the masks left that each branch commits in its step, (K,)."""
-        share_X = shares(self._steps(window), self.eps, step_K.device)
-        return share_X[step_K.clamp(max=len(share_X) - 1)]
+    def _share(self, step: Tensor | int, window: Window) -> Tensor:
+        """Return the share of the masks left that is committed in each of these steps."""
+        share_X = shares(self._steps(window), self.eps, window.eligible_KW.device)
+        return share_X[at_most(step, len(share_X) - 1)]
 
     def _steps(self, window: Window) -> int:
         size = min(window.block, window.width)
@@ -238,9 +240,9 @@ class Origin(Epsilon):
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, _ = step_in_block(state, window)
-        share_K = self._share(step_K, window)
-        return window.eligible_KW & (self._draw(window, state) < share_K[:, None])
+        step, _ = step_in_block(state, window)
+        share_X = self._share(column(step), window)
+        return window.eligible_KW & (self._draw(window, state) < share_X)
 
     def _draw(self, window: Window, state: DecodeState) -> Tensor:
         """Return the next number of the stream at every mask, (K, W)."""

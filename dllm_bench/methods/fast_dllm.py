@@ -21,7 +21,14 @@ from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant, only
 from dllm_bench.methods.caches import DualCache, NoCache, scoring_window
-from dllm_bench.methods.common import COUNTS_STEPS, falling, most_confident, step_in_block
+from dllm_bench.methods.common import (
+    COUNTS_STEPS,
+    at_most,
+    column,
+    falling,
+    most_confident,
+    step_in_block,
+)
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 # --- Fast-dLLM ------------------------------------------------------------------------------------
@@ -90,8 +97,8 @@ class Ration(Select):
     needs = COUNTS_STEPS
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, total_K = step_in_block(state, window)
-        due_K = total_K * (step_K + 1).clamp(max=self.steps) // self.steps
+        step, total_K = step_in_block(state, window)
+        due_K = total_K * at_most(step + 1, self.steps) // self.steps
         left_K = due_K - (total_K - window.eligible_KW.sum(1))
         return most_confident(scores, window, left_K) & self.inner(scores, window, state)
 
@@ -113,9 +120,12 @@ class FirstOfBlock(Select):
     needs = COUNTS_STEPS
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, _ = step_in_block(state, window)
+        step, _ = step_in_block(state, window)
+        is_first, inner_KW = column(step) == 0, self.inner(scores, window, state)
+        if is_first is False:
+            return inner_KW
         first_KW = window.eligible_KW & (window.eligible_KW.cumsum(1) == 1)
-        return torch.where((step_K == 0)[:, None], first_KW, self.inner(scores, window, state))
+        return first_KW if is_first is True else torch.where(is_first, first_KW, inner_KW)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         return self.inner.on_stall(scores, window, state)

@@ -30,6 +30,7 @@ from dllm_bench.methods.common import (
     COUNTS_STEPS,
     OF_LOGITS,
     Confidence,
+    column,
     most_confident,
     step_in_block,
 )
@@ -255,8 +256,8 @@ class Stable(Select):
         sure_KW = chance_KW > self.tau if self.strict else chance_KW >= self.tau
         ready_KW = window.eligible_KW & sure_KW & (moved_KWH < self.eps).all(-1)
         if self.warm_up:
-            step_K, _ = step_in_block(state, window)
-            ready_KW = ready_KW & (step_K >= moved_KWH.shape[2] - 1)[:, None]
+            step, _ = step_in_block(state, window)
+            ready_KW = ready_KW & (column(step) >= moved_KWH.shape[2] - 1)
         if self.commits == "all":
             return ready_KW
         order_KW = chance_KW if self.commits == "most_probable" else -moved_KWH[..., -1]

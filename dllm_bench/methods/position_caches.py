@@ -98,8 +98,12 @@ class Density(Score):
         )
 
 
+@lru_cache(maxsize=4)
 def density(masked_KL: Tensor, prompt_len: int, sigma: float) -> Tensor:
-    """Return the density of decoded positions, float32 (K, L); 1 in the prompt."""
+    """Return the density of decoded positions, float32 (K, L); 1 in the prompt.
+
+    Cached for score and cache: tensors are equal as keys if they are the same.
+    """
     decoded_KG = (~masked_KL[:, prompt_len:]).float()
     size = decoded_KG.shape[1]
     around_KX = torch.cat(

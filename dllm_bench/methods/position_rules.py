@@ -38,7 +38,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.decoding.numerics import read_logits
-from dllm_bench.methods.common import COUNTS_STEPS, step_in_block
+from dllm_bench.methods.common import COUNTS_STEPS, column, step_in_block
 from dllm_bench.paths import place_of
 from dllm_bench.registry import register
 
@@ -65,15 +65,15 @@ class Dilated(Select):
         return self.least is not None
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, _ = step_in_block(state, window)
-        size = self.block or window.block
-        place_W = constant(range(window.width), step_K.device) % window.block
-        level_P, levels = pattern(size, self.kind, self.base, self.skip, step_K.device)
+        step, _ = step_in_block(state, window)
+        size, open_KW = self.block or window.block, window.eligible_KW
+        place_W = constant(range(window.width), open_KW.device) % window.block
+        level_P, levels = pattern(size, self.kind, self.base, self.skip, open_KW.device)
         own_W = level_P[place_W % size]
-        due_KW = place_W // size * levels + own_W == step_K[:, None]
+        due_KW = (place_W // size * levels + own_W == column(step)).expand_as(open_KW)
         if self.least is not None:
             due_KW = due_KW & ((scores.probability_KW >= self.least) | (own_W == levels - 1))
-        return due_KW | (step_K >= -(-window.block // size) * levels)[:, None]
+        return due_KW | (column(step) >= -(-window.block // size) * levels)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         where_KW, ids_KW = super().on_stall(scores, window, state)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.caches import step_of_block
-from dllm_bench.methods.common import COUNTS_STEPS, most_confident, open_block
+from dllm_bench.methods.common import COUNTS_STEPS, most_confident, same_block
 from dllm_bench.methods.revising import (
     REVISES_BLOCK,
     REVISES_CANVAS,
@@ -52,7 +52,6 @@ from dllm_bench.methods.revising import (
     Budgeted,
     ReadsStanding,
     Revision,
-    committed_before,
     hold,
     hold_only_branch,
     largest,
@@ -89,10 +88,10 @@ class ReMDM(Budgeted):
         steps, first = self.steps or window.width, int(window.width * self.start)
         confidence_KW = self._recorded(scores, window, state)
         number = self.number if first <= step < first + steps else 0
-        committed_KW = window.of(state.born_KL) >= 0
+        committed_KW = window.of(state.committed_KL)
         remask_KW = largest(-confidence_KW, committed_KW, number)
         hold_only_branch(HELD if step < 2 * steps else LEFT, state)
-        return masking(remask_KW, state)
+        return masking(remask_KW)
 
     def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         """Return the probability with which each token of the window was committed, (K, W)."""
@@ -125,10 +124,10 @@ class ReMDMLoop(ReadsStanding):
         turn = step - int(masks * self.start) // self.number
         hold_only_branch(HELD if turn + 1 < 2 * self.loops else 0, state)
         if not 0 <= turn < 2 * self.loops or turn % 2:
-            return masking(torch.zeros_like(window.eligible_KW), state)
+            return masking(torch.zeros_like(window.eligible_KW))
         fresh_KW = window.of(state.born_KL) == state.forwards
         least_KW = largest(-state.memo[STANDING], self.revisable(window, state), self.number)
-        return masking(least_KW | fresh_KW, state)
+        return masking(least_KW | fresh_KW)
 
 
 # --- RemeDi ---------------------------------------------------------------------------------------
@@ -153,10 +152,10 @@ class KeepBest(Budgeted):
         step, steps = before + 1, self.steps or window.width
         each, rest = divmod(masks, steps)
         keep = step * each + max(step + rest - steps, 0)
-        committed_KW = window.of(state.born_KL) >= 0
+        committed_KW = window.of(state.committed_KL)
         remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep)
         hold_only_branch(HELD if step < steps else 0, state)
-        return masking(remask_KW, state)
+        return masking(remask_KW)
 
 
 # --- Saber ----------------------------------------------------------------------------------------
@@ -228,8 +227,10 @@ class ConfidenceDrop(Budgeted):
         count_K = ((most_K + EIGHTH - 1) // EIGHTH).clamp(min=self.number // 2)
         gained_K = (accepted_K - 1).clamp(min=0)  # another selector may commit fewer than n
         count_K = torch.minimum(count_K, gained_K) * window.of(state.masked_KL).any(1)
-        remask_KW = largest(fell_KW, (born_KW >= 0) & (fell_KW > -torch.inf), count_K)
-        return masking(remask_KW, state)
+        remask_KW = largest(
+            fell_KW, window.of(state.committed_KL) & (fell_KW > -torch.inf), count_K
+        )
+        return masking(remask_KW)
 
     def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         """Return the confidence of the last forward, (K, L); remember that of this one.
@@ -267,7 +268,7 @@ class Remask(ReadsStanding):
     # found no committed position in the block
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        masked_K, committed_KW = window.eligible_KW.any(1), committed_before(window, state)
+        masked_K, committed_KW = window.eligible_KW.any(1), window.of(state.earlier_KL)
         rounds_K = post_rounds(masked_K, window, state)
         doubt_KW, wrong_KW = self._judged(scores, window, state)
         most_K = (committed_KW.sum(1).double() * self.ratio).long().clamp(min=1)
@@ -278,13 +279,13 @@ class Remask(ReadsStanding):
         if not self.edits_end:
             moves_K &= ~(state.tokens_KL[:, state.prompt_len :] == state.special.eos).any(1)
         hold(moves_K & (rounds_K < self.rounds), state)
-        return masking(remask_KW, state)
+        return masking(remask_KW)
 
     def revisable(self, window: Window, state: DecodeState) -> Tensor:
         if not self.forgets or self.per_position is None:
             return super().revisable(window, state)
         assert state.changes_KL is not None
-        committed_KW = committed_before(window, state)
+        committed_KW = window.of(state.earlier_KL)
         forgotten_KL = state.recall(FORGOTTEN, state.changes_KL.dtype)
         counts_K1 = committed_KW.any(1, keepdim=True)
         state.memo[FORGOTTEN] = torch.where(counts_K1, forgotten_KL, state.changes_KL)
@@ -316,7 +317,7 @@ class Remask(ReadsStanding):
         """
         standing_KW = state.memo[STANDING]
         last_KL = state.recall(TOKEN_PROBABILITY, standing_KW.dtype)
-        judges_K1 = committed_before(window, state).any(1, keepdim=True)
+        judges_K1 = window.of(state.earlier_KL).any(1, keepdim=True)
         fresh_KW = window.of(state.born_KL) == state.forwards
         now_KW = torch.where(fresh_KW, scores.probability_KW.to(last_KL.dtype), standing_KW)
         state.memo[TOKEN_PROBABILITY] = window.put(last_KL, now_KW * judges_K1)
@@ -357,7 +358,8 @@ class Capped(Select):
 
 
 Span = tuple[int, int]
-ACCEPTED_COUNT = MemoKey[Tensor]("wino.accepted")  # (K, 2): open block, commits of its last forward
+WINO_BLOCK = MemoKey[Any]("wino.block")  # the open block, as `open_block` gives it
+ACCEPTED_COUNT = MemoKey[Tensor]("wino.accepted")  # commits of its last forward, (K,)
 
 
 @register("revise.wino")
@@ -396,16 +398,16 @@ class Wino(ReadsStanding):
         wrong_KW = self.revisable(window, state) & (support_KW < self.tau)
         most_K = (self._last(accepted_K, window, state) - 1) * (accepted_K > 1)
         remask_KW = largest(-support_KW, wrong_KW, most_K)
-        return masking(remask_KW, state)
+        return masking(remask_KW)
 
     def _last(self, accepted_K: Tensor, window: Window, state: DecodeState) -> Tensor:
         """Return the number of commits of the block's last forward, (K,); remember that of this
         one."""
-        block_K, known_K2 = open_block(window), state.memo.get(ACCEPTED_COUNT)
-        state.memo[ACCEPTED_COUNT] = torch.stack([block_K, accepted_K], 1)
-        if known_K2 is None:
+        known_K, is_known = state.memo.get(ACCEPTED_COUNT), same_block(WINO_BLOCK, window, state)
+        state.memo[ACCEPTED_COUNT] = accepted_K
+        if known_K is None or is_known is False:
             return torch.full_like(accepted_K, self.first)
-        return known_K2[:, 1].masked_fill(known_K2[:, 0] != block_K, self.first)
+        return known_K if is_known is True else torch.where(is_known, known_K, self.first)
 
 
 @lru_cache(maxsize=16)

@@ -51,7 +51,7 @@ from dllm_bench.registry import register
 # --- shared by revisers ---------------------------------------------------------------------------
 
 STANDING = MemoKey[Tensor]("revise.standing")  # value of the token at each position (K, W)
-POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K, 2): open block, its rounds without masks
+POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K,): rounds of the open block without masks
 ENTRY_MASKS = MemoKey[int]("revise.entry_masks")  # of the open block
 
 REVISES_BLOCK = needing({"schedule": Condition.HELD_BLOCKS, "cache": Condition.FED_WINDOW})
@@ -62,7 +62,7 @@ class Revision(NamedTuple):
     """Proposed changes of the committed positions of the window."""
 
     write_KW: Tensor  # bool: positions to overwrite
-    ids_KW: Tensor  # int64: the new tokens; the mask id masks a position again
+    ids_KW: Tensor | None  # int64: the new tokens; None, or the mask id, masks a position again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +82,18 @@ class Budgeted(Revise):
 
     def on_commit(self, round: Round) -> None:
         scores, window, state = round.scores, round.window, round.state
-        round.revise(*self._allowed(self.propose(scores, window, state), window, state))
+        allowed = self._allowed(self.propose(scores, window, state), window, state)
+        round.revise(*allowed, counts=self._has_budgets)
+
+    @property
+    def _has_budgets(self) -> bool:
+        budgets = (self.per_position, self.per_block, self.per_request)
+        return any(budget is not None for budget in budgets)
 
     def _allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
         """Return the proposed changes that the budgets allow; undoing this forward's commits is
         free."""
-        if self.per_position is self.per_block is self.per_request is None:
+        if not self._has_budgets:
             return wanted
         fresh_KW = window.of(state.born_KL) == state.forwards
         allowed_KW = fresh_KW | self._within_budgets(wanted.write_KW, window, state)
@@ -108,7 +114,7 @@ class Budgeted(Revise):
         """Return the positions that were committed before this forward and may be changed, bool (K,
         W)."""
         assert state.changes_KL is not None
-        before_KW = committed_before(window, state)
+        before_KW = window.of(state.earlier_KL)
         if self.per_position is None:
             return before_KW
         return before_KW & (window.of(state.changes_KL) < self.per_position)
@@ -130,15 +136,9 @@ class ReadsStanding(Budgeted):
         return round.rows_KRV[:, : round.window.width]
 
 
-def committed_before(window: Window, state: DecodeState) -> Tensor:
-    """Return the positions that were committed before this forward, bool (K, W)."""
-    born_KW = window.of(state.born_KL)
-    return (born_KW >= 0) & (born_KW < state.forwards)
-
-
-def masking(remask_KW: Tensor, state: DecodeState) -> Revision:
+def masking(remask_KW: Tensor) -> Revision:
     """Return the revision that masks these positions (bool, (K, W)) again."""
-    return Revision(remask_KW, constant(state.special.mask, remask_KW.device).expand_as(remask_KW))
+    return Revision(remask_KW, None)
 
 
 def overwriting(write_KW: Tensor, scores: Scores) -> Revision:
@@ -213,7 +213,7 @@ class RepeatPenalty(Score):
 
 
 SHARE_BEGUN = MemoKey[Tensor]("share.begun")
-"""The open block, and its forwards that began with masks, (K, 2)."""
+"""Forwards of the open block that began with masks, (K,)."""
 
 
 @register("select.share")
@@ -240,7 +240,7 @@ class Share(Select):
         return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
 
 
-BEGUN = MemoKey[Tensor]("edit.begun")  # (K, 2): open block, its forwards that began with masks
+BEGUN = MemoKey[Tensor]("edit.begun")  # (K,): forwards of the open block that began with masks
 
 
 @register("revise.edit")
@@ -375,7 +375,7 @@ class EditBlocks(Budgeted):
         memo[HOLD] = hold_KN
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        before_KW = committed_before(window, state)
+        before_KW = window.of(state.earlier_KL)
         same_KW = scores.ids_KW == window.of(state.tokens_KL)
         write_KW = self.revisable(window, state) & ~same_KW & (scores.probability_KW > self.tau)
         full_KN1 = ~window.blocks(window.eligible_KW).any(-1, keepdim=True)
@@ -457,7 +457,7 @@ class SoftRevision(Budgeted):
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         born_KW, tokens_KW = window.of(state.born_KL), window.of(state.tokens_KL)
-        write_KW = committed_before(window, state) & (scores.ids_KW != tokens_KW)
+        write_KW = window.of(state.earlier_KL) & (scores.ids_KW != tokens_KW)
         changes_K = (write_KW | (born_KW == state.forwards)).any(1)
         doubtful_K = ((born_KW >= MASKED) & (scores.probability_KW < self.sure)).any(1)
         forwards = step_of_block(state, window) + 1
@@ -471,7 +471,7 @@ class SoftRevision(Budgeted):
     def on_commit(self, round: Round) -> None:
         super().on_commit(round)
         window, state = round.window, round.state
-        soft_KW = (window.of(state.born_KL) >= 0) & (state.memo[HOLD] == HELD)[:, None]
+        soft_KW = window.of(state.committed_KL) & (state.memo[HOLD] == HELD)[:, None]
         hard_KWH = round.model.embed(window.of(state.tokens_KL)).detach()
         added_KWH = self._means(round).to(hard_KWH.dtype) - hard_KWH
         state.memo[ADDED], state.memo[START] = added_KWH * soft_KW[..., None], window.start

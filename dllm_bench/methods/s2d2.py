@@ -189,7 +189,7 @@ class SelfVerified(Select):
         length_K = span_KW.sum(1)
         unsure_K = -(normalised_neg_entropy(logits_KWV) * span_KW).sum(1) / length_K.clamp(min=1)
         long_K = 2 * (length_K - 1) >= max(window.block - 1, 1)
-        done_K = 2 * (window.of(round.state.born_KL) >= 0).sum(1) >= window.block
+        done_K = 2 * window.of(round.state.committed_KL).sum(1) >= window.block
         memo[CASE] = 4 * long_K + 2 * done_K + (2 * unsure_K >= 1)
         at_K2 = memo[CASE][:, None] + constant((0, CASES), span_KW.device)
         tried_K2, reward_K2 = memo[TRIED].gather(1, at_K2), memo[REWARD].gather(1, at_K2)
