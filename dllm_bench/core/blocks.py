@@ -137,7 +137,8 @@ class Window:
     def until(self, end: Tensor) -> Window:
         """Return the window whose open block ends at `end` (0-d int64)."""
         position_W = constant(range(self.start, self.stop), self.eligible_KW.device)
-        return replace(self, eligible_KW=self.eligible_KW & (position_W < end), end=end)
+        eligible_KW = self.eligible_KW & (position_W < end)
+        return replace(self, eligible_KW=eligible_KW, masks=None, end=end)
 
     @property
     def width(self) -> int:

@@ -64,6 +64,7 @@ class Condition(StrEnum):
     DRAFTS = "branches that are drafts of what the base becomes"  # `rate` gets them as the
     # selector's next commit leaves them, and none opens a block before the base
     NEVER_STALLS = "a position in every forward"  # chosen whenever one is masked
+    IDLES = "forwards that may commit nothing"  # whose stall rule chooses nothing
     ONE_PER_FORWARD = "one token per forward"  # by construction
     FOR_DRAWN_TOKENS = "steps published for tokens drawn above temperature 0"
     COSTLY_ROWS = "rows worth leaving out"  # even of a small vocabulary

@@ -104,7 +104,7 @@ class DecodeState:
     remasked_KW: Tensor | None = None  # whether the last revision masked a position again, bool
     reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
     may_choose_mask: bool = True  # whether a candidate may be the mask token, which is no commit
-    _flags: dict[str, Tensor] = field(default_factory=dict, repr=False)  # see `_flag`
+    _flags: dict[str, Tensor] = field(default_factory=dict, repr=False)  # see `once`
     _flags_of: Tensor | None = field(default=None, repr=False)  # the `born_KL` they are of
 
     @classmethod
@@ -150,20 +150,20 @@ class DecodeState:
     @property
     def masked_KL(self) -> Tensor:
         """Bool, true at masked positions."""
-        return self._flag("masked", lambda: self.born_KL == MASKED)
+        return self.once("masked", lambda: self.born_KL == MASKED)
 
     @property
     def committed_KL(self) -> Tensor:
         """Bool, true at positions that a forward committed."""
-        return self._flag("committed", lambda: self.born_KL >= 0)
+        return self.once("committed", lambda: self.born_KL >= 0)
 
     @property
     def earlier_KL(self) -> Tensor:
         """Bool, true at positions that were committed before this forward."""
         name = f"committed before {self.forwards}"
-        return self._flag(name, lambda: self.committed_KL & (self.born_KL < self.forwards))
+        return self.once(name, lambda: self.committed_KL & (self.born_KL < self.forwards))
 
-    def _flag(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Return what `compute` gives, computed once until positions are written."""
         if self._flags_of is not self.born_KL:
             self._flags, self._flags_of = {}, self.born_KL
@@ -224,7 +224,8 @@ class DecodeState:
         tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
         where_KW = write_KW & self.committed_KL[:, span]
         if counts:
-            self.changes_KL[:, span] += where_KW & (born_KW < self.forwards)
+            changes_KW = self.changes_KL[:, span]
+            changes_KW += where_KW & (born_KW < self.forwards)
         self._flags_of = self.remasked_KW = None
         if ids_KW is None:
             self.remasked_KW = where_KW

@@ -301,8 +301,9 @@ class MaskedDecoder(ComposedDecoder):
 
     @cached_property
     def _stalls(self) -> bool:
-        """Whether a forward may commit nothing although positions are masked."""
-        return not self.forbid_mask or Condition.NEVER_STALLS not in self.select.gives
+        """Whether the stall rule may have to choose where a forward would commit nothing."""
+        idles, never = Condition.IDLES in self.select.gives, Condition.NEVER_STALLS
+        return not idles and (not self.forbid_mask or never not in self.select.gives)
 
     def _commit_best(
         self, branches: DecodeState, window: Window, round: Round, workers: WorkerGroup

@@ -195,19 +195,19 @@ def column(step: Tensor | int) -> Tensor | int:
 
 
 def count_in_block(
-    key: MemoKey[Tensor], counts_K: Tensor, window: Window, state: DecodeState
-) -> Tensor:
-    """Return the number of forwards of the open block, including this one, for which `counts_K`
-    (bool) was true: (K,).
+    key: MemoKey[Any], counts: Tensor | bool, window: Window, state: DecodeState
+) -> Tensor | int:
+    """Return the number of forwards of the open block, including this one, for which `counts`
+    (bool) was true: of all branches or of each (K,).
 
     `key` holds the count.
     """
     is_known = same_block(MemoKey[Any](f"{key.name}.block"), window, state)
-    if is_known is False:
-        state.memo[key] = counts_K.long()
-    else:
-        before_K = state.memo[key]
-        state.memo[key] = counts_K + (before_K if is_known is True else before_K * is_known)
+    before: Tensor | int = 0 if is_known is False else state.memo[key]
+    if isinstance(is_known, Tensor):
+        before = before * is_known
+    now = counts.long() if isinstance(counts, Tensor) else int(counts)
+    state.memo[key] = now if is_known is False else now + before
     return state.memo[key]
 
 

@@ -170,6 +170,7 @@ class Epsilon(Select):
                 Condition.FOR_DRAWN_TOKENS: True,
                 Condition.ONE_PER_FORWARD: self.steps is None,
                 Condition.DRAWS: self.alg_temp is not None,
+                Condition.IDLES: self.idle,
             }
         )
 
@@ -184,8 +185,9 @@ class Epsilon(Select):
         return most_confident_by(self.ties, scores, window, count_K, state.length)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        where_KW, ids_KW = super().on_stall(scores, window, state)
-        return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
+        if self.idle:
+            return torch.zeros_like(window.eligible_KW), scores.ids_KW
+        return super().on_stall(scores, window, state)
 
     def _share(self, step: Tensor | int, window: Window) -> Tensor:
         """Return the share of the masks left that is committed in each of these steps."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
 from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount, Probability
-from dllm_bench.core.decoder import BlockLength, Condition, needing
+from dllm_bench.core.decoder import BlockLength, Condition, Conditions, needing
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import MASKED, DecodeState
@@ -118,6 +118,11 @@ class FirstOfBlock(Select):
 
     inner: Select
     needs = COUNTS_STEPS
+
+    @property
+    def gives(self) -> Conditions:
+        """A position in every forward, if the inner selector chooses one."""
+        return self.inner.gives & {Condition.NEVER_STALLS}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step, _ = step_in_block(state, window)

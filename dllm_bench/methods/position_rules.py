@@ -34,6 +34,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, PositiveAmount
+from dllm_bench.core.decoder import Condition, Conditions, holding
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import constant, to_device
@@ -64,6 +65,11 @@ class Dilated(Select):
         """Whether a forward may commit nothing, because it masks its whole level again."""
         return self.least is not None
 
+    @property
+    def gives(self) -> Conditions:
+        """Forwards without a commit, if candidates have to wait."""
+        return holding({Condition.IDLES: self.idle})
+
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step, _ = step_in_block(state, window)
         size, open_KW = self.block or window.block, window.eligible_KW
@@ -76,8 +82,9 @@ class Dilated(Select):
         return due_KW | (column(step) >= -(-window.block // size) * levels)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        where_KW, ids_KW = super().on_stall(scores, window, state)
-        return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
+        if self.idle:
+            return torch.zeros_like(window.eligible_KW), scores.ids_KW
+        return super().on_stall(scores, window, state)
 
 
 @cache

@@ -42,6 +42,7 @@ from dllm_bench.core.decoder import ONE_BRANCH, Condition, needing
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.caches import step_of_block
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident, same_block
@@ -52,10 +53,12 @@ from dllm_bench.methods.revising import (
     Budgeted,
     ReadsStanding,
     Revision,
+    began_masked,
     hold,
     hold_only_branch,
     largest,
     masking,
+    moves,
     post_rounds,
     step_and_masks,
 )
@@ -268,17 +271,15 @@ class Remask(ReadsStanding):
     # found no committed position in the block
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        masked_K, committed_KW = window.eligible_KW.any(1), window.of(state.earlier_KL)
-        rounds_K = post_rounds(masked_K, window, state)
+        masked, committed_KW = began_masked(window), window.of(state.earlier_KL)
+        more_rounds = post_rounds(masked, window, state) < self.rounds
         doubt_KW, wrong_KW = self._judged(scores, window, state)
         most_K = (committed_KW.sum(1).double() * self.ratio).long().clamp(min=1)
         remask_KW = largest(doubt_KW, wrong_KW & self.revisable(window, state), most_K)
-        moves_K = remask_KW.any(1)
-        if self._looks:
-            moves_K = moves_K | masked_K
+        moves_K = moves(remask_KW.any(1), self._looks and masked, more_rounds)
         if not self.edits_end:
             moves_K &= ~(state.tokens_KL[:, state.prompt_len :] == state.special.eos).any(1)
-        hold(moves_K & (rounds_K < self.rounds), state)
+        hold(moves_K, state)
         return masking(remask_KW)
 
     def revisable(self, window: Window, state: DecodeState) -> Tensor:
@@ -349,8 +350,12 @@ class Capped(Select):
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        masks_K = window.eligible_KW.sum(1)
-        cap_K = (masks_K.double() * self.share).long().clamp(self.least, self.most)
+        if window.masks is not None and len(window.eligible_KW) == 1:  # known to the host
+            cap = min(max(int(window.masks * self.share), self.least), self.most)
+            cap_K = constant(cap, window.eligible_KW.device).reshape(1)
+        else:
+            masks_K = window.eligible_KW.sum(1)
+            cap_K = (masks_K.double() * self.share).long().clamp(self.least, self.most)
         return most_confident(scores, window, cap_K) & self.inner(scores, window, state)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:

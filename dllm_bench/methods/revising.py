@@ -43,6 +43,7 @@ from dllm_bench.methods.common import (
     COUNTS_STEPS,
     OF_LOGITS,
     Pipeline,
+    column,
     count_in_block,
     most_confident,
 )
@@ -114,10 +115,11 @@ class Budgeted(Revise):
         """Return the positions that were committed before this forward and may be changed, bool (K,
         W)."""
         assert state.changes_KL is not None
-        before_KW = window.of(state.earlier_KL)
-        if self.per_position is None:
-            return before_KW
-        return before_KW & (window.of(state.changes_KL) < self.per_position)
+        most, changes_KL = self.per_position, state.changes_KL
+        if most is None:
+            return window.of(state.earlier_KL)
+        name = f"committed before, and changed less than {most} times"
+        return window.of(state.once(name, lambda: state.earlier_KL & (changes_KL < most)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +148,26 @@ def overwriting(write_KW: Tensor, scores: Scores) -> Revision:
     return Revision(write_KW, scores.ids_KW)
 
 
-def post_rounds(masked_K: Tensor, window: Window, state: DecodeState) -> Tensor:
-    """Return the number of rounds of the open block that began without masks, including this one,
-    (K,); `masked`: whether this one began with masks."""
-    return count_in_block(POST_ROUNDS, ~masked_K, window, state)
+def began_masked(window: Window) -> Tensor | bool:
+    """Return whether this forward began with masks in the open block: (K,), or of the only branch,
+    whose masks the host knows."""
+    alone = window.masks is not None and len(window.eligible_KW) == 1
+    return bool(window.masks) if alone else window.eligible_KW.any(1)
+
+
+def post_rounds(masked: Tensor | bool, window: Window, state: DecodeState) -> Tensor | int:
+    """Return the number of rounds of the open block that began without masks, including this one;
+    `masked`: `began_masked` of this one."""
+    full = ~masked if isinstance(masked, Tensor) else not masked
+    return count_in_block(POST_ROUNDS, full, window, state)
+
+
+def moves(changes_K: Tensor, masked: Tensor | bool, more_rounds: Tensor | bool) -> Tensor:
+    """Return in which branches a block stays open, bool (K,): something changes or is masked, and
+    there may be more rounds."""
+    if masked is not False:
+        changes_K = changes_K | masked
+    return changes_K if more_rounds is True else changes_K & more_rounds
 
 
 def step_and_masks(window: Window, state: DecodeState) -> tuple[int, int]:
@@ -167,11 +185,15 @@ def hold_only_branch(flag: int, state: DecodeState) -> None:
     state.memo[HOLD] = constant(flag, state.tokens_KL.device).reshape(1)
 
 
-def hold(held_K: Tensor, state: DecodeState, left_K: Tensor | None = None) -> None:
+def hold(held_K: Tensor, state: DecodeState, left: Tensor | bool | None = None) -> None:
     """Keep the open block open after this round, or close it with its masks, in branches whose flag
     (bool) is true."""
     hold_K = held_K * HELD
-    state.memo[HOLD] = hold_K if left_K is None else hold_K.masked_fill(left_K, LEFT)
+    if left is True:
+        hold_K = torch.full_like(hold_K, LEFT)
+    elif isinstance(left, Tensor):
+        hold_K = hold_K.masked_fill(left, LEFT)
+    state.memo[HOLD] = hold_K
 
 
 def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tensor:
@@ -230,14 +252,22 @@ class Share(Select):
     idle: bool = False  # whether a forward commits nothing if nothing is due, as released
     needs = COUNTS_STEPS
 
+    @property
+    def gives(self) -> Conditions:
+        """Forwards without a commit, as released."""
+        return holding({Condition.IDLES: self.idle})
+
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        begun_K = count_in_block(SHARE_BEGUN, window.eligible_KW.any(1), window, state)
-        more_K = begun_K <= window.block % self.steps
-        return most_confident(scores, window, window.block // self.steps + more_K)
+        begun = count_in_block(SHARE_BEGUN, began_masked(window), window, state)
+        count = window.block // self.steps + (begun <= window.block % self.steps)
+        if isinstance(count, int):
+            count = constant(count, window.eligible_KW.device).reshape(1)
+        return most_confident(scores, window, count)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        where_KW, ids_KW = super().on_stall(scores, window, state)
-        return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
+        if self.idle:
+            return torch.zeros_like(window.eligible_KW), scores.ids_KW
+        return super().on_stall(scores, window, state)
 
 
 BEGUN = MemoKey[Tensor]("edit.begun")  # (K,): forwards of the open block that began with masks
@@ -265,23 +295,26 @@ class Edit(Budgeted):
     # no limit
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        masked_K = window.eligible_KW.any(1)
-        rounds_K = post_rounds(masked_K, window, state)
+        masked = began_masked(window)
+        rounds = post_rounds(masked, window, state)
         write_KW = (
             self.revisable(window, state)
             & (scores.ids_KW != window.of(state.tokens_KL))
             & (scores.probability_KW > self.tau)
-            & (rounds_K <= self.rounds)[:, None]
         )
-        moves_K = write_KW.any(1)
-        if self.tau < 1 or self.steps is not None:  # otherwise there is nothing to edit
-            moves_K = moves_K | masked_K
-        holds_K = moves_K & (rounds_K < self.rounds + self.ignores_last)
-        left_K = None
+        if (is_due := column(rounds) <= self.rounds) is not True:
+            write_KW = write_KW & is_due
+        edits = self.tau < 1 or self.steps is not None  # otherwise there is nothing to edit
+        more_rounds = rounds < self.rounds + self.ignores_last
+        holds_K = moves(write_KW.any(1), edits and masked, more_rounds)
+        left: Tensor | bool | None = None
         if self.steps is not None:
-            begun_K = count_in_block(BEGUN, masked_K, window, state)
-            left_K = torch.where(masked_K, begun_K >= self.steps, ~holds_K)
-        hold(holds_K, state, left_K)
+            begun = count_in_block(BEGUN, masked, window, state)
+            if isinstance(masked, bool):
+                left = begun >= self.steps if masked else ~holds_K
+            else:
+                left = torch.where(masked, begun >= self.steps, ~holds_K)
+        hold(holds_K, state, left)
         return overwriting(write_KW, scores)
 
 
@@ -465,7 +498,7 @@ class SoftRevision(Budgeted):
         if not self.released:
             masked_KW = (born_KW == MASKED) | (write_KW & (scores.ids_KW == state.special.mask))
             stays_K = stays_K | masked_KW.any(1)
-        hold(stays_K, state, left_K=~stays_K)
+        hold(stays_K, state, left=~stays_K)
         return overwriting(write_KW, scores)
 
     def on_commit(self, round: Round) -> None:
