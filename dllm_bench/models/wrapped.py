@@ -210,28 +210,18 @@ def wrap_object(
     """
     has_layers = hasattr(model, "config") and hasattr(model, "named_parameters")
     has_weights = has_layers or isinstance(model, torch.nn.Module)
-    if has_weights:
-        _refuse_hash(model, weights_hash)
-    if has_layers:
-        _check_supported(model)
-    kind = type(model).__name__
-    generation = getattr(model, "generation_config", None) if has_layers else None
-    ends = {} if generation is None else generation.to_dict()
-    sources = SpecialTokenSources(published(model) if has_layers else {}, tokenizer, ends)
-    vocabulary = model.config.vocab_size if has_layers else len(tokenizer)
-    special = special_tokens(sources, vocabulary, mask_token, attention_form == "causal")
+    _check_wrapped(model, has_layers, weights_hash if has_weights else None)
+    kind, maskless = type(model).__name__, attention_form == "causal"
+    special = _special(model if has_layers else None, tokenizer, mask_token, maskless)
+    how: dict[str, Any] = {"attention_form": attention_form, "block": block}
     denoiser: BorrowedDenoiser | FunctionDenoiser
     if has_layers:
         with borrowed(model):
-            denoiser = BorrowedDenoiser(
-                model, special, shifted, attention_form=attention_form, block=block
-            )
+            denoiser = BorrowedDenoiser(model, special, shifted, **how)
         name = str(model.config.name_or_path).rstrip("/").rpartition("/")[2] or kind
         attention = model.config._attn_implementation
     else:
-        denoiser = FunctionDenoiser(
-            model, special, shifted, attention_form=attention_form, block=block
-        )
+        denoiser = FunctionDenoiser(model, special, shifted, **how)
         name, attention = getattr(model, "__name__", kind), "its own"
     chat = bool(getattr(tokenizer, "chat_template", None))
     text = TextCodec(name, tokenizer, special, chat=chat, bos=bos)
@@ -249,26 +239,41 @@ def wrap_object(
         "adapter": OBJECT,
         "dtype": metadata.dtype,
         "attention": attention,
-        "attention_form": attention_form,
-        "block": block,
+        **how,
         "shifted": shifted,
         "chat": chat,
         "bos": bos,
     }
 
     def content() -> dict[str, str]:
-        given = published(model) if has_layers else {}
-        return {
-            "weights": state_sha256(model) if has_weights else text_sha256(name, weights_hash),
-            "config": settings_sha256(given, special),
-            "tokenizer": vocabulary_sha256(tokenizer),
-        }
+        weights = state_sha256(model) if has_weights else text_sha256(name, weights_hash)
+        given = settings_sha256(published(model) if has_layers else {}, special)
+        return {"weights": weights, "config": given, "tokenizer": vocabulary_sha256(tokenizer)}
 
     return LoadedModel(denoiser, text, metadata, attention_form, block, settings, content)
 
 
-def _check_supported(module: Any) -> None:
-    """Raise DllmBenchError for an object whose layers cannot be run here."""
+def _special(
+    module: Any | None, tokenizer: Any, mask_token: str | None, maskless: bool
+) -> SpecialTokens:
+    """Return ids of the special tokens, by a module's config, if given, and the tokenizer."""
+    generation = getattr(module, "generation_config", None)
+    ends = {} if generation is None else generation.to_dict()
+    sources = SpecialTokenSources(published(module) if module is not None else {}, tokenizer, ends)
+    vocabulary = module.config.vocab_size if module is not None else len(tokenizer)
+    return special_tokens(sources, vocabulary, mask_token, maskless)
+
+
+def _check_wrapped(module: Any, has_layers: bool, weights_hash: str | None) -> None:
+    """Raise DllmBenchError for an object whose layers cannot be run here, or whose weights are
+    hashed here although a hash is given."""
+    if weights_hash is not None:
+        raise DllmBenchError(
+            f"wrap was given weights_hash={weights_hash!r} for a {type(module).__name__}, whose "
+            "weights are hashed themselves; leave weights_hash out."
+        )
+    if not has_layers:
+        return
     name, attention = type(module).__name__, module.config._attn_implementation
     if not is_supported(module):
         raise DllmBenchError(
@@ -329,12 +334,3 @@ def vocabulary_sha256(tokenizer: Any) -> str:
 
 def _sha256(plain: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _refuse_hash(module: torch.nn.Module, weights_hash: str | None) -> None:
-    """Raise DllmBenchError where a hash is given for weights that are hashed here."""
-    if weights_hash is not None:
-        raise DllmBenchError(
-            f"wrap was given weights_hash={weights_hash!r} for a {type(module).__name__}, whose "
-            "weights are hashed themselves; leave weights_hash out."
-        )
