@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from dllm_bench.benchmarks.embedded.generated import GeneratedTask
-from dllm_bench.benchmarks.embedded.miniparallel import FamilyItems
+from dllm_bench.benchmarks.embedded.generated import FrozenTask
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES, archive_of
@@ -78,10 +77,7 @@ def hash_of_paths(spec: RunSpec) -> str:
 def renewed(spec: RunSpec) -> RunSpec:
     """Return the run with today's hash of its items; DllmBenchError if they are other items."""
     benchmark = benchmark_of(spec.benchmark)
-    with (
-        patch.object(GeneratedTask, "items_hash", lambda *_: None),
-        patch.object(FamilyItems, "items_hash", lambda *_: None),
-    ):
+    with patch.object(FrozenTask, "items_hash", lambda *_: None):
         vars(benchmark).pop("_hash", None)
         dataset = benchmark.dataset_hash()
     vars(benchmark).pop("_hash", None)

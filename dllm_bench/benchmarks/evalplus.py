@@ -1,6 +1,6 @@
 """Benchmarks in EvalPlus form: a function to complete, graded on base and on extra inputs.
 
-The sets are `minicode` and `minicode_free` (generated here), `humaneval_plus` and `mbpp_plus`
+The sets are `minicode` and `minicode_free` (of this project), `humaneval_plus` and `mbpp_plus`
 (original files, or EvalPlus's own download if there is no data directory). Programs run only in the
 sandbox, which compares them with the reference solution (`sandbox/child/check_function.py`).
 EvalPlus itself is used for the inputs of MBPP+ and for sanitising, and only benchmarks that need
@@ -22,8 +22,7 @@ from typing import Any
 
 from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
-from dllm_bench.benchmarks.embedded import minicode
-from dllm_bench.benchmarks.embedded.generated import SPLITS
+from dllm_bench.benchmarks.embedded.generated import SPLITS, FrozenTask
 from dllm_bench.benchmarks.items import (
     PLAIN,
     BenchmarkSettings,
@@ -82,7 +81,7 @@ class ProblemSet:
     """Whether reading the inputs takes EvalPlus."""
 
 
-GENERATED = {task.name: task for task in (minicode.TASK, minicode.FREE)}
+GENERATED = {name: FrozenTask(name) for name in ("minicode", "minicode_free")}
 """Sets of this project."""
 PROBLEM_SETS: Mapping[str, ProblemSet] = {
     **{task: ProblemSet(SPLITS, limits=SMALL) for task in GENERATED},

@@ -1,7 +1,6 @@
 """Prompts and gold answers from the train splits of the embedded tasks; prompts from FLAN files.
 
-Learned filters, drafters and the embedded models are all trained on these texts. The test split is
-drawn with the same functions, for measurements during training. Callers tokenise the texts.
+Learned filters, drafters and adapters are trained on these texts. Callers tokenise them.
 """
 
 from __future__ import annotations
@@ -14,79 +13,49 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import (
-    minicode,
-    minigsm,
-    minimath,
-    miniparallel,
-    miniread,
-    minirule,
-    open_text,
-    sentences,
-)
-from dllm_bench.benchmarks.embedded.generated import GeneratedTask, from_draw, mixture
+from dllm_bench.benchmarks.embedded import open_text, sentences
+from dllm_bench.benchmarks.embedded.generated import GeneratedTask, read_lines, texts_file
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 
 Pair = tuple[str, str]
 """A prompt and its gold answer, without an end token."""
 
-STEP_WEIGHTS = (1.0, 1.0, 1.5, 2.0, 2.5)
-"""How often minigsm problems of 1 to 5 steps occur in the train split, relative to each other."""
-TASKS: Mapping[str, GeneratedTask] = {
-    "minigsm": minigsm.TASK,
-    "minicode": minicode.TASK,
-    "minimath": minimath.TASK,
-    "miniread": GeneratedTask(
-        "miniread",
-        from_draw(mixture(miniread.draw_span, miniread.draw_span, miniread.draw_count)),
-    ),
-    "minirule": GeneratedTask(
-        "minirule", from_draw(mixture(minirule.draw_free, minirule.draw_choice))
-    ),
-    "minirule_range": minirule.RANGE,
-    "ministory": minigsm.STORY,
-    "minigsm_free": minigsm.FREE,
-    "minicode_free": minicode.FREE,
-    "miniparallel": miniparallel.TASK,
+STORED = (
+    "minigsm", "minicode", "minimath", "miniread", "minirule", "minirule_range", "ministory",
+    "minigsm_free", "minicode_free", "miniparallel",
+)  # fmt: skip
+"""Tasks whose train split is in a file, all of their forms included."""
+DRAWN: Mapping[str, GeneratedTask] = {
     "sentences": sentences.TASK,
     "sentences_spelling": sentences.SPELLING,
     "open_text": open_text.TASK,
 }
-"""Task -> its problems, all of its forms included."""
-PROGRAMS: Mapping[str, Callable[[random.Random, str], Iterator[minicode.MinicodeProgram]]] = {
-    "minicode": minicode.PROGRAMS,
-    "minicode_free": minicode.FREE_PROGRAMS,
-}
-"""Task of small functions -> its programs."""
+"""Task -> its problems, of which any number can be drawn."""
+TASKS = (*STORED, *DRAWN)
 
 
-def task_pairs(task: str, split: str, count: int, seed: int) -> list[Pair]:
-    """Return `count` pairs of one task; the same for the same split and seed."""
-    if task in PROGRAMS and split == "train":
-        return _program_pairs(task, count, seed)
-    if task == "minigsm" and split == "train":
-        problems = minigsm.with_step_weights(STEP_WEIGHTS).problems(split, count, seed)
-    else:
-        problems = TASKS[task].problems(split, count, seed)
-    return [(p.prompt, p.continuation) for p in problems]
-
-
-def _program_pairs(task: str, count: int, seed: int) -> list[Pair]:
-    """Return programs of the train split without the inputs that grading needs; prompts may
-    repeat."""
-    rng = random.Random(f"{task}/train/{seed}")
-    programs = PROGRAMS[task](rng, "train")
-    return [
-        (minicode.prompt_of(p, rng.choice(minicode.WORDS.entry_points)), p.body)
-        for p, _ in zip(programs, range(count), strict=False)
-    ]
+def task_pairs(task: str, count: int, seed: int) -> list[Pair]:
+    """Return `count` pairs of one task; the same for the same seed, a shuffle of the file's order
+    unless that is 0. DllmBenchError if its file holds fewer.
+    """
+    if task in DRAWN:
+        return [(p.prompt, p.continuation) for p in DRAWN[task].problems("train", count, seed)]
+    pairs = [(prompt, answer) for prompt, answer in read_lines(texts_file(task))]
+    if len(pairs) < count:
+        raise DllmBenchError(
+            f"{count} prompts of {task} were asked for, and its train split has {len(pairs)}; give "
+            "fewer --prompts, or more --benchmark."
+        )
+    if seed:
+        random.Random(f"{task}/train/{seed}").shuffle(pairs)
+    return pairs[:count]
 
 
 def train_pairs(tasks: Sequence[str], count: int, seed: int) -> list[Pair]:
     """Return `count` pairs from the train splits, one task after the other in turn."""
     per_task = -(-count // len(tasks))
-    drawn = [task_pairs(task, "train", per_task, seed) for task in tasks]
+    drawn = [task_pairs(task, per_task, seed) for task in tasks]
     return [pair for turn in zip(*drawn, strict=True) for pair in turn][:count]
 
 

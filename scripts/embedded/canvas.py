@@ -28,6 +28,7 @@ from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.canvas_module import CanvasModule
 from dllm_bench.training.reports import Countdown
 from scripts.embedded import card, data
+from scripts.embedded.items import task_pairs
 from scripts.embedded.optim import Optimizer, learning_rate_factor
 from scripts.embedded.recipes import Recipe
 from scripts.embedded.tokenizer import build_tokenizer
@@ -271,7 +272,7 @@ def is_muon_matrix(name: str, tensor: Tensor) -> bool:
 
 def probe_rows(task: str, eos: int, vocabulary: int, recipe: Recipe) -> CanvasRows:
     """First canvases of the test split, as noise."""
-    pairs = data.task_pairs(task, "test", PROBE_ROWS, recipe.pool_seed + 1)
+    pairs = task_pairs(task, "test", PROBE_ROWS, recipe.pool_seed + 1)
     rng = torch.Generator().manual_seed(recipe.seed)
     rows = data.draw_rows(data.make_pool(pairs, False), PROBE_ROWS, LENGTH, rng, eos, False)
     first_B = torch.zeros(PROBE_ROWS, dtype=torch.long)

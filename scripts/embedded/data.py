@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dllm_bench.benchmarks.embedded import minigsm, miniread
-from dllm_bench.training.prompts import task_pairs
+from scripts.embedded.items import task_pairs
+from scripts.embedded.tasks import minigsm, miniread
 from scripts.embedded.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 
 from dllm_bench.paths import assets_dir
-from dllm_bench.training.prompts import TASKS, train_pairs
+from scripts.embedded.items import TRAINED, task_pairs
 from scripts.embedded.tokenizer import build_tokenizer
 
 PER_TASK, SEED = 1000, 1
@@ -18,10 +18,10 @@ PER_TASK, SEED = 1000, 1
 
 def main() -> None:
     """Count and write."""
-    tasks, tokenizer = sorted(TASKS), build_tokenizer()
-    counts: Counter[int] = Counter()
-    for prompt, answer in train_pairs(tasks, PER_TASK * len(tasks), SEED):
-        counts.update(tokenizer(prompt + answer, add_special_tokens=False)["input_ids"])
+    counts, tokenizer = Counter[int](), build_tokenizer()
+    for task in TRAINED:
+        for prompt, answer in task_pairs(task, "train", PER_TASK, SEED):
+            counts.update(tokenizer(prompt + answer, add_special_tokens=False)["input_ids"])
     stored = {
         "num_token": counts.total(),
         "p_baseline_dict": {str(token): counts[token] for token in sorted(counts)},

@@ -24,16 +24,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dllm_bench.benchmarks.embedded import minigsm
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.paths import assets_dir
 from dllm_bench.store.files import atomic_path
-from dllm_bench.training.prompts import task_pairs
 from dllm_bench.training.reports import Countdown, Report
 from scripts.embedded import adapt, canvas, card, data, export, network, objectives, tokenizer
+from scripts.embedded.items import task_pairs
 from scripts.embedded.optim import Optimizer, learning_rate_factor
 from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
+from scripts.embedded.tasks import minigsm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

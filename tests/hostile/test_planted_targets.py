@@ -43,7 +43,7 @@ PLANTS: dict[str, dict[str, Any]] = {
         "content": "x",
     },
     "a rule that is executed": {
-        TARGET: "dllm_bench.benchmarks.embedded.minicode._results",
+        TARGET: "builtins.exec",
         "source": "open('{canary}', 'w')",
     },
     "the module of the command line": {TARGET: "dllm_bench.__main__.main"},

@@ -14,6 +14,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.canvas import CanvasDenoiser
 from scripts.embedded import canvas, data
+from scripts.embedded.items import task_pairs
 from scripts.embedded.recipes import RECIPES
 from scripts.embedded.train import train
 from tests.canvas import canvas_decoder
@@ -62,7 +63,7 @@ def test_a_short_training_writes_a_model_of_the_network_it_trained(tmp_path: Pat
 
 
 def test_a_canvas_is_clean_where_it_has_no_noise() -> None:
-    pool = data.make_pool(data.task_pairs("miniparallel", "train", 60, 1), False)
+    pool = data.make_pool(task_pairs("miniparallel", "train", 60, 1), False)
     rows = canvas.draw(pool, RECIPE, 1, 600, torch.Generator().manual_seed(2))
     count = RECIPE.batch_tokens // canvas.LENGTH
     assert rows.noised_BC.shape == rows.clean_BC.shape == (count, canvas.CANVAS)

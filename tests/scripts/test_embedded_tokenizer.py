@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded import minicode, minigsm
 from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.paths import assets_dir
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded.recipes import RECIPES
+from scripts.embedded.tasks import minicode, minigsm
 
 MAX_ASSET_BYTES = 4 * 2**20
 FOLDERS = [assets_dir() / name for name in SHIPPED_MODELS]

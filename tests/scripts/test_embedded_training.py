@@ -18,11 +18,11 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import load as loading
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import reports
-from dllm_bench.training.prompts import task_pairs
 from scripts.embedded import __main__ as command
 from scripts.embedded import adapt, data, export, network, objectives
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded import train as training
+from scripts.embedded.items import task_pairs
 from scripts.embedded.optim import Muon
 from scripts.embedded.recipes import RECIPES
 from tests.tiers import covering

@@ -1,1 +1,1 @@
-"""The generated benchmarks that ship with the package."""
+"""Items and training texts of the tasks that ship with the package."""

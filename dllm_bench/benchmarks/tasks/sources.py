@@ -1,4 +1,4 @@
-"""Where the items of the lm-eval tasks come from: generators, original files or the hub.
+"""Where the items of the lm-eval tasks come from: the package, original files or the hub.
 
 The hub is that of Hugging Face. `rows` gives plain dictionaries with a stable `id`. `dataset` is
 what the task files name as `custom_dataset`, so that lm-eval's own evaluator sees the same items in
@@ -17,15 +17,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks.embedded import (
-    minigsm,
-    minimath,
-    miniparallel,
-    miniread,
-    minirule,
-    sentences,
-)
-from dllm_bench.benchmarks.embedded.generated import GeneratedTask
+from dllm_bench.benchmarks.embedded import sentences
+from dllm_bench.benchmarks.embedded.generated import FrozenTask
 from dllm_bench.benchmarks.items import (
     Item,
     choose_items,
@@ -36,7 +29,7 @@ from dllm_bench.benchmarks.items import (
     require_cache_or_server,
     require_fields,
 )
-from dllm_bench.benchmarks.tasks import readers
+from dllm_bench.benchmarks.tasks import miniparallel, readers
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import expanded, read_yaml
 from dllm_bench.registry import require_known
@@ -50,14 +43,15 @@ DEFAULT_SHOTS = 8
 """Most few-shot examples on lm-eval's own command line; no table uses more."""
 SHOTS = "shots"
 """Name of the few-shot split in the dataset that lm-eval gets."""
-GENERATED: Mapping[str, GeneratedTask] = {
-    task.name: task
-    for task in (
-        minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
-        minirule.RANGE, minigsm.STORY, miniparallel.TASK, minigsm.FREE,
-        sentences.TASK,
-    )
-}  # fmt: skip
+EMBEDDED = (
+    "minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice",
+    "minirule_range", "ministory", "minigsm_free",
+)  # fmt: skip
+GENERATED: Mapping[str, FrozenTask] = {
+    **{name: FrozenTask(name) for name in EMBEDDED},
+    "miniparallel": FrozenTask("miniparallel", splits=tuple(miniparallel.FAMILIES)),
+    "sentences": sentences.TASK,
+}
 """Item sets of this project."""
 
 

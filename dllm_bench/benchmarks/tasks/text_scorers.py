@@ -13,8 +13,8 @@ from collections import Counter
 from decimal import Decimal
 from typing import Any
 
-from dllm_bench.benchmarks.embedded.miniparallel import is_right
 from dllm_bench.benchmarks.tasks import math_answers
+from dllm_bench.benchmarks.tasks.miniparallel import is_right
 
 Doc = dict[str, Any]
 """An item as lm-eval passes it."""

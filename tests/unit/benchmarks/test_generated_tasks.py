@@ -16,18 +16,16 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks import evalplus, prompts
-from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
 from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
 from dllm_bench.benchmarks.lm_eval import task_file
-from dllm_bench.benchmarks.tasks import sources
 from scripts.embedded import tokenizer as embedded
+from scripts.embedded.items import FROZEN_TASKS
+from scripts.embedded.tasks import minigsm, minimath, miniread, minirule
 from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, lm_eval_benchmark, mean
 
 COUNT = 400
 TASKS: Mapping[str, GeneratedTask] = {
-    name: task
-    for name, task in {**sources.GENERATED, **evalplus.GENERATED, **prompts.GENERATED}.items()
-    if name != "miniparallel"
+    name: task for name, task in FROZEN_TASKS.items() if "/" not in name
 }
 LONGEST = {  # (task, vocabulary of the first models) -> tokens of a prompt, of an answer
     **{(name, False): (96, 56) for name in TASKS if name.startswith(("minimath", "minir"))},

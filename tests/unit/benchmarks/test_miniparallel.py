@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded import miniparallel
 from dllm_bench.benchmarks.embedded.generated import split_of
-from dllm_bench.benchmarks.embedded.miniparallel import FAMILIES, ParallelCase, is_right
+from dllm_bench.benchmarks.tasks import sources
+from dllm_bench.benchmarks.tasks.miniparallel import FAMILIES, ParallelCase, is_right
 from scripts.embedded import tokenizer as embedded
+from scripts.embedded.tasks import miniparallel
 
 MAX_NEW_TOKENS = 32
 SHOWN = 40
@@ -21,7 +22,7 @@ ONE_ANSWER = {"copy", "reverse", "sort", "replace_index", "insert_index", "remov
 
 
 def _items(family: str) -> list[dict[str, Any]]:
-    return miniparallel.TASK.items(family)[:SHOWN]
+    return sources.GENERATED["miniparallel"].items(family)[:SHOWN]
 
 
 def _square_obeys(given: list[str], answer: list[str], boxes: bool) -> bool:
@@ -64,7 +65,7 @@ def _obeys(item: dict[str, Any], answer: list[str]) -> bool:
 def test_every_right_answer_keeps_the_rule(family: str) -> None:
     for item in _items(family):
         case = ParallelCase(tuple(item["words"].split()), item["place"], item["name"])
-        answers = FAMILIES[family].answers(case)
+        answers = FAMILIES[family](case)
         assert len(set(answers)) == len(answers)
         assert all(_obeys(item, list(answer)) for answer in answers)
         assert (len(answers) == 1) == (family in ONE_ANSWER) or family == "sudoku"
@@ -75,12 +76,12 @@ def test_every_right_answer_keeps_the_rule(family: str) -> None:
 
 def test_numbers_of_answers() -> None:
     case = ParallelCase(("Ann", "Ben", "Cap", "Dan"), 2, "Zoe")
-    counts = {name: len(FAMILIES[name].answers(case)) for name in FAMILIES if name != "sudoku"}
+    counts = {name: len(FAMILIES[name](case)) for name in FAMILIES if name != "sudoku"}
     assert counts == dict.fromkeys(ONE_ANSWER, 1) | {
         "shuffle": 23, "replace_random": 4, "insert_random": 5, "remove_random": 4,
         "latin_square": 576,
     }  # fmt: skip
-    assert len(FAMILIES["sudoku"].answers(ParallelCase(("x",) * 16))) == 288
+    assert len(FAMILIES["sudoku"](ParallelCase(("x",) * 16))) == 288
 
 
 def test_a_shuffled_line_is_another_line() -> None:

@@ -18,7 +18,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.gguf_import import import_gguf
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.training.prompts import task_pairs
+from scripts.embedded.items import task_pairs
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = (

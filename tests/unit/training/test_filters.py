@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dllm_bench.benchmarks.embedded.generated import FrozenTask
 from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
@@ -142,9 +143,8 @@ def test_stalls_are_counted() -> None:
 
 
 def test_prompts_are_of_the_train_split() -> None:
-    from dllm_bench.benchmarks.embedded import minigsm
-
-    test = {p.prompt for p in minigsm.TASK.problems("test", 1000)}
+    items = FrozenTask("minigsm").items("test")
+    test = {f"Question: {item['question']}\nAnswer:" for item in items}
     drawn = prompts.train_prompts(("minigsm", "minicode"), 101, seed=0)
     assert len(set(drawn)) == 101 and test.isdisjoint(drawn)
     assert [text.startswith("Question:") for text in drawn] == [i % 2 == 0 for i in range(101)]

@@ -28,8 +28,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask, from_draw
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
 from dllm_bench.paths import read_yaml
+from scripts.embedded.tasks import from_draw
 
 MAX_STEPS = 5
 MAX_VALUE = 99

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from dllm_bench.benchmarks.embedded.generated import (
     GeneratedProblem,
     GeneratedTask,
-    from_draw,
     text_problem,
 )
-from dllm_bench.benchmarks.embedded.minigsm import ITEMS, MAX_VALUE, apply_op
-from dllm_bench.benchmarks.embedded.miniread import COLORS
+from scripts.embedded.tasks import from_draw
+from scripts.embedded.tasks.minigsm import ITEMS, MAX_VALUE, apply_op
+from scripts.embedded.tasks.miniread import COLORS
 
 LETTERS = "ABCD"
 MAX_OPERAND = 20

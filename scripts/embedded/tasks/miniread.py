@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from dllm_bench.benchmarks.embedded.generated import (
     GeneratedProblem,
     GeneratedTask,
-    from_draw,
     text_problem,
 )
-from dllm_bench.benchmarks.embedded.minigsm import ITEMS, NAMES
+from scripts.embedded.tasks import from_draw
+from scripts.embedded.tasks.minigsm import ITEMS, NAMES
 
 UNANSWERABLE = "unanswerable"
 MISSING_RATE = 0.2

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from dllm_bench.benchmarks.embedded.generated import (
     GeneratedProblem,
     GeneratedTask,
-    from_draw,
     text_problem,
 )
-from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, apply_op
+from scripts.embedded.tasks import from_draw
+from scripts.embedded.tasks.minigsm import MAX_VALUE, apply_op
 
 MIN_OPS, MAX_OPS = 2, 4
 QUESTIONS = ("Compute {0}.", "Find {0}.", "What is {0}?")

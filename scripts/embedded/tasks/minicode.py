@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask, from_draw
-from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, WORDING, apply_op
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
+from scripts.embedded.tasks import from_draw
+from scripts.embedded.tasks.minigsm import MAX_VALUE, WORDING, apply_op
 
 WORDS = SimpleNamespace(**WORDING["minicode"])
 PARAMS = ("a", "b", "c")
