@@ -15,7 +15,7 @@ import json
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,18 @@ from unittest.mock import patch
 from dllm_bench.benchmarks.embedded.generated import FrozenTask
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
+from dllm_bench.registry import TARGET
 from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES, archive_of
 from dllm_bench.store.files import CHECK, parse
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
 from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import RunSpec, digest
-from scripts.former_names import former, upgraded
 
+FORMER_PATHS: Mapping[str, str] = read_yaml(Path(__file__).with_name("former_names.yaml"))
+"""Registered name -> module path that runs of version 0.1 stored and hashed in its place."""
+NAMES = {path: name for name, path in FORMER_PATHS.items()}
 CLOCKED = ("seconds", "session")
 """Columns that differ between two runs of the same samples, besides those that end in _s."""
 
@@ -63,6 +67,20 @@ def old_runs(results: Path) -> Iterator[OldRun]:
                     yield OldRun(folder, json.loads(file.read()), None)
 
 
+def renamed(plain: Any, names: Mapping[str, str]) -> Any:
+    """Return plain data with the names of its pieces replaced, at any depth."""
+    if isinstance(plain, Mapping):
+        return {
+            key: names.get(value, value)
+            if key == TARGET and isinstance(value, str)
+            else renamed(value, names)
+            for key, value in plain.items()
+        }
+    if isinstance(plain, (list, tuple)):
+        return [renamed(value, names) for value in plain]
+    return plain
+
+
 def former_hash(spec: RunSpec) -> str:
     """Return the hash that a run had while its number of items was part of it."""
     limit = {} if spec.limit is None else {"limit": spec.limit}
@@ -71,7 +89,7 @@ def former_hash(spec: RunSpec) -> str:
 
 def hash_of_paths(spec: RunSpec) -> str:
     """Return the hash that a run had while its pieces were named by their module paths."""
-    return digest(former({**spec.identity(), "limit": spec.limit}))
+    return digest(renamed({**spec.identity(), "limit": spec.limit}, FORMER_PATHS))
 
 
 def renewed(spec: RunSpec) -> RunSpec:
@@ -88,7 +106,7 @@ def renewed(spec: RunSpec) -> RunSpec:
 
 def converted(run: OldRun) -> RunRecord:
     """Return the record under its new hash."""
-    spec = RunSpec.from_plain(upgraded(run.plain["spec"]))
+    spec = RunSpec.from_plain(renamed(run.plain["spec"], NAMES))
     if run.plain["identity_hash"] not in (former_hash(spec), hash_of_paths(spec)):
         raise DllmBenchError("its hash is not that of its specification")
     new = renewed(spec)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dllm_bench.store.provenance import environment
-from scripts.perf import batch, device, kernel, measures
+from scripts.perf import device, measures
 
 PARTS = {
     "split": "milliseconds per step: forward, score, select, bookkeeping",
@@ -84,12 +84,12 @@ def measure(part: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     if part == "device":
         return device.rounds(args.dry, args.quick)
     if part == "kernel":
-        return kernel.reads(args.dry)
+        return device.reads(args.dry)
     functions = {
         "split": measures.splits,
         "speculative": measures.speculative,
         "ratio": measures.ratios,
-        "batch": batch.batches,
+        "batch": measures.batches,
         "memory": measures.memory,
         "growth": measures.growth,
     }

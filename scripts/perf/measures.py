@@ -1,4 +1,4 @@
-"""The parts of `make perf` that run on any machine: splits, ratios to a plain loop, memory, growth.
+"""The parts of `make perf` that run on any machine: splits, ratios, memory, growth, batches.
 
 The cases of a part are measured in turn, round after round, so that other load on the machine
 affects all of them alike; each number is the median over the rounds. Every function returns rows of
@@ -14,16 +14,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dllm_bench.api.compose import compose
 from dllm_bench.api.random_model import random_model, random_request
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, Budget, Confidence, Threshold
 from dllm_bench.paths import options
+from dllm_bench.store.inputs import benchmark_of
 from scripts.perf import models
 from scripts.perf.reference import Reference
 from scripts.perf.split import PARTS, TimedModel, Watch, split
@@ -34,6 +36,13 @@ Case = Callable[[], Mapping[str, float]]  # makes one measurement and returns it
 VOCAB_DREAM, VOCAB_128K = 152_064, 128_000
 ONE_EACH = 1.0  # no confidence is above this threshold: one token per forward
 TAU = 0.9
+BATCH = 8
+BATCHED = {  # decoder -> model
+    "fast_dllm": "tiny-llada",
+    "fast_dllm_dual": "tiny-llada",
+    "d2f": "tiny-d2f-dream-instruct",
+    "ar": "tiny-qwen3",
+}
 
 
 @dataclass(frozen=True)
@@ -281,3 +290,42 @@ def _flatness(decoder: MaskedDecoder, size: Size) -> list[Row]:
         row = in_turns({"": case}, size.rounds)[""]
         rows.append({"case": f"embedded, block cache, last quarter of {new}", **row})
     return rows
+
+
+# --- e: batches ---------------------------------------------------------------------------------
+
+
+def items(model: str, count: int, new: int) -> list[Request]:
+    """Return the first questions of minigsm."""
+    benchmark = benchmark_of(
+        compose(["benchmark=minigsm", f"benchmark.max_new_tokens={new}"])["benchmark"]
+    )
+    return list(benchmark.requests(models.embedded(model).encode))[:count]
+
+
+def batches(size: Size) -> list[Row]:
+    """Requests per second of each decoder, and whether the texts are the same."""
+    return [_unbatched_and_batched(decoder, model, size) for decoder, model in BATCHED.items()]
+
+
+def _unbatched_and_batched(name: str, model: str, size: Size) -> Row:
+    decoder, denoiser = models.decoder(name), models.embedded(model).denoiser
+    requests = items(model, size.items, size.new)
+    texts: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def case(batch: int) -> Row:
+        watch = Watch()
+        started = watch.now()
+        found: list[Generation] = list(decoder.generate_stream(denoiser, requests, batch))
+        texts[batch] = {generation.request_id: generation.ids for generation in found}
+        return {"rate": len(requests) / (watch.now() - started)}
+
+    rates = in_turns({str(n): lambda n=n: case(n) for n in (1, BATCH)}, size.rounds)
+    one, many = rates["1"]["rate"], rates[str(BATCH)]["rate"]
+    return {
+        "case": f"{name} · {model}",
+        "requests/s": one,
+        f"batch {BATCH}": many,
+        "ratio": round(many / one, 2),
+        "same texts": texts[1] == texts[BATCH],
+    }

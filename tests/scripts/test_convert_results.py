@@ -10,8 +10,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET, find, name_of
 from dllm_bench.store.store import Store, read_record
-from scripts.convert_results import convert
-from scripts.former_names import FORMER_PATHS, former, upgraded
+from scripts.convert_results import FORMER_PATHS, NAMES, convert, renamed
 
 OLD_RUN = Path(__file__).parents[1] / "data" / "run_before_registered_names"
 
@@ -32,5 +31,5 @@ def test_a_run_with_module_paths_is_refused_and_converted(tmp_path: Path) -> Non
 
 def test_former_names_are_read_back() -> None:
     plain = [{TARGET: path, "inner": {TARGET: path}} for path in FORMER_PATHS.values()]
-    assert former(upgraded(plain)) == plain
+    assert renamed(renamed(plain, NAMES), FORMER_PATHS) == plain
     assert all(name_of(find(name)) == name for name in FORMER_PATHS)

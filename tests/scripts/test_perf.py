@@ -23,7 +23,7 @@ from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.paths import options
 from dllm_bench.store.record import RunRecord
 from scripts.perf import __main__ as command
-from scripts.perf import batch, coverage, device, measures, models
+from scripts.perf import coverage, device, measures, models
 from scripts.perf.reference import Reference
 from scripts.perf.split import PARTS, split
 from tests.sample_stats import record_of, sample
@@ -116,10 +116,10 @@ def test_a_dry_run_of_the_kernel_part_reads_the_same(tmp_path: Path) -> None:
 
 
 def test_a_batch_decodes_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "CASES", {"fast_dllm_dual": "tiny-llada"})
-    (row,) = batch.batches(measures.Size(rounds=1, new=32, items=3))
+    monkeypatch.setattr(measures, "BATCHED", {"fast_dllm_dual": "tiny-llada"})
+    (row,) = measures.batches(measures.Size(rounds=1, new=32, items=3))
     assert row["same texts"] and row["ratio"] > 0
-    prompts = [request.prompt_ids for request in batch.items("tiny-llada", 3, 32)]
+    prompts = [request.prompt_ids for request in measures.items("tiny-llada", 3, 32)]
     assert len(set(prompts)) == 3
 
 
