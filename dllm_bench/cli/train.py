@@ -287,10 +287,10 @@ def add_sps_arguments(parser: ArgumentParser) -> None:
 def measure_sps(arguments: Namespace) -> int:
     """Measure, print and store a model's steps per second for several numbers of tokens."""
     config = compose([f"model={arguments.model}", *arguments.settings])
-    from dllm_bench.training import step_profiles
+    from dllm_bench.training import scheduler
 
-    job = step_profiles.ProfileJob(arguments.batches, arguments.context, arguments.repeats)
-    measured = step_profiles.run(job, config)
+    job = scheduler.ProfileJob(arguments.batches, arguments.context, arguments.repeats)
+    measured = scheduler.profile_model(job, config)
     folder = training_folder(arguments) / "sps"
     out = arguments.out or folder / f"{arguments.model}-{Hardware(measured['hardware']).name}.json"
     write_json(out, measured)
@@ -310,12 +310,12 @@ def fit_temperatures(arguments: Namespace) -> int:
     """Fit, print and store the temperatures of a confidence head on stored runs."""
     store = open_store(arguments)
     entries = [store.find(name) for name in arguments.runs]
-    from dllm_bench.training import temperatures
+    from dllm_bench.training import scheduler
 
-    fitted, spec = temperatures.fit(entries), entries[0].spec
+    fitted, spec = scheduler.fit_temperatures(entries), entries[0].spec
     folder = store.root.parent / "training" / "temperatures"
     out = arguments.out or folder / f"{spec.model.name}-{spec.label}.json"
     write_json(out, fitted)
-    print_lines(temperatures.lines(fitted))
+    print_lines(scheduler.temperature_lines(fitted))
     use = f"use it: decoder.length.temperatures.source={out}"
     return print_lines([f"written: {out}", use])

@@ -20,7 +20,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.drafting import StepProfile, read_step_profile
-from dllm_bench.training.step_profiles import ProfileJob, measure, profile_of
+from dllm_bench.training.scheduler import ProfileJob, measure, profile_of
 from tests.helpers import load_denoiser, tiny_checkpoint, tiny_denoiser
 
 SHIPPED = "assets/profiles/tiny-qwen3-cpu.json"

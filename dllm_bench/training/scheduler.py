@@ -1,0 +1,237 @@
+"""What the verification scheduler is given: step times of a model, temperatures of a drafter.
+
+`dllm-bench train sps MODEL`: a step of R tokens is one forward that feeds R positions after a
+cached context and takes the best token of every row, as verification does. The sizes are timed in
+turn, so that a drift of the machine affects all of them alike; the first turns are warm-up; the
+device is synchronised before and after each step; medians are kept. All R positions share one
+context: the cost of reading one context per request, drafting and prefill are left out.
+
+`dllm-bench train temperatures RUN …` calibrates a confidence head by Sequential Temperature Scaling
+(DSpark, section 3.2.1) on the stored samples of sealed runs: fitted on the first half of every
+run's samples, measured on the second half. In a greedy run the text shows how much of every draft
+is right, whatever was verified; in a sampled run only verified tokens count, so their number must
+be fixed. All runs are of one drafter with one target.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.decoder import CAUSAL_MODEL, abilities, require
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind, Trace
+from dllm_bench.decoding.speculative import FixedLength
+from dllm_bench.methods.drafting import StepProfile
+from dllm_bench.metrics import drafts
+from dllm_bench.metrics.drafts import ObservedDraft
+from dllm_bench.models import load as loading
+from dllm_bench.registry import find
+from dllm_bench.serving.load_simulation import StoredDrafts
+from dllm_bench.store import inputs, provenance
+from dllm_bench.store.groups import RunConfig, setting_in
+from dllm_bench.store.inputs import wait_for
+from dllm_bench.store.spec import Role, RunSpec, digest, split
+from dllm_bench.store.store import RunEntry, read_record, read_samples
+
+Halves = tuple[list[ObservedDraft], list[ObservedDraft]]
+
+# --- step times -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProfileJob:
+    """What is measured."""
+
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    """Tokens of a step, in increasing order."""
+    context: int = 256
+    """Positions of the cached context."""
+    repeats: int = 20
+    """Timed steps of each size."""
+    warmup: int = 3
+    """Steps of each size before those."""
+
+    def __post_init__(self) -> None:
+        StepProfile(
+            self.batches, (1.0,) * len(self.batches)
+        )  # raises an error for impossible sizes
+
+
+def measure(model: Any, job: ProfileJob) -> list[list[float]]:
+    """Return seconds of every timed step, one list per size."""
+    given = {"model": abilities(model)}
+    require("a profile of verifying steps", frozenset({CAUSAL_MODEL}), given, "model")
+    kv, canvas_1L = _context(model, job)
+    seconds: list[list[float]] = [[] for _ in job.batches]
+    for turn in range(job.warmup + job.repeats):
+        for size, timed_s in zip(job.batches, seconds, strict=True):
+            step_s = _step_s(model, canvas_1L, kv, size)
+            if turn >= job.warmup:
+                timed_s.append(step_s)
+    return seconds
+
+
+@torch.inference_mode()
+def _context(model: Denoiser, job: ProfileJob) -> tuple[KVCache, Tensor]:
+    """Return a cache that holds the context, and a canvas with room for the largest step."""
+    length = job.context + job.batches[-1]
+    generator = torch.Generator().manual_seed(0)
+    ids_1L = torch.randint(model.vocab_size, (1, length), generator=generator)
+    canvas_1L, kv = ids_1L.to(model.device), model.new_cache(length)
+    end = job.context
+    feed = ForwardPlan(
+        ForwardKind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", block=1
+    )
+    model.forward(canvas_1L, feed, kv)
+    kv.keep(feed, torch.zeros((), dtype=torch.long, device=model.device))
+    return kv, canvas_1L
+
+
+@torch.inference_mode()
+def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float:
+    """Return seconds of one step; the cache is not changed."""
+    start = kv.length
+    feed, rows = (start, start + size), (start + 1, start + size + 1)
+    plan = ForwardPlan(
+        ForwardKind.VERIFY, feed, rows, store=feed, attention="block_causal", block=1
+    )
+    wait_for(model.device)
+    before = time.perf_counter()
+    model.forward(canvas_1L, plan, kv).argmax(-1)
+    wait_for(model.device)
+    return time.perf_counter() - before
+
+
+def profile_of(job: ProfileJob, seconds: Sequence[Sequence[float]]) -> StepProfile:
+    """Return steps per second of each size, from the median times."""
+    return StepProfile(job.batches, tuple(1 / median(timed_s) for timed_s in seconds))
+
+
+def profile_model(job: ProfileJob, config: RunConfig) -> dict[str, Any]:
+    """Load the configured model and measure it.
+
+    Returns what the profile's file holds: the table, its spread in milliseconds, the settings, and
+    facts about model and machine.
+    """
+    hardware = inputs.resolve_hardware(config.hardware)
+    torch.set_num_threads(hardware.threads)
+    model = loading.load_model(inputs.model_spec(inputs.resolve_model(config.model, hardware)))
+    seconds = measure(model.denoiser, job)
+    settings = asdict(job)
+    return {
+        **{name: list(column) for name, column in asdict(profile_of(job, seconds)).items()},
+        "spread_ms": [[round(1000 * s, 4) for s in (min(each), max(each))] for each in seconds],
+        **{name: settings[name] for name in ("context", "repeats", "warmup")},
+        "model": asdict(model.metadata),
+        "hardware": dict(hardware),
+        "machine": provenance.machine(str(model.denoiser.device)),
+        "torch": torch.__version__,
+    }
+
+
+# --- temperatures ---------------------------------------------------------------------------------
+
+
+def fit_temperatures(entries: Sequence[RunEntry]) -> dict[str, Any]:
+    """Return temperatures by position, what they were fitted on, and calibration before and
+    after."""
+    check_one_drafter(entries)
+    halves = [observed_halves(entry) for entry in entries]
+    first, second = ([one for half in side for one in half] for side in zip(*halves, strict=True))
+    if not first or not second:
+        raise DllmBenchError(
+            f"The {len(entries)} runs do not hold confidences in both halves of their samples; "
+            "name runs of a drafter with a confidence head (decoder=dspark) with more items."
+        )
+    temperatures = drafts.fit_temperatures(first)
+    spec = entries[0].spec
+    return {
+        "temperatures": list(temperatures),
+        "positions": list(calibration_by_position(second, temperatures)),
+        "fitted_on": len(first),
+        "measured_on": len(second),
+        "bins": drafts.BINS,
+        "grid": list(drafts.GRID),
+        "runs": [entry.spec.identity_hash for entry in entries],
+        "target": {"name": spec.model.name, "weights": spec.inputs["weights"]},
+        "draft": drafter_identity(spec),
+    }
+
+
+def check_one_drafter(entries: Sequence[RunEntry]) -> None:
+    """Raise an error unless all runs have the same drafter and target."""
+    drafters = {digest([drafter_identity(e.spec), e.spec.inputs["weights"]]) for e in entries}
+    if len(drafters) > 1:
+        raise DllmBenchError(
+            f"The {len(entries)} runs are of {len(drafters)} drafters or targets; temperatures "
+            "belong to one drafter with one target, name runs of one."
+        )
+
+
+def drafter_identity(spec: RunSpec) -> dict[str, Any]:
+    """Return the drafter of a run by its content; the path of its files is left out."""
+    if "draft" not in spec.decoder:
+        raise DllmBenchError(
+            f"Run {spec.short} has no speculative decoder; name runs of a drafter with a "
+            "confidence head (decoder=dspark)."
+        )
+    identity = split({"decoder": spec.decoder})[Role.IDENTITY]
+    return dict(setting_in(identity, "decoder.draft"))
+
+
+def observed_halves(entry: RunEntry) -> Halves:
+    """Return confidences and outcomes of the first and of the second half of a run's samples."""
+    record, decoder = read_record(entry.path), entry.spec.decoder
+    if record is None:
+        raise DllmBenchError(
+            f"Run {entry.spec.short} is {entry.state.value} ({entry.done} samples); complete it "
+            "with the command that started it."
+        )
+    if not setting_in(decoder, "temperature"):
+        stored = read_samples(entry.path)
+        samples = [stored[name] for name in record.columns["id"]]
+        halves = StoredDrafts.of(
+            (Trace.from_columns(s.trace), s.born, s.ids) for s in samples
+        ).halves()
+        return halves[0].observed(), halves[1].observed()
+    is_fixed = find(setting_in(decoder, "length._target_")) is FixedLength
+    if not is_fixed or setting_in(decoder, "length.tokens") == 0:
+        raise DllmBenchError(
+            f"Run {entry.spec.short} is sampled, and its confidences decided how many tokens were "
+            "verified; run it with decoder/length=fixed to fit temperatures."
+        )
+    return drafts.halves(record.samples)
+
+
+def calibration_by_position(
+    second: Sequence[ObservedDraft], temperatures: Sequence[float]
+) -> Iterator[Mapping]:
+    """Yield calibration of every position (from 1), without and with the temperatures."""
+    before = drafts.calibration_by_position(second)
+    after = drafts.calibration_by_position(second, temperatures)
+    for k, (raw, scaled) in enumerate(zip(before, after, strict=True), start=1):
+        yield {
+            "position": k,
+            "rounds": raw.count,
+            "ece": round(raw.ece, 5),
+            "ece_scaled": round(scaled.ece, 5),
+            "auroc": raw.auroc and round(raw.auroc, 5),
+            "auroc_scaled": scaled.auroc and round(scaled.auroc, 5),
+        }
+
+
+def temperature_lines(fitted: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the result as text, one line per position."""
+    for temperature, row in zip(fitted["temperatures"], fitted["positions"], strict=False):
+        yield (
+            f"position {row['position']}  T {temperature:.3f}  ECE {row['ece']:.4f} -> "
+            f"{row['ece_scaled']:.4f}  ({row['rounds']} drafts)"
+        )
