@@ -51,10 +51,15 @@ def test_counting_the_base_is_one_lookahead_less(model, schedule, lookaheads) ->
     assert max(f.branches for f in beside.trace.forwards) == lookaheads + 1
 
 
-@pytest.mark.parametrize("k", [0, 1])
-def test_a_base_alone_is_no_lookahead(model, k) -> None:
-    alone = generate(model, Lookahead(k, counts_base=True))
-    assert same(alone, generate(model, Greedy()))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize(
+    "explore",
+    [Lookahead(0), Lookahead(0, counts_base=True), Lookahead(1, counts_base=True)],
+    ids=str,
+)
+def test_a_base_alone_is_no_lookahead(model, explore, schedule) -> None:
+    alone = generate(model, explore, schedule=schedule)
+    assert same(alone, generate(model, Greedy(), schedule=schedule))
     assert {f.branches for f in alone.trace.forwards} == {1}
 
 

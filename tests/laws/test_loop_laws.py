@@ -129,14 +129,6 @@ def test_a_filled_up_block_may_take_more_forwards_than_were_asked_for(model, new
     assert len(generation.trace) == 21 and generation.cut["length"] == new
 
 
-@pytest.mark.parametrize("schedule", [Blocks(8, False, True), Blocks(8, False)], ids=str)
-def test_exact_block_cache_holds_for_both_origins(model, schedule) -> None:
-    plain = replace(BASE, schedule=schedule, cache=NoCache("block_causal"))
-    cached = replace(plain, cache=BlockCache("block_causal"))
-    one, other = (decoder.generate(model, REQUEST) for decoder in (plain, cached))
-    assert one.ids == other.ids and one.born == other.born
-
-
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 def test_a_budget_is_kept(model, explore) -> None:
     decoder = replace(BASE, select=Threshold(1.0, strict=True), explore=explore, stop=Budget(5))

@@ -11,11 +11,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.state import MASKED, MemoKey
+from dllm_bench.core.state import MASKED
 from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
@@ -34,6 +33,7 @@ from dllm_bench.methods.common import (
 from dllm_bench.methods.dream import Epsilon, Origin
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
 from dllm_bench.methods.history import Credit
+from tests.helpers import Watched
 from tests.tiers import covering_pairs
 
 REQUESTS = [
@@ -85,12 +85,6 @@ def test_a_threshold_that_nothing_passes_takes_one_token_per_forward(
     assert all(forward.forced == 1 for forward in generation.trace.forwards)
 
 
-@pytest.mark.parametrize("schedule", [Blocks(8), Pipeline(8, 0.1, 0.95)], ids=["blocks", "d2f"])
-def test_lookahead_without_branches_is_greedy(model, schedule) -> None:
-    decoder = replace(BASE, schedule=schedule, stop=Eos())
-    assert tokens(replace(decoder, explore=Lookahead(0)), model) == tokens(decoder, model)
-
-
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 @pytest.mark.parametrize("attention", ["full", "block_causal"])
 def test_pipeline_of_one_open_block_is_blocks(model, explore, attention) -> None:
@@ -107,7 +101,9 @@ def test_pipeline_of_one_open_block_is_blocks(model, explore, attention) -> None
 
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 @pytest.mark.parametrize(
-    "schedule", [Blocks(8), Blocks(8, sees_future=False), Pipeline(8, 0.1, 0.5)], ids=str
+    "schedule",
+    [Blocks(8), Blocks(8, False), Blocks(8, False, absolute=True), Pipeline(8, 0.1, 0.5)],
+    ids=str,
 )
 def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
     plain = replace(BASE, schedule=schedule, explore=explore, cache=NoCache("block_causal"))
@@ -127,64 +123,6 @@ def test_cache_renewed_every_forward_changes_nothing(model, schedule, explore, c
         decoder.generate(model, REQUESTS[1]) for decoder in (plain, replace(plain, cache=cache))
     )
     assert first.born == second.born and first.ids == second.ids
-
-
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-@pytest.mark.parametrize("inner", [Confidence(), NegEntropy()], ids=["confidence", "entropy"])
-def test_credit_without_weight_is_the_inner_score(model, explore, inner) -> None:
-    plain = replace(BASE, score=inner, explore=explore)
-    credited = replace(plain, score=Credit(inner, alpha=0.0))
-    assert tokens(credited, model) == tokens(plain, model)
-
-
-class DenseCredit(Credit):
-    """Eq. 6 and 7 written down with a table over the whole vocabulary."""
-
-    def __call__(self, logits_KWV, state, window):
-        probability_KWV = logits_KWV.softmax(-1)
-        best_KW1 = probability_KWV.argmax(-1, keepdim=True)
-        masked_KW1 = window.of(state.masked_KL)[..., None]
-        gained_KWV = torch.zeros_like(probability_KWV).scatter(
-            -1, best_KW1, probability_KWV.gather(-1, best_KW1) ** self.gamma * masked_KW1
-        )
-        key = MemoKey[torch.Tensor](f"dense@{window.start}")
-        credit_KWV = gained_KWV + (self.beta * state.memo[key] if key in state.memo else 0.0)
-        state.memo[key] = credit_KWV
-        return self.inner(logits_KWV + self.alpha * credit_KWV.log1p(), state, window)
-
-
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-def test_sparse_credit_is_dense_credit(model, explore) -> None:
-    numbers = {"alpha": 2.0, "beta": 0.9, "gamma": 0.2}
-    one_block = replace(BASE, schedule=Blocks(None), select=Threshold(0.6), explore=explore)
-    sparse = replace(one_block, score=Credit(Confidence(), **numbers))
-    dense = replace(sparse, score=DenseCredit(Confidence(), **numbers))
-    assert tokens(sparse, model) == tokens(dense, model)
-    assert tokens(sparse, model) != tokens(replace(sparse, score=Confidence()), model)
-
-
-def test_full_distribution_credits_every_token(model) -> None:
-    top = replace(BASE, score=Credit(Confidence(), alpha=2.0), schedule=Blocks(16))
-    full = replace(top, score=Credit(Confidence(), alpha=2.0, full_distribution=True))
-    assert full.generate(model, REQUESTS[1]).born != top.generate(model, REQUESTS[1]).born
-
-
-def test_adaptive_credit_starts_without_weight(model) -> None:
-    """The block is fully masked at its first forward: alpha = 0, so the first commit agrees."""
-    careful = replace(BASE, select=Threshold(0.9), schedule=Blocks(None))
-    plain = careful.generate(model, REQUESTS[1])
-    credit = Credit(Confidence(), adaptive=True)
-    adaptive = replace(careful, score=credit).generate(model, REQUESTS[1])
-    first = [at for at, born in enumerate(plain.born) if born == 0]
-    assert [at for at, born in enumerate(adaptive.born) if born == 0] == first
-    assert adaptive.born != plain.born
-
-
-@pytest.mark.parametrize("decoder", [BASE, replace(BASE, explore=Lookahead(3), stop=Eos())])
-def test_requests_do_not_leak(model, decoder) -> None:
-    alone = decoder.generate(model, REQUESTS[1])
-    decoder.generate(model, REQUESTS[0])
-    assert decoder.generate(model, REQUESTS[1]).ids == alone.ids
 
 
 def test_lookahead_needs_no_more_rounds_at_the_same_threshold(model) -> None:
@@ -210,16 +148,11 @@ def test_a_generation_shorter_than_a_block_is_one_block(model, block) -> None:
     assert (long.ids, long.born) == (exact.ids, exact.born)
 
 
-class OnlyMasks:
+class OnlyMasks(Watched):
     """A model that predicts the mask token everywhere."""
 
-    def __init__(self, model) -> None:
-        self.model, self.special, self.device = model, model.special, model.device
-        self.vocab_size, self.new_cache = model.vocab_size, model.new_cache
-        self.picks_rows = False
-
     def forward(self, tokens_KL, plan, kv):
-        logits_KWV = self.model.forward(tokens_KL, plan, kv)
+        logits_KWV = super().forward(tokens_KL, plan, kv)
         logits_KWV[..., self.special.mask] = 100.0
         return logits_KWV
 
