@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -27,7 +28,7 @@ import yaml
 
 from dllm_bench.api.generation import composed_decoder, slot_override
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.common import AnyOf, Budget
 from tests.helpers import Watched, golden_dir, load_denoiser
@@ -41,6 +42,8 @@ Case = dict[str, Any]
 Settings = Mapping[str, Any]
 GROUPS = ("cases", "runs", "extra_runs", "sampled_runs")  # of a file that holds more than a list
 Proof = Callable[[], str | None]  # the reason of a case, found by replaying it
+SCORES = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "neg_entropy"}
+"""Dream's names of rankings -> the score that ranks so."""
 
 
 def one_step_a_block(case: Case) -> bool:
@@ -184,6 +187,27 @@ def denoiser(folder: str) -> Any:
     return load_denoiser(GOLDEN / folder)
 
 
+def with_end(folder: str, eos: int) -> Any:
+    """Return the model of a checkpoint folder with another end token."""
+    model = copy(denoiser(folder))
+    model.special = replace(model.special, eos=eos)
+    return model
+
+
+def canvases_of(model: Watched) -> list[list[int]]:
+    """Return the canvas of every forward, of its first branch."""
+    return [canvas_KL[0].tolist() for canvas_KL in model.canvases]
+
+
+def rebuilt(generation: Generation, case: Case, mask: int) -> list[list[int]]:
+    """Return the canvas before every forward, rebuilt from `born`."""
+    drawn = list(zip(generation.ids, generation.born, strict=True))
+    return [
+        case["prompt"] + [token if 0 <= born < step else mask for token, born in drawn]
+        for step in range(len(generation.trace))
+    ]
+
+
 def composed(decoder: str, settings: Settings) -> MaskedDecoder:
     """Return the decoder of a yaml with a case's numbers; it may write the mask token, as
     published."""
@@ -221,7 +245,7 @@ def takes_more_than_masked(case: Case, decoder: MaskedDecoder, count: int) -> st
     model = Watched(denoiser("llada"))
     decoder = replace(decoder, stop=AnyOf((decoder.stop, Budget(case["nfe"]))))
     generation = decoder.generate(model, request(case))
-    ours = [canvas[0].tolist() for canvas in model.canvases] + [[*case["prompt"], *generation.ids]]
+    ours = [*canvases_of(model), [*case["prompt"], *generation.ids]]
     theirs = [*case["states"], [*case["prompt"], *case["output"]]]
     pairs = enumerate(zip(ours, theirs, strict=False))
     forward = next(i for i, (own, other) in pairs if own[: len(other)] != other) - 1

@@ -23,9 +23,11 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.position_caches import DPadCache, Drawn
 from dllm_bench.methods.row_caches import DLLMCache, MostChanged
 from tests.golden.cases import (
+    SCORES,
     Case,
     Settings,
     agreement,
+    canvases_of,
     cases,
     composed,
     denoiser,
@@ -36,8 +38,6 @@ from tests.golden.cases import (
 )
 from tests.helpers import Watched
 
-SCORES = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "neg_entropy"}
-
 
 def model_of(case: Case) -> Any:
     return denoiser(f"caches/{case['checkpoint']}")
@@ -46,6 +46,14 @@ def model_of(case: Case) -> Any:
 def replay(case: Case, decoder: MaskedDecoder) -> tuple[Generation, Watched]:
     model = Watched(model_of(case))
     return decoder.generate(model, request(case)), model
+
+
+def equal(case: Case, decoder: MaskedDecoder) -> Watched:
+    """Replay a case, whose tokens and canvases are the recorded ones; return the model."""
+    generation, model = replay(case, decoder)
+    assert list(generation.ids) == case["output"]
+    assert canvases_of(model) == case["states"]
+    return model
 
 
 def fed(model: Watched) -> list[list[int]]:
@@ -62,7 +70,7 @@ def test_freecache(case: Case) -> None:
     steps = {"select.steps": steps_per_block(params), "schedule.block": params["block_length"]}
     decoder = composed("freecache", steps)
     generation, model = replay(case, decoder)
-    canvases = [canvas[0].tolist() for canvas in model.canvases]
+    canvases = canvases_of(model)
     ended = [params["eos_token_id"] in state[len(case["prompt"]) :] for state in case["states"]]
     if params["early_stop"] and True in ended:
         assert canvases[: ended.index(True)] == case["states"][: ended.index(True)]
@@ -85,12 +93,9 @@ def test_adablock(case: Case) -> None:
         "cache": params["cache"],
         "stop": "filled",
     }
-    decoder = composed("adablock", settings)
-    generation, model = replay(case, decoder)
+    model = equal(case, composed("adablock", settings))
     starts = sorted({plan.rows[0] for plan in model.plans})
     ends = [*starts[1:], len(case["prompt"]) + params["gen_length"]]
-    assert list(generation.ids) == case["output"]
-    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
     assert fed(model) == [list(range(first, first + n)) for first, n in case["calls"]]
     assert [b - a for a, b in zip(starts, ends, strict=True)] == case["block_lengths"]
 
@@ -120,7 +125,7 @@ def test_daedal(case: Case) -> None:
     model.special = replace(model.special, eos=params["eos_token_id"])
     request = Request("golden", prompt, params["max_gen_length"])
     generation = daedal(params).generate(model, request)
-    canvases = [canvas[0].tolist() for canvas in model.canvases]
+    canvases = canvases_of(model)
     assert list(generation.ids) == case["output"]
     assert canvases == case["states"]
     lengths = [forward.canvas for forward in generation.trace.forwards]
@@ -181,10 +186,7 @@ def test_dpad(case: Case) -> None:
     decoder = composed("dpad_dual", settings) if is_dual else composed("dpad", settings | inner)
     assert isinstance(decoder.cache, DPadCache)
     drawn = ReplayedDPad(decoder.cache.inner, stays=stays, block=block)
-    decoder = replace(decoder, cache=drawn)
-    generation, model = replay(case, decoder)
-    assert list(generation.ids) == case["output"]
-    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    model = equal(case, replace(decoder, cache=drawn))
     assert fed(model) == recorded_fed(case)
 
 
@@ -211,10 +213,8 @@ def kept(model: Watched) -> list[list[list[int]] | None]:
 @replayed("caches/sparse_dllm_cases.json")
 def test_sparse_dllm(case: Case) -> None:
     """Positions that the layers keep are recorded for the forward that chooses them."""
-    generation, model = replay(case, sparse(case["params"]))
+    model = equal(case, sparse(case["params"]))
     windows = [w or [0, len(s)] for w, s in zip(case["window"], case["states"], strict=True)]
-    assert list(generation.ids) == case["output"]
-    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
     assert fed(model) == [list(range(*window)) for window in windows]
     chosen = zip(case["kept"], kept(model)[1:], strict=False)
     pairs = [(theirs, ours) for theirs, ours in chosen if theirs and ours]
@@ -286,10 +286,7 @@ def test_dllm_cache(case: Case) -> None:
             return replace(plan, recompute=Recorded(**vars(plan.recompute)))
 
     decoder = dllm_cache(case["params"])
-    decoder = replace(decoder, cache=RecordedCache(**vars(decoder.cache)))
-    generation, model = replay(case, decoder)
-    assert list(generation.ids) == case["output"]
-    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    equal(case, replace(decoder, cache=RecordedCache(**vars(decoder.cache))))
     rows, gaps = ([one for f in case[name] for one in f] for name in ("selected", "sel_gap"))
     recorded = [pair for pair in zip(rows, gaps, strict=True) if pair[0] is not None]
     for (theirs, gap), ours in zip(recorded, chosen, strict=True):
@@ -299,9 +296,7 @@ def test_dllm_cache(case: Case) -> None:
 @replayed("caches/dkv_cache_cases.json")
 def test_dkv_cache(case: Case) -> None:
     """The orders in which "greedy" decodes are replayed."""
-    generation, model = replay(case, dkv(case))
-    assert list(generation.ids) == case["output"]
-    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    model = equal(case, dkv(case))
     assert fed(model) == recorded_fed(case)
 
 
@@ -390,7 +385,5 @@ def d2(case: Case) -> MaskedDecoder:
 
 @replayed("caches/d2cache_cases.json")
 def test_d2cache(case: Case) -> None:
-    generation, model = replay(case, d2(case))
-    assert list(generation.ids) == case["output"]
-    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    model = equal(case, d2(case))
     assert fed(model) == recorded_fed(case)

@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from dllm_bench.paths import conf_dir, options
 from scripts import update_docs
-from tests.golden import (
-    test_cache_traces,
-    test_canvas_traces,
-    test_ddtree_traces,
-    test_dflash2_traces,
-    test_dinfer_traces,
-    test_dream_traces,
-    test_freedave_traces,
-    test_learn2pd_traces,
-    test_masked_traces,
-    test_multi_bd_traces,
-    test_revising_traces,
-    test_s2d2_traces,
-    test_sampler_traces,
-    test_speculative_traces,
-    test_wedlm_traces,
-)
 from tests.golden.cases import GOLDEN, is_known, is_listed, known, recorded
 
-REPLAYING = (
-    test_cache_traces,
-    test_canvas_traces,
-    test_ddtree_traces,
-    test_dflash2_traces,
-    test_dinfer_traces,
-    test_dream_traces,
-    test_freedave_traces,
-    test_learn2pd_traces,
-    test_masked_traces,
-    test_multi_bd_traces,
-    test_revising_traces,
-    test_s2d2_traces,
-    test_sampler_traces,
-    test_speculative_traces,
-    test_wedlm_traces,
-)
 ELSEWHERE = {"forward"}  # one forward's logits: test_forward
 OTHERWISE = {
     "config.json": "a checkpoint",
@@ -61,7 +28,9 @@ absent = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden traces at {G
 @lru_cache
 def replays() -> set[tuple[str, int]]:
     """(file, place) of every case that is an argument of a test."""
-    tests = [value for module in REPLAYING for value in vars(module).values()]
+    files = Path(__file__).parent.glob("test_*_traces.py")
+    modules = [import_module(f"tests.golden.{file.stem}") for file in files]
+    tests = [value for module in modules for value in vars(module).values()]
     marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
     replayed = [mark for mark in marks if mark.name == "parametrize" and mark.args[0] == "case"]
     found = [one.values[0] for mark in replayed for one in mark.args[1] if isinstance(one, tuple)]

@@ -13,18 +13,19 @@ from __future__ import annotations
 from dllm_bench.core.request import Generation
 from dllm_bench.decoding.masked import MaskedDecoder
 from tests.golden.cases import (
+    SCORES,
     Case,
     Settings,
     agreement,
     composed,
     denoiser,
+    rebuilt,
     replayed,
     request,
     steps_per_block,
 )
 
 FILE = "dream/dream_cases.json"
-SCORES = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "neg_entropy"}
 FULL = ("dream_maskgit_plus", "dream_topk_margin", "dream_entropy", "dream_origin")
 CACHED = tuple(
     f"fast_dllm_dream_{rule}{cache}_cache"
@@ -72,13 +73,8 @@ def useful(case: Case) -> list[tuple[Case, list[int] | None]]:
 
 
 def inputs(generation: Generation, case: Case) -> list[list[int]]:
-    """Return the input of every forward, rebuilt from `born`."""
-    mask, prompt = denoiser("dream").special.mask, case["prompt"]
-    drawn = list(zip(generation.ids, generation.born, strict=True))
-    canvases = [
-        prompt + [token if 0 <= born < step else mask for token, born in drawn]
-        for step in range(len(generation.trace))
-    ]
+    """Return the input of every forward."""
+    canvases = rebuilt(generation, case, denoiser("dream").special.mask)
     starts = [call.get("start", 0) for call, _ in useful(case)]
     return [
         canvas[start : start + forward.fed]

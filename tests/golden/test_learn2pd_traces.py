@@ -15,6 +15,7 @@ from dllm_bench.models.filters import FilterMetadata, save_filter
 from tests.golden.cases import (
     GOLDEN,
     Case,
+    canvases_of,
     composed,
     denoiser,
     replayed,
@@ -57,7 +58,7 @@ def test_the_authors_loop(case: Case, filters: Path) -> None:
     model = Watched(denoiser("llada"))
     generation = decoder(case, filters).generate(model, request(case))
     assert list(generation.ids) == case["output"]
-    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    assert canvases_of(model) == case["states"]
     fed = [forward.fed for forward in generation.trace.forwards]
     assert fed == [len(state) for state in case["states"]]
     assert len(generation.trace) == case["nfe"]

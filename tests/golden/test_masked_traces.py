@@ -17,6 +17,7 @@ from tests.golden.cases import (
     agreement,
     composed,
     denoiser,
+    rebuilt,
     replayed,
     request,
     steps_per_block,
@@ -79,7 +80,7 @@ def test_llada(case: Case) -> None:
     with agreement(case):
         assert list(generation.ids) == case["output"]
         assert len(generation.trace) == case["nfe"]
-        assert canvases(generation, case) == case["states"]
+        assert rebuilt(generation, case, denoiser("llada").special.mask) == case["states"]
 
 
 @replayed(LLADA, *CACHED)
@@ -118,16 +119,6 @@ def test_fast_dllm_pp(case: Case) -> None:
         assert list(generation.ids) == case["output"]
         assert len(generation.trace) == case["nfe"]
         assert fed == [(call["start"], call["ids"]) for call in case["calls"]]
-
-
-def canvases(generation: Generation, case: Case) -> list[list[int]]:
-    """Return the input of every forward, rebuilt from `born`."""
-    mask = denoiser("llada").special.mask
-    drawn = list(zip(generation.ids, generation.born, strict=True))
-    return [
-        case["prompt"] + [token if 0 <= born < step else mask for token, born in drawn]
-        for step in range(len(generation.trace))
-    ]
 
 
 def check_calls(case: Case) -> None:

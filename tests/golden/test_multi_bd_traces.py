@@ -7,12 +7,10 @@ is open only store K/V, and are not made here.
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import replace
 from itertools import pairwise
 
 from dllm_bench.core.request import Request
-from tests.golden.cases import Case, agreement, composed, denoiser, replayed
+from tests.golden.cases import Case, agreement, canvases_of, composed, replayed, with_end
 from tests.helpers import Watched
 
 
@@ -41,15 +39,12 @@ def test_multi_bd(case: Case) -> None:
         settings["revise.tau"] = params["edit_threshold"]
         settings["revise.rounds"] = params["max_post_edit_steps"]
         settings["revise.stable"] = params.get("token_stability_threshold", 0.0)
-    model = copy(denoiser("llada"))
-    model.special = replace(model.special, eos=params.get("eos_id", -1))
-    watched = Watched(model)
+    watched = Watched(with_end("llada", params.get("eos_id", -1)))
     length = len(case["canvas"]) - len(prompt) + 4 * block
     generation = composed("multi_bd_edit" if edits else "multi_bd", settings).generate(
         watched, Request("golden", tuple(prompt), length)
     )
-    canvases = [canvas_KL[0].tolist() for canvas_KL in watched.canvases]
-    canvases.append([*prompt, *generation.ids])
+    canvases = [*canvases_of(watched), [*prompt, *generation.ids]]
     ours = [
         (plan.feed[1], changes(*pair))
         for plan, pair in zip(watched.plans, pairwise(canvases), strict=True)

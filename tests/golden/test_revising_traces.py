@@ -9,7 +9,6 @@ cache are also replayed without it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +33,7 @@ from tests.golden.cases import (
     request,
     steps_per_block,
     takes_more_than_masked,
+    with_end,
 )
 from tests.helpers import DEVICE, Watched
 
@@ -147,8 +147,7 @@ def test_dmax(case: Case) -> None:
         "revise.released": True,
         "stop.turn_end": False,
     }
-    model = copy(denoiser("new2026/ckpt/dmax"))
-    model.special = replace(model.special, eos=params["eos_id"])
+    model = with_end("new2026/ckpt/dmax", params["eos_id"])
     watched = Watched(model)
     generation = composed("dmax", settings).generate(watched, request(case))
     canvas = [*prompt, *[model.special.mask] * (len(watched.canvases[0][0]) - len(prompt))]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -23,7 +22,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods import s2d2
 from dllm_bench.methods.common import Confidence
-from tests.golden.cases import Case, Settings, agreement, composed, denoiser, replayed, request
+from tests.golden.cases import Case, Settings, agreement, composed, replayed, request, with_end
 from tests.helpers import DEVICE, Watched
 
 
@@ -160,12 +159,10 @@ def replay(
     ends = stops or ([params["eos_id"]] if params.get("eos_early_stop") else [])
     monkeypatch.setattr(s2d2, "uniforms", numbers.uniforms)
     monkeypatch.setattr(s2d2, "drawn", numbers.drawn)
-    model = copy(denoiser(folder))
-    model.special = replace(model.special, eos=ends[0] if ends else -1)
     made = composed(decoder, {**settings, **({} if ends else {"stop": "filled"})})
     if sampled is not None:
         made = replace(made, score=Recorded(sampled, numbers))
-    watched = Watched(model)
+    watched = Watched(with_end(folder, ends[0] if ends else -1))
     given = case if "params" in case else {**case, "params": {"gen_length": case["gen_length"]}}
     generation = made.generate(watched, request(given))
     ids = list(generation.ids)

@@ -6,8 +6,6 @@ token left in, as published: output ids, number of forwards, and the canvas that
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +15,11 @@ from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder
 from tests.golden.cases import (
     GOLDEN,
+    SCORES,
     Case,
     Settings,
     agreement,
+    canvases_of,
     cases,
     composed,
     denoiser,
@@ -27,10 +27,11 @@ from tests.golden.cases import (
     request,
     steps_per_block,
     takes_more_than_masked,
+    with_end,
 )
+from tests.helpers import Watched
 
 NEVER = 10_000  # a refresh interval that means none
-D2CACHE = {"maskgit_plus": "confidence", "entropy": "neg_entropy", "topk_margin": "margin"}
 COMMITS = {"all": "all", "max_conf": "most_probable", "min_kl": "most_stable"}
 Chosen = tuple[str, dict[str, Any]]  # a decoder of conf/decoder, and its settings
 
@@ -41,7 +42,7 @@ def eb_sampler(p: Settings) -> Chosen:
 
 def eb_confidence(p: Settings) -> Chosen:
     return "eb_sampler_blocks", {
-        "score@inner": D2CACHE[p["alg"]],
+        "score@inner": SCORES[p["alg"]],
         "select.gamma": p["gamma"],
         "select.least": p["num_transfer_tokens"],
         "schedule.block": p["block_length"],
@@ -182,17 +183,10 @@ def generate(
 ) -> tuple[Generation, SpecialTokens, list[list[int]]]:
     """Return what the decoder makes of the case, the special tokens, with the end token it names,
     and the canvas of every forward."""
-    model = copy(denoiser(case["checkpoint"].removeprefix("golden/")))
-    if "eos_id" in case["params"]:
-        model.special = replace(model.special, eos=case["params"]["eos_id"])
-    forward, canvases = model.forward, list[list[int]]()
-
-    def watched(tokens_KL: Any, plan: Any, kv: Any) -> Any:
-        canvases.append(tokens_KL[0].tolist())
-        return forward(tokens_KL, plan, kv)
-
-    model.forward = watched
-    return decoder.generate(model, request(case)), model.special, canvases
+    folder = case["checkpoint"].removeprefix("golden/")
+    eos = case["params"].get("eos_id", denoiser(folder).special.eos)
+    model = Watched(with_end(folder, eos))
+    return decoder.generate(model, request(case)), model.special, canvases_of(model)
 
 
 @each(CASES)

@@ -7,7 +7,6 @@ one, which only stores K/V, are not made here.
 from __future__ import annotations
 
 from collections import deque
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.common import NegEntropy
-from tests.golden.cases import Case, agreement, composed, denoiser, replayed
+from tests.golden.cases import Case, agreement, composed, replayed, with_end
 from tests.helpers import DEVICE, Watched
 
 Call = tuple[list[int], list[int]]
@@ -44,8 +43,7 @@ def run(
     case: Case, decoder: MaskedDecoder, length: int, eos: int = -1
 ) -> tuple[Generation, list[Call], list[list[list[int]]]]:
     """Return the generation, the rows of every forward, and what it filled."""
-    prompt, model = tuple(case["prompt"]), copy(denoiser("llada"))
-    model.special = replace(model.special, eos=eos)
+    prompt, model = tuple(case["prompt"]), with_end("llada", eos)
     watched = Watched(model)
     generation = decoder.generate(watched, Request("golden", prompt, length))
     calls: list[Call] = []
