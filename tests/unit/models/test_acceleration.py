@@ -7,28 +7,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import make_dataclass, replace
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models import acceleration
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint
+from tests.helpers import load_denoiser, tiny_checkpoint
 from tests.tiers import covering
+from tests.unit.models.test_graphs import outputs
 
-LENGTH, PROMPT, BLOCK = 100, 5, 8
-FIRST = torch.tensor(0)
 Run = Callable[..., Any]
 
 
@@ -37,38 +33,6 @@ def compiled(folder: Path) -> CompiledDenoiser:
     denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, CompiledDenoiser)
     return denoiser
-
-
-def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
-    """Prefill, a cached step that keeps, one that does not, and one in the middle of the canvas."""
-    causal = model.attention_form == "causal"
-    form: tuple[Any, int, int] = ("block_causal", 1, 0) if causal else ("full", 0, 0)
-    if model.attention_form == "block_causal":
-        form = ("block_causal", BLOCK, PROMPT)
-    spans = [
-        ((0, 21), (5, 21), (0, 13)),
-        ((13, 85), (14, 37), (13, 21)),
-        ((21, LENGTH), (22, LENGTH), (21, LENGTH)),
-        ((29, 37), (30, 37), (29, 37)),
-    ]
-    return [ForwardPlan(ForwardKind.DENOISE, *span, *form) for span in spans]
-
-
-def outputs(model: TransformerDenoiser, branches: int = 1) -> list[Tensor]:
-    """Return logits of each plan; of several branches, each sees one position less than the one
-    before."""
-    generator = torch.Generator().manual_seed(0)
-    tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, LENGTH), generator=generator)
-    kv, found = model.new_cache(LENGTH), []
-    for plan in plans(model):
-        several = branches > 1 and kv.length > 0
-        ends_K = torch.tensor([plan.feed[1] - k for k in range(branches)])
-        plan = replace(plan, visible_K=ends_K if several else None)
-        logits_KRV = model.forward(tokens_KL if several else tokens_KL[:1], plan, kv)
-        kv.keep(plan, FIRST)
-        seen = plan.rows[1] - plan.rows[0] - (branches - 1 if several else 0)
-        found.append(logits_KRV[:, :seen])
-    return found
 
 
 @pytest.mark.parametrize("branches", [1, 3])
@@ -93,7 +57,9 @@ def test_the_function_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch, "compile", traced)
     folder = tiny_checkpoint("dream", tmp_path, seed=3)
-    for one, other in zip(outputs(load_denoiser(folder)), outputs(compiled(folder)), strict=True):
+    for one, other in zip(
+        outputs(load_denoiser(folder), 1), outputs(compiled(folder), 1), strict=True
+    ):
         torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
 
 
@@ -107,7 +73,8 @@ def quantised(folder: Path, kind: str, dtype: Any = "float32") -> TransformerDen
 def test_w8a8_is_close_and_not_equal(tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="quantisation needs the extra [quant]")
     folder = tiny_checkpoint("llada", tmp_path, seed=3)
-    (expected, *_), (found, *_) = outputs(load_denoiser(folder)), outputs(quantised(folder, "w8a8"))
+    models = load_denoiser(folder), quantised(folder, "w8a8")
+    (expected, *_), (found, *_) = (outputs(model, 1) for model in models)
     assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 

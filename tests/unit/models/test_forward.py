@@ -1,12 +1,11 @@
 """Laws of the forward: alignment, masks, branches and caches, on tiny random models.
 
-The reference is the same module called the plain way, with a mask written position by position.
+Whole forwards are compared with a second implementation in `test_layouts`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -70,49 +69,14 @@ def full(model: TransformerDenoiser, tokens_KL: Tensor, attention: Attention = "
     return model.forward(tokens_KL, plan((0, length), attention=attention), model.new_cache(length))
 
 
-def block_of(position: int) -> int:
-    return 0 if position < PROMPT else 1 + (position - PROMPT) // BLOCK
-
-
-def reference(
-    model: TransformerDenoiser, tokens_1L: Tensor, sees: Callable[[int, int], bool]
-) -> Tensor:
-    """Aligned logits of a plain module call under an explicit mask."""
-    length = tokens_1L.shape[1]
-    mask_LL = torch.tensor(
-        [[0.0 if sees(q, k) else -torch.inf for k in range(length)] for q in range(length)]
-    )
-    with torch.inference_mode():
-        raw_1LV = model.module(tokens_1L, attention_mask=mask_LL[None, None]).logits
-    return torch.cat([raw_1LV[:, :1], raw_1LV[:, :-1]], 1) if model.shifted else raw_1LV
-
-
 def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_full_attention_without_a_mask_equals_a_zero_mask(model: TransformerDenoiser) -> None:
-    close(full(model, canvas()), reference(model, canvas(), lambda q, k: True))
-
-
-def test_block_causal_equals_an_explicit_mask(model: TransformerDenoiser) -> None:
-    expected = reference(model, canvas(), lambda q, k: block_of(k) <= block_of(q))
-    close(full(model, canvas(), "block_causal"), expected)
-    assert (expected - full(model, canvas())).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("rows", [(0, 1), (0, 7), (1, 2), (12, LENGTH), (LENGTH - 1, LENGTH)])
 def test_rows_are_a_slice_of_all_rows(model: TransformerDenoiser, rows: tuple[int, int]) -> None:
     some = model.forward(canvas(), plan((0, LENGTH), rows), model.new_cache(LENGTH))
     close(some, full(model, canvas())[:, slice(*rows)])
-
-
-def test_keeping_all_fed_positions_leaves_the_next_window_exact(model: TransformerDenoiser) -> None:
-    tokens_1L, kv, cut = canvas(), model.new_cache(LENGTH), PROMPT + BLOCK
-    expected = full(model, tokens_1L, "block_causal")
-    forward(model, tokens_1L, plan((0, cut), (3, 6), (0, cut), "block_causal"), kv)
-    after = plan((cut, LENGTH), attention="block_causal")
-    close(forward(model, tokens_1L, after, kv), expected[:, cut:])
 
 
 @pytest.mark.parametrize("attention", ["full", "block_causal"])

@@ -322,6 +322,15 @@ class Recording(TorchDispatchMode):
                     old.copy_(new)
 
 
+def check_replays(model: TransformerDenoiser, name: str, count: int) -> None:
+    """All forwards but the prefills are replayed, to the same tokens."""
+    decoder: Any = decoder_named(name)
+    found, expected = generations(fixed(model), decoder, count), generations(model, decoder, count)
+    assert [(g.ids, g.born) for g in found] == [(g.ids, g.born) for g in expected]
+    replayed = [forward.replayed for g in found for forward in g.trace.forwards]
+    assert sum(replayed) == len(replayed) - len(found)
+
+
 @pytest.mark.parametrize("name", ["lopa", "d2f"])
 def test_a_forward_depends_on_nothing_but_what_was_written(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -336,11 +345,7 @@ def test_a_forward_depends_on_nothing_but_what_was_written(
     monkeypatch.setattr(acceleration.FixedForward, "run", run)
     model = tiny_denoiser("dream", 3)
     model.attention_form = "block_causal"
-    decoder: Any = decoder_named(name)
-    found, expected = generations(fixed(model), decoder, 2), generations(model, decoder, 2)
-    assert [(g.ids, g.born) for g in found] == [(g.ids, g.born) for g in expected]
-    replayed = [forward.replayed for g in found for forward in g.trace.forwards]
-    assert sum(replayed) == len(replayed) - len(found), "all but the prefills"
+    check_replays(model, name, 2)
 
 
 @pytest.mark.gpu
@@ -352,8 +357,4 @@ def test_a_recorded_graph_gives_the_same_tokens(name: str) -> None:
     model = TransformerDenoiser(
         model.module.cuda(), model.special, model.shifted, attention_form="block_causal"
     )
-    decoder: Any = decoder_named(name)
-    found, expected = generations(fixed(model), decoder, 6), generations(model, decoder, 6)
-    assert [(g.ids, g.born) for g in found] == [(g.ids, g.born) for g in expected]
-    replayed = [forward.replayed for g in found for forward in g.trace.forwards]
-    assert sum(replayed) == len(replayed) - len(found), "all but the prefills"
+    check_replays(model, name, 6)
