@@ -38,7 +38,6 @@ from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks, VicinityC
 from dllm_bench.methods.position_caches import (
     NEXT,
     D2Cache,
-    Density,
     DKVCache,
     DKVGreedyCache,
     DPadCache,
@@ -197,19 +196,6 @@ def test_dpad_draws_once_a_block_and_dropped_positions_do_not_exist(model, inner
         assert seen - behind == set(range(stop))
         assert len(behind) == min(3, plan.feed[1] - stop) or plan.feed[1] == stop
         assert all(p < stop + 6 for p in behind)
-
-
-def test_sparse_layers_keep_their_own_share_of_what_is_around_the_block(model) -> None:
-    watched = Seen(model)
-    replace(BASE, select=TopK(), cache=SparseCache(keep=0.4)).generate(watched, REQUEST)
-    outside = len(REQUEST.prompt_ids) + NEW - BLOCK
-    read = [(plan.rows, plan.sets.read_C) for plan in watched.plans if plan.sets is not None]
-    read = [(rows, read_NC) for rows, read_NC in read if read_NC.dim() > 1]
-    assert len(read) == NEW // BLOCK * (BLOCK - 2)
-    for (start, stop), read_NC in read:
-        assert read_NC.shape[1] == int(0.4 * outside)
-        assert not ((read_NC >= start) & (read_NC < stop)).any()
-    assert any((read_NC[0] != read_NC[1]).any() for _, read_NC in read)
 
 
 def test_sparse_blocks_of_two_forwards_have_no_cache(model) -> None:
@@ -496,18 +482,6 @@ def test_a_d2_cache_commits_no_mask_that_it_has_not_fed(model) -> None:
         rows = [11 + place - int(model.shifted) for place in range(NEW)]
         own = [row in fed[born] for row, born in zip(rows, generation.born, strict=True)]
         assert all(own) != released
-
-
-def test_a_density_of_1_everywhere_is_no_prior(model) -> None:
-    """One mask, whose neighbours are all decoded but itself."""
-    prior = replace(BASE, score=Density(sigma=0.01), select=Best(1))
-    assert prior.generate(Table(), REQUEST).ids
-    masked_1L = torch.zeros(1, 9, dtype=torch.bool)
-    assert density(masked_1L, 3, 2.0).allclose(torch.ones(1, 9))
-    masked_1L[0, 5] = True
-    dense_1L = density(masked_1L, 3, 2.0)
-    assert dense_1L[0, 4] == pytest.approx(float(dense_1L[0, 6]), abs=1e-3)
-    assert dense_1L[0].argmin() == 5 and dense_1L[0, :3].eq(1).all()
 
 
 def released_rows(mass: list[float], taken: list[int], last: int, share: float) -> set[int]:

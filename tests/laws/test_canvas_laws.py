@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,40 +136,6 @@ def test_one_step_is_the_most_probable_token_of_noise() -> None:
     assert generation.ids == decoded(request(1), anneal__steps=1, **COLD).ids
 
 
-def test_an_infinite_bound_accepts_all_and_a_small_one_a_position() -> None:
-    entropy_C = torch.tensor([3.0, 0.5, 2.0, 0.1])
-    scores = Scores(entropy_C)
-    for gamma, accepted in (
-        (1e-9, [False, False, False, True]),
-        (0.2, [False, True, False, True]),
-        (0.7, [False, True, True, True]),
-        (1e9, [True] * 4),
-    ):
-        assert canvas_decoder(accept__gamma=gamma).accept(scores).tolist() == accepted
-
-
-class Scores:
-    """Scores that are nothing but entropies."""
-
-    def __init__(self, entropy_C: torch.Tensor) -> None:
-        self.entropy_C, self.top_C = entropy_C, entropy_C.argsort()
-
-
-def test_settling_wants_the_same_tokens_and_little_entropy() -> None:
-    sure, unsure = Scores(torch.full((4,), 1e-4)), Scores(torch.ones(4))
-    same, other = sure.top_C, sure.top_C.flip(0)
-    for rounds, before, settles in (
-        (0, [], True),
-        (1, [], False),
-        (1, [other, same], True),
-        (2, [other, same], False),
-        (2, [same, same], True),
-    ):
-        settle = canvas_decoder(settle__rounds=rounds).settle
-        assert bool(settle(before, sure)) is settles
-        assert not settle(before, unsure)
-
-
 def test_a_canvas_that_has_settled_takes_no_more_forwards() -> None:
     fast = decoded(settle__entropy=1e9, settle__rounds=0)
     assert len(denoising(fast)) == 2
@@ -221,32 +189,6 @@ def test_its_own_count_of_tokens_per_forward_leaves_encoding_out() -> None:
 # --- what does not fit ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["vanilla", "ar", "fast_dllm_dual", "lopa", "dmax", "oracle"])
-def test_a_decoder_of_masks_refuses_a_model_without_a_mask(name: str) -> None:
-    decoder = composed_decoder(name, [])
-    with pytest.raises(DllmBenchError, match="MaskedDecoder needs a model with a mask token"):
-        decoder.generate(model(), request())
-
-
-def test_other_loops_refuse_it_too() -> None:
-    with pytest.raises(DllmBenchError, match="SpeculativeDecoder needs a model with causal"):
-        composed_decoder("ngram_speculative", []).generate(model(), request())
-    options = replace(request(), options=(Option((5, 6), (7,)),))
-    with pytest.raises(DllmBenchError, match="likelihood needs a model with a mask token"):
-        composed_decoder("likelihood", []).generate(model(), options)
-
-
-@pytest.mark.parametrize("layout", ["llada", "dream", "sdar", "qwen3"])
-def test_it_refuses_models_that_denoise_no_canvas_of_random_tokens(layout: str) -> None:
-    with pytest.raises(DllmBenchError, match="CanvasDecoder needs a model with a canvas of random"):
-        canvas_decoder().generate(tiny_denoiser(layout, seed=1), Request("r", (5, 6), 8))
-
-
-def test_it_refuses_tokens_that_stand_from_the_start() -> None:
-    with pytest.raises(DllmBenchError, match="pinned tokens needs a model with a mask token"):
-        decoded(replace(request(), pinned=((1, 7),)))
-
-
 def test_a_mismatch_is_said_by_what_settings_tell() -> None:
     canvas = SimpleNamespace(name="m", attention_form="canvas")
     for name in ("vanilla", "ar", "block_diffusion"):
@@ -259,11 +201,38 @@ def test_a_mismatch_is_said_by_what_settings_tell() -> None:
     canvas_decoder().check_run_fits(canvas)
 
 
-def test_a_temperature_that_does_not_fall_is_refused() -> None:
-    with pytest.raises(DllmBenchError, match=r"decoder\.anneal\.last"):
-        canvas_decoder(anneal__last=0.8)
+def generated(name: str, **changes: Any) -> None:
+    composed_decoder(name, []).generate(model(), replace(request(), **changes))
 
 
-def test_compiled_forms_of_the_model_are_refused() -> None:
-    with pytest.raises(DllmBenchError, match="set hardware.compile=none"):
-        denoiser_class("max", "canvas")
+def denoised(layout: str) -> None:
+    canvas_decoder().generate(tiny_denoiser(layout, seed=1), Request("r", (5, 6), 8))
+
+
+REFUSED = [
+    *(
+        (partial(generated, name), "MaskedDecoder needs a model with a mask token")
+        for name in ("vanilla", "ar", "fast_dllm_dual", "lopa", "dmax", "oracle")
+    ),
+    (partial(generated, "ngram_speculative"), "SpeculativeDecoder needs a model with causal"),
+    (
+        partial(generated, "likelihood", options=(Option((5, 6), (7,)),)),
+        "likelihood needs a model with a mask token",
+    ),
+    *(
+        (partial(denoised, layout), "CanvasDecoder needs a model with a canvas of random")
+        for layout in ("llada", "dream", "sdar", "qwen3")
+    ),
+    (
+        partial(generated, "diffusion_gemma", pinned=((1, 7),)),
+        "pinned tokens needs a model with a mask token",
+    ),
+    (partial(canvas_decoder, anneal__last=0.8), r"decoder\.anneal\.last"),
+    (partial(denoiser_class, "max", "canvas"), "set hardware.compile=none"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED)
+def test_what_does_not_fit_is_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(DllmBenchError, match=words):
+        make()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor
 from dllm_bench.core.contracts import Round
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache
 from dllm_bench.methods.causal_masks import (
@@ -86,49 +84,12 @@ def test_the_cache_changes_nothing(model: Any, decoder: MaskedDecoder) -> None:
     assert texts(model, decoder) == texts(model, replace(decoder, cache=Uncached()))
 
 
-@pytest.mark.parametrize("decoder", [DECODER, BLOCKS], ids=["window", "blocks"])
-def test_kept_keys_and_values_are_those_of_causal_attention(
-    model: Any, decoder: MaskedDecoder
-) -> None:
-    for request in REQUESTS:
-        caches: list[Any] = []
-        watched = Watched(model)
-        watched.new_cache = lambda length, caches=caches: (
-            caches.append(model.new_cache(length)) or caches[-1]
-        )
-        ids = decoder.generate(watched, request).ids
-        (kv,) = caches
-        whole, end = model.new_cache(64), kv.length
-        assert end > len(request.prompt_ids) + 8
-        tokens_KL = torch.tensor([[*request.prompt_ids, *ids]])
-        plan = ForwardPlan(
-            ForwardKind.PREFILL, (0, end), (0, end), (0, end), "block_causal", block=1
-        )
-        model.forward(tokens_KL, plan, whole)
-        whole.keep(plan, torch.tensor(0))
-        for own, wanted in zip(kv.positions, whole.positions, strict=True):
-            for one, other in zip(own.stored, wanted.stored, strict=True):
-                torch.testing.assert_close(one[:, :, :end], other[:, :, :end])
-
-
 def test_a_row_sees_those_that_are_fed_before_it() -> None:
     masked_F = torch.rand(9, generator=torch.Generator().manual_seed(0)) < 0.5
     order_F = masked_F.sort(stable=True).indices
     seen_FF = seen_in_feed_order(masked_F)[order_F][:, order_F]
     assert torch.equal(seen_FF, torch.ones_like(seen_FF).tril())
     assert 0 < masked_F.sum() < 9
-
-
-def test_the_window_moves_on_with_the_first_mask(model: Any) -> None:
-    for request in REQUESTS:
-        watched, end = Watched(model), len(request.prompt_ids) + 20
-        DECODER.generate(watched, request)
-        for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
-            masks = (canvas_KL[0] == model.special.mask).nonzero()[:, 0]
-            assert plan.rows == (masks[0], min(masks[0] + 8, end))
-            assert plan.store[1] == masks[0]
-        for before, after in pairwise(watched.plans):
-            assert after.feed[0] == before.store[1]
 
 
 def test_overrunning_gives_the_same_length_of_text(model: Any) -> None:

@@ -6,19 +6,15 @@ On tiny random models where the whole decoder matters, on random scores where th
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
-from dllm_bench.core.contracts import Score, Scores
-from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import PROMPT
-from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import (
@@ -36,12 +32,11 @@ from dllm_bench.methods.confidence_rules import (
     EarlyExit,
     EntropyBound,
     LocalLeap,
-    SlowFast,
     WithEntropy,
 )
 from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
 from dllm_bench.methods.dream import Sampled
-from dllm_bench.methods.history import HISTORY, KLHistory, Stable
+from dllm_bench.methods.history import KLHistory, Stable
 from dllm_bench.methods.position_rules import Calibrated, Dilated, TokenCounts, pattern
 from tests.helpers import Watched
 from tests.laws.test_select_laws import on_scores
@@ -50,20 +45,6 @@ REQUEST = Request("samplers", tuple(range(3, 20)), 32)
 BY_8 = MaskedDecoder(NegEntropy(), TopK(), Blocks(8), NoCache())
 OUT = 1e9  # a gap that no logits reach
 NEVER, ALWAYS = -1.0, 1e9  # nats: no entropy is below the first, none above the second
-
-
-@dataclass(frozen=True)
-class Watching(Score):
-    """The scores of `inner`, and its divergences in `seen`."""
-
-    inner: Score
-    seen: list[Tensor] = field(compare=False)
-    reads_rows = "fed"
-
-    def __call__(self, logits_KRV, state, window) -> Scores:
-        scores = self.inner(logits_KRV, state, window)
-        self.seen.append(state.memo[HISTORY][:, : window.width])
-        return scores
 
 
 def generate(model, decoder: MaskedDecoder = BY_8, **pieces) -> Generation:
@@ -129,26 +110,6 @@ def test_the_entropy_comes_beside_an_unchanged_score(inner) -> None:
     torch.testing.assert_close(found.neg_entropy_KW, expected_KW)
 
 
-@pytest.mark.parametrize("select", [LocalLeap(0.4, 0.4, 4), LocalLeap(0.4, 0.1, 0)], ids=str)
-def test_without_relaxation_a_leap_is_a_threshold(model, select) -> None:
-    score = Confidence()
-    expected = generate(model, score=score, select=Threshold(0.4))
-    assert same(generate(model, score=score, select=select), expected)
-
-
-def test_a_leap_reaches_its_radius() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        sure_W = torch.rand(24, generator=generator)
-        masked_W = torch.rand(24, generator=generator) < 0.7
-        scores, window, state = on_scores(sure_W, masked_W, block=8)
-        where_KW = LocalLeap(0.9, 0.4, 2)(scores, window, state) & window.eligible_KW
-        anchors = [i for i in range(24) if masked_W[i] and sure_W[i] >= 0.9]
-        near = {i for i in range(24) if any(abs(i - anchor) <= 2 for anchor in anchors)}
-        expected = [i for i in sorted(near) if masked_W[i] and sure_W[i] >= 0.4]
-        assert where_KW[0].nonzero()[:, 0].tolist() == expected
-
-
 def test_the_best_of_all_open_blocks_is_committed() -> None:
     sure_W, masked_W = torch.linspace(0.1, 0.8, 16), torch.ones(16, dtype=torch.bool)
     scores, window, state = on_scores(sure_W, masked_W, block=8)
@@ -173,51 +134,12 @@ def moving(tau: float, eps: float, length: int = 2, **changes) -> dict:
     return {"score": score, "select": select}
 
 
-@pytest.mark.parametrize("numbers", [(1.0, 99.0), (0.0, 0.0)], ids=["probability", "divergence"])
-def test_nothing_ready_is_the_fallback(model, numbers) -> None:
-    expected = generate(model, score=Confidence(), select=TopK(4))
-    assert same(generate(model, **moving(*numbers)), expected)
-
-
 @pytest.mark.parametrize("warm_up", [False, True])
 def test_everything_ready_waits_for_its_history(model, warm_up) -> None:
     """The first divergence of a request is never small; later blocks bring theirs along."""
     generation = generate(model, **moving(0.0, 9.0, length=3, warm_up=warm_up))
     counts = [generation.born.count(step) for step in range(len(generation.trace))]
     assert counts == [2, 2, 2, 2] + ([2, 2, 4] * 3 if warm_up else [8] * 3)
-
-
-def test_one_of_the_ready_positions() -> None:
-    sure_W, masked_W = torch.tensor([0.5, 0.9, 0.8, 0.7]), torch.tensor([True, False, True, True])
-    scores, window, state = on_scores(sure_W, masked_W, block=4)
-    state.memo[HISTORY] = torch.tensor([[[0.1], [0.0], [0.2], [0.1]]])
-    chosen = {
-        commits: Stable(TopK(), 0.6, 0.3, commits=commits)(scores, window, state)[0].tolist()
-        for commits in ("all", "most_probable", "most_stable")
-    }
-    assert chosen["all"] == [False, False, True, True]
-    assert chosen["most_probable"] == [False, False, True, False]
-    assert chosen["most_stable"] == [False, False, False, True]
-
-
-def test_divergences_are_those_of_the_whole_canvas(model) -> None:
-    """Also of positions that were behind the window when they were scored."""
-    seen: list[Tensor] = []
-    watching = replace(
-        BY_8, forbid_mask=False, score=Watching(KLHistory(Confidence(), 2, "float64"), seen)
-    )
-    watched = Watched(model)
-    watching.generate(watched, REQUEST)
-    before = None
-    for step, canvas in enumerate(watched.canvases):
-        plan = ForwardPlan(ForwardKind.DENOISE, (0, 49), (0, 49), (0, 0))
-        now_KLV = model.forward(canvas, plan, model.new_cache(49)).double().softmax(-1)
-        if before is not None:
-            start = 17 + 8 * (step // 8)
-            expected = (now_KLV * (now_KLV / before).log()).sum(-1)[:, start : start + 8]
-            found = seen[step][..., -1]
-            torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-4)
-        before = now_KLV
 
 
 @pytest.mark.parametrize("kind", ["dilated", "binary"])
@@ -292,23 +214,6 @@ def test_the_gap_is_that_of_the_answer(model) -> None:
         torch.testing.assert_close(state.memo[GAP], torch.stack(list(expected)))
 
 
-def test_a_slow_phase_alone_is_a_threshold_of_two(model) -> None:
-    """As long as no cycle ends: with one token per forward, or as many slow forwards as tokens."""
-    one = generate(model, score=Confidence(), select=SlowFast(1.0, 0.3))
-    slow = generate(model, score=Confidence(), select=SlowFast(1.0, 0.3, explores=8))
-    assert [one.born.count(step) for step in range(32)] == [1] * 32
-    assert same(slow, generate(model, score=Confidence()))
-
-
-def test_a_fast_phase_stays_in_its_cycle(model) -> None:
-    """Nothing reaches `reach`: cycles of one position each, which is nearly from left to right."""
-    watched = Watched(model)
-    select = SlowFast(1.0, 1.0, explores=1, estimates=1)
-    generate(watched, score=Confidence(), select=select)
-    ends = [None if plan.visible_K is None else int(plan.visible_K) for plan in watched.plans]
-    assert ends[0] is None and set(ends[1:]) <= {*range(17, 50)}
-
-
 @pytest.mark.parametrize("position", ["exponential", "linear"])
 def test_calibration_without_surprise_goes_from_left_to_right(model, position, tmp_path) -> None:
     counts = tmp_path / "counts.json"
@@ -319,18 +224,6 @@ def test_calibration_without_surprise_goes_from_left_to_right(model, position, t
         TokenCounts(str(counts), "0000")
 
 
-def test_calibration_prefers_what_the_corpus_lacks(tmp_path) -> None:
-    counts = tmp_path / "counts.json"
-    counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"1": 60, "2": 30}}))
-    logits_KWV = torch.full((1, 3, 5), -9.0)
-    for place, token in enumerate((1, 2, 4)):
-        logits_KWV[0, place, token] = 9.0
-    _, window, state = on_scores(torch.ones(3), torch.ones(3) > 0, block=3)
-    scores = Calibrated(TokenCounts(str(counts)), decay=0.0)(logits_KWV, state, window)
-    expected = -torch.tensor([[0.6, 0.3, 0.01]]).log()
-    torch.testing.assert_close(scores.confidence_KW, expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize(
     "schedule", [Blocks(8), MultiBlock(8, 0.1), Pipeline(8, 0.1, 0.5)], ids=str
 )
@@ -339,13 +232,3 @@ def test_a_delay_without_end_is_no_cache(model, schedule) -> None:
     plain = generate(model, **decoder)
     assert same(generate(model, cache=DelayedCache(delay=99), **decoder), plain)
     assert not same(generate(model, cache=DelayedCache(delay=0), **decoder), plain)
-
-
-def test_a_delayed_cache_feeds_what_it_does_not_hold(model) -> None:
-    """One block of 8 tokens, one a forward: two rounds of waiting, then it is held."""
-    trace = generate(model, cache=DelayedCache(delay=2)).trace
-    fed = [(forward.fed, forward.cached) for forward in trace.forwards]
-    assert fed[:12] == [(49, 0)] * 2 + [(32, 17)] * 6 + [(49, 0)] * 2 + [(32, 17), (24, 25)]
-    renewed = generate(model, cache=DelayedCache(delay=1, every=1)).trace
-    assert sorted({forward.fed for forward in renewed.forwards}) == [16, 24, 32, 49]
-    assert sum(forward.fed == 49 for forward in renewed.forwards) == 32 - 3

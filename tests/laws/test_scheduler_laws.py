@@ -18,7 +18,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal
@@ -265,20 +264,6 @@ def test_the_published_constants_are_these() -> None:
     assert first_token_distribution(anywhere)[0] == pytest.approx(
         rows["biased Pr(Y=A) without early stop"]
     )
-
-
-@pytest.mark.parametrize(("choose", "kept"), [(early_stop, True), (anywhere, False)])
-def test_a_million_draws(choose: Choose, kept: bool) -> None:
-    """The same by sampling: acceptance, residual and bonus drawn as a verifier draws them."""
-    draws, rng = 10**6, np.random.default_rng(0)
-    x = rng.choice(2, draws, p=DRAFT)
-    verified = np.array([appendix(choose, token) for token in (0, 1)])[x] > 0
-    accepted = rng.random(draws) < np.minimum(1, TARGET / DRAFT)[x]
-    own = rng.choice(2, draws, p=TARGET)
-    committed = np.where(verified, np.where(accepted, x, 0), own)  # the residual is all on A
-    counts = np.bincount(committed, minlength=2)
-    deviation = ((counts - draws * TARGET) ** 2 / (draws * TARGET)).sum()
-    assert (deviation < chi2.ppf(1 - 1e-6, 1)) == kept
 
 
 # --- the output distribution: every draft of two requests -----------------------------------------

@@ -6,7 +6,6 @@ On tiny random models where the whole decoder matters, on random scores where th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import pytest
 import torch
@@ -124,25 +123,6 @@ def test_first_of_block_enters_with_one_position(model, inner) -> None:
 def test_hierarchy_without_runs_is_a_strict_threshold(model, tau) -> None:
     runs_off = generate(BY_8, Hierarchy(tau, low=OFF), model)
     assert runs_off.born == generate(BY_8, Threshold(tau, strict=True), model).born
-
-
-def test_hierarchy_splits_every_run() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        sure_W = torch.rand(24, generator=generator)
-        masked_W = torch.rand(24, generator=generator) < 0.7
-        where_KW = Hierarchy(0.9, low=0.5)(*on_scores(sure_W, masked_W, block=8))
-        assert where_KW[0].nonzero()[:, 0].tolist() == divided(sure_W, masked_W, block=8)
-
-
-def divided(sure_W: torch.Tensor, masked_W: torch.Tensor, block: int) -> list[int]:
-    """Return the rule of the hierarchy, run by run."""
-    chosen = {i for i in range(24) if masked_W[i] and sure_W[i] > 0.9}
-    for _, run in groupby(range(24), key=lambda i: (i // block, bool(masked_W[i]))):
-        best = max(run, key=lambda i: float(sure_W[i]))
-        if masked_W[best] and sure_W[best] > 0.5:
-            chosen.add(best)
-    return sorted(chosen)
 
 
 def on_scores(

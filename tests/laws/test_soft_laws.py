@@ -1,4 +1,4 @@
-"""Laws of soft rows (DMax): what is fed, when a block is left, and what goes with it."""
+"""Laws of soft rows (DMax): when a block is left, and what goes with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
@@ -17,7 +16,7 @@ from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Blocks, Confidence
 from dllm_bench.methods.revising import Edit, Leftmost, SoftRevision
 from dllm_bench.runs.sessions import MeasuredDenoiser
-from tests.helpers import ROLES, Probed, tiny_denoiser
+from tests.helpers import ROLES, tiny_denoiser
 from tests.pieces import Table
 
 MASK, PROMPT, NEW = ROLES["mask"], tuple(range(3, 13)), 24
@@ -38,34 +37,6 @@ def decode(decoder: MaskedDecoder, models: Sequence[Any]) -> list[Generation]:
 
 
 TABLES = [Table(seed) for seed in range(6)]
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("likeliest", [1, 3])
-def test_a_committed_position_of_the_open_block_is_fed_by_definition(
-    model: Any, likeliest: int
-) -> None:
-    """As long as the block is open; all else is fed as it stands."""
-    probed, table_VH, soft = Probed(model), model.module.model.embed_tokens.weight, 0
-    revise = SoftRevision(sure=0.9, likeliest=likeliest)
-    replace(SOFT, revise=revise).generate(probed, REQUEST)
-    for i, (canvas_KL, plan) in enumerate(zip(probed.canvases, probed.plans, strict=True)):
-        if plan.added_KFH is None:
-            assert i == 0 or plan.rows != probed.plans[i - 1].rows
-            continue
-        fed_FH = table_VH[canvas_KL[0, slice(*plan.feed)]] + plan.added_KFH[0]
-        laws_RV = probed.logits[i - 1][0].index_fill(-1, torch.tensor([MASK]), -torch.inf)
-        chances_RC, ids_RC = laws_RV.softmax(-1).topk(likeliest)
-        for at, token in zip(range(*plan.feed), canvas_KL[0, slice(*plan.feed)], strict=True):
-            wanted_H = table_VH[token]
-            if at >= plan.rows[0] and token != MASK:
-                row = at - plan.rows[0]
-                rest, mask_H = 1 - chances_RC[row].sum(), table_VH[MASK]
-                mean_H = chances_RC[row] @ table_VH[ids_RC[row]] + rest * mask_H
-                length = chances_RC[row] @ table_VH[ids_RC[row]].norm(dim=1) + rest * mask_H.norm()
-                wanted_H, soft = mean_H * length / mean_H.norm(), soft + 1
-            torch.testing.assert_close(fed_FH[at - plan.feed[0]], wanted_H, atol=1e-5, rtol=1e-4)
-    assert soft > NEW
 
 
 def test_hard_rows_make_it_an_edit_from_zero() -> None:

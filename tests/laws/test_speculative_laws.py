@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
@@ -386,61 +385,6 @@ def test_ngram_proposes_what_followed() -> None:
 
 
 # --- DFlash 2 ------------------------------------------------------------------------------------
-
-
-def edited(
-    folder: Path, change: Callable[[dict[str, Tensor]], None], name: str, **nested: int
-) -> TrainedBlockDrafter:
-    """DFlash 2 with changed weights, or other settings."""
-    config = DRAFTERS["dflash2"] | {"dflash_config": DRAFTERS["dflash2"]["dflash_config"] | nested}
-    source = write_drafter(folder / name, config, seed=4)
-    weights = load_file(f"{source}/model.safetensors")
-    change(weights)
-    save_file(weights, f"{source}/model.safetensors")
-    return TrainedBlockDrafter(source)
-
-
-def silence_selector(weights: dict[str, Tensor]) -> None:
-    weights["candidate_selector.successor_codebook"].zero_()
-
-
-def as_dflash(weights: dict[str, Tensor]) -> None:
-    """Convolutions that change nothing, and no selector."""
-    silence_selector(weights)
-    for name, weight in weights.items():
-        if name.endswith("kernel_projection.weight"):
-            weight.zero_()
-        if name.endswith("base_kernel"):
-            weight.zero_()[:, 0] = 1
-
-
-def drafted_by(draft: Draft, target: TransformerDenoiser) -> list[tuple[int, ...]]:
-    generation = SpeculativeDecoder(draft).generate(target, Request("d", PROMPTS[1], NEW))
-    return [row.drafted for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
-
-
-@pytest.mark.parametrize("nested", [{}, {"selector_top_k": 1}], ids=["no successors", "K = 1"])
-def test_a_selector_without_a_say_walks_the_argmax_chain(
-    nested: dict[str, int], folder: Path, target: TransformerDenoiser
-) -> None:
-    change = (lambda weights: None) if nested else silence_selector
-    drafter = edited(folder, change, f"silent{len(nested)}", **nested)
-    found, chain = (drafted_by(kind(drafter), target) for kind in (DFlash2, DFlash))
-    whole = [one for one in found if len(one) == len(chain[0])]
-    assert len(whole) > NEW // 2, "the last blocks are cut"
-    assert whole == chain[: len(whole)]
-
-
-def test_convolutions_that_change_nothing_leave_dflash(
-    folder: Path, target: TransformerDenoiser
-) -> None:
-    drafter = edited(folder, as_dflash, "identity")
-    weights = load_file(f"{drafter.source}/model.safetensors")
-    source = write_drafter(folder / "plain", DRAFTERS["dflash_zlab"])
-    kept = load_file(f"{source}/model.safetensors").keys()
-    save_file({name: weights[name] for name in kept}, f"{source}/model.safetensors")
-    plain = DFlash(TrainedBlockDrafter(source))
-    assert drafted_by(DFlash(drafter), target) == drafted_by(plain, target)
 
 
 def test_a_draft_is_no_longer_than_what_is_left(folder: Path, target: TransformerDenoiser) -> None:
