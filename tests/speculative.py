@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,12 @@ class Scripted(SpeculativeDecoder):
         return lambda n: torch.tensor(
             [next(numbers) for _ in range(n)], dtype=torch.float64, device=device
         )
+
+
+def scripted(plain: SpeculativeDecoder, script: Sequence[float], **changes: Any) -> Scripted:
+    """Return a decoder with given uniform numbers, and some other pieces."""
+    pieces = {piece.name: getattr(plain, piece.name) for piece in fields(plain)}
+    return Scripted(**pieces | changes, script=tuple(script))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ reference goes on until the limit is exceeded, so one token more is asked for he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from dllm_bench.methods.trained_drafts import likeliest_tree
 from dllm_bench.metrics.drafts import depths
 from tests.golden.cases import GOLDEN, Case, agreement, replayed
 from tests.golden.test_speculative_traces import NO_END, source, speculative, target, verified
-from tests.speculative import Scripted
+from tests.speculative import Scripted, scripted
 
 pytestmark = pytest.mark.skipif(
     not (GOLDEN / "new2026").exists(), reason=f"no golden traces at {GOLDEN / 'new2026'}"
@@ -53,10 +53,8 @@ def decoder_of(case: Case) -> tuple[Scripted, WatchedMatch]:
         "temperature": case["temperature"],
         "checks_first": False,
     }
-    plain = speculative("ddtree", settings)
-    pieces = {piece.name: getattr(plain, piece.name) for piece in fields(plain)}
-    watched, script = WatchedMatch(), tuple(case.get("uniforms") or [])
-    return Scripted(**pieces | {"verify": watched, "script": script}), watched
+    plain, watched = speculative("ddtree", settings), WatchedMatch()
+    return scripted(plain, case.get("uniforms") or [], verify=watched), watched
 
 
 @replayed("new2026/ddtree.json")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
@@ -17,16 +16,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Context
-from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.trained_drafts import DFlash2
 from dllm_bench.models.drafters import TrainedBlockDrafter
 from tests.golden.cases import GOLDEN, Case, agreement, replayed
-from tests.golden.test_speculative_traces import NO_END, TOLERANCE, speculative, target, verified
+from tests.golden.test_speculative_traces import (
+    NO_END,
+    TOLERANCE,
+    read_by_target,
+    speculative,
+    target,
+    verified,
+)
 from tests.helpers import DEVICE
-from tests.speculative import Scripted, WatchedLength
+from tests.speculative import Scripted, WatchedLength, scripted
 
 FOLDER = GOLDEN / "new2026"
 MODULES = FOLDER / "dflash2_modules.json"
@@ -71,10 +75,8 @@ def decoder_of(case: Case, folder: str) -> tuple[Scripted, WatchedLength]:
             "top_k": case["top_k"] or None,
         },
     )
-    pieces = {piece.name: getattr(plain, piece.name) for piece in fields(plain)}
     watched = WatchedLength(plain.length)
-    script = tuple(case.get("uniforms") or [])
-    return Scripted(**pieces | {"length": watched, "script": script}), watched
+    return scripted(plain, case.get("uniforms") or [], length=watched), watched
 
 
 @replayed("new2026/dflash2.json")
@@ -112,7 +114,7 @@ def stored() -> dict[str, torch.Tensor]:
 def test_drafter_forwards_sharing_one_cache(name: str) -> None:
     recorded = json.loads(MODULES.read_text())
     ids_L = torch.tensor(recorded["sequence"], device=DEVICE)
-    features_1FC = features_of(ids_L)
+    _, features_1FC = read_by_target(ids_L[None])
     piece = DFlash2(TrainedBlockDrafter(str(FOLDER / "ckpt" / name)))
     network: Any = piece.drafter.on(target())
     kv = piece.new_cache(target(), 64)
@@ -133,20 +135,3 @@ def test_drafter_forwards_sharing_one_cache(name: str) -> None:
             scores_DKK = bias_DKK + logits_DV.gather(1, ids_DK)[:, None]
             wanted_DKK = stored()[f"{key}/edge_scores"]
             torch.testing.assert_close(scores_DKK, wanted_DKK, atol=TOLERANCE, rtol=0)
-
-
-def features_of(ids_L: torch.Tensor) -> torch.Tensor:
-    """Return the target's features of a text, which its drafters read."""
-    kv, span = target().new_cache(len(ids_L)), (0, len(ids_L))
-    plan = ForwardPlan(
-        ForwardKind.PREFILL,
-        span,
-        (1, len(ids_L) + 1),
-        span,
-        "block_causal",
-        1,
-        feature_layers=(0, 1, 2),
-    )
-    target().forward(ids_L[None], plan, kv)
-    assert kv.features is not None
-    return kv.features

@@ -9,7 +9,7 @@ is asked for here; z-lab's counts tokens behind a stop, which are left out of th
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from dllm_bench.models.transformer import TransformerDenoiser
 from tests.golden.cases import GOLDEN, Case, Settings, cases, each, override
 from tests.helpers import DEVICE, load_denoiser
 from tests.sample_stats import drafted
-from tests.speculative import Chain, Scripted, WatchedLength
+from tests.speculative import Chain, Scripted, WatchedLength, scripted
 
 FOLDER = GOLDEN / "spec"
 KINDS = ("dflash", "dspark_markov", "dspark_gated", "dspark_rnn", "eagle3", "zlab_dflash")
@@ -108,10 +108,8 @@ def decode(run: Case, checks_first: bool = True) -> tuple[Generation, list[Propo
     stops = run["stop_token_ids"] or [NO_END]
     target().special = SpecialTokens(mask=0, eos=stops[0])
     plain = speculative(*decoder_of(run, checks_first))
-    pieces = {piece.name: getattr(plain, piece.name) for piece in fields(plain)}
     watched = WatchedLength(plain.length)
-    script = tuple(run.get("uniforms") or [0.5] * 4096)
-    decoder = Scripted(**pieces | {"length": watched, "script": script})
+    decoder = scripted(plain, run.get("uniforms") or [0.5] * 4096, length=watched)
     limit = run["max_new_tokens"] + 1
     request = Request("golden", tuple(run["prompt"]), limit)
     return decoder.generate(target(), request), watched.seen
@@ -244,24 +242,28 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
 # --- single modules ------------------------------------------------------------------------------
 
 
-def test_target_forward_and_taps() -> None:
-    stored = tensors("modules.safetensors")
-    ids_1L = stored["target/input_ids"]
-    length = ids_1L.shape[1]
-    kv = target().new_cache(length)
-    span = (0, length)
+def read_by_target(ids_1L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the target's logits of a text, and the features that its drafters read."""
+    kv, span = target().new_cache(ids_1L.shape[1]), (0, ids_1L.shape[1])
     plan = ForwardPlan(
         ForwardKind.PREFILL,
         span,
-        (1, length + 1),
+        (1, span[1] + 1),
         span,
         "block_causal",
         1,
         feature_layers=(0, 1, 2),
     )
-    logits = target().forward(ids_1L, plan, kv)
+    logits_1LV = target().forward(ids_1L, plan, kv)
+    assert kv.features is not None
+    return logits_1LV, kv.features
+
+
+def test_target_forward_and_taps() -> None:
+    stored = tensors("modules.safetensors")
+    logits, features = read_by_target(stored["target/input_ids"])
     torch.testing.assert_close(logits, stored["target/logits"], atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(kv.features, stored["target/taps"], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(features, stored["target/taps"], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["dflash", *DSPARKS, "zlab_dflash"])
