@@ -178,12 +178,6 @@ def test_tensors_that_do_not_fit_are_named(layout: str, folder: Path) -> None:
     refuses(folder, rf"mis-shaped: {name} \(3, 32\) instead of \(32, 32")
 
 
-def test_pickled_weights_are_refused(folder: Path) -> None:
-    torch.save(tensors(folder), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    refuses(folder, r"pickled weights only \(pytorch_model\.bin\)")
-
-
 @pytest.mark.parametrize(
     ("path", "words"),
     [
