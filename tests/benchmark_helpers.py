@@ -93,14 +93,8 @@ Bench = LmEvalBenchmark | EvalPlusBenchmark
 
 
 def lm_eval_benchmark(task: str, primary: str = STRICT, **settings: Any) -> LmEvalBenchmark:
-    return LmEvalBenchmark(
-        name=task,
-        task=task,
-        max_new_tokens=64,
-        primary=primary,
-        allow_code_execution=True,
-        **settings,
-    )
+    given = {"max_new_tokens": 64, "primary": primary, "allow_code_execution": True, **settings}
+    return LmEvalBenchmark(name=task, task=task, **given)
 
 
 def lm_eval_likelihood(task: str, primary: str, **settings: Any) -> LikelihoodBenchmark:
@@ -108,9 +102,8 @@ def lm_eval_likelihood(task: str, primary: str, **settings: Any) -> LikelihoodBe
 
 
 def evalplus_benchmark(dataset: str, **settings: Any) -> EvalPlusBenchmark:
-    return EvalPlusBenchmark(
-        name=dataset, dataset=dataset, max_new_tokens=64, allow_code_execution=True, **settings
-    )
+    given = {"max_new_tokens": 64, "allow_code_execution": True, **settings}
+    return EvalPlusBenchmark(name=dataset, dataset=dataset, **given)
 
 
 def encode(prompt: str | Turns) -> list[int]:

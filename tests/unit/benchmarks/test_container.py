@@ -57,9 +57,7 @@ def calls(log: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("tool", sorted(sandbox.TOOLS))
-def test_a_program_runs_in_the_tool_asked_for(
-    tool: str, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_runs_in_the_tool_asked_for(tool, log, monkeypatch) -> None:
     monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, tool)
     outcome = sandbox.execute("print(1 + 1)")
     assert (outcome.verdict, outcome.stdout) == ("ended", "2\n")
@@ -88,9 +86,7 @@ def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_program_that_hangs_is_killed_in_its_container(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_hangs_is_killed_in_its_container(log, monkeypatch) -> None:
     monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, "podman")
     monkeypatch.setattr(sandbox, "BACKSTOP_S", 0.0)  # as if it could not stop its program itself
     patient = Limits(cpu_s=60, wall_s=3.0)  # the stand-in for podman has started by then

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.evalplus import PROBLEM_SETS, EvalPlusBenchmark
-from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, load_task
+from dllm_bench.benchmarks.evalplus import PROBLEM_SETS
+from dllm_bench.benchmarks.lm_eval import load_task
 from dllm_bench.benchmarks.lm_eval_model import as_lm
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import code_scorers, sources
@@ -33,7 +33,6 @@ from tests.benchmark_helpers import (
     foreign,
     gold,
     lm_eval_benchmark,
-    stock_config,
 )
 
 
@@ -66,37 +65,6 @@ def test_the_rules_are_evalplus_s_own() -> None:
     by_rule = {rule: {n for n, r in rules.items() if r == rule} for rule in rules.values()}
     assert by_rule["same_set"] == set(theirs.MBPP_OUTPUT_SET_EQ_TASKS)
     assert by_rule["same_presence"] == set(theirs.MBPP_OUTPUT_NOT_NONE_TASKS)
-
-
-# Texts by which two readings of an answer differ; {n} is the right number.
-ANSWERS = [
-    "", "#### {n}", "so #### {n}.", "#### {n}\nQuestion: x #### 9", "about ${n} or 7",
-    "5 + {n} = {n}.", "#### five", "The answer is {n}", "####{n}", "#### {n}\n\nThe next is 20",
-    " 3 apples #### {n} ##", "#### {n}.00", "#### -{n}", "#### {n} #### 4", "#### 1,{n}",
-]  # fmt: skip
-
-
-def test_gsm8k_is_graded_as_lm_eval_s_own_task_grades(real_data: Path) -> None:
-    """On made-up texts every metric equals that of lm-eval's own task, which is not always 0."""
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.task import ConfigurableTask
-
-    benchmark = lm_eval_benchmark("gsm8k", limit=len(ANSWERS), data_dir=str(real_data))
-    stock = ConfigurableTask(config=stock_config("gsm8k/gsm8k.yaml", "gsm8k", real_data))
-    seen: list[tuple[float, float]] = []
-    for doc, answer in zip(benchmark.items, ANSWERS, strict=True):
-        text = answer.format(n=doc["answer"].split("#### ")[-1])
-        instance = Instance("generate_until", dict(doc), ("", {}), 0, ("g", 0, 1), [text])
-        stock._instances = [instance]
-        stock.apply_filters()
-        theirs = [
-            stock.process_results(doc, [instance.filtered_resps[name]])["exact_match"]
-            for name in ("strict-match", "flexible-extract")
-        ]
-        metrics = benchmark.score({doc["id"]: text})[doc["id"]].metrics
-        assert [metrics[STRICT], metrics[FLEXIBLE]] == theirs, text
-        seen.append((metrics[STRICT], metrics[FLEXIBLE]))
-    assert set(seen) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_escape_until_keeps_hard_stops_only() -> None:
@@ -246,13 +214,13 @@ def test_checks_are_light_and_runs_leave_no_trace(root: Path, tmp_path: Path) ->
 def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setattr(sandbox, "execute", lambda *args: pytest.fail("a program was run"))
-    with pytest.raises(DllmBenchError, match="this is not allowed yet"):
-        EvalPlusBenchmark(name="minicode", dataset="minicode", max_new_tokens=64).score(
-            {"minicode/test/0": "    return 1\n"}
-        )
-    mbpp = LmEvalBenchmark(name="mbpp", task="mbpp", max_new_tokens=64, primary=COMPLETION)
-    with pytest.raises(DllmBenchError, match="this is not allowed yet"):
-        mbpp.score({"mbpp/test/11": "x"})
+    refusing = {"allow_code_execution": False}
+    for benchmark, item in (
+        (evalplus_benchmark("minicode", **refusing), "minicode/test/0"),
+        (lm_eval_benchmark("mbpp", COMPLETION, **refusing), "mbpp/test/11"),
+    ):
+        with pytest.raises(DllmBenchError, match="this is not allowed yet"):
+            benchmark.score({item: "    return 1\n"})
 
 
 def test_lm_eval_s_evaluator_runs_our_tasks() -> None:

@@ -156,9 +156,7 @@ def settings(folder: Path, *more: str) -> list[str]:
     return [*own, f"paths.results={folder / 'results'}", "limit=2", *more]
 
 
-def test_a_run_stores_likelihoods_and_their_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stores_likelihoods_and_their_errors(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("DLLM_BENCH_DATA", str(tmp_path / "data"))
     small = ("decoder=likelihood", "decoder.draws=8", "decoder.together=4")
     assert main(["run", *settings(tmp_path, *small)]) == 0
@@ -183,9 +181,7 @@ def test_a_run_stores_likelihoods_and_their_errors(
         (["decoder=likelihood", "benchmark.template=chat"], "template=chat was asked for"),
     ],
 )
-def test_a_decoder_that_cannot_is_refused(
-    more: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_decoder_that_cannot_is_refused(more, words, tmp_path, capsys) -> None:
     assert main(["run", *settings(tmp_path, *more)]) != 0
     assert words in " ".join(capsys.readouterr().err.split())
 

@@ -119,9 +119,7 @@ def test_flags_of_lm_eval_work(tmp_path: Path) -> None:
         ("model=tiny-llada,colour=red", "No setting is called 'colour'"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(
-    settings: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_setting_is_one_sentence(settings, sentence, tmp_path, capsys) -> None:
     words(tmp_path)
     code = lm_eval("--model_args", settings, "--tasks", "words", "--include_path", str(tmp_path))
     assert code == 2
@@ -129,9 +127,7 @@ def test_a_wrong_setting_is_one_sentence(
 
 
 @pytest.mark.usefixtures("own_tasks")
-def test_likelihoods_are_refused_by_a_decoder_that_generates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_likelihoods_are_refused_by_a_decoder_that_generates(tmp_path, capsys) -> None:
     words(tmp_path, "loglikelihood")
     text = (tmp_path / "words.yaml").read_text().replace("exact_match", "perplexity")
     (tmp_path / "words.yaml").write_text(text)

@@ -23,12 +23,15 @@ from dllm_bench.benchmarks.items import Item, text_of
 from dllm_bench.benchmarks.tasks import math_answers
 from dllm_bench.core.request import Likelihood
 from tests.benchmark_helpers import (
+    FLEXIBLE,
     GOLD,
+    STRICT,
     encode,
     evalplus_benchmark,
     gold,
     lm_eval_benchmark,
     lm_eval_likelihood,
+    number_of,
     stock_config,
 )
 
@@ -53,19 +56,31 @@ def graded(task: Any, doc: Item, text: str) -> dict[str, float]:
     }
 
 
-def test_gsm8k_cot_is_lm_eval_s_own(real_data: Path) -> None:
-    config = stock_config("gsm8k/gsm8k-cot.yaml", "gsm8k", real_data)
-    stock = stock_task(config)
-    ours = lm_eval_benchmark(
-        "gsm8k_cot", "exact_match,strict-match", shots=8, limit=5, data_dir=str(real_data)
-    )
-    prompts = [request.prompt for request in ours.requests(encode)]
-    assert prompts == [stock.fewshot_context(dict(item), 8) for item in ours.items]
-    for item in ours.items:
-        number = GOLD["gsm8k_cot"](item)
-        for text in (number, number[:-1], "so 12", f"$1{number}", "The answer is 3. Or 4."):
+# Texts by which two readings of an answer differ; {n} is the right number.
+ANSWERS = [
+    "", "#### {n}", "so #### {n}.", "#### {n}\nQuestion: x #### 9", "about ${n} or 7",
+    "5 + {n} = {n}.", "#### five", "The answer is {n}", "####{n}", "#### {n}\n\nThe next is 20",
+    " 3 apples #### {n} ##", "#### {n}.00", "#### -{n}", "#### {n} #### 4", "#### 1,{n}",
+    "So. The answer is {n}.", "so 12", "$1{n}", "The answer is {n}. Or 4.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "shots", "grades"), [("gsm8k", 4, 4), ("gsm8k_cot", 8, 3)])
+def test_gsm8k_is_lm_eval_s_own(task: str, shots: int, grades: int, real_data: Path) -> None:
+    """Prompts, and on made-up texts every metric, which is not always 0."""
+    config = stock_config(f"gsm8k/{task.replace('_', '-')}.yaml", "gsm8k", real_data)
+    stock = stock_task({"fewshot_config": {"sampler": "first_n"}, **config})
+    ours = lm_eval_benchmark(task, shots=shots, limit=5, data_dir=str(real_data))
+    for request, item in zip(ours.requests(encode), ours.items, strict=True):
+        assert request.prompt == stock.fewshot_context(dict(item), shots)
+        assert request.prompt.count("Q") == shots + 1
+        seen = set()
+        for answer in ANSWERS:
+            text = answer.format(n=number_of(item))
             metrics = ours.score({item["id"]: text})[item["id"]].metrics
             assert metrics.items() >= graded(stock, item, text).items()
+            seen.add((metrics[STRICT], metrics[FLEXIBLE]))
+        assert len(seen) >= grades
 
 
 def test_hendrycks_math_is_lm_eval_s_own(real_data: Path) -> None:

@@ -1,16 +1,12 @@
-"""Dream's Sudoku and Countdown: prompts and checks as published, on made-up files of its form.
+"""Dream's Sudoku and Countdown: prompts as published, on made-up files of its form.
 
-The checks are compared with the published rules written out again, on right and broken answers.
+What the checks find of right and broken answers is in `answers.yaml`, see test_answers.py.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from pathlib import Path
-
-import pytest
 
 from dllm_bench.benchmarks.tasks import sources, text_scorers
 from tests.benchmark_helpers import encode, lm_eval_benchmark
@@ -57,70 +53,8 @@ def test_prompts_are_dream_s(tmp_path: Path) -> None:
     assert len(sources.rows("countdown_dream", "cd3", settings["data_dir"])) == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "valid"),
-    [
-        (GRID, 1),
-        (f" {GRID}\n\nInput:", 1),
-        ("4 3 2 1\n2 1 3 4\n3 4 1 2\n1 2 4 3", 1),
-        (GRID + "\nand more", 1),  # cut at the puzzle's length
-        (GRID.replace("4", "x"), 0),
-        (GRID[:-1], 0),
-        (GRID.replace("\n", ""), 0),
-        ("1234\n3412\n2143\n4321", 0),  # a right grid of another puzzle
-        ("4321\n2134\n3412\n1242", 0),
-        ("", 0),
-    ],
-)
-def test_a_sudoku(text: str, valid: int) -> None:
-    assert text_scorers.sudoku_dream({"input": PUZZLE}, [text]) == {"valid": valid}
-
-
-@pytest.mark.parametrize(
-    ("text", "valid"),
-    [
-        ("3+4=7,7*5=35", 1),
-        ("4+3=7,5*7=35\nInput: 1", 1),
-        ("3+4=7,7*5=35.0", 0),
-        ("3+4=7,7*5=36", 0),
-        ("3+4=8,8*5=35", 0),
-        ("7*5=35", 0),  # 7 is no number of the item
-        ("3*4=12,12+5=17", 0),
-        ("3+4=7,7*5=35,5-5=0", 0),
-        ("3+4*5=35", 0),
-        ("__import__('os')=35", 0),
-        ("3+4=7", 0),
-        ("3/0=1", 0),
-        ("", 0),
-    ],
-)
-def test_a_countdown(text: str, valid: int) -> None:
-    doc = {"input": COUNTDOWN[0]}
-    assert text_scorers.countdown_dream(doc, [text]) == {"valid": valid}
-    if "import" not in text:
-        assert published_countdown(doc["input"], text.split("\n")[0]) == bool(valid)
-
-
 def test_expressions_are_worked_out_and_not_run() -> None:
     assert text_scorers.holds("3+4*5", "23")
     assert text_scorers.holds("7/2", "3.5")
     for expression in ("1+2**3", "1+2//1", "1+1 and exit()", "1+1" * 100, "1+f", "3"):
         assert not text_scorers.holds(expression, "9")
-
-
-def published_countdown(query: str, pred: str) -> bool:
-    """Return the rule of Dream's cd_metric.py, for texts that are safe to evaluate."""
-    match, left = True, Counter(query.split(",")[:-1])
-    for equation in pred.split(","):
-        try:
-            before, after = equation.split("=")
-            match &= bool(re.match(r"\d+[+\-*/]\d+", before)) and eval(before) == float(after)
-            left.subtract(re.findall(r"(\d+)(?=[+-/*=])", equation))
-            left.update({after: 1})
-        except (ValueError, SyntaxError, ZeroDivisionError):
-            match = False
-        if not match:
-            break
-    goal = query.split(",")[-1]
-    left.subtract({goal: 1})
-    return match and goal == pred.split("=")[-1] and all(n == 0 for n in left.values())

@@ -5,7 +5,6 @@ Prompts are compared with lm-eval's own task files, read from the installed pack
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import time
@@ -16,9 +15,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks import code_answers
-from dllm_bench.benchmarks.evalplus import PROBLEM_SETS, EvalPlusBenchmark, _download
+from dllm_bench.benchmarks.evalplus import PROBLEM_SETS, _download
 from dllm_bench.benchmarks.items import is_reachable, local_data_only
-from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.benchmark import Turns
@@ -29,24 +27,12 @@ from tests.benchmark_helpers import (
     encode,
     evalplus_benchmark,
     lm_eval_benchmark,
-    stock_config,
 )
+from tests.unit.benchmarks.test_originals import functions_of, stock_task
 
 
 def prompts(benchmark: Bench) -> list[str]:
     return [request.prompt for request in benchmark.requests(encode)]
-
-
-def test_gsm8k_prompts_are_lm_eval_s_own(real_data: Path) -> None:
-    from lm_eval.api.task import ConfigurableTask
-
-    config = stock_config("gsm8k/gsm8k.yaml", "gsm8k", real_data)
-    config["fewshot_config"] = {"sampler": "first_n"}
-    stock = ConfigurableTask(config=config)
-    ours = lm_eval_benchmark("gsm8k", shots=4, limit=5, data_dir=str(real_data))
-    theirs = [stock.fewshot_context(dict(item), 4) for item in ours.items]
-    assert prompts(ours) == theirs
-    assert theirs[0].count("Question: ") == 5
 
 
 def test_humaneval_prompts_are_the_items_own(real_data: Path) -> None:
@@ -54,51 +40,42 @@ def test_humaneval_prompts_are_the_items_own(real_data: Path) -> None:
     assert prompts(benchmark) == [item["prompt"] for item in benchmark.items]
 
 
-def test_mbpp_prompts_are_lm_eval_s_own(real_data: Path) -> None:
-    """lm-eval's module cannot be imported without a network; its source is read instead."""
+def stock_yaml(path: str) -> dict[str, Any]:
+    """Return a task file of lm-eval without its functions, whose modules need a network."""
     import lm_eval.tasks
     import yaml
-    from jinja2 import Template
-
-    folder = Path(inspect.getfile(lm_eval.tasks)).parent / "mbpp"
-    tree = ast.parse((folder / "utils.py").read_text())
-    (function,) = [n for n in ast.walk(tree) if getattr(n, "name", "") == "list_fewshot_samples"]
-    shots = ast.literal_eval(function.body[0].value)  # type: ignore[attr-defined]
 
     class Loader(yaml.SafeLoader):
         pass
 
     Loader.add_constructor("!function", lambda loader, node: None)
-    stock = yaml.load((folder / "mbpp.yaml").read_text(), Loader)
+    text = (Path(inspect.getfile(lm_eval.tasks)).parent / path).read_text()
+    found: dict[str, Any] = yaml.load(text, Loader)
+    return found
+
+
+def test_mbpp_prompts_are_lm_eval_s_own(real_data: Path) -> None:
+    from jinja2 import Template
+
+    stock, shots = stock_yaml("mbpp/mbpp.yaml"), functions_of("mbpp/utils.py")
     question, answer = Template(stock["doc_to_text"]), Template(stock["doc_to_target"])
 
     def ask(doc: Mapping[str, Any]) -> str:
         return question.render(**doc) + "\n"
 
-    examples = "".join(ask(shot) + answer.render(**shot) + "\n\n" for shot in shots)
+    examples = "".join(
+        ask(shot) + answer.render(**shot) + "\n\n" for shot in shots["list_fewshot_samples"]()
+    )
     ours = lm_eval_benchmark("mbpp", COMPLETION, shots=3, limit=4, data_dir=str(real_data))
     assert prompts(ours) == [examples + ask(item) for item in ours.items]
 
 
 @pytest.mark.parametrize(("task", "shots"), [("humaneval_instruct", 0), ("mbpp_instruct", 3)])
 @pytest.mark.parametrize("template", ["plain", "chat", "chat_multiturn"])
-def test_begun_answers_are_lm_eval_s_own(
-    task: str, shots: int, template: str, real_data: Path
-) -> None:
-    """Its modules cannot be imported without a network: its yaml is read without functions."""
-    import lm_eval.tasks
-    import yaml
-    from lm_eval.api.task import ConfigurableTask
-
-    folder = Path(inspect.getfile(lm_eval.tasks)).parent / task.partition("_")[0]
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: None)
-    stock = yaml.load((folder / f"{task}.yaml").read_text(), Loader)
-    kept = ("task", "doc_to_text", "doc_to_target", "gen_prefix", "target_delimiter")
+def test_begun_answers_are_lm_eval_s_own(task, shots, template, real_data) -> None:
     source = task.partition("_")[0]
+    stock = stock_yaml(f"{source}/{task}.yaml")
+    kept = ("task", "doc_to_text", "doc_to_target", "gen_prefix", "target_delimiter")
     ours = lm_eval_benchmark(
         task,
         "pass@1,instruct" if shots == 0 else "pass@1,extract_code",
@@ -121,7 +98,7 @@ def test_begun_answers_are_lm_eval_s_own(
         "num_fewshot": shots,
         "fewshot_config": {"sampler": "first_n", "samples": few},
     }
-    theirs = ConfigurableTask(config=config)
+    theirs = stock_task(config)
     for request, item in zip(ours.requests(encode), ours.items, strict=True):
         doc = dict(item)
         wanted = theirs.fewshot_context(
@@ -228,28 +205,13 @@ REFUSALS = [
     (lm_eval_benchmark("gsm8k", data_dir="absent"), "reads gsm8k/test.jsonl.*paths.data=DIR"),
     (lm_eval_benchmark("gsm8k"), "no data directory.*paths.data=DIR"),
     (evalplus_benchmark("humaneval_plus", data_dir="absent"), "HumanEvalPlus.jsonl.*paths.data="),
-    (
-        EvalPlusBenchmark(name="minicode", dataset="minicode", max_new_tokens=64),
-        "allow_code_execution=true",
-    ),
-    (
-        LmEvalBenchmark(
-            name="m",
-            task="mbpp",
-            max_new_tokens=64,
-            primary=COMPLETION,
-            data_dir="absent",
-            allow_code_execution=True,
-        ),
-        "reads mbpp/mbpp.jsonl",
-    ),
+    (evalplus_benchmark("minicode", allow_code_execution=False), "allow_code_execution=true"),
+    (lm_eval_benchmark("mbpp", COMPLETION, data_dir="absent"), "reads mbpp/mbpp.jsonl"),
 ]
 
 
 @pytest.mark.parametrize(("benchmark", "sentence"), REFUSALS)
-def test_what_would_fail_later_is_said_at_once(
-    benchmark: Bench, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_fail_later_is_said_at_once(benchmark, sentence, tmp_path, monkeypatch) -> None:
     monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
@@ -267,9 +229,7 @@ def test_a_host_that_is_not_there_is_not_reachable(monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - began < 1
 
 
-def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(monkeypatch) -> None:
     import datasets
 
     offline = []
@@ -281,9 +241,7 @@ def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     sources._load_from_hub.cache_clear()
-    benchmark = LmEvalBenchmark(
-        name="g", task="gsm8k", max_new_tokens=64, primary="exact_match,strict-match"
-    )
+    benchmark = lm_eval_benchmark("gsm8k")
     try:
         for _ in range(2):
             with (
@@ -298,9 +256,7 @@ def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(
     assert offline == [True, False] and not datasets.config.HF_HUB_OFFLINE
 
 
-def test_evalplus_downloads_nothing_where_this_disk_is_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evalplus_downloads_nothing_where_this_disk_is_meant(tmp_path, monkeypatch) -> None:
     import evalplus.data.humaneval as theirs
     from evalplus.data import utils
 
@@ -316,21 +272,6 @@ def test_evalplus_downloads_nothing_where_this_disk_is_meant(
     fetched = _download("humaneval_plus", *download)
     with local_data_only():
         assert _download("humaneval_plus", *download) == fetched
-
-
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    [
-        ("    return 1\n", "    return 1\n"),
-        ("Sure:\n```python\ndef f():\n    return 1\n```\nDone.", "def f():\n    return 1"),
-        ("```\nreturn 1\n```", "return 1"),
-        ("    return 1\n```\nThis returns 1.", "    return 1\n"),
-        ("```python\nx = 1", "x = 1"),
-        ("    return 1\n```\nOr:\n```python\nx\n```", "    return 1\n"),
-    ],
-)
-def test_code_of_an_answer(answer: str, code: str) -> None:
-    assert code_answers.extract_code(answer) == code
 
 
 def test_programs_from_answers() -> None:

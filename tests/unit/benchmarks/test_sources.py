@@ -46,9 +46,7 @@ def test_all_items_are_read_with_ids_of_their_own(source: str, split: str, real_
 
 
 @pytest.mark.parametrize("source", ["squad_v2", "drop", "livecodebench"])
-def test_a_part_of_a_set_names_itself(
-    source: str, real_data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_part_of_a_set_names_itself(source, real_data, caplog) -> None:
     split = "release_v1" if source == "livecodebench" else "dev"
     sources.rows.cache_clear()
     with caplog.at_level(logging.WARNING):
