@@ -19,7 +19,7 @@ from hydra._internal.hydra import Hydra
 
 from dllm_bench import __version__
 from dllm_bench.cli.main import COMMANDS, main
-from dllm_bench.paths import options
+from dllm_bench.paths import options, read_yaml
 from tests.tiers import covering
 
 Capture = pytest.CaptureFixture[str]
@@ -72,9 +72,7 @@ def test_run_help_lists_the_choices(capsys: Capture) -> None:
         ("train filter benchmark=minigsm", "model"),
     ],
 )
-def test_a_setting_in_the_place_of_a_name_is_told_what_belongs_there(
-    line: str, group: str, capsys: Capture
-) -> None:
+def test_a_setting_in_the_place_of_a_name_is_told_what_belongs_there(line, group, capsys) -> None:
     assert f"the name of a {group} belongs here" in refused(capsys, *line.split())
 
 
@@ -94,62 +92,12 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"dllm-bench {__version__}\n")
 
 
-MISTAKES = {  # arguments of `run` -> words of the answer
-    "decoder=nope": ["no decoder 'nope'", "the nearest of"],
-    "model=nope": ["no model 'nope'", "tiny-llada"],
-    "decoder/score=nope": ["no decoder/score 'nope'", "confidence"],
-    "decoder=fast_dlm": ["did you mean 'fast_dllm'?", "fast_dllm_v2"],
-    "decoder=null": ["null or a number", "--help"],
-    "decoder=fast_dllm decoder.select.tua=1": ["did you mean 'decoder.select.tau'?"],
-    "decoder=fast_dllm decoder.tau=0.7": ["did you mean 'decoder.select.tau'"],
-    "decoder=fast_dllm tau=0.7": ["did you mean 'decoder.select.tau'"],
-    "decoder.select.thau=1": ["'decoder.select.tau', which decoder/select="],
-    "gen_length=1": ["did you mean 'benchmark.max_new_tokens'?"],
-    "model=tiny-qwen3 decoder=fast_dllm": ["autoregressive", "decoder=ar"],
-    "decoder=dspark": ["tiny-llada", "full attention", "choose another"],
-    "decoder=ar": ["tiny-llada", "shifted logits"],
-    "model=./nowhere": ["no model folder './nowhere'", "owner/name"],
-    "decoders.select=1": ["'decoders.select'", "did you mean 'decoder'?"],
-    "bach=2": ["did you mean 'batch'?"],
-    "batch=x": ["batch is 'x'", "whole number"],
-    "batch=1.5": ["batch is 1.5", "whole number"],
-    "hardware.threads=0": ["hardware.threads is 0", "whole number from 1"],
-    "paths.results=": ["results directory is ''", "paths.results=DIR"],
-    "paths.results=/etc/passwd/x": ["/etc/passwd is a file", "name a directory"],
-    "paths.results=null": ["results directory is None", "paths.results=DIR"],
-    "decoder=fast_dllm decoder.schedule.block=2.5": ["block", "give a whole number", "2.5"],
-    "benchmark.max_new_tokens=abc": ["max_new_tokens", "give a whole number", "'abc'"],
-    "decoder.select.colour=1": ["'decoder.select.colour'", "--cfg job"],
-    "+colour=red": ["'colour'", "--cfg job"],
-    "limit": ["'limit' cannot be read", "name=value"],
-    "seed=[1": ["cannot be read"],
-    "seed=0,1": ["'seed=0,1' gives several values", "-m"],
-    "decoder.select.tau=0.5": [
-        "The decoder in use has no setting 'decoder.select.tau'",
-        "decoder/select=threshold",
-    ],
-    "decoder=fast_dllm decoder.score.temperature=0.7": [
-        "no setting 'decoder.score.temperature'",
-        "decoder/score=sampled",
-        "has precision",
-    ],
-    "--multi": ["no flag '--multi'"],
-    "-m --info defaults": ["--info prints one configuration", "one of them"],
-    "-m --cfg job": ["--cfg prints one configuration", "one of them"],
-    "limit=some": ["limit is 'some'", "whole number"],
-    "limit=0": ["limit is 0", "or null"],
-    "benchmark=gsm8k paths.data=nowhere": ["not in 'nowhere'", "paths.data=DIR"],
-    "benchmark=gsm8k paths.data=.": ["gsm8k/test.jsonl", "paths.data=DIR"],
-    "benchmark=gsm8k paths.data=null": ["no data directory", "paths.data=DIR"],
-    "model=dream-base": ["Dream-org/", "hf download", "dllm-bench prefetch dream-base"],
-    "model.path=assets/nope": ["assets/nope", "scripts.embedded nope"],
-}
+LINES = read_yaml(Path(__file__).with_name("lines.yaml"))
+MISTAKES, OTHER_MISTAKES, COMPLETED = (LINES[name] for name in ("run", "other", "completed"))
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_is_one_sentence(
-    line: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_is_one_sentence(line, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert main(["run", f"paths.results={tmp_path}", *line.split()]) == 2
     sentence = only_sentence(capsys)
@@ -179,30 +127,10 @@ def test_unset_consent_is_one_sentence_before_anything_is_decoded(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["show", "abc"], "abc"),
-        (["compare", "abc", "def"], "abc"),
-        (["compare", "abc"], "name two or more"),
-        (["table", "lopa/table99"], "lopa/table4"),
-        (["table", "lopa/table4", "--profile", "nope"], "embedded"),
-        (["table", "lopa/table5", "--wait"], "--wait goes with --submit"),
-        (["table", "lopa/table5", "--slurm", "partition=x"], "--slurm goes with --submit"),
-        (["table", "lopa/table5", "--run", "--submit"], "one of them"),
-        (["table", "lopa/table3", "--commands", "--run"], "give one of them"),
-        (["table", "lopa/table5", "--retime"], "goes with --run"),
-        (["claims", "--retime"], "goes with --run"),
-        (["figure", "lopa/figure1", "--jobs", "2"], "--jobs goes with --run"),
-        (["figure", "lopa/figure99"], "lopa/figure5"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_other_mistakes_are_one_sentence(
-    arguments: list[str], word: str, capsys: Capture, tmp_path: Path
-) -> None:
-    assert main([*arguments, "--results", str(tmp_path)]) == 2
-    assert word in only_sentence(capsys)
+@pytest.mark.parametrize("line", OTHER_MISTAKES)
+def test_other_mistakes_are_one_sentence(line: str, capsys: Capture, tmp_path: Path) -> None:
+    assert main([*line.split(), "--results", str(tmp_path)]) == 2
+    assert OTHER_MISTAKES[line] in only_sentence(capsys)
 
 
 def test_a_number_of_new_tokens_goes_with_no_prompt_that_has_masks(capsys: Capture) -> None:
@@ -235,9 +163,7 @@ def test_only_the_arguments_that_are_required_are_named_as_missing(capsys: Captu
         assert f"arguments are required: {missing}\n" in refused(capsys, *command.split())
 
 
-def test_a_full_disk_is_told_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_full_disk_is_told_in_a_sentence(monkeypatch, capsys) -> None:
     def full(words: list[str]) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "results/table.md")
 
@@ -257,9 +183,7 @@ def test_a_closed_pipe_ends_the_print_of_defaults_in_silence(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_estimate_names_cost_and_memory_and_runs_nothing(
-    capsys: Capture, tmp_path: Path
-) -> None:
+def test_an_estimate_names_cost_and_memory_and_runs_nothing(capsys, tmp_path) -> None:
     settings = ["hardware=cpu", "limit=10", f"paths.results={tmp_path}"]
     assert main(["run", "--estimate", "decoder=lopa", *settings]) == 0
     cost, memory = capsys.readouterr().out.splitlines()
@@ -274,30 +198,6 @@ def test_the_prompt_of_an_item_has_the_special_tokens_of_its_template(capsys: Ca
     assert shown.startswith("<|user|>Question:") and "<|assistant|>" in shown
     assert main(["prompt", "minigsm", "--sample", "5000"]) == 2
     assert "1000 items" in capsys.readouterr().err
-
-
-COMPLETED = {  # line -> (a word that is offered, one that is not)
-    "prefet": ("prefetch", "run"),
-    "train d": ("drafter", "filter"),
-    "run -": ("--multirun", "run"),
-    "run dec": ("decoder@baseline=", "seed="),
-    "run see": ("seed=", "limit="),
-    "run decoder=local_l": ("decoder=local_leap", "decoder=lopa"),
-    "run -m decoder=lopa,cred": ("decoder=lopa,credit", "decoder=credit"),
-    "run decoder=fast_dllm decoder.sel": ("decoder.select.tau=", "decoder.select.steps="),
-    "run decoder/select=threshold decoder.sel": ("decoder.select.tau=", "decoder.select.steps="),
-    "run decoder=credit_lopa decoder.explore.": ("decoder.explore.k=", "seed="),
-    "run benchmark.max": ("benchmark.max_new_tokens=", "seed="),
-    "run hydra/launcher=slurm hydra.launcher.part": ("hydra.launcher.partition=", "seed="),
-    "run +experiment=": ("+experiment=first_run", "first_run"),
-    "generate tiny-ll": ("tiny-llada", "lopa"),
-    "generate tiny-llada lop": ("lopa", "tiny-llada"),
-    "generate tiny-llada lopa hello ": ("decoder.explore.k=", "seed="),
-    "table lopa/": ("lopa/table4", "lopa/figure5"),
-    "figure lopa/": ("lopa/figure5", "lopa/table4"),
-    "table lopa/table4 --profile ": ("paper", "lopa/table4"),
-    "train drafter tiny-qwen3 dsp": ("dspark-markov", "dflash"),
-}
 
 
 def completed(line: str, folder: Path) -> list[str]:
@@ -331,9 +231,7 @@ def test_status_of_an_empty_store(capsys: Capture, tmp_path: Path) -> None:
     assert "No runs" in capsys.readouterr().out
 
 
-def test_no_results_directory_is_no_working_directory(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_results_directory_is_no_working_directory(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("DLLM_BENCH_RESULTS", "")
     monkeypatch.chdir(tmp_path)
     assert main(["table", "lopa/table5"]) == 2
@@ -341,9 +239,7 @@ def test_no_results_directory_is_no_working_directory(
     assert os.listdir(tmp_path) == []
 
 
-def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(
-    capsys: Capture, tmp_path: Path
-) -> None:
+def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(capsys, tmp_path) -> None:
     for name, text in (
         ("tables/lopa/table4.json", '{"cells": [{'),
         ("tables/lopa/table5.json", '{"cells": [{"state": "setting"}]}'),

@@ -35,9 +35,7 @@ def row(lines: Sequence[str], name: str) -> list[str]:
     return next(line for line in lines if line.startswith(f"{name} ")).split()
 
 
-def test_settings_that_differ_are_shown_with_the_values_of_each_run(
-    records: list[RunRecord],
-) -> None:
+def test_settings_that_differ_are_shown_with_the_values_of_each_run(records) -> None:
     lines = list(RunComparison(tuple(records)).lines())
     k = [str(record.spec.decoder["explore"]["k"]) for record in records]
     assert len(set(k)) > 1

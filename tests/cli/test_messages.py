@@ -11,7 +11,7 @@ import pytest
 
 import dllm_bench as db
 from dllm_bench.api.compose import compose
-from dllm_bench.cli.main import COMMANDS, main
+from dllm_bench.cli.main import COMMANDS
 from dllm_bench.core.errors import SHOWN, DllmBenchError, unknown_name
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.paths import assets_dir
@@ -20,35 +20,12 @@ Capture = pytest.CaptureFixture[str]
 MASK_TEXT = "<|mask|>"
 
 
-def refusal(capture: Capture, *words: str) -> str:
-    """Return what a command that ends with a mistake prints."""
-    assert main(list(words)) == 2
-    return capture.readouterr().err
-
-
 def test_of_many_names_the_nearest_five_are_shown() -> None:
     known = [f"model-{number}" for number in range(90)]
     message = unknown_name("model", "model-7x", known, listing="dllm-bench run --help")
     assert message.count("model-") == SHOWN + 1 + 1  # those shown, the asked one, the question
     assert "the nearest of 90; `dllm-bench run --help` lists them" in message
     assert "did you mean 'model-7'" in message
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("run", "model=tiny-lada"),
-        ("run", "decoder=fastdllm"),
-        ("table", "lopa/tabel4"),
-        ("figure", "lopa/figur5"),
-        ("claims", "lopa/tps"),
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_name_is_answered_in_a_few_lines(words: tuple[str, ...], capsys: Capture) -> None:
-    message = refusal(capsys, *words)
-    assert len(message) < 350
-    assert "--help` lists them" in message
 
 
 def test_a_mask_token_is_given_as_its_text() -> None:

@@ -279,9 +279,7 @@ def stored(root: Path) -> str:
     return spec.short
 
 
-def test_show_prints_the_picture_and_its_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_prints_the_picture_and_its_data(tmp_path, capsys) -> None:
     show = ["show", stored(tmp_path).split("-")[-1], "--results", str(tmp_path)]
     assert main([*show, "--sample", "a", "--canvas"]) == 0
     picture = capsys.readouterr().out

@@ -112,9 +112,7 @@ def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
     assert any("100.0 [" in line and " 2.00 " in line for line in lines)
 
 
-def test_runs_are_told_apart_chosen_and_sorted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_told_apart_chosen_and_sorted(tmp_path, capsys) -> None:
     scores = enumerate(([1.0, 0.0], [1.0, 1.0], [0.0, 0.0]))
     store_of(tmp_path, *(record(values, seed=seed) for seed, values in scores))
 
@@ -138,9 +136,7 @@ def test_a_multirun_ends_with_a_table_of_its_runs() -> None:
     assert "100.0 [" in other and other.endswith("seed 1")
 
 
-def test_a_run_of_a_multirun_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_a_multirun_is_one_line(tmp_path, capsys) -> None:
     settings = ["model=tiny-llada", "hardware=cpu", "limit=1", f"paths.results={tmp_path}"]
     taus = "decoder.select.tau=0.7,0.9"
     for known in ("", "nothing was decoded, looked up"):
@@ -153,9 +149,7 @@ def test_a_run_of_a_multirun_is_one_line(
         assert "done" not in said.err
 
 
-def test_removed_runs_are_gone_and_runs_in_use_stay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_removed_runs_are_gone_and_runs_in_use_stay(tmp_path, capsys) -> None:
     store = Store(tmp_path / "runs")
     one, other = (spec(seed=seed) for seed in (0, 1))
     with store.open(one), store.open(other):

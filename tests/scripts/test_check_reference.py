@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-import pytest
-
 from scripts import check_reference
 
 
-def test_one_run_of_each_pair_of_decoder_and_model_is_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_run_of_each_pair_of_decoder_and_model_is_chosen(monkeypatch) -> None:
     records = list(islice(check_reference.reference_records(), 60))
     monkeypatch.setattr(check_reference, "reference_records", lambda: iter(records))
     chosen = list(check_reference.chosen_records((), every=False))

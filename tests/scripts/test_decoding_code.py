@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from scripts import decoding_code
 
 CODE = '"""What it is."""\n\n\ndef f(x):\n    """Give more."""\n    return x + 1  # one\n'
@@ -23,9 +19,7 @@ def test_comments_docstrings_and_layout_do_not_count() -> None:
     assert decoding_code.digest(CODE) != decoding_code.digest(CODE.replace("x + 1", "x - 1"))
 
 
-def test_a_change_takes_a_note_or_a_version(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_takes_a_note_or_a_version(tmp_path, capsys, monkeypatch) -> None:
     package, file = tmp_path / "package", tmp_path / "code.txt"
     (package / "core").mkdir(parents=True)
     code = package / "core" / "loop.py"

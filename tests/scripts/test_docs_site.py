@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import yaml
 
 from scripts.docs_site.hooks import ROOT, on_page_markdown
@@ -15,9 +14,7 @@ from scripts.docs_site.hooks import ROOT, on_page_markdown
 PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
 
 
-def test_links_out_of_docs_become_text_and_broken_ones_are_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_links_out_of_docs_become_text_and_broken_ones_are_named(caplog) -> None:
     text = "[5 [4, 6]](../README.md), [here](python.md), [x](../conf/run.yaml#seed)"
     assert on_page_markdown(text, PAGE) == "5 [4, 6], [here](python.md), x"
     assert not caplog.records

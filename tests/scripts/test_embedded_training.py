@@ -81,13 +81,7 @@ def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) ->
         )
     ours_BLD = _states(weights, sizes, ids_BL)
     assert (ours_BLD - model.norm(states_BLD)).abs().max() < TOLERANCE
-
-
-@pytest.mark.parametrize("layout", list(network.LAYOUTS))
-def test_a_model_starts_from_the_weights_of_another(layout: str, tmp_path: Path) -> None:
-    weights, sizes = _random(layout)
-    export.write_checkpoint(tmp_path, weights, sizes, layout, _tokenizer())
-    read = export.read_weights(tmp_path, sizes, layout)
+    read = export.read_weights(tmp_path, sizes, layout)  # where another model starts
     assert {n: tuple(w.shape) for n, w in read.items()} == network.shapes(sizes)
     assert all(torch.equal(read[name], weights[name]) for name in weights)
 
@@ -98,9 +92,7 @@ def test_two_models_are_not_trained_in_one_folder(tmp_path: Path) -> None:
         training.train("tiny-d2f-dream-base", tmp_path)
 
 
-def test_a_loss_that_is_no_number_ends_a_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_no_number_ends_a_training(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(training, "PROBE_ROWS", 8)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     recipe = replace(RECIPES["tiny-dream-base-free"], pool_size=60, batch_tokens=800)
@@ -111,31 +103,31 @@ def test_a_loss_that_is_no_number_ends_a_training(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_wider_vocabulary_and_more_heads_change_nothing_else() -> None:
-    source = network.sizes_of_layout("qwen3", len(embedded.first_pieces()))
-    weights = network.initial_weights(source, 0, [300])
-    target = replace(source, vocab_size=len(_tokenizer()), n_kv_heads=4)
-    ids_BL = torch.arange(300, 330)[None]
+EXPERTS = network.Experts(3, 3, 128, shared=False, dense_layers=1, score="softmax")
+
+
+@pytest.mark.parametrize(
+    ("layout", "words", "changes"),
+    [
+        ("qwen3", len(embedded.first_pieces()), {"vocab_size": len(_tokenizer()), "n_kv_heads": 4}),
+        ("llada", 600, {"experts": EXPERTS}),  # all of them chosen are the MLP they were cut from
+    ],
+)
+def test_more_words_and_heads_and_experts_change_nothing_else(
+    layout, words, changes, monkeypatch
+) -> None:
+    if "experts" in changes:
+        monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)
+    source = network.sizes_of_layout(layout, words)
+    weights, target = network.initial_weights(source, 0, [300]), replace(source, **changes)
     made = adapt.adapted(weights, source, target, 0)
     assert {n: tuple(w.shape) for n, w in made.items()} == network.shapes(target)
-    assert torch.allclose(
-        _states(weights, source, ids_BL), _states(made, target, ids_BL), atol=1e-5
-    )
-
-
-def test_experts_all_chosen_are_the_mlp_they_were_cut_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)
-    source = network.sizes_of_layout("llada", 600)
-    weights = network.initial_weights(source, 0, [300])
-    experts = network.Experts(3, 3, 128, shared=False, dense_layers=1, score="softmax")
-    target = replace(source, experts=experts)
-    made = adapt.adapted(weights, source, target, 0)
-    for layer in range(1, target.n_layers):
-        made[f"{layer}.router"].zero_()
+    for name in made:
+        if name.endswith(".router"):
+            made[name].zero_()
     ids_BL = torch.arange(300, 330)[None]
-    assert torch.allclose(
-        _states(weights, source, ids_BL), _states(made, target, ids_BL), atol=1e-5
-    )
+    before, after = _states(weights, source, ids_BL), _states(made, target, ids_BL)
+    assert torch.allclose(before, after, atol=1e-5)
 
 
 def test_no_expert_holds_a_neuron_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,9 +393,7 @@ TRAINED = "trunk-five llada fast-dllm-v2 sdar llada-long llada-moe-free wedlm id
 
 
 @pytest.mark.parametrize("name", covering(4, [f"tiny-{name}" for name in TRAINED]))
-def test_a_step_of_a_recipe_lowers_its_loss(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_a_recipe_lowers_its_loss(name, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(training, "PROBE_ROWS", 8)
     recipe = replace(RECIPES[name], pool_size=60, batch_tokens=800)
     start = RECIPES[str(recipe.start)]
@@ -442,9 +432,7 @@ def test_progress_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_the_command_names_the_folder_it_writes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_names_the_folder_it_writes(monkeypatch, capsys, tmp_path) -> None:
     calls: list[tuple[str, Path, int | None, int]] = []
 
     def train(name: str, out_dir: Path, steps: int | None, threads: int) -> Path:

@@ -18,32 +18,33 @@ install.extra-index-url='file:///one file:///two'
 """
 
 
-def test_uv_is_given_the_settings_of_pip_that_decide_what_is_installed() -> None:
-    assert install.uv_options(LISTED) == [
-        "--index-url=https://own.example/simple",
-        "--extra-index-url=file:///one",
-        "--extra-index-url=file:///two",
-        "--find-links=/mirror",
-        "--constraint=/etc/pins.txt",
-    ]
+OPTIONS = [
+    "--index-url=https://own.example/simple",
+    "--extra-index-url=file:///one",
+    "--extra-index-url=file:///two",
+    "--find-links=/mirror",
+    "--constraint=/etc/pins.txt",
+]
 
 
-def test_pip_installs_where_it_has_a_setting_that_uv_has_no_equal_of() -> None:
-    assert install.uv_options(LISTED + "global.only-binary=':all:'\n") is None
-
-
-@pytest.mark.parametrize(("value", "options"), [("1", ["--no-index"]), ("0", [])])
-def test_an_index_that_pip_may_not_ask_is_not_asked_by_uv(value: str, options: list[str]) -> None:
-    assert install.uv_options(f":env:.no-index='{value}'\n") == options
+@pytest.mark.parametrize(
+    ("listed", "options"),
+    [
+        (LISTED, OPTIONS),
+        (LISTED + "global.only-binary=':all:'\n", None),  # which uv has no equal of: pip installs
+        (":env:.no-index='1'\n", ["--no-index"]),
+        (":env:.no-index='0'\n", []),
+    ],
+)
+def test_uv_is_given_the_settings_of_pip_that_decide_what_is_installed(listed, options) -> None:
+    assert install.uv_options(listed) == options
 
 
 @pytest.mark.parametrize(
     ("failing", "installer", "status"),
     [("", "uv", 0), (" uv", "pip", 0), ("-m uv ", "pip", 0), ("install", "", 1)],
 )
-def test_pip_installs_what_uv_cannot(
-    monkeypatch: pytest.MonkeyPatch, failing: str, installer: str, status: int
-) -> None:
+def test_pip_installs_what_uv_cannot(monkeypatch, failing, installer, status) -> None:
     """failing: a part of the commands that fail: none, fetching uv and uv, uv alone, all."""
     done = []
 

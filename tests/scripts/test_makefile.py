@@ -36,9 +36,7 @@ def commands(folder: Path, *targets: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "kinds"), [("one", ["table"]), ("two", ["figure"]), ("both", ["table", "figure"])]
 )
-def test_a_target_makes_the_table_and_the_figure_of_its_name(
-    tree: Path, name: str, kinds: list[str]
-) -> None:
+def test_a_target_makes_the_table_and_the_figure_of_its_name(tree, name, kinds) -> None:
     assert commands(tree, f"paper-{name}") == [f"{kind} paper/{name} --run" for kind in kinds]
 
 
