@@ -55,21 +55,6 @@ def test_an_interval_comes_from_the_samples() -> None:
     assert interval("acceptance/length", [agreeing]) is None
 
 
-def test_rounds_come_from_trace_and_tokens() -> None:
-    rows = [
-        Forward(ForwardKind.PREFILL, 1, 5, 0),
-        Forward(ForwardKind.DRAFT, 1, 12, 0),
-        Forward(ForwardKind.VERIFY, 1, 8, 5, proposed=7, accepted=2),
-        Forward(ForwardKind.DRAFT, 1, 10, 5),
-        Forward(ForwardKind.VERIFY, 1, 8, 8, proposed=7, accepted=4),
-    ]
-    born = (0, 2, 2, 2, 4, 4, 4, 4)
-    found = drafts.rounds_of(Trace(rows), born)
-    assert found == [DraftRound(7, 2, 3), DraftRound(4, 4, 4)], (
-        "an accepted end token cuts the proposal"
-    )
-
-
 def test_a_tree_reaches_as_far_as_its_longest_path() -> None:
     """Its positions are those of paths, what is verified are all its tokens."""
     tree = {"proposed": 4, "drafted": (7, 8, 7, 5, 6), "parents": (0, 0, 1, 3, 4)}

@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType
 
 import pytest
 import torch
@@ -108,12 +107,6 @@ def sample(generation: Generation) -> tuple[Trace, Sequence[int], Sequence[int]]
     return trace, generation.born, generation.ids
 
 
-def label(value: object) -> str:
-    """Return what stands in a test's name; a rule is a function and goes unnamed beside its
-    piece."""
-    return "" if isinstance(value, FunctionType) else str(value)
-
-
 # --- simulated rounds are the loop's own ---------------------------------------------------------
 
 CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
@@ -127,7 +120,7 @@ CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
 
 
 @pytest.mark.parametrize("requests", [[ONE], SEVERAL], ids=["alone", "batch"])
-@pytest.mark.parametrize(("name", "piece", "rule"), covering(3, CASES), ids=label)
+@pytest.mark.parametrize(("name", "piece", "rule"), covering(3, CASES))
 def test_simulated_rounds_are_those_of_the_loop(
     name: str,
     piece: VerifyLength,
@@ -338,16 +331,18 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
     assert "confidence head" in refused("sampled unheaded")
 
 
-def test_a_load_is_simulated_from_stored_runs(
-    texts: list[Generation],
-    target: TransformerDenoiser,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    profile, out = tmp_path / "profile.json", tmp_path / "points.csv"
-    profile.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    """Return a file of equal step times."""
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
+    return str(file)
+
+
+def test_a_load_is_simulated_from_stored_runs(texts, target, profile, tmp_path, capsys) -> None:
+    out = tmp_path / "points.csv"
     run = store_run(tmp_path, spec(), texts, target.special)
-    asking = ["simulate", run, "--results", str(tmp_path), "--profile", str(profile)]
+    asking = ["simulate", run, "--results", str(tmp_path), "--profile", profile]
     assert main([*asking, "--requests", "1,2", "--out", str(out)]) == 0
     shown = capsys.readouterr().out.splitlines()
     points = list(csv.DictReader(out.open()))
@@ -364,19 +359,18 @@ def test_a_load_is_simulated_from_stored_runs(
     assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(names)
 
 
-def test_only_greedy_sealed_drafts_are_simulated(
-    texts: list[Generation],
-    target: TransformerDenoiser,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_what_is_no_load_is_refused(texts, target, profile, tmp_path, capsys) -> None:
+    """Drawn or few drafts, and step times of another model: those that are there unasked."""
     sampled = store_run(tmp_path, spec(1.0), texts, target.special)
     few = store_run(tmp_path, spec(draft={"_target_": "few"}), texts[:1], target.special)
-    profile = tmp_path / "profile.json"
-    profile.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
-    for run, sentence in ((sampled, "temperature=0"), (few, "drafts of 1 texts")):
-        assert main(["simulate", run, "--results", str(tmp_path), "--profile", str(profile)]) == 2
-        assert sentence in capsys.readouterr().err
+    whole = store_run(tmp_path, spec(), texts, target.special)
+    for run, given, words in (
+        (sampled, ["--profile", profile], "temperature=0"),
+        (few, ["--profile", profile], "drafts of 1 texts"),
+        (whole, [], "measured with tiny-qwen3"),
+    ):
+        assert main(["simulate", run, "--results", str(tmp_path), *given]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_what_is_simulated_unasked_is_profiled() -> None:
@@ -384,15 +378,3 @@ def test_what_is_simulated_unasked_is_profiled() -> None:
     options = parse(["simulate", "RUN"])
     drafts = StoredDrafts((), steps=1.0, width=7 + 3, calls=1)
     assert drafts.drafting(read_step_profile(options.profile))(max(options.requests)) > 0
-
-
-def test_steps_of_another_model_are_no_load(
-    texts: list[Generation],
-    target: TransformerDenoiser,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    """The profile that is there without asking is tiny-qwen3's."""
-    run = store_run(tmp_path, spec(), texts, target.special)
-    assert main(["simulate", run, "--results", str(tmp_path)]) == 2
-    assert "measured with tiny-qwen3" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -86,19 +87,15 @@ def hard(rows: int, length: int, dtype: torch.dtype, value: float = -torch.inf) 
 
 SIZES = [*product((1, 7, 256), (5, 618, 8193)), (1, 152_064), (7, 152_064)]
 HARD: dict[str, Callable[[], Tensor]] = {
-    f"{rows} hard of {length}-{str(dtype)[6:]}": lambda rows=rows, length=length, dtype=dtype: hard(
-        rows, length, dtype
-    )
+    f"{rows} hard of {length}-{str(dtype)[6:]}": partial(hard, rows, length, dtype)
     for (rows, length), dtype in product(SIZES, DTYPES[:2])
 }
 NANS: dict[str, Callable[[], Tensor]] = {
-    f"nan in 7 of {length}-{str(dtype)[6:]}": lambda length=length, dtype=dtype: hard(
-        7, length, dtype, torch.nan
-    )
+    f"nan in 7 of {length}-{str(dtype)[6:]}": partial(hard, 7, length, dtype, torch.nan)
     for length, dtype in product((5, 618, 8193, 152_064), DTYPES[:2])
 }
 DRAWN: dict[str, Callable[[], Tensor]] = {
-    f"{length}-{str(dtype)[6:]}": lambda length=length, dtype=dtype: drawn(2, length, dtype)
+    f"{length}-{str(dtype)[6:]}": partial(drawn, 2, length, dtype)
     for length, dtype in product(LENGTHS, DTYPES[:3])
 }
 CASES: dict[str, Callable[[], Tensor]] = {
@@ -136,11 +133,7 @@ LENGTH = SPAN + 77  # two parts
 CUTS: dict[str, Callable[[], Tensor]] = {
     **{f"cut-{str(to)[6:]}": lambda to=to: drawn(2, LENGTH, to) for to in DTYPES[:3]},
     "cut short": lambda: drawn(3, 8),
-    **{
-        name: make
-        for name, make in HARD.items()
-        if name.startswith(("7 hard of 5-", "7 hard of 6"))
-    },
+    **{name: HARD[name] for name in HARD if name.startswith(("7 hard of 5-", "7 hard of 6"))},
     "cut alone": lambda: drawn(2, LENGTH)[:1],
     "cut ties": lambda: drawn(2, LENGTH).round(),
     "cut equals": lambda: torch.full((1, LENGTH), -1.5, dtype=torch.bfloat16),
@@ -284,9 +277,7 @@ def test_logits_are_rounded_first(run: Run, name: str, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("name", TO_ROUND)
 @pytest.mark.parametrize(("dtype", "eps"), ROUNDED, ids=str)
-def test_the_published_entropy_is_rounded_at_every_step(
-    run: Run, name: str, dtype: torch.dtype, eps: float
-) -> None:
+def test_the_published_entropy_is_rounded_at_every_step(run, name, dtype, eps) -> None:
     """The sum alone is taken in another order, so that its last digit may differ."""
     law_N = neg_entropy(CASES[name]().to(dtype), "model", eps)
     entropy_N = run("neg_entropy_of", name, dtype, eps)

@@ -31,9 +31,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def test_lists_and_estimates_read_one_file_instead_of_the_records(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_and_estimates_read_one_file_instead_of_the_records(results, monkeypatch) -> None:
     found = Store(results / "runs")
     lines, runs = list(run_lines(found)), measured_runs(found).runs
     assert lines and runs
@@ -43,9 +41,7 @@ def test_lists_and_estimates_read_one_file_instead_of_the_records(
     assert [run.seconds for run in measured_runs(found).runs] == [run.seconds for run in runs]
 
 
-def test_an_archive_is_indexed_and_not_unpacked_again(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_is_indexed_and_not_unpacked_again(results, tmp_path, monkeypatch) -> None:
     (tmp_path / "packed").mkdir()
     pack(results, tmp_path / "packed" / PACKED)
     found = Store(tmp_path / "packed" / "runs")
@@ -72,27 +68,21 @@ def shipped(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     return found, lines
 
 
-def test_an_archive_that_comes_with_its_index_is_never_unpacked(
-    shipped: tuple[Store, list], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_that_comes_with_its_index_is_never_unpacked(shipped, monkeypatch) -> None:
     found, lines = shipped
     monkeypatch.setattr(archive, "_read", refuse)
     assert list(run_lines(found)) == lines and "sealed" in lines[1]
     assert measured_runs(found).runs
 
 
-def test_an_index_of_another_archive_is_not_read(
-    shipped: tuple[Store, list], results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_of_another_archive_is_not_read(shipped, results, monkeypatch) -> None:
     found, lines = shipped
     pack(results, archive.archive_of(found.root), shown=())
     assert not [line for line in run_lines(found) if line in lines[1:-2]]
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", {}, [{}], {"run": 1}, {"packed": ["../../x"]}])
-def test_an_index_with_values_of_other_types_is_left_out(
-    shipped: tuple[Store, list], value: object
-) -> None:
+def test_an_index_with_values_of_other_types_is_left_out(shipped, value) -> None:
     found, lines = shipped
     place = found.root.with_name(index.SHIPPED)
     plain = json.loads(lzma.decompress(place.read_bytes()))
@@ -104,9 +94,7 @@ def test_an_index_with_values_of_other_types_is_left_out(
 
 
 @pytest.mark.skipif(not (REFERENCE / PACKED).exists(), reason="no reference results are committed")
-def test_the_reference_comes_with_an_index_of_its_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reference_comes_with_an_index_of_its_records(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = Store(REFERENCE / "runs")
     with monkeypatch.context() as closed:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from types import FunctionType
 
 import numpy as np
 import pytest
@@ -196,11 +195,6 @@ def test_impossible_systems_are_refused() -> None:
 # --- rules are the pieces ------------------------------------------------------------------------
 
 
-def label(value: object) -> str:
-    """Return what stands in a test's name: nothing for a rule, which is a function."""
-    return "" if isinstance(value, FunctionType) else str(value)
-
-
 SCALE = Temperatures((2.0, 0.5))
 PIECES: list[tuple[VerifyLength, NewLengthRule]] = [
     (FixedLength(), fixed_rule()),
@@ -212,7 +206,7 @@ PIECES: list[tuple[VerifyLength, NewLengthRule]] = [
 ]
 
 
-@pytest.mark.parametrize(("piece", "rule"), PIECES, ids=label)
+@pytest.mark.parametrize(("piece", "rule"), PIECES)
 def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule) -> None:
     generator, lengths, plain_rule = torch.Generator().manual_seed(0), piece.begin(), rule()
     for _ in range(20):
@@ -237,9 +231,7 @@ def points() -> dict[str, list[FrontierPoint]]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RULES)
-def test_more_users_are_slower_each_and_more_in_sum(
-    name: str, points: dict[str, list[FrontierPoint]]
-) -> None:
+def test_more_users_are_slower_each_and_more_in_sum(name, points) -> None:
     """Up to what finite texts leave to chance, two per cent."""
     assert [p.requests for p in points[name]] == list(CONCURRENCY)
     for few, many in pairwise(points[name]):

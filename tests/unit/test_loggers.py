@@ -24,6 +24,7 @@ from dllm_bench.cli.main import main
 from dllm_bench.registry import instantiate
 from dllm_bench.runs.loggers import WandbLogger
 from dllm_bench.runs.runner import run
+from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RunState, Store
 from tests.resume import fakes
 
@@ -78,6 +79,20 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def passed_on(offline: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what a stand-in of W&B is told when a run begins."""
+    seen: dict[str, Any] = {}
+    fake = SimpleNamespace(init=lambda **arguments: seen.update(arguments))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return seen
+
+
+def logged(root: Path, logger: Any, n: int = 2) -> RunRecord:
+    """Return a run that this logger follows."""
+    return run(fakes.spec(n), store=Store(root), deps=fakes.deps(), logger=logger)
+
+
 @pytest.mark.usefixtures("offline")
 def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
@@ -85,7 +100,7 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
     logger = instantiate(
         {"_target_": "dllm_bench.runs.loggers.WandbLogger", "project": "test"}, "logger"
     )
-    record = run(fakes.spec(7), store=store, deps=fakes.deps(), logger=logger)
+    record = logged(tmp_path, logger, 7)
     rows = history(store.path(record.spec))
     assert len(rows) == 8, "seven samples and the summary"
     for index, row in enumerate(rows[:7]):
@@ -114,9 +129,7 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_samples(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_samples(tmp_path, capsys) -> None:
     pytest.importorskip("wandb")
     store, plain = Store(tmp_path), {"_target_": "dllm_bench.runs.loggers.WandbLogger"}
     spec = fakes.spec(5)
@@ -161,57 +174,33 @@ def test_the_table_has_prompt_target_answer_and_verdict(tmp_path: Path) -> None:
     assert "####" in answer and verdict in ("wrong", "correct")
 
 
-@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
-    ("setting", "environment", "passed"),
+    ("setting", "environment", "mode"),
     [
-        (None, {}, {"mode": "offline"}),
-        (None, {"WANDB_API_KEY": "k"}, {"mode": "online"}),
-        (None, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, {}),
-        ("offline", {"WANDB_API_KEY": "k"}, {"mode": "offline"}),
+        (None, {}, "offline"),
+        (None, {"WANDB_API_KEY": "k"}, "online"),
+        (None, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, None),
+        ("offline", {"WANDB_API_KEY": "k"}, "offline"),
     ],
 )
 def test_offline_unless_a_key_is_there(
-    setting: str | None,
-    environment: dict[str, str],
-    passed: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    setting, environment, mode, passed_on, monkeypatch, tmp_path
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    seen: dict[str, Any] = {}
-    fake = SimpleNamespace(init=lambda **arguments: seen.update(arguments))
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    run(
-        fakes.spec(2),
-        store=Store(tmp_path),
-        deps=fakes.deps(),
-        logger=WandbLogger(mode=setting),
-    )
-    assert (seen["group"], seen["job_type"]) == ("letters/fake", "fake")
-    assert {key: seen[key] for key in ("mode",) if key in seen} == passed
-    assert Path(seen["dir"]) == Store(tmp_path).path(fakes.spec(2))
-    assert seen["id"] == fakes.spec(2).short
+    logged(tmp_path, WandbLogger(mode=setting))
+    assert (passed_on["group"], passed_on["job_type"]) == ("letters/fake", "fake")
+    assert passed_on.get("mode") == mode
+    assert Path(passed_on["dir"]) == Store(tmp_path).path(fakes.spec(2))
+    assert passed_on["id"] == fakes.spec(2).short
 
 
-@pytest.mark.usefixtures("offline")
-def test_what_a_team_sorts_runs_by_is_passed_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    seen: dict[str, Any] = {}
-    fake = SimpleNamespace(init=lambda **arguments: seen.update(arguments))
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+def test_what_a_team_sorts_runs_by_is_passed_on(passed_on, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
-    given = {"entity": "lab", "group": "sweep", "job_type": "pilot", "tags": ["tau"]}
-    run(
-        fakes.spec(2),
-        store=Store(tmp_path),
-        deps=fakes.deps(),
-        logger=WandbLogger(**given),  # type: ignore[arg-type]
-    )
-    assert {key: seen[key] for key in given} == given
-    assert seen["dir"] == str(tmp_path / "elsewhere")
+    given: dict[str, Any] = {"entity": "lab", "group": "sweep", "job_type": "pilot", "tags": ["t"]}
+    logged(tmp_path, WandbLogger(**given))
+    assert {key: passed_on[key] for key in given} == given
+    assert passed_on["dir"] == str(tmp_path / "elsewhere")
 
 
 class Failing:
@@ -232,9 +221,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("at", ["import", "init", "log", "finish"])
-def test_a_failure_of_wandb_is_one_warning(
-    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_wandb_is_one_warning(at, tmp_path, monkeypatch) -> None:
     def init(**_: Any) -> Failing:
         if at == "init":
             raise ValueError("refused")
@@ -244,7 +231,7 @@ def test_a_failure_of_wandb_is_one_warning(
     monkeypatch.setitem(sys.modules, "wandb", module)
     store = Store(tmp_path)
     with pytest.warns(UserWarning, match="W&B logging stopped") as caught:
-        run(fakes.spec(4), store=store, deps=fakes.deps(), logger=WandbLogger())
+        logged(tmp_path, WandbLogger(), 4)
     assert len(caught) == 1
     assert store.state(fakes.spec(4)) is RunState.SEALED
 

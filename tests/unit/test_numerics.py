@@ -17,7 +17,6 @@ import torch
 
 from dllm_bench.decoding import fused, numerics
 from dllm_bench.decoding.numerics import (
-    Precision,
     argmax,
     dtype_of,
     margin,
@@ -107,9 +106,7 @@ def test_the_size_of_a_chunk_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("precision", "eps"), [("model", 0.0), ("model", 1e-10), ("float32", 0.1)])
 @pytest.mark.parametrize("length", [50, numerics.CACHED // 2])  # two rows at a time
-def test_a_rounded_entropy_is_the_published_one_to_the_bit(
-    precision: Precision, eps: float, length: int
-) -> None:
+def test_a_rounded_entropy_is_the_published_one_to_the_bit(precision, eps, length) -> None:
     logits_KWV = logits_of(length, torch.bfloat16)
     law_KW = neg_entropy(logits_KWV, precision, eps)
     seen = read_logits(logits_KWV, precision, entropy=True, eps=eps)
@@ -178,9 +175,7 @@ PAIRS = list(product(fused.DTYPES, (None, *fused.DTYPES)))
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_kernels_are_tried_in_the_dtypes_of_a_run(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[torch.dtype, torch.dtype | None]
-) -> None:
+def test_kernels_are_tried_in_the_dtypes_of_a_run(monkeypatch, pair) -> None:
     """A variant that does not compile is found when its dtypes are first asked for."""
     assert fused.works(*pair, "cpu")
     fused.works.cache_clear()
@@ -211,9 +206,7 @@ def test_a_share_of_one_drops_no_token(share: float, ties: bool) -> None:
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("name", WRONG)
-def test_kernels_that_find_something_else_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_kernels_that_find_something_else_are_not_used(monkeypatch, name) -> None:
     assert fused.works(torch.float32, device="cpu")
     fused.works.cache_clear()
     monkeypatch.setattr(fused, name, WRONG[name])

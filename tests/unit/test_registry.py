@@ -89,9 +89,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_plug_in_that_fails_is_named_and_leaves_the_others(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plug_in_that_fails_is_named_and_leaves_the_others(name, tmp_path, monkeypatch) -> None:
     copy_tables(monkeypatch)
     good = (
         "from dataclasses import dataclass\n"
@@ -122,9 +120,7 @@ def test_a_plug_in_that_fails_is_named_and_leaves_the_others(
         ("common.Blocks", {"block": 8, "short": 1}),
     ],
 )
-def test_a_wrong_type_is_told_from_the_source_as_from_the_class(
-    target: str, values: dict[str, Any]
-) -> None:
+def test_a_wrong_type_is_told_from_the_source_as_from_the_class(target, values) -> None:
     plain = {TARGET: f"dllm_bench.methods.{target}", **values}
     with pytest.raises(DllmBenchError) as of_class:
         instantiate(plain, None)

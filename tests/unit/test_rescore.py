@@ -103,6 +103,12 @@ def test_the_raw_text_is_kept_where_a_stop_string_cut_it(tmp_path: Path) -> None
     assert SampleRecord.from_line(checked_line(without)) == replace(cut[0], raw=None)
 
 
+def samples_of(root: Path) -> list[SampleRecord]:
+    """Return the samples of a run."""
+    store, record = made(root)
+    return list(read_samples(store.path(record.spec)).values())
+
+
 def columns(record: RunRecord, *names: str) -> list[list[Any]]:
     return [record.columns[name] for name in names]
 
@@ -245,15 +251,30 @@ EXPLORE = {"_target_": "explore.lookahead", "k": 1}
         ({"chat": True}, {"revise": {"_target_": "revise.none"}}, set()),
     ],
 )
-def test_each_setting_is_judged_by_what_happened(
-    benchmark: dict[str, Any], decoder: dict[str, Any], names: set[str], tmp_path: Path
-) -> None:
-    store, record = made(tmp_path)
+def test_each_setting_is_judged_by_what_happened(benchmark, decoder, names, tmp_path) -> None:
     asked = fakes.spec(6, benchmark={**MINIGSM, "stop": [], **benchmark}, decoder=decoder)
-    samples = list(read_samples(store.path(record.spec)).values())
-    assert {
-        name for name, share in settings_without_effect(asked, samples).items() if share == 1
-    } == names
+    found = settings_without_effect(asked, samples_of(tmp_path))
+    assert {name for name, share in found.items() if share == 1} == names
+
+
+GUIDED = {"explore": EXPLORE, "guidance": 1.5}  # each branch twice; branch 0 of two is not the base
+KEPT = {"cache": {"_target_": "cache.dllm_cache"}}  # feeds every position and reads layers' outputs
+
+
+@pytest.mark.parametrize(
+    ("decoder", "trace", "share"),
+    [
+        ({"explore": EXPLORE}, {"winner": [1, 1, 1]}, 1),
+        (GUIDED, {"branches": [4, 4, 4], "winner": [1, 1, 1]}, 1),
+        (GUIDED, {"branches": [4, 4, 4], "winner": [1, 0, 1]}, None),
+        (KEPT, {}, 1),
+        (KEPT, {"read_bytes": [0, 8, 8]}, None),
+    ],
+)
+def test_branches_and_caches_are_judged_by_the_trace(decoder, trace, share, tmp_path) -> None:
+    asked = fakes.spec(6, benchmark={**MINIGSM, "chat": True}, decoder=decoder)
+    samples = [replace(s, trace={**s.trace, **trace}) for s in samples_of(tmp_path)]
+    assert settings_without_effect(asked, samples).get(f"decoder.{next(iter(decoder))}") == share
 
 
 @pytest.mark.parametrize(
@@ -265,14 +286,11 @@ def test_each_setting_is_judged_by_what_happened(
         ("dkv_cache_greedy", 1, False),  # commits in a drawn order
     ],
 )
-def test_a_seed_that_nothing_draws_by_is_named(
-    decoder: str, seed: int, named: bool, tmp_path: Path
-) -> None:
-    store, record = made(tmp_path)
+def test_a_seed_that_nothing_draws_by_is_named(decoder, seed, named, tmp_path) -> None:
     plain = {k: v for k, v in compose([f"decoder={decoder}"])["decoder"].items() if k != "name"}
     asked = replace(fakes.spec(6, decoder=plain), seed=seed)
-    samples = list(read_samples(store.path(record.spec)).values())
-    assert (settings_without_effect(asked, samples).get("seed") == 1) is named
+    found = settings_without_effect(asked, samples_of(tmp_path))
+    assert (found.get("seed") == 1) is named
 
 
 def test_pieces_that_draw_say_so() -> None:
@@ -282,40 +300,6 @@ def test_pieces_that_draw_say_so() -> None:
     files = [path for path in folder.glob("*.py") if drawing.search(path.read_text())]
     assert len(files) >= 4
     assert [path.name for path in files if "Condition.DRAWS" not in path.read_text()] == []
-
-
-def test_branches_that_never_win_are_named(tmp_path: Path) -> None:
-    store, record = made(tmp_path)
-    asked = fakes.spec(6, benchmark={**MINIGSM, "chat": True}, decoder={"explore": EXPLORE})
-    samples = [
-        replace(sample, trace={**sample.trace, "winner": [1, 1, 1]})
-        for sample in read_samples(store.path(record.spec)).values()
-    ]
-    assert settings_without_effect(asked, samples)["decoder.explore"] == 1
-
-
-def test_branches_are_counted_once_under_guidance(tmp_path: Path) -> None:
-    """The forward has each branch twice; branch 0 of two is not the base."""
-    store, record = made(tmp_path)
-    decoder = {"explore": EXPLORE, "guidance": 1.5}
-    asked = fakes.spec(6, benchmark={**MINIGSM, "chat": True}, decoder=decoder)
-    for winner, share in ([1, 1, 1], 1), ([1, 0, 1], None):
-        samples = [
-            replace(sample, trace={**sample.trace, "branches": [4, 4, 4], "winner": winner})
-            for sample in read_samples(store.path(record.spec)).values()
-        ]
-        assert settings_without_effect(asked, samples).get("decoder.explore") == share
-
-
-def test_a_cache_that_gives_bytes_of_positions_that_are_fed_has_an_effect(tmp_path: Path) -> None:
-    """dLLM-Cache feeds every position and reads outputs of layers."""
-    store, record = made(tmp_path)
-    decoder = {"cache": {"_target_": "cache.dllm_cache"}}
-    asked = fakes.spec(6, benchmark={**MINIGSM, "chat": True}, decoder=decoder)
-    samples = list(read_samples(store.path(record.spec)).values())
-    assert settings_without_effect(asked, samples)["decoder.cache"] == 1
-    samples = [replace(s, trace={**s.trace, "read_bytes": [0, 8, 8]}) for s in samples]
-    assert "decoder.cache" not in settings_without_effect(asked, samples)
 
 
 def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:

@@ -81,9 +81,7 @@ DENOISE, PREFILL, REFRESH = ForwardKind.DENOISE, ForwardKind.PREFILL, ForwardKin
         ([[(PREFILL, 4), (REFRESH, 4), (REFRESH, 4)]], 1, 1),
     ],
 )
-def test_idle_forwards(
-    blocks: list[list[tuple[ForwardKind, int]]], idle: int, unrolled: int
-) -> None:
+def test_idle_forwards(blocks, idle, unrolled) -> None:
     generation = generation_of(*blocks)
     assert idle_forwards(generation) == idle
     assert idle_forwards(generation, unroll=4, tokens_per_forward=8) == unrolled

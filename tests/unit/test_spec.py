@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,6 @@ def spec(**changes: Any) -> RunSpec:
     return RunSpec.from_config(config, resolve)
 
 
-def test_a_key_nobody_classed_is_refused() -> None:
-    for key in ("model__colour", "hardware__cores", "temperature"):
-        with pytest.raises(DllmBenchError, match="nothing in a run reads it"):
-            spec(**{key: 1})
-
-
 @pytest.mark.parametrize("key", [k for k, _ in leaves(CONFIG) if not k.endswith(TARGET)])
 def test_identity_keys_change_the_hash_and_runtime_keys_do_not(key: str) -> None:
     value = dict(leaves(CONFIG))[key]
@@ -143,15 +138,6 @@ def test_a_filter_of_another_model_is_refused(tmp_path: Path) -> None:
             inputs.check_filters(made, "other-model", "x" * 64)
 
 
-def test_step_times_of_another_model_are_refused() -> None:
-    plain = compose(["decoder=dspark", "decoder/length=hardware_aware"])["decoder"]
-    inputs.check_profiles(plain, "tiny-qwen3")
-    with pytest.raises(
-        DllmBenchError, match=r"measured with tiny-qwen3, but the model is qwen3-4b"
-    ):
-        inputs.check_profiles(plain, "qwen3-4b")
-
-
 SELECT, LENGTH, DRAFT = "decoder.select.first", "decoder.length", "decoder.draft.drafter"
 DRAFTERS = "assets/drafters/tiny-qwen3"
 
@@ -175,9 +161,7 @@ DRAFTERS = "assets/drafters/tiny-qwen3"
         (["decoder=fast_dllm", "+colour=1"], False),
     ],
 )
-def test_what_is_not_here_is_told_from_what_does_not_fit(
-    overrides: list[str], absent: bool
-) -> None:
+def test_what_is_not_here_is_told_from_what_does_not_fit(overrides, absent) -> None:
     with pytest.raises(DllmBenchError) as refused:
         RunSpec.from_config(compose(["benchmark=minigsm", "hardware=cpu", *overrides]))
     assert isinstance(refused.value, inputs.MissingInputError) == absent
@@ -196,12 +180,6 @@ def test_what_is_not_here_is_told_from_what_does_not_fit(
 )
 def test_the_longest_pattern_counts(key: str, role: Role) -> None:
     assert role_of(key) is role
-
-
-@pytest.mark.parametrize("key", ["model.source", "xdecoder.select", "source"])
-def test_a_pattern_matches_whole_keys(key: str) -> None:
-    with pytest.raises(DllmBenchError, match="nothing in a run reads it"):
-        role_of(key)
 
 
 BASELINE: dict[str, Any] = {**DECODER, "name": "plain"}
@@ -292,11 +270,6 @@ def test_a_run_survives_json() -> None:
     assert instantiate(again.decoder, "decoder") == instantiate(DECODER, "decoder")
 
 
-def test_fields_of_a_newer_version_are_refused() -> None:
-    with pytest.raises(DllmBenchError, match="newer version"):
-        RunSpec.from_plain({**spec().to_plain(), "tempo": 1})
-
-
 def test_the_folder_names_benchmark_model_decoder_and_hash() -> None:
     run = spec(decoder__name="lopa k=3", model__name="GSAI-ML/LLaDA-8B")
     assert run.folder == f"minigsm/GSAI-ML-LLaDA-8B/lopa-k-3-{run.identity_hash[:10]}"
@@ -304,10 +277,37 @@ def test_the_folder_names_benchmark_model_decoder_and_hash() -> None:
     assert slug("../..") == "unnamed"
 
 
-def test_a_missing_group_is_a_sentence() -> None:
-    config = {key: value for key, value in CONFIG.items() if key != "benchmark"}
-    with pytest.raises(DllmBenchError, match="no benchmark"):
-        RunSpec.from_config(config, resolve)
+UNREAD = "nothing in a run reads it"
+WITHOUT_BENCHMARK = {key: value for key, value in CONFIG.items() if key != "benchmark"}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: spec(model__colour=1), UNREAD),
+        (lambda: spec(hardware__cores=1), UNREAD),
+        (lambda: spec(temperature=1), UNREAD),
+        (lambda: role_of("model.source"), UNREAD),  # a pattern matches whole keys
+        (lambda: role_of("xdecoder.select"), UNREAD),
+        (lambda: role_of("source"), UNREAD),
+        (lambda: RunSpec.from_plain({**spec().to_plain(), "tempo": 1}), "newer version"),
+        (lambda: RunSpec.from_config(WITHOUT_BENCHMARK, resolve), "no benchmark"),
+        (lambda: check_profiles("qwen3-4b"), "measured with tiny-qwen3, but the model is qwen3-4b"),
+    ],
+)
+def test_what_no_run_can_have_is_refused(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(DllmBenchError, match=words):
+        call()
+
+
+def check_profiles(model: str) -> None:
+    """Check the step times of a decoder for a model."""
+    plain = compose(["decoder=dspark", "decoder/length=hardware_aware"])["decoder"]
+    inputs.check_profiles(plain, model)
+
+
+def test_step_times_of_the_model_are_accepted() -> None:
+    check_profiles("tiny-qwen3")
 
 
 def test_a_configuration_is_split_by_role() -> None:

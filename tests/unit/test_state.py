@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -99,9 +101,27 @@ def test_fork_and_pick_carry_tokens_and_memo() -> None:
     assert branches.take(torch.tensor([0, 2])).memo[CREDIT].tolist() == [[1.0], [3.0]]
 
 
-def test_fork_needs_one_branch() -> None:
-    with pytest.raises(ValueError, match="one branch"):
-        fresh().fork(2).fork(2)
+def start(*prompt: int) -> DecodeState:
+    special = SpecialTokens(mask=9, eos=8, pad=7, bos=6)
+    return DecodeState.start(Request("r", prompt, 4), special)
+
+
+PADDED = "begins with the padding token .*without padding"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fresh().fork(2).fork(2), "one branch"),
+        (lambda: Request("r", (), 3), "empty prompt"),
+        (lambda: Request("r", (1,), 0), "asks for 0 new tokens"),
+        (lambda: start(7, 1, 2), PADDED),
+        (lambda: start(9, 1, 2), PADDED),
+    ],
+)
+def test_what_no_state_can_begin_with_is_refused(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises((DllmBenchError, ValueError), match=words):
+        call()
 
 
 @pytest.mark.parametrize(("count", "room", "left"), [(0, 2, 5), (2, 2, 7), (2, 3, 7), (3, 1, 6)])
@@ -116,13 +136,6 @@ def test_what_is_inserted_moves_the_rest(count: int, room: int, left: int) -> No
         state.truncate(int((state.born_KL != CUT).sum()))
         assert state.tokens_KL[0].tolist() == [7, 8, 4, *[token] * count, 5, 6][:left]
         assert state.born_KL[0].tolist() == [PROMPT, PROMPT, 0, *[born] * count, 0, 0][:left]
-
-
-def test_requests_without_prompt_or_room_are_refused() -> None:
-    with pytest.raises(DllmBenchError, match="empty prompt"):
-        Request("r", (), 3)
-    with pytest.raises(DllmBenchError, match="asks for 0 new tokens"):
-        Request("r", (1,), 0)
 
 
 def test_ends_name_each_token_once() -> None:
@@ -154,13 +167,6 @@ def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
     assert columns["drafted"] == [[], [7, 8, 9]]
     spelled_out = {**columns, "masks": [0, 0], "calls": [1, 1]}  # as every trace was stored before
     assert Trace.from_columns(spelled_out) == trace
-
-
-@pytest.mark.parametrize("name", ["pad", "mask"])
-def test_left_padded_prompts_are_refused(name: str) -> None:
-    special = SpecialTokens(mask=9, eos=8, pad=7, bos=6)
-    with pytest.raises(DllmBenchError, match="begins with the padding token .*without padding"):
-        DecodeState.start(Request("r", (getattr(special, name), 1, 2), 4), special)
 
 
 def test_a_prompt_may_begin_with_bos_that_is_also_padding() -> None:

@@ -76,9 +76,7 @@ def test_status_lists_runs_without_touching_them(tmp_path: Path) -> None:
         store.find("")
 
 
-def test_a_run_is_found_by_the_names_of_folders_and_no_other_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_found_by_the_names_of_folders_and_no_other_is_read(tmp_path, monkeypatch) -> None:
     store, record = made(tmp_path)
     for seed in range(1, 4):
         with store.open(replace(SPEC_5, seed=seed)) as opened:
@@ -221,9 +219,7 @@ def test_one_run_in_two_folders_is_refused(tmp_path: Path) -> None:
     assert "folders of one run" in planned.reason
 
 
-def test_a_write_that_dies_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch) -> None:
     path = tmp_path / "record.json"
     write_atomic(path, "old")
 
@@ -238,9 +234,7 @@ def test_a_write_that_dies_leaves_the_old_file(
         assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("record.json", "old")]
 
 
-def test_lines_reach_the_disk_within_a_second_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_reach_the_disk_within_a_second_and_at_the_end(tmp_path, monkeypatch) -> None:
     now, synced = [100.0], []
     monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: synced.append(now[0]))
@@ -254,9 +248,7 @@ def test_lines_reach_the_disk_within_a_second_and_at_the_end(
     assert whole_lines(tmp_path / "lines") == [str(step).encode() for step in range(25)]
 
 
-def test_broken_lines_are_refused_by_readers_and_set_aside_by_the_next_start(
-    tmp_path: Path,
-) -> None:
+def test_broken_lines_are_refused_by_readers_and_set_aside_by_the_next_start(tmp_path) -> None:
     store, _ = made(tmp_path)
     path = store.path(SPEC_5) / SAMPLES
     whole = path.read_bytes().splitlines(keepends=True)

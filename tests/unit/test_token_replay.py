@@ -10,11 +10,12 @@ import pytest
 
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.registry import instantiate
 from dllm_bench.runs import token_replay
 from dllm_bench.runs.dependencies import Dependencies
+from dllm_bench.runs.token_replay import TokenReplay
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
@@ -35,6 +36,16 @@ def decoder(*overrides: str) -> MaskedDecoder:
 @pytest.fixture(scope="module")
 def model() -> Any:
     return tiny_denoiser("llada", seed=3)
+
+
+@pytest.fixture(scope="module")
+def vanilla(model) -> tuple[Generation, TokenReplay]:
+    """Return a text of one token per forward, and what was noted of it."""
+    own = decoder("decoder=vanilla")
+    before = own.generate(model, REQUEST)
+    found = token_replay.replay(own, model, REQUEST, before.ids)
+    assert found is not None
+    return before, found
 
 
 DECODERS = [
@@ -67,12 +78,9 @@ def test_listening_changes_no_token_and_sees_every_open_position(overrides, mode
         assert found.rank_SP[born, position] == 1, "greedy: the candidate has the first rank"
 
 
-def test_chances_are_those_that_decide(model) -> None:
+def test_chances_are_those_that_decide(vanilla) -> None:
     """With one token per forward the decoded token has the highest chance of its block."""
-    own = decoder("decoder=vanilla")
-    before = own.generate(model, REQUEST)
-    found = token_replay.replay(own, model, REQUEST, before.ids)
-    assert found is not None
+    before, found = vanilla
     for step in range(len(before.trace)):
         [decoded] = [p for p, born in enumerate(before.born) if born == step]
         own_chance = found.chance_SP[step, decoded]
@@ -80,18 +88,14 @@ def test_chances_are_those_that_decide(model) -> None:
         assert own_chance == pytest.approx(np.nanmax(candidates))
 
 
-def test_candidates_ahead_of_the_block_are_known(model) -> None:
-    own = decoder("decoder=vanilla")
-    before = own.generate(model, REQUEST)
-    found = token_replay.replay(own, model, REQUEST, before.ids)
-    assert found is not None
+def test_candidates_ahead_of_the_block_are_known(vanilla) -> None:
+    _, found = vanilla
     assert (found.found_SP[0] >= 0).all(), "the first forward sees the whole canvas"
     assert np.isnan(found.chance_SP[0, BLOCK:]).all(), "chances are of the open block"
 
 
-def test_other_tokens_are_no_evolution(model) -> None:
-    own = decoder("decoder=vanilla")
-    ids = list(own.generate(model, REQUEST).ids)
+def test_other_tokens_are_no_evolution(vanilla, model) -> None:
+    own, ids = decoder("decoder=vanilla"), vanilla[0].ids
     assert token_replay.replay(own, model, REQUEST, [*ids[:-1], (ids[-1] + 1) % 50]) is None
 
 
@@ -118,9 +122,9 @@ def deps(own: object, model: object) -> Dependencies:
                  prepare=fakes.Always(None))  # fmt: skip
 
 
-def test_what_is_written_is_read(tmp_path, model) -> None:
+def test_what_is_written_is_read(tmp_path, vanilla, model) -> None:
     own, store, spec = decoder("decoder=vanilla"), Store(tmp_path), fakes.spec(1)
-    before = own.generate(model, REQUEST)
+    before, again = vanilla
     stored = sample(before)
     with store.open(spec) as run:
         run.expect(1)
@@ -131,28 +135,25 @@ def test_what_is_written_is_read(tmp_path, model) -> None:
         token_replay.record_replays(spec, store, 4, deps(own, model)) == folder / token_replay.FILE
     )
     [found] = token_replay.read_replays(folder)
-    again = token_replay.replay(own, model, REQUEST, before.ids)
-    assert again is not None
     assert found.id == REQUEST.id
     np.testing.assert_array_equal(found.chance_SP, again.chance_SP)
     np.testing.assert_array_equal(found.found_SP, again.found_SP)
 
 
-def test_refusals_are_sentences(tmp_path, model) -> None:
-    own, store, spec = decoder("decoder=vanilla"), Store(tmp_path), fakes.spec(1)
-    stored = sample(own.generate(model, REQUEST))
+def test_refusals_are_sentences(tmp_path, vanilla, model) -> None:
+    store, spec = Store(tmp_path), fakes.spec(1)
+    stored = sample(vanilla[0])
     with store.open(spec) as run:
         run.expect(1)
         changed = replace(stored, ids=[1, *stored.ids[1:]])
         (run.folder / SAMPLES).write_text(changed.to_line() + "\n")
-    with pytest.raises(DllmBenchError, match="no sample of letters/fake"):
-        token_replay.record_replays(spec, store, 1, deps(own, model))
-    lookahead = decoder("decoder=lopa_dream")
-    with pytest.raises(DllmBenchError, match="explores one candidate"):
-        token_replay.record_replays(spec, store, 1, deps(lookahead, model))
-    editing = decoder("decoder=llada21")
-    with pytest.raises(DllmBenchError, match="Edit changes committed tokens"):
-        token_replay.record_replays(spec, store, 1, deps(editing, model))
+    for own, words in (
+        (decoder("decoder=vanilla"), "no sample of letters/fake"),
+        (decoder("decoder=lopa_dream"), "explores one candidate"),
+        (decoder("decoder=llada21"), "Edit changes committed tokens"),
+    ):
+        with pytest.raises(DllmBenchError, match=words):
+            token_replay.record_replays(spec, store, 1, deps(own, model))
 
 
 def sample(before: Any) -> SampleRecord:
