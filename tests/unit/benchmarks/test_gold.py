@@ -7,7 +7,6 @@ a published grader gets wrong are listed, each with the reason.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file, task_names
+from dllm_bench.paths import read_yaml
 from tests.benchmark_helpers import (
     GOLD,
     evalplus_benchmark,
@@ -27,28 +27,8 @@ from tests.tiers import covering
 
 ALL = os.environ.get("DLLM_BENCH_ALL_ITEMS") == "1"
 TEXTS, PROGRAMS, FOREIGN = (None, None, None) if ALL else (300, 8, 150)
-SPLITS = {"squad_v2": "dev", "drop": "dev", "livecodebench": "release_v1", "math": "math500",
-          "miniparallel": "reverse", "sudoku_dream": "n10", "countdown_dream": "cd4"}  # fmt: skip
-CHANCE: Mapping[str, float] = {
-    "mmlu": 0.27,  # four letters, the most frequent has this share
-    "mmlu_opencompass": 0.27,
-    "squad_v2": 0.46,  # share of questions without an answer
-    "squad_v2_opencompass": 0.46,
-    "drop_opencompass": 0.1,  # a digit of one answer is found in many others
-    "korbench": 0.05,  # letters of multiple choice
-    "miniread": 0.18,  # share of questions without an answer
-    "miniread_count": 0.23,  # small counts, the most frequent has this share
-    "minirule_choice": 0.28,  # four letters, the most frequent has this share
-    "minirule_range": 0.33,
-}
-"""Largest score that answers of other items may have by chance; 2 % for tasks not listed."""
-WRONG_GOLD: Mapping[str, Mapping[str, str]] = {
-    "korbench": {"korbench/test/puzzle/84": "2+2+3*4 is not 28"},
-    "pass@1,lopa": {"humaneval/test/50": "the tests call a helper the entry point does not use"},
-    "mbpp_plus evalplus": {"mbpp_plus/test/630": "a generator has no return and is dropped"},
-}
-
-
+KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
+SPLITS, CHANCE, WRONG_GOLD = (KNOWN[name] for name in ("splits", "chance", "wrong gold"))
 ABSENT = ("sudoku_dream", "countdown_dream")  # see test_planning.py
 TASKS = [task for task in task_names() if task_file(task)["output_type"] == "generate_until"]
 """Tasks whose answers are texts."""
