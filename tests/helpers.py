@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dllm_bench import paths, registry
+from dllm_bench.api import compose as composing
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes
@@ -180,6 +182,18 @@ def _random(name: str, like: Tensor, generator: torch.Generator) -> Tensor:
     if "embed_tokens" in name:
         return 4 * noise
     return noise * (2.5 if "lm_head" in name else 1.6) / like.shape[1] ** 0.5
+
+
+def forget_composed() -> None:
+    """Let settings be composed and plug-ins be found anew."""
+    for cached in (
+        paths.plugin_folders,
+        registry.load_plugins,
+        composing.compose_groups,
+        composing.merge_groups,
+        composing.parse_value_override,
+    ):
+        cached.cache_clear()
 
 
 def tiny_checkpoint(layout: str, path: Path, seed: int, **changes: Any) -> Path:

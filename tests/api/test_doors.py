@@ -100,9 +100,7 @@ def by_transformers(model: str, decoder: str, request: Request, folder: Path) ->
 
 
 @pytest.mark.parametrize("decoder", covering(3, DECODERS))
-def test_every_door_gives_the_same_text_tokens_and_forwards(
-    decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_door_gives_the_same_text_tokens_and_forwards(decoder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     model = DECODERS[decoder]
     prompt, request = first_request(model)

@@ -21,12 +21,7 @@ def test_there_are_five() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_in_an_empty_folder(
-    path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_example_runs_in_an_empty_folder(path, tmp_path, monkeypatch, capsys) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < LONGEST
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DLLM_BENCH_RESULTS", "results")
@@ -42,9 +37,7 @@ def fenced(page: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/decoders.md"])
-def test_the_python_of_a_page_works_when_pasted(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_of_a_page_works_when_pasted(page, tmp_path, monkeypatch) -> None:
     """All blocks of a page, one after the other, as in a notebook."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DLLM_BENCH_RESULTS", str(tmp_path / "results"))

@@ -6,7 +6,6 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 from zipfile import ZipFile
 
@@ -47,9 +46,7 @@ def test_the_command_knows_every_form_that_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "hf-dataset"])
-def test_samples_come_with_prompt_answers_and_grade(
-    form: str, run: tuple[Path, RunRecord], tmp_path: Path
-) -> None:
+def test_samples_come_with_prompt_answers_and_grade(form, run, tmp_path) -> None:
     assert exported(run, tmp_path / form, form) == 0
     if form == "parquet":
         found = pd.read_parquet(tmp_path / form / "samples.parquet")
@@ -82,9 +79,7 @@ def test_lm_eval_reads_its_form(run: tuple[Path, RunRecord], tmp_path: Path) -> 
     assert all(line["target"] and line["resps"][0][0] for line in lines)
 
 
-def test_the_hub_reads_its_form(
-    run: tuple[Path, RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_hub_reads_its_form(run, tmp_path, capsys) -> None:
     assert exported(run, tmp_path, "hub") == 2
     assert "--dataset OWNER/NAME" in capsys.readouterr().err
     assert exported(run, tmp_path, "hub", "--dataset", "me/minigsm", "--task", "default") == 0
@@ -96,68 +91,7 @@ def test_the_hub_reads_its_form(
     assert entry.value == pytest.approx(100 * record.score.mean, abs=0.01)
 
 
-AGGREGATE = {
-    "schema_version": str, "evaluation_id": str, "retrieved_timestamp": str,
-    "source_metadata.source_type": {"documentation", "evaluation_run"},
-    "source_metadata.source_organization_name": str,
-    "source_metadata.evaluator_relationship": {
-        "first_party", "third_party", "collaborative", "other"},
-    "eval_library.name": str, "eval_library.version": str,
-    "model_info.name": str, "model_info.id": str, "model_info.additional_details": dict,
-    "model_info.additional_details.deployment_type": {
-        "self_deployed", "externally_managed", "unknown"},
-    "model_info.additional_details.model_availability": {
-        "open_weights", "closed_weights", "unknown"},
-    "evaluation_results.0.evaluation_result_id": str,
-    "evaluation_results.0.evaluation_name": str,
-    "evaluation_results.0.source_data.dataset_name": str,
-    "evaluation_results.0.source_data.source_type": {"url", "hf_dataset", "other"},
-    "evaluation_results.0.metric_config.lower_is_better": bool,
-    "evaluation_results.0.metric_config.score_type": {"binary", "continuous", "levels"},
-    "evaluation_results.0.metric_config.min_score": float,
-    "evaluation_results.0.metric_config.max_score": float,
-    "evaluation_results.0.score_details.score": float,
-    "evaluation_results.0.score_details.details": dict,
-    "evaluation_results.0.score_details.uncertainty.standard_error.value": float,
-    "evaluation_results.0.score_details.uncertainty.confidence_interval.lower": float,
-    "evaluation_results.0.score_details.uncertainty.confidence_interval.upper": float,
-    "evaluation_results.0.score_details.uncertainty.num_samples": int,
-    "evaluation_results.0.generation_config.generation_args.max_tokens": int,
-    "evaluation_results.0.generation_config.additional_details": dict,
-    "detailed_evaluation_results.format": {"jsonl"},
-    "detailed_evaluation_results.file_path": str,
-    "detailed_evaluation_results.hash_algorithm": {"sha256", "md5"},
-    "detailed_evaluation_results.checksum": str, "detailed_evaluation_results.total_rows": int,
-}  # fmt: skip
-"""Field -> type or allowed values, by Every Eval Ever's schema 0.3.0 and its validator."""
-INSTANCE = {
-    "schema_version": str, "evaluation_id": str, "model_id": str, "evaluation_name": str,
-    "sample_id": str, "sample_hash": str, "evaluation_result_id": str,
-    "interaction_type": {"single_turn"}, "input.raw": str, "input.reference.0": str,
-    "output.raw.0": str, "answer_attribution.0.turn_idx": int, "answer_attribution.0.source": str,
-    "answer_attribution.0.extracted_value": str, "answer_attribution.0.extraction_method": str,
-    "answer_attribution.0.is_terminal": bool, "evaluation.score": float,
-    "evaluation.is_correct": bool, "performance.latency_ms": float,
-    "performance.additional_details": dict, "metadata": dict,
-}  # fmt: skip
-"""The same of instance_level_eval.schema.json."""
-CLOSED = {"evaluation_timestamp", *(name.partition(".")[0] for name in {**AGGREGATE, **INSTANCE})}
-"""Names at the top: neither schema allows others."""
-
-
-def check_fields(found: dict[str, Any], fields: dict[str, Any]) -> None:
-    """The fields have their types; additional details are text."""
-    assert set(found) <= CLOSED
-    for name, kind in fields.items():
-        value: Any = found
-        for key in name.split("."):
-            value = value[int(key) if key.isdecimal() else key]
-        assert value in kind if isinstance(kind, set) else type(value) is kind, name
-        if kind is dict:
-            assert all(type(text) is str for text in value.values()), name
-
-
-def test_every_eval_ever_has_its_fields(run: tuple[Path, RunRecord], tmp_path: Path) -> None:
+def test_every_eval_ever_has_the_numbers_of_the_run(run, tmp_path) -> None:
     assert exported(run, tmp_path, "eee") == 2
     assert exported(run, tmp_path, "eee", "--organization", "us") == 0
     record, folder = run[1], tmp_path / "data" / "minigsm" / "dllm-bench" / "tiny-llada"
@@ -165,9 +99,7 @@ def test_every_eval_ever_has_its_fields(run: tuple[Path, RunRecord], tmp_path: P
     assert UUID(whole.stem).version == 4 and lines.name == f"{whole.stem}_samples.jsonl"
     found, text = json.loads(whole.read_text()), lines.read_text()
     samples = [json.loads(line) for line in text.splitlines()]
-    check_fields(found, AGGREGATE)
     for sample in samples:
-        check_fields(sample, INSTANCE)
         assert sample["evaluation_id"] == found["evaluation_id"]
         assert sample["model_id"] == found["model_info"]["id"]
     detail, (result,) = found["detailed_evaluation_results"], found["evaluation_results"]
@@ -181,9 +113,7 @@ def test_every_eval_ever_has_its_fields(run: tuple[Path, RunRecord], tmp_path: P
 
 
 @pytest.mark.skipif(not SCHEMAS, reason="every-eval-ever's wheel is not below .venv/schemas")
-def test_every_eval_ever_fits_the_published_schemas(
-    run: tuple[Path, RunRecord], tmp_path: Path
-) -> None:
+def test_every_eval_ever_fits_the_published_schemas(run, tmp_path) -> None:
     """The schemas are read from the published package, and refuse a file that lacks a field."""
     assert exported(run, tmp_path, "eee", "--organization", "us") == 0
     (whole,), (lines,) = tmp_path.rglob("*.json"), tmp_path.rglob("*.jsonl")
@@ -202,9 +132,7 @@ def published_schema(name: str) -> Draft7Validator:
     return Draft7Validator(schema)
 
 
-def test_the_aup_leaderboard_has_a_curve_of_a_sweep(
-    run: tuple[Path, RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_aup_leaderboard_has_a_curve_of_a_sweep(run, tmp_path, capsys) -> None:
     """As d3LLM's data files: task -> method -> pairs of TPF and score in percent."""
     results, fast = run
     settings = {"hardware": "cpu", "benchmark.max_new_tokens": 32, "decoder.select.strict": True}

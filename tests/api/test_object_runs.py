@@ -59,9 +59,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory, module: Any) -> tuple[Path,
     return folder, run_of(wrapped(module), folder)
 
 
-def test_a_wrapped_model_gives_the_grades_of_its_checkpoint(
-    stored: tuple[Path, RunRecord], tmp_path: Path
-) -> None:
+def test_a_wrapped_model_gives_the_grades_of_its_checkpoint(stored, tmp_path) -> None:
     _, record = stored
     named = run_of("tiny-llada", tmp_path, hardware="cpu")
     assert record.values == named.values
@@ -75,9 +73,7 @@ def test_a_loaded_model_makes_the_run_of_its_name(tmp_path: Path) -> None:
     assert len(db.records(tmp_path)) == 1
 
 
-def test_a_run_of_an_object_is_looked_up_and_continued(
-    stored: tuple[Path, RunRecord], module: Any
-) -> None:
+def test_a_run_of_an_object_is_looked_up_and_continued(stored, module) -> None:
     folder, record = stored
     again = run_of(wrapped(module), folder)
     assert (again.identity_hash, again.sealed_at) == (record.identity_hash, record.sealed_at)
@@ -88,20 +84,23 @@ def test_a_run_of_an_object_is_looked_up_and_continued(
     assert [session.samples for session in more.sessions] == [1, 1]
 
 
-def test_a_trained_object_is_another_run(tmp_path: Path) -> None:
+def trained(module: Any) -> None:
+    with torch.no_grad():
+        module.lm_head.weight[0, 0] += 1
+
+
+def configured(module: Any) -> None:
+    module.config.rms_norm_eps *= 2
+
+
+@pytest.mark.parametrize("change", [trained, configured])
+def test_a_changed_object_is_another_run(change: Callable[[Any], None], tmp_path: Path) -> None:
     module = transformers_object("tiny-llada")
     model = wrapped(module)
     before = run_of(model, tmp_path)
-    with torch.no_grad():
-        module.lm_head.weight[0, 0] += 1
-    assert run_of(model, tmp_path).identity_hash != before.identity_hash
-
-
-def test_a_changed_config_is_another_run(tmp_path: Path) -> None:
-    module = transformers_object("tiny-llada")
-    before = run_of(wrapped(module), tmp_path)
-    module.config.rms_norm_eps *= 2
-    assert run_of(wrapped(module), tmp_path).identity_hash != before.identity_hash
+    change(module)
+    again = model if change is trained else wrapped(module)
+    assert run_of(again, tmp_path).identity_hash != before.identity_hash
 
 
 def test_a_function_is_told_apart_by_the_hash_that_is_given(tmp_path: Path) -> None:
@@ -115,9 +114,7 @@ def test_a_function_is_told_apart_by_the_hash_that_is_given(tmp_path: Path) -> N
         wrapped(transformers_object("tiny-llada"), weights_hash="v1")
 
 
-def test_the_source_of_an_own_module_is_in_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_source_of_an_own_module_is_in_its_run(tmp_path, monkeypatch) -> None:
     record = run_of(wrapped(OwnModule()), tmp_path)
     assert "pieces" in record.spec.inputs
     monkeypatch.setattr("dllm_bench.store.inputs.source_of", lambda made: {"file": "edited"})
@@ -168,9 +165,7 @@ def test_every_command_reads_a_run_of_an_object(
     assert "dllm-bench:" not in capsys.readouterr().err
 
 
-def test_the_tokens_of_an_object_are_shown_by_its_tokenizer(
-    stored: tuple[Path, RunRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_tokens_of_an_object_are_shown_by_its_tokenizer(stored, monkeypatch, tmp_path) -> None:
     """Also by another process; elsewhere, and without a tokenizer that can be stored, as ids."""
     _, record = stored
     ids = loaded("tiny-llada").encode("3 + 4 =")

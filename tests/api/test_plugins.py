@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import dllm_bench as db
-from dllm_bench import paths, registry
-from dllm_bench.api import compose as composing
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.defaults import Filled
@@ -20,31 +18,20 @@ from dllm_bench.paths import CONFIG_DIR, options
 from dllm_bench.store.store import Store
 from dllm_bench.tables.render import render
 from tests import pieces
+from tests.helpers import forget_composed
 from tests.laws.test_product import check_laws, check_repeats
 from tests.tiers import covering_pairs
 
 PACKAGE = Path(__file__).parents[1] / "data" / "plugin"
-CACHES = (
-    paths.plugin_folders,
-    registry.load_plugins,
-    composing.compose_groups,
-    composing.merge_groups,
-    composing.parse_value_override,
-)
-
-
-def forget() -> None:
-    for cached in CACHES:
-        cached.cache_clear()
 
 
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Yield the package as pip would install it: on the path, with its entry points."""
     monkeypatch.syspath_prepend(str(PACKAGE))
-    forget()
+    forget_composed()
     yield
-    forget()
+    forget_composed()
 
 
 @pytest.mark.usefixtures("plugin")
@@ -67,9 +54,7 @@ def test_a_piece_of_a_plug_in_obeys_the_laws() -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_plug_in_goes_through_a_run_and_a_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path, capsys) -> None:
     assert {"strided", "vanilla"} <= set(db.decoders())
     choice = ("model=stride-llada", "decoder=strided", "benchmark=sums", "hardware=cpu", "limit=2")
     assert main(["run", *choice, f"paths.results={tmp_path}"]) == 0
@@ -117,9 +102,7 @@ class OwnRule(Select):
 RULE = "def first(window):\n    return window.eligible_KW & (window.eligible_KW.cumsum(1) <= {n})\n"
 
 
-def test_a_piece_that_was_edited_is_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_piece_that_was_edited_is_another_run(tmp_path, monkeypatch, capsys) -> None:
     """Its file and what that imports; the second time the run is looked up, and said to be."""
     results, code = tmp_path / "results", tmp_path / "code"
     code.mkdir()
@@ -147,19 +130,17 @@ def test_a_piece_that_was_edited_is_another_run(
     assert sum("pieces" in one for one in inputs) == 2 and len(inputs) == 3
 
 
-def test_a_folder_of_yaml_files_goes_with_every_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_yaml_files_goes_with_every_command(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv(CONFIG_DIR, "")
     (tmp_path / "conf" / "decoder").mkdir(parents=True)
     text = "defaults: [fast_dllm, _self_]\nselect: {tau: 0.5}\n"
     (tmp_path / "conf" / "decoder" / "mine.yaml").write_text(text)
     where = ["--config-dir", str(tmp_path / "conf")]
-    forget()
+    forget_composed()
     assert main(["generate", "tiny-llada", "mine", "2 + 2 =", *where]) == 0
     assert "mine" in options("decoder")
     assert main(["run", "--cfg", "job", "decoder=mine", *where]) == 0
     assert "tau: 0.5" in capsys.readouterr().out
     assert main(["status", "--config-dir", str(tmp_path / "none")]) == 2
     assert "is not a folder" in capsys.readouterr().err
-    forget()
+    forget_composed()

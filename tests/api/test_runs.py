@@ -57,9 +57,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RunRecor
         ("fast_dllm", None),
     ],
 )
-def test_a_decoder_that_does_not_fit_warns_in_the_record(
-    decoder: str, text: str | None, tmp_path: Path
-) -> None:
+def test_a_decoder_that_does_not_fit_warns_in_the_record(decoder, text, tmp_path) -> None:
     settings = {**SETTINGS, "limit": 1}
     record = db.run("tiny-llada", decoder, "minigsm", results=tmp_path, **settings)
     stored = Store(tmp_path / "runs").record(record.spec)
@@ -81,9 +79,7 @@ def test_a_run_is_the_run_of_the_command_line(sweep: tuple[Path, list[RunRecord]
     assert again.identity_hash == first.identity_hash
 
 
-def test_records_are_a_table_a_sweep_can_be_read_from(
-    sweep: tuple[Path, list[RunRecord]], tmp_path: Path
-) -> None:
+def test_records_are_a_table_a_sweep_can_be_read_from(sweep, tmp_path) -> None:
     folder, made = sweep
     runs = db.records(folder).set_index("decoder.select.tau").sort_index()
     assert list(runs.index) == [0.5, 0.9]
@@ -109,9 +105,7 @@ def test_two_runs_are_compared_by_record_or_hash(sweep: tuple[Path, list[RunReco
         db.compare(first)
 
 
-def test_why_a_sample_is_wrong_can_be_seen(
-    sweep: tuple[Path, list[RunRecord]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_why_a_sample_is_wrong_can_be_seen(sweep, capsys) -> None:
     folder, (first, _) = sweep
     assert main(["show", first.spec.short, "--sample", "0", "--results", str(folder)]) == 0
     shown = capsys.readouterr().out
@@ -127,9 +121,7 @@ def test_why_a_sample_is_wrong_can_be_seen(
     assert f"verdict: {verdict}" in rest
 
 
-def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(
-    sweep: tuple[Path, list[RunRecord]],
-) -> None:
+def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(sweep) -> None:
     _, (first, _) = sweep
     decoder = db.decoder("fast_dllm", **{"select.tau": 0.5})
     record = db.evaluate(loaded("tiny-llada"), decoder, "minigsm", limit=2, max_new_tokens=32)

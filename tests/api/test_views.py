@@ -45,9 +45,7 @@ def test_columns_of_a_comparison_are_decoders(runs: tuple[Path, list[RunRecord]]
     assert all(name in heads for name in names) and low.spec.short in hashes
 
 
-def test_two_runs_of_one_kind_are_told_apart_by_their_hash(
-    runs: tuple[Path, list[RunRecord]],
-) -> None:
+def test_two_runs_of_one_kind_are_told_apart_by_their_hash(runs) -> None:
     record = runs[1][0]
     other = replace(record, spec=replace(record.spec, seed=1, batch=2))
     frame = db.compare(record, other).to_pandas()
@@ -76,9 +74,7 @@ def test_a_notebook_shows_a_view_that_escapes(runs: tuple[Path, list[RunRecord]]
     assert "<table" in record._repr_html_()
 
 
-def test_a_trade_off_is_drawn_from_stored_runs(
-    runs: tuple[Path, list[RunRecord]], tmp_path: Path
-) -> None:
+def test_a_trade_off_is_drawn_from_stored_runs(runs, tmp_path) -> None:
     folder, made = runs
     picture = db.trade_off("tiny-llada", "minigsm", results=folder)
     points = picture.to_pandas()
@@ -154,9 +150,7 @@ def test_acceptance_has_a_row_per_position(runs: tuple[Path, list[RunRecord]]) -
     assert db.acceptance(none).empty
 
 
-def test_figures_and_claims_are_read_from_stored_runs(
-    runs: tuple[Path, list[RunRecord]], tmp_path: Path
-) -> None:
+def test_figures_and_claims_are_read_from_stored_runs(runs, tmp_path) -> None:
     folder, _ = runs
     picture = db.figure("lopa/figure1", results=folder)
     assert "kind" in picture.to_pandas()

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.store.spec import RunSpec
@@ -62,13 +61,8 @@ class Logged:
     decoder: Any
     log: Path
 
-    def summary(self) -> DecoderSummary:
-        made: DecoderSummary = self.decoder.summary()
-        return made
-
-    def prepare(self, model: Any, request: Request) -> Request:
-        prepared: Request = self.decoder.prepare(model, request)
-        return prepared
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
 
     def generate(self, model: Any, request: Request) -> Generation:
         with open(self.log, "a") as file:

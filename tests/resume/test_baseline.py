@@ -98,9 +98,7 @@ LETTER, END = fakes.FIRST + ord("k"), fakes.SPECIAL.eos
         (replaced(3, END), False),  # the same tokens, but fewer
     ],
 )
-def test_tokens_are_compared_up_to_the_end_of_the_text(
-    change: Callable[[tuple[int, ...]], tuple[int, ...]], equal: bool, tmp_path: Path
-) -> None:
+def test_tokens_are_compared_up_to_the_end_of_the_text(change, equal, tmp_path) -> None:
     record = run(spec(), store=Store(tmp_path), deps=deps(Noting(), Noting(change=change)))
     assert record.columns["baseline_equal"] == [equal] * 6
     assert record.summary["equal/baseline"] == equal

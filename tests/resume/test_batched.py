@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.launch.local import run
@@ -18,10 +17,8 @@ from dllm_bench.metrics.definitions import definition
 from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.runs.progress import summary
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 from tests.resume import fakes
-from tests.tiers import covering
 
 TIMED = [
     *("tps/decode", "tps/e2e", "tps/no_first_step", "tps/max", "tps/top10", "step_ms"),
@@ -120,22 +117,3 @@ def test_what_has_no_batches_is_refused() -> None:
     for several in ("branch_parallel", "tensor_parallel"):
         assert "asks for several" in refused(batch=2, hardware={**cpu, several: 2})
     assert "not compiled" in refused(batch=2, model={"name": "fake", "compile": "max"})
-
-
-@pytest.mark.parametrize(
-    ("model", "decoder"),
-    covering(2, [("tiny-llada", "fast_dllm_dual"), ("tiny-qwen3", "ngram_speculative")]),
-)
-def test_a_real_batch_gives_the_samples_of_one_at_a_time(
-    model: str, decoder: str, tmp_path: Path
-) -> None:
-    asked = [f"model={model}", f"decoder={decoder}", "benchmark=minigsm", "hardware=cpu", "limit=5"]
-    one = RunSpec.from_config(compose([*asked, "benchmark.max_new_tokens=32"]))
-    alone = run(one, store=Store(tmp_path))
-    side_by_side = run(replace(one, batch=3), store=Store(tmp_path))
-    assert untimed(side_by_side) == {
-        name: column for name, column in untimed(alone).items() if not name.endswith("_s")
-    }
-    texts = [read_samples(Store(tmp_path).path(r.spec)) for r in (alone, side_by_side)]
-    for key, sample in texts[0].items():
-        assert (texts[1][key].ids, texts[1][key].born) == (sample.ids, sample.born)

@@ -60,9 +60,7 @@ def drill(few: int, many: int) -> pytest.MarkDecorator:
 
 
 @drill(6, 200)
-def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(
-    kills: int, tmp_path: Path
-) -> None:
+def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(kills, tmp_path) -> None:
     small = ["limit=6", "benchmark.max_new_tokens=16", "decoder.schedule.block=16", "hardware=cpu"]
     spec = RunSpec.from_config(compose(["model=tiny-llada", "decoder=fast_dllm", *small]))
     undisturbed = run(spec, store=Store(tmp_path / "whole"))  # and all that is loaded only once
@@ -89,9 +87,7 @@ def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.drill)])
-def test_death_at_touches_of_the_disk(
-    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_death_at_touches_of_the_disk(step, tmp_path, monkeypatch) -> None:
     """Each write torn in the middle, each open, rename, removal, truncation and flush; or every
     `step`-th of them.
     """

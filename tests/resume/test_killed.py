@@ -32,9 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return run(fakes.spec(N), store=Store(tmp_path_factory.mktemp("whole")), deps=fakes.deps())
 
 
-def test_sigkill_at_random_points_loses_and_repeats_nothing(
-    tmp_path: Path, whole: RunRecord
-) -> None:
+def test_sigkill_at_random_points_loses_and_repeats_nothing(tmp_path, whole) -> None:
     books, chance = Books(Store(tmp_path / "runs"), fakes.spec(N), tmp_path / "log"), Random(20)
     own = fakes.deps(decoder=fakes.FakeDecoder(log=books.log, pause_s=0.02))
     for _ in range(3):
@@ -87,9 +85,7 @@ POINTS: dict[str, tuple[Any, str, int | None]] = {
 
 
 @pytest.mark.parametrize("point", covering(3, POINTS))
-def test_death_at_a_point_of_the_path(
-    point: str, tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_death_at_a_point_of_the_path(point, tmp_path, whole, monkeypatch) -> None:
     store = Store(tmp_path)
     owner, name, n = POINTS[point]
     with monkeypatch.context() as patch:
@@ -108,9 +104,7 @@ def test_death_at_a_point_of_the_path(
     assert fakes.timeless(record) == fakes.timeless(whole)
 
 
-def test_a_full_disk_is_a_sentence_and_costs_one_sample(
-    tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_sentence_and_costs_one_sample(tmp_path, whole, monkeypatch) -> None:
     store = Store(tmp_path)
     written = files.os.write
 

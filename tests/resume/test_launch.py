@@ -239,9 +239,7 @@ def test_many_runs_on_a_terminal_have_a_bar_each_and_lines_that_stay() -> None:
 
 
 @pytest.mark.parametrize("kills", [1, workers.START_TRIES])
-def test_a_fork_server_that_is_killed_during_a_start_is_started_again(
-    kills: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_server_that_is_killed_during_a_start_is_started_again(kills, monkeypatch) -> None:
     """It is stopped before it can answer, and killed while the start waits for it."""
     monkeypatch.setattr(workers, "PRELOAD", [])
     server, connect = forkserver._forkserver, forkserver.connect_to_new_process

@@ -110,9 +110,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     assert read_samples(Store(tmp_path / "a").path(other.spec))["item-0"].text != texts[0][0]
 
 
-def test_a_session_repeats_which_kernels_do_not_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_repeats_which_kernels_do_not_work(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(runner, "FALLBACKS", ["Layers start more launches: no Triton."])
     record = run(fakes.spec(2), store=Store(tmp_path), deps=fakes.deps())
     assert record.environment["fallbacks"] == "Layers start more launches: no Triton."

@@ -84,9 +84,7 @@ def open_sample(browser: Browser, folder: str, index: int = 0) -> None:
 # --- from the board to a sample ------------------------------------------------------------------
 
 
-def test_clicks_lead_from_the_board_through_a_table_and_a_run_to_a_sample(
-    browser: Browser, address: str
-) -> None:
+def test_clicks_lead_from_the_board_through_a_table_and_a_run_to_a_sample(browser, address) -> None:
     browser.open(f"{address}/index.html")
     browser.click("#tables td a")
     browser.wait("document.querySelector('article.table h1')")
@@ -108,9 +106,7 @@ def test_a_sample_that_is_gone_says_so(browser: Browser, pages: dict[str, str]) 
     assert "only its line in the record" in browser.text(".columns")
 
 
-def test_samples_far_apart_come_from_their_own_scripts(
-    browser: Browser, pages: dict[str, str]
-) -> None:
+def test_samples_far_apart_come_from_their_own_scripts(browser, pages) -> None:
     open_sample(browser, pages["lookahead"], 44)
     assert browser.text(".heading h1") == "item-44"
     scripts = [url for url in browser.requests() if "samples-" in url]
@@ -177,9 +173,7 @@ def test_buttons_and_slider_do_the_same(browser: Browser, pages: dict[str, str])
     assert shown(browser) == [0, 4, 5]
 
 
-def test_colours_go_by_the_forward_and_nothing_is_coloured_after_the_end(
-    browser: Browser, pages: dict[str, str]
-) -> None:
+def test_colours_go_by_the_forward_and_nothing_is_coloured_after_the_end(browser, pages) -> None:
     open_sample(browser, pages["lookahead"])
     grounds = browser.value(
         "[...document.querySelectorAll('.token')].map((e) => e.style.background)"
@@ -190,9 +184,7 @@ def test_colours_go_by_the_forward_and_nothing_is_coloured_after_the_end(
     assert browser.value("document.querySelectorAll('.canvas .border').length") == 2
 
 
-def test_drafts_are_shown_as_accepted_rejected_or_not_asked(
-    browser: Browser, pages: dict[str, str]
-) -> None:
+def test_drafts_are_shown_as_accepted_rejected_or_not_asked(browser, pages) -> None:
     open_sample(browser, pages["drafts"])
     assert "2 of 3 drafts accepted" in browser.text(".status")
     kinds = browser.value(
@@ -244,9 +236,7 @@ def test_lists_are_sorted_and_narrowed_by_keyboard(browser: Browser, pages: dict
     assert browser.value("document.querySelector('[aria-sort]').ariaSort") == "descending"
 
 
-def test_the_keyboard_reaches_content_and_controls_in_order(
-    browser: Browser, pages: dict[str, str]
-) -> None:
+def test_the_keyboard_reaches_content_and_controls_in_order(browser, pages) -> None:
     open_sample(browser, pages["lookahead"])
     reached = []
     for _ in range(14):
@@ -268,9 +258,7 @@ def test_the_keyboard_reaches_content_and_controls_in_order(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_is_wider_than_a_phone(
-    browser: Browser, address: str, pages: dict[str, str], scheme: str
-) -> None:
+def test_no_page_is_wider_than_a_phone(browser, address, pages, scheme) -> None:
     browser.prefer(prefers_color_scheme=scheme)
     browser.size(360, 740)
     grounds = set()
@@ -299,9 +287,7 @@ def test_long_names_in_lists_of_links_wrap_on_a_phone(browser: Browser, address:
     assert browser.value("document.documentElement.scrollWidth") <= 360
 
 
-def test_the_first_column_of_a_list_stays_readable_on_a_phone(
-    browser: Browser, pages: dict[str, str]
-) -> None:
+def test_the_first_column_of_a_list_stays_readable_on_a_phone(browser, pages) -> None:
     browser.size(360, 740)
     browser.open(f"{pages['lookahead']}/index.html")
     browser.wait("document.querySelector('#samples td')")

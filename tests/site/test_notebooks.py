@@ -75,13 +75,7 @@ def test_a_notebook_is_short_and_stored_with_what_it_shows(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_notebook_runs(
-    name: str,
-    few: dict[str, str],
-    results: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_notebook_runs(name, few, results, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("DLLM_BENCH_RESULTS", str(results))
     for variable in ("IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable))

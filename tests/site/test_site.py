@@ -151,9 +151,7 @@ def test_nothing_leads_out_of_the_site(site: Path) -> None:
         )
 
 
-def test_each_number_of_a_table_leads_to_the_run_that_gave_it(
-    site: Path, records: dict[str, RunRecord]
-) -> None:
+def test_each_number_of_a_table_leads_to_the_run_that_gave_it(site, records) -> None:
     page = parsed(site / "tables" / "small" / "table1.html")
     linked = {link.split("/")[-2] for link in page.links if "/runs/" in link}
     of_table = {r.spec.short for r in records.values() if r.spec.label == "lopa"}
@@ -163,9 +161,7 @@ def test_each_number_of_a_table_leads_to_the_run_that_gave_it(
         assert short in "".join(run.texts)
 
 
-def test_points_of_a_figure_lead_to_runs_that_have_a_page(
-    site: Path, records: dict[str, RunRecord]
-) -> None:
+def test_points_of_a_figure_lead_to_runs_that_have_a_page(site, records) -> None:
     page = parsed(site / "figures" / "embedded" / "small" / "figure1.html")
     short = records["lookahead"].spec.short
     assert f"../../../{run_address(short)}" in page.links
@@ -216,9 +212,7 @@ def test_hostile_names_and_texts_stay_text(site: Path, records: dict[str, RunRec
     assert shown["text"] == f"four and two {builders.HOSTILE}"
 
 
-def test_token_texts_have_no_invisible_characters(
-    site: Path, records: dict[str, RunRecord]
-) -> None:
+def test_token_texts_have_no_invisible_characters(site, records) -> None:
     for sample in payloads(site, records["lookahead"]):
         for word in sample["tokens"]:
             assert word.replace("\n", "").isprintable()
@@ -342,9 +336,7 @@ class Quiz:
         return [Request(key, tuple(ids[key]), 4, prompt=prompts[key]) for key in prompts]
 
 
-def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(monkeypatch) -> None:
     spec = RunSpec(
         model={"name": "tiny-llada", "path": "assets/tiny-llada"},
         decoder={},
@@ -408,9 +400,7 @@ def made(sentences: list[str]) -> int:
     return int(sentences[0].split(" ")[0])
 
 
-def test_only_what_is_new_is_made_again(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_is_new_is_made_again(root, tmp_path, monkeypatch) -> None:
     out = tmp_path / "site"
     sealed = len(list(Store(root / "runs").records()))
     assert made(builders.make(root, out)) == sealed
@@ -445,9 +435,7 @@ def test_what_was_composed_for_a_table_is_not_composed_again(
         assert (tmp_path / "again" / page).read_bytes() == (site / page).read_bytes()
 
 
-def test_runs_left_out_have_no_page_and_no_links(
-    root: Path, tmp_path: Path, records: dict[str, RunRecord]
-) -> None:
+def test_runs_left_out_have_no_page_and_no_links(root, tmp_path, records) -> None:
     only = records["lookahead"]
     out = tmp_path / "site"
     assert made(builders.make(root, out, only=[only.spec.short])) == 1
@@ -457,9 +445,7 @@ def test_runs_left_out_have_no_page_and_no_links(
             assert (page.parent / link.partition("#")[0]).exists(), f"{page}: {link}"
 
 
-def test_of_many_runs_the_last_sealed_have_pages_and_earlier_pages_stay(
-    tmp_path: Path,
-) -> None:
+def test_of_many_runs_the_last_sealed_have_pages_and_earlier_pages_stay(tmp_path) -> None:
     root, out = tmp_path / "results", tmp_path / "site"
     records = builders.fill(root)
     store = Store(root / "runs")
@@ -488,9 +474,7 @@ def test_a_folder_with_other_files_is_left_alone(root: Path, tmp_path: Path) -> 
     assert (tmp_path / "index.html").read_text() == "mine"
 
 
-def test_the_command_refuses_what_it_cannot_do(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_what_it_cannot_do(root, tmp_path, capsys) -> None:
     asked = ["report", "--results", str(root), "--out", str(tmp_path / "site")]
     assert main([*asked, "--runs", "no-such-hash"]) == 2
     assert "0 runs below" in capsys.readouterr().err

@@ -50,19 +50,12 @@ def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
     store = Store(tmp_path / "runs")
     every = [known.config for known in measured_runs(store).runs]
     assert judged_by == [every] and len(every) == len(list(store.records()))
-
-
-def test_costs_of_a_report_are_of_the_records_that_it_has_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(folder: Path) -> RunRecord:
-        raise AssertionError(f"read again: {folder}")
-
-    builders.fill(tmp_path)
-    builders.make(tmp_path)
     monkeypatch.setattr(index, "read_entry", never)
-    store = Store(tmp_path / "runs")
-    assert len(measured_runs(store).runs) == len(list(store.records()))
+    assert len(measured_runs(store).runs) == len(every), "of the records that are listed"
+
+
+def never(folder: Path) -> RunRecord:
+    raise AssertionError(f"read again: {folder}")
 
 
 def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
@@ -80,9 +73,7 @@ def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
     assert "is no run record" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
 
 
-def test_a_report_of_packed_runs_is_written_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_of_packed_runs_is_written_elsewhere(tmp_path, monkeypatch, capsys) -> None:
     builders.fill(tmp_path)
     packed = tmp_path / "reference"
     packed.mkdir()
@@ -171,9 +162,7 @@ def test_own_runs_and_their_trade_off_come_first(tmp_path: Path) -> None:
         (0.0, 0.0, [0, 0.2]),
     ],
 )
-def test_ticks_are_round_and_enclose_all_values(
-    low: float, high: float, expected: list[float]
-) -> None:
+def test_ticks_are_round_and_enclose_all_values(low, high, expected) -> None:
     assert ticks(low, high) == expected
 
 
@@ -209,20 +198,14 @@ def test_a_run_that_knows_the_text_is_off_the_front_whatever_its_name(tmp_path: 
     assert front_of([known[0], (replace(quick, spec=called_so), 4.0, known[1][2])]) == [1]
 
 
-def test_words_between_backticks_are_code_and_the_rest_stays_text(tmp_path: Path) -> None:
+def test_findings_have_code_and_verdicts_in_colour_and_wide_tables_stay_in_the_window(
+    tmp_path: Path,
+) -> None:
     assert prose("`a<b` & <i>") == "<code>a&lt;b</code> &amp; &lt;i&gt;"
     own_runs(tmp_path)
     builders.make(tmp_path)
     page = (tmp_path / "site" / "findings.html").read_text(encoding="utf-8")
     assert "`" not in page and "<code>minigsm</code>" in page and "&lt;code" not in page
-
-
-def test_verdicts_stand_in_colour_before_prose_and_wide_tables_stay_in_the_window(
-    tmp_path: Path,
-) -> None:
-    own_runs(tmp_path)
-    builders.make(tmp_path)
-    page = (tmp_path / "site" / "findings.html").read_text(encoding="utf-8")
     assert page.index('class="claims ') < page.index('class="chip ') < page.index('id="evidence"')
     assert page.index('id="practice"') < page.index('class="chip ') < page.index('id="history"')
     style = (tmp_path / "site" / "static" / "site.css").read_text(encoding="utf-8")

@@ -23,19 +23,14 @@ from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import load
 from dllm_bench.tables.cost import MeasuredRun, MeasuredRuns, measured_runs
 from dllm_bench.tables.load import load_profile, load_table, names_of
+from tests.helpers import forget_composed
 from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at
 
 QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
-CACHES = (composing.compose_groups, composing.merge_groups, composing.parse_value_override)
 
 
 def never(*_: object) -> dict:
     raise AssertionError("worked out again")
-
-
-def forget() -> None:
-    for cached in CACHES:
-        cached.cache_clear()
 
 
 @pytest.fixture
@@ -45,9 +40,9 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(conf_dir(), copy)
     for module in (paths, composing, settings, load):
         monkeypatch.setattr(module, "conf_dir", lambda: copy)
-    forget()
+    forget_composed()
     yield copy
-    forget()
+    forget_composed()
 
 
 def sampled(every: int) -> list[Sequence[str]]:
@@ -140,7 +135,7 @@ def test_a_changed_yaml_forgets_everything(conf: Path, tmp_path: Path, file: str
     changed = text.replace("tau: 0.9", "tau: 0.8").replace(",results}", ",elsewhere}")
     assert changed != text
     (conf / file).write_text(changed)
-    forget()
+    forget_composed()
     after = SettingsCache(tmp_path, composing.compose).compose(QUERY)
     assert after != before
     assert after == composing.compose(QUERY)
@@ -156,14 +151,12 @@ def test_a_changed_yaml_changes_what_is_rendered(conf: Path, tmp_path: Path) -> 
     assert rendered() == before
     file = conf / "benchmark" / "minigsm_free.yaml"
     file.write_text(file.read_text().replace("strict-match", "flexible-extract", 1))
-    forget()
+    forget_composed()
     assert "exact_match,flexible-extract" not in before
     assert "exact_match,flexible-extract" in rendered()
 
 
-def test_a_changed_variable_forgets_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_variable_forgets_everything(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("DLLM_BENCH_DATA", raising=False)
     first = SettingsCache(tmp_path, composing.compose)
     assert first.compose(QUERY)["paths"]["data"] is None
@@ -174,9 +167,7 @@ def test_a_changed_variable_forgets_everything(
     )
 
 
-def test_a_changed_line_of_the_package_forgets_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_line_of_the_package_forgets_everything(tmp_path, monkeypatch) -> None:
     package = tmp_path / "package"
     (package / "assets").mkdir(parents=True)
     (package / "code.py").write_text("a = 1\n")
@@ -220,14 +211,12 @@ def test_what_files_do_not_tell_is_not_remembered(override: str) -> None:
 
 
 @pytest.mark.parametrize("results", [None, "there", ""])
-def test_paths_are_read_without_hydra_as_it_composes_them(
-    monkeypatch: pytest.MonkeyPatch, results: str | None
-) -> None:
+def test_paths_are_read_without_hydra_as_it_composes_them(monkeypatch, results) -> None:
     monkeypatch.delenv("DLLM_BENCH_RESULTS", raising=False)
     monkeypatch.setenv("DLLM_BENCH_DATA", "null")
     if results is not None:
         monkeypatch.setenv("DLLM_BENCH_RESULTS", results)
-    forget()
+    forget_composed()
     assert default_paths() == composing.compose(())["paths"]
 
 
@@ -261,9 +250,7 @@ def test_a_derived_value_is_kept_while_its_fingerprint_holds(tmp_path: Path) -> 
     assert fingerprint(tmp_path / "absent") == []
 
 
-def test_costs_are_judged_by_records_as_they_are_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_judged_by_records_as_they_are_now(tmp_path, monkeypatch) -> None:
     store = Store(tmp_path / "runs")
     spec = spec_at(planned_small(store, TINY, monkeypatch), "S1", "quiz")
     record = record_of(spec)
