@@ -98,6 +98,16 @@ def real_data() -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def paper_tables() -> Path:
+    """Directory of transcribed tables: $DLLM_BENCH_PAPER_TABLES, else ../shared/paper_tables."""
+    default = ROOT.parent / "shared" / "paper_tables"
+    path = Path(os.environ.get("DLLM_BENCH_PAPER_TABLES", default))
+    if not path.is_dir():
+        pytest.skip(f"no transcribed tables at {path}; set DLLM_BENCH_PAPER_TABLES")
+    return path
+
+
 @pytest.fixture(autouse=True)
 def forgotten() -> None:
     """Every test judges its programs itself, and knows no results folder of another test."""

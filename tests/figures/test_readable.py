@@ -101,8 +101,8 @@ def overlap(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", covering(6, FIGURES))
-def test_no_text_lies_on_another_or_is_cut_off(name: str) -> None:
-    figure = drawn(committed(name))
+def test_no_text_lies_on_another_or_is_cut_off_and_ticks_are_plain_numbers(name: str) -> None:
+    figure, draw = drawn(committed(name)), load_figure(name).draw
     placed = [(text.get_text(), corners(text)) for text in words(figure)]
     on_another = [(a[0], b[0]) for a, b in combinations(placed, 2) if overlap(a[1], b[1])]
     assert not on_another
@@ -112,14 +112,9 @@ def test_no_text_lies_on_another_or_is_cut_off(name: str) -> None:
         if shape.min() < -1 or shape[:, 0].max() > page.x1 + 1 or shape[:, 1].max() > page.y1 + 1
     ]  # fmt: skip
     assert not outside
-
-
-@pytest.mark.parametrize("name", covering(6, FIGURES))
-def test_ticks_are_plain_numbers(name: str) -> None:
-    draw, said = load_figure(name).draw, []
-    for ax in drawn(committed(name)).axes if draw.x.log or draw.log_y else ():
-        axes = [axis for axis in (ax.xaxis, ax.yaxis) if ax.axison and axis.get_scale() != "linear"]
-        said += [label.get_text() for axis in axes for label in axis.get_ticklabels()]
+    axes = [axis for ax in figure.axes if ax.axison for axis in (ax.xaxis, ax.yaxis)]
+    scaled = [axis for axis in axes if axis.get_scale() != "linear"]
+    said = [label.get_text() for axis in scaled for label in axis.get_ticklabels()]
     assert bool(said) == bool(draw.x.log or draw.log_y)
     assert all(re.fullmatch(r"[\d.]+(\n[a-z]+ \d+(\n\(\d/\d\))?)?", text) for text in said), said
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,12 @@ from dllm_bench.figures import style
 from dllm_bench.figures.panels import PANEL_KINDS
 from dllm_bench.figures.run_series import run_series
 from dllm_bench.figures.spec import REPORTED_FIGURES, PaperFigure, load_figure, read_figure
-from dllm_bench.paths import read_yaml
+from dllm_bench.paths import conf_dir, read_yaml
 from dllm_bench.store.spec import slug
 from dllm_bench.tables.load import load_profile, names_of
 from tests.figures.test_points import SMALL, small
 
-FIGURES = names_of("figure")
-
-
-def paper_tables() -> Path:
-    """$DLLM_BENCH_PAPER_TABLES, else ../shared/paper_tables beside the repository."""
-    default = Path(__file__).resolve().parents[3] / "shared" / "paper_tables"
-    found = Path(os.environ.get("DLLM_BENCH_PAPER_TABLES", default))
-    if not found.is_dir():
-        pytest.skip(f"no transcribed tables at {found}")
-    return found
+FIGURES, CONF = names_of("figure"), conf_dir() / "figure"
 
 
 def test_a_sweep_is_a_value_per_number() -> None:
@@ -95,6 +85,9 @@ def test_committed_figures_hold(name: str) -> None:
     values = [v.name for values in figure.table.facets.values() for v in values]
     assert values == [slug(value) for value in values]
     panels, labelled = set(figure.facet_labels(figure.draw.panels)), set(figure.draw.labels)
+    entries = read_yaml(CONF / f"{name}.yaml").get("reported", ())
+    assert bool(entries) == bool(figure.reported)
+    assert all({"file", "kind", "quantity"} <= set(entry) for entry in entries)
     for point in figure.reported:
         assert point["quantity"] in figure.quantities
         assert point["panel"] in panels | labelled | {""}
@@ -107,19 +100,9 @@ def test_committed_figures_hold(name: str) -> None:
         assert len(set(shapes)) == len(shapes)
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_row_of_a_reported_csv_has_its_place(name: str) -> None:
-    """What is listed in a figure's csv is drawn, or left out by the entry's own words."""
-    path = Path(__file__).resolve().parents[2] / "conf" / "figure" / f"{name}.yaml"
-    for entry in read_yaml(path).get("reported", ()):
-        assert {"file", "kind", "quantity"} <= set(entry), "an entry says what it is"
-    if read_yaml(path).get("reported"):
-        assert load_figure(name).reported
-
-
 @pytest.mark.parametrize("path", sorted(REPORTED_FIGURES.rglob("*.csv")), ids=lambda p: p.name)
-def test_reported_points_are_the_transcribed_ones(path: Path) -> None:
-    original = paper_tables() / path.relative_to(REPORTED_FIGURES)
+def test_reported_points_are_the_transcribed_ones(path: Path, paper_tables: Path) -> None:
+    original = paper_tables / path.relative_to(REPORTED_FIGURES)
     rows = [list(csv.reader(p.read_text().splitlines())) for p in (path, original)]
     assert rows[0] == rows[1]
 

@@ -134,19 +134,21 @@ def test_times_are_those_of_content_and_tokens_those_of_the_server() -> None:
     assert (answer.tokens, answer.prompt_tokens) == (7, 11)
 
 
-def test_events_are_no_tokens_and_an_empty_answer_has_an_end() -> None:
-    answer = read((0.2, event({"choices": []})), (0.3, piece("", finish="stop")), (0.4, DONE))
-    assert (answer.text, answer.ttft_s, answer.tokens) == ("", 0.3, None)
+THOUGHT = event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
 
 
-def test_a_line_separator_within_a_text_ends_no_line() -> None:
-    assert read((0.1, piece("a\u2028b\x85c", finish="stop"))).text == "a\u2028b\x85c"
-
-
-def test_thinking_is_the_first_content_and_no_text() -> None:
-    thought = event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
-    answer = read((0.1, thought), (0.6, piece("so", finish="stop")))
-    assert (answer.text, answer.ttft_s) == ("so", 0.1)
+@pytest.mark.parametrize(
+    ("timed", "text", "ttft_s"),
+    [
+        ([(0.2, event({"choices": []})), (0.3, piece("", finish="stop")), (0.4, DONE)], "", 0.3),
+        ([(0.1, piece("a\u2028b\x85c", finish="stop"))], "a\u2028b\x85c", 0.1),
+        ([(0.1, THOUGHT), (0.6, piece("so", finish="stop"))], "so", 0.1),
+    ],
+    ids=["an empty answer has an end", "no line ends within a text", "thinking is no text"],
+)
+def test_events_are_no_tokens_and_times_are_those_of_the_first_content(timed, text, ttft_s) -> None:
+    answer = read(*timed)
+    assert (answer.text, answer.ttft_s, answer.tokens) == (text, ttft_s, None)
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -232,9 +234,7 @@ def test_a_server_that_says_nothing_is_a_time_out() -> None:
         (200, "TEST_KEY", ["reported an error"]),
     ],
 )
-def test_the_key_is_sent_and_never_shown(
-    status: int, key_env: str | None, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_is_sent_and_never_shown(status, key_env, words, monkeypatch) -> None:
     """Servers repeat what they were sent; the second time across the end of what is shown."""
     monkeypatch.setenv("TEST_KEY", KEY)
     repeated = {"error": {"message": f"{KEY} is wrong {'.' * 160} {KEY}"}}

@@ -86,9 +86,7 @@ def test_a_served_model_gives_the_texts_and_scores_of_the_same_model_here(swept:
     assert dict(zip(two.columns["id"], two.columns["emitted"], strict=True)) == ended
 
 
-def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
-    swept: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(swept, capsys) -> None:
     store = Store(swept / "runs")
     record = store.record(spec_of("model.concurrency=2"))
     assert record is not None
@@ -262,30 +260,8 @@ def test_stop_strings_cut_what_the_server_did_not(tmp_path: Path) -> None:
     assert SampleRecord.from_line(sample.to_line()) == sample
 
 
-TABLE = """
-title: "Served"
-source: made up for tests
-layout: {rows: [model], columns: [benchmark]}
-run: [limit=3]
-facets:
-  model:
-    values:
-      served: {label: Served, run: [model=served, model.name=tiny-qwen3, model.chat=false,
-               model.engine=here, model.concurrency=2]}
-  benchmark:
-    values:
-      quiz: {label: Quiz, run: [benchmark=minigsm]}
-metrics:
-  score: {label: Score, definition: score}
-  ttft: {label: TTFT, definition: ttft/p50}
-  tps: {label: TPS, definition: tps/no_first_step}
-  tpf: {label: TPF, definition: tpf/lopa_dist}
-"""
-
-
 def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
-    (tmp_path / "table.yaml").write_text(TABLE)
-    table = read_table("small/served", tmp_path / "table.yaml", tmp_path)
+    table = read_table("small/served", Path(__file__).with_name("table.yaml"), tmp_path)
     profile = Profile("paper", embedded=False, replace={}, set=("seed=0", "hardware=h200"))
     store = Store(swept / "runs")
     rows = build(table, profile, plan_of(table, profile, store)).cells

@@ -38,9 +38,10 @@ ENVIRONMENT = {
 }
 
 
-def small_table() -> PaperTable:
-    """Return the table of the folder `small`."""
-    return read_table("small/table1", HERE / "small" / "table.yaml", HERE / "small")
+def small_table(name: str = "table1") -> PaperTable:
+    """Return a table of the folder `small`: `own` reports nothing, `derived` is of ratios,
+    differences, averages and settings."""
+    return read_table(f"small/{name}", HERE / "small" / f"{name}.yaml", HERE / "small")
 
 
 def compose(query: Sequence[str]) -> dict[str, Any]:
@@ -134,16 +135,6 @@ def sample_of(name: str) -> SampleRecord:
     return SampleRecord(name, "", **facts, **times)  # type: ignore[arg-type]
 
 
-def own_table() -> PaperTable:
-    """Return a small table that reports nothing."""
-    return read_table("small/own", HERE / "small" / "own.yaml", HERE / "small")
-
-
-def derived_table() -> PaperTable:
-    """Return a small table of ratios, differences, averages and settings."""
-    return read_table("small/derived", HERE / "small" / "derived.yaml", HERE / "small")
-
-
 def run_cells(table: PaperTable) -> list[Cell]:
     """Return the cells that have runs of their own, hidden ones included."""
 
@@ -188,7 +179,7 @@ def every_state(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -
 
 def nothing_reported(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
     """Return the table that reports nothing, with a sealed and a missing run."""
-    store, table = Store(root), own_table()
+    store, table = Store(root), small_table("own")
     first = planned_small(store, profile, monkeypatch, table)[0].run.spec
     assert first
     seal(store, record_of(first))
@@ -198,7 +189,7 @@ def nothing_reported(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPat
 def derived(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
     """Return the table of derived numbers; the decoder `lost` is not run, `quick` is twice as
     fast."""
-    store, table = Store(root), derived_table()
+    store, table = Store(root), small_table("derived")
     right = {"plain": 10, "quick": 12, "lost": 0}
     sealed: set[str] = set()
     for run in distinct_runs(planned_small(store, profile, monkeypatch, table)):

@@ -12,6 +12,7 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
+from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import BuiltTable, Row, build
@@ -22,50 +23,7 @@ from dllm_bench.tables.spec import PaperTable
 from tests.tables.builders import FULL, HERE, planned_small, record_of, run_cells, seal
 from tests.unit.test_tradeoff import aup
 
-PLAIN: dict[str, Any] = {
-    "title": "Areas",
-    "source": "made up",
-    "layout": {"rows": ["decoder"], "columns": ["benchmark"]},
-    "run": ["model=alpha", "hardware=cpu"],
-    "facets": {
-        "benchmark": {
-            "values": {
-                "quiz": {"run": ["benchmark=quiz"]},
-                "code": {"run": ["benchmark=code"]},
-                "average": {"mean_of": ["quiz", "code"]},
-            }
-        },
-        "decoder": {
-            "values": {
-                "slow": {"hidden": True, "run": ["decoder=slow", "decoder.k=1"]},
-                "best": {"hidden": True, "run": ["decoder=best", "decoder.k=best"]},
-                "alone": {"label": "Alone", "curve": ["slow"]},
-            },
-            "sweeps": {
-                "steady": {
-                    "from": "slow",
-                    "at": [2, 4, 8],
-                    "run": ["decoder=steady", "decoder.k={at}"],
-                },
-                "losing": {
-                    "from": "slow",
-                    "at": [3, 5],
-                    "run": ["decoder=losing", "decoder.k={at}"],
-                },
-            },
-        },
-    },
-    "metrics": {
-        "aup": {"label": "AUP", "definition": "tpf/committed", "area": "whole"},
-        "cut": {"label": "Cut", "definition": "tpf/committed", "area": "cut"},
-        "gain": {
-            "label": "Gain",
-            "definition": "tpf/committed",
-            "area": "cut",
-            "over": {"decoder": "alone"},
-        },
-    },
-}
+PLAIN: dict[str, Any] = read_yaml(HERE / "small" / "areas.yaml")
 N = 40
 # value of the facet -> how many of 40 are right, how many times fewer forwards
 RUNS = {

@@ -66,17 +66,6 @@ def pieces(made: MaskedDecoder) -> tuple[type, ...]:
     return type(made.score), type(made.select), type(made.stop), type(made.cache)
 
 
-@pytest.mark.parametrize("model", [LLADA, MOE])
-@pytest.mark.parametrize(
-    ("name", "rule"), [("vanilla", ONE_TOKEN), ("fast-dllm", PARALLEL), ("credit", CREDIT)]
-)
-def test_credit_table_1_stops_early(model, name, rule) -> None:
-    made = decoder("creditdecoding/table1", model=model, decoder=name)
-    assert pieces(made) == (*rule, Eos, NoCache)
-    assert made.stop == Eos("token")
-    assert made.schedule.block == 64
-
-
 def test_the_numbers_of_credit_are_the_papers() -> None:
     plain, full = (
         decoder("creditdecoding/table5", decoder=name).score
@@ -120,22 +109,37 @@ def test_credit_table_4_is_what_its_rows_say(row, name, rule, stop, cache, hardw
     assert (chosen["quantization"], chosen["compile"]) == hardware
 
 
+CREDIT1 = [
+    ("creditdecoding/table1", {"model": model, "decoder": name}, (*rule, Eos, NoCache))
+    for model in (LLADA, MOE)
+    for name, rule in (("vanilla", ONE_TOKEN), ("fast-dllm", PARALLEL), ("credit", CREDIT))
+]
+
+
 @pytest.mark.parametrize(
     ("table", "keys", "expected"),
     [
-        ("table1", {"decoder": "vanilla"}, (*ONE_TOKEN, Filled, NoCache)),
-        ("table1", {"decoder": "learn2pd"}, (*FILTERED, Filled, NoCache)),
-        ("table1", {"decoder": "learn2pd-eotp"}, (*FILTERED, EndOfTextPrediction, NoCache)),
-        ("table2", {"kv_cache": "dual"}, (*FILTERED, EndOfTextPrediction, DualCache)),
-        ("table2", {"kv_cache": "prefix"}, (*FILTERED, EndOfTextPrediction, PrefixCache)),
-        ("table2", {"decoder": "vanilla"}, (*ONE_TOKEN, Filled, NoCache)),
-        ("table5", {"decoder": "vanilla"}, (NegEntropy, Epsilon, Filled, NoCache)),
-        ("table5", {"decoder": "learn2pd"}, (*FILTERED, Filled, NoCache)),
-        ("table6", {"decoder": "eotp"}, (*ONE_TOKEN, EndOfTextPrediction, NoCache)),
+        *CREDIT1,
+        ("learn2pd/table1", {"decoder": "vanilla"}, (*ONE_TOKEN, Filled, NoCache)),
+        ("learn2pd/table1", {"decoder": "learn2pd"}, (*FILTERED, Filled, NoCache)),
+        (
+            "learn2pd/table1",
+            {"decoder": "learn2pd-eotp"},
+            (*FILTERED, EndOfTextPrediction, NoCache),
+        ),
+        ("learn2pd/table2", {"kv_cache": "dual"}, (*FILTERED, EndOfTextPrediction, DualCache)),
+        ("learn2pd/table2", {"kv_cache": "prefix"}, (*FILTERED, EndOfTextPrediction, PrefixCache)),
+        ("learn2pd/table2", {"decoder": "vanilla"}, (*ONE_TOKEN, Filled, NoCache)),
+        ("learn2pd/table5", {"decoder": "vanilla"}, (NegEntropy, Epsilon, Filled, NoCache)),
+        ("learn2pd/table5", {"decoder": "learn2pd"}, (*FILTERED, Filled, NoCache)),
+        ("learn2pd/table6", {"decoder": "eotp"}, (*ONE_TOKEN, EndOfTextPrediction, NoCache)),
     ],
 )
-def test_learn2pd_rows_are_what_they_say(table, keys, expected) -> None:
-    assert pieces(decoder(f"learn2pd/{table}", **keys)) == expected
+def test_rows_are_what_they_say(table, keys, expected) -> None:
+    made = decoder(table, **keys)
+    assert pieces(made) == expected
+    if Eos in expected:  # CreditDecoding stops early
+        assert (made.stop, made.schedule.block) == (Eos("token"), 64)
 
 
 def test_every_depth_has_a_filter_of_its_own() -> None:

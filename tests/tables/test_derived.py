@@ -27,9 +27,10 @@ from tests.tables.builders import (
     TINY,
     compose,
     derived,
-    derived_table,
     planned_small,
     record_of,
+    run_cells,
+    small_table,
     spec_of,
 )
 
@@ -49,7 +50,9 @@ def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> Row:
 
 def row(planned: PlannedCell) -> Row:
     """Return the row of one cell."""
-    return next(build(replace(derived_table(), facets={}), FULL, [planned]).cells.itertuples())
+    return next(
+        build(replace(small_table("derived"), facets={}), FULL, [planned]).cells.itertuples()
+    )
 
 
 def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> PlannedCell:
@@ -122,19 +125,19 @@ def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path, monkeypatc
     )
 
 
-def test_a_part_that_is_no_cell_is_a_sentence() -> None:
+@pytest.mark.parametrize(
+    ("metric", "rule", "words"),
+    [
+        ({"minus": {"decoder": "slow"}}, {}, "delta at .* the table has no such cell"),
+        ({}, {"where": {}, "skipped": True}, "no key .skipped.; did you mean .skip."),
+    ],
+)
+def test_a_wrong_yaml_is_a_sentence(metric: dict, rule: dict, words: str) -> None:
     plain = read_yaml(HERE / "small" / "derived.yaml")
-    plain["metrics"]["delta"]["minus"] = {"decoder": "slow"}
-    table = parse_table("small/derived", plain, HERE / "small")
-    with pytest.raises(DllmBenchError, match="delta at .* the table has no such cell"):
-        [table.parts(c) for c in table.cells()]
-
-
-def test_an_unknown_key_of_a_value_is_a_sentence() -> None:
-    plain = read_yaml(HERE / "small" / "derived.yaml")
-    plain["rules"].append({"where": {}, "skipped": True})
-    with pytest.raises(DllmBenchError, match="no key .skipped.; did you mean .skip."):
-        parse_table("small/derived", plain, HERE / "small")
+    plain["metrics"]["delta"] |= metric
+    plain["rules"] += [rule] if rule else []
+    with pytest.raises(DllmBenchError, match=words):
+        run_cells(parse_table("small/derived", plain, HERE / "small"))
 
 
 @pytest.mark.parametrize("metric", ["score", "tpf/committed", "tps/no_first_step", "step_ms"])
@@ -215,7 +218,7 @@ def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path, monkeypatch
     one_task = {**TINY.replace, "benchmark": {"quiz": "miniquiz", "code": "miniquiz"}}
     parts = []
     for profile in (TINY, replace(TINY, replace=one_task)):
-        cells = planned_small(Store(tmp_path), profile, monkeypatch, derived_table())
+        cells = planned_small(Store(tmp_path), profile, monkeypatch, small_table("derived"))
         keys = {"model": "alpha", "decoder": "quick", "benchmark": "average"}
         [score] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "score"]
         [speedup] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "speedup"]

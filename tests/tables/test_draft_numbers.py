@@ -94,9 +94,7 @@ def to_the_microsecond(facts: SampleStats) -> SampleStats:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cell_is_its_definition_over_the_stored_samples(
-    name: str, made: tuple[RunRecord, list[SampleRecord]]
-) -> None:
+def test_a_cell_is_its_definition_over_the_stored_samples(name, made) -> None:
     record, samples = made
     wanted = measure(name, [to_the_microsecond(sample.stats()) for sample in samples])
     assert wanted is not None

@@ -40,9 +40,7 @@ def composed(profile: str, table: Any, keys: Mapping[str, str]) -> dict[str, Any
 
 
 @pytest.mark.parametrize(("profile", "hardware"), [("paper", "h200"), ("paper-nv", "nv-bp{}")])
-def test_lopa_dist_has_the_released_scores_and_may_have_its_devices(
-    profile: str, hardware: str
-) -> None:
+def test_lopa_dist_has_the_released_scores_and_may_have_its_devices(profile, hardware) -> None:
     table = load_table("lopa/table4")
     for setting, branches in (("S1", 4), ("S12", 8)):
         config = composed(profile, table, {**BASE, "setting": setting})
@@ -109,9 +107,7 @@ def test_a_run_with_a_device_per_branch_is_compared_with_the_papers_speeds() -> 
     not missing_device(Hardware({"device": "cuda"})), reason="the runs can be made here"
 )
 @pytest.mark.parametrize(("kind", "served"), [("table", 0), ("figure", 6)])
-def test_commands_of_runs_for_another_machine_are_a_script(
-    kind: str, served: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_of_runs_for_another_machine_are_a_script(kind, served, tmp_path, capsys) -> None:
     name = {"table": "lopa/table3", "figure": "lopa/figure1"}[kind]
     ask = [kind, name, "--profile", "paper-nv", "--commands", "--results", str(tmp_path)]
     assert main(ask) == 0

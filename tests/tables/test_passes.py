@@ -46,9 +46,7 @@ def mean_of_lognormal(*spreads: float) -> float:
 
 
 @pytest.mark.parametrize(("among_items", "between"), [(0.0, 0.1), (0.1, 0.05), (0.2, 0.1)])
-def test_an_interval_covers_the_truth_and_a_second_measurement(
-    among_items: float, between: float
-) -> None:
+def test_an_interval_covers_the_truth_and_a_second_measurement(among_items, between) -> None:
     """Of known variances among items and between passes, the first being 0 in the hardest case."""
     rng, draws = np.random.default_rng(3), 200
     truth = TOKENS / mean_of_lognormal(among_items, between, 0.03)

@@ -12,7 +12,7 @@ from dllm_bench.runs.dependencies import prepare_device
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
+from dllm_bench.store.spec import Role, RunSpec, digest, split
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table, names_of
@@ -252,12 +252,6 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
             key = (benchmark, digest([split(config)[Role.IDENTITY], files]))
             assert key not in found, f"{query} and {found[key]} are one run"
             found[key] = query
-
-
-@pytest.mark.parametrize("name", names_of("table"))
-def test_names_of_values_can_be_names_of_files(name: str) -> None:
-    values = [value.name for values in load_table(name).facets.values() for value in values]
-    assert values == [slug(value) for value in values]
 
 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
