@@ -322,7 +322,7 @@ def check(config: RunConfig) -> None:
     check_device(config.hardware)
     check_model(config.model)
     if config.parent:
-        check_model(ModelGroup(config.parent))
+        check_model(config.parent)
     if config.benchmark:
         benchmark_of(config.benchmark).check()
     check_fits(config)

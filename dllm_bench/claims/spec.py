@@ -120,7 +120,9 @@ class Claim:
 
     @property
     def band(self) -> tuple[float, float]:
-        """Around the printed effect: half of the gap on both sides, of a ratio at most a fifth."""
+        """Lowest and highest effect that agree with the printed one: half of the gap away from it,
+        of a ratio at most a fifth.
+        """
         stated = self.stated or 0.0
         if self.is_difference:
             return stated - self.margin, stated + self.margin

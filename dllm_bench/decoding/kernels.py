@@ -221,7 +221,9 @@ def cut_parts(
     SPAN: tl.constexpr,
     BITS: tl.constexpr,
 ) -> None:
-    """Write the logits kept of a part: above the least key, and its first equals in the row."""
+    """Write the logits of a part that are kept: those above the least key, and as many equal to
+    it, counted from the start of the row, as the mass asks for.
+    """
     program, programs, length = tl.program_id(0), tl.num_programs(0), rows[2]
     part_P = tl.arange(0, triton.next_power_of_2(PARTS))
     row, part = program // PARTS, program % PARTS

@@ -158,9 +158,9 @@ def angles(rotary_emb: Any, length: int, device: torch.device, dtype: torch.dtyp
 
 
 class ContextAttention(Qwen3Attention):
-    """The weights of attention to the context and the query rows, all of them, and its mask.
+    """Attention of the query rows to the context rows and to all query rows: weights and mask.
 
-    Only query rows have queries. In DFlash the context rows are features of the target, the same
+    Context rows have no queries. In DFlash the context rows are features of the target, the same
     for every layer and not normalised by it; in EAGLE-3 they are committed positions. `width` is
     the size of a row. A sliding `window` hides what is as far away or further, in both directions
     unless `causal` hides all later rows.

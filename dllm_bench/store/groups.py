@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from dllm_bench.benchmarks.items import BenchmarkSettings
 from dllm_bench.core.declared import Range, fits, in_words, shown
@@ -63,9 +63,10 @@ class Group(Mapping[str, Any]):
         if one.name not in plain or (given is None and not fits(None, declared)):
             default = None if one.default is MISSING else one.default
             return default if one.default_factory is MISSING else one.default_factory()
-        is_group = isinstance(declared, type) and issubclass(declared, Group)
-        if is_group and isinstance(given, Mapping):
-            return declared(given)
+        if isinstance(given, Mapping):
+            for kind in (declared, *get_args(declared)):
+                if isinstance(kind, type) and issubclass(kind, Group):
+                    return kind(given)
         if given != AUTO and not fits(given, declared):
             key = f"{self.group}.{one.name}".lstrip(".")
             raise DllmBenchError(f"{key} is {shown(given)}; give {in_words(declared)}.")
@@ -99,6 +100,12 @@ class ModelGroup(Group, ModelSpec, ServedModel):  # type: ignore[misc]
     def is_object(self) -> bool:
         """Whether the group describes an object of a Python program, which is in no file."""
         return self.adapter == OBJECT
+
+
+class ParentGroup(ModelGroup):
+    """The autoregressive model that reads the texts."""
+
+    group = "parent"
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -193,7 +200,7 @@ class RunConfig(Group):
     hardware: Hardware
     baseline: Mapping[str, Any] | None = None
     """The decoder that decodes every request too."""
-    parent: Mapping[str, Any] | None = None
+    parent: ParentGroup | None = None
     """The autoregressive model that reads the texts (`quality/nll_under_parent` and its like)."""
     seed: Seed = 0
     """Of the random numbers of every request."""
@@ -223,8 +230,8 @@ class RunConfig(Group):
 
 
 KINDS = {
-    **{k.group: k for k in (ModelGroup, BenchmarkGroup, Hardware, Paths, ProvenanceGroup)},
-    "parent": ModelGroup,
+    kind.group: kind
+    for kind in (ModelGroup, ParentGroup, BenchmarkGroup, Hardware, Paths, ProvenanceGroup)
 }
 
 

@@ -222,7 +222,7 @@ def files_of(config: Plain) -> list[Path] | None:
         return None
     if not benchmark_of(chosen.benchmark).generated:
         return None
-    models = [chosen.model, *([ModelGroup(chosen.parent)] if chosen.parent else [])]
+    models = filter(None, [chosen.model, chosen.parent])
     weights = [source for one in models for source in (one.path, one.lora) if source]
     return files_of_pieces([chosen.benchmark, *chosen.decoders.values()], weights)
 

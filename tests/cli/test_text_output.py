@@ -56,7 +56,7 @@ def store_of(root: Path, *records: RunRecord) -> Store:
     """Return a store of sealed runs."""
     store = Store(root / "runs")
     for one in records:
-        with store.open(one.spec, total=2) as opened:
+        with store.open(one.spec) as opened:
             opened.seal(one)
     return store
 

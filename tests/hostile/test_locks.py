@@ -158,7 +158,7 @@ def test_a_job_waits_for_the_one_that_makes_its_run_with_fewer_items(
     """Jobs that differ in `limit` alone share a run folder: the second continues the first."""
     monkeypatch.setattr(stores, "WAIT_S", 0.02)
     monkeypatch.setattr(locks, "DYING_S", 0.02)
-    monkeypatch.setattr(command, "runs_in_this_process", lambda: local)
+    monkeypatch.setattr(command.compose, "runs_in_this_process", lambda: local)
     begun, waited, shown = threading.Event(), threading.Event(), list[str]()
 
     class Waiting(fakes.FakeDecoder):

@@ -239,7 +239,7 @@ def drop_lenient(doc: Doc, results: list[str]) -> Metrics:
 
 
 def _contained(one: str, other: str) -> bool:
-    """Return whether one text is part of the other; an empty text only of an empty text."""
+    """Return whether one text contains the other; an empty text is contained in no other."""
     if not one or not other:
         return one == other
     return one in other or other in one
