@@ -58,6 +58,7 @@ LATEX = read_yaml(TEMPLATES / "latex.yaml")
 DECIMALS = 1  # shown of measured numbers; more would be noise
 OWN_DECIMALS = {  # for units with small numbers, or with whole numbers
     "tokens/forward": 2,
+    "nats/token": 2,
     "tokens/round": 2,
     "×": 2,
     "s": 3,  # a small model's
