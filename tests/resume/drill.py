@@ -61,8 +61,11 @@ class Logged:
     decoder: Any
     log: Path
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.decoder, name)
+    def summary(self) -> Any:
+        return self.decoder.summary()
+
+    def prepare(self, model: Any, request: Request) -> Any:
+        return self.decoder.prepare(model, request)
 
     def generate(self, model: Any, request: Request) -> Generation:
         with open(self.log, "a") as file:
