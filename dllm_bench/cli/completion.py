@@ -103,7 +103,8 @@ def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{name}={before}{comma}{choice}" for choice in options(group))
         return
     slots = {path.name for folder in conf_dirs() for path in (folder / "decoder").glob("*/")}
-    groups = [*CHOICES, "decoder@baseline", "+experiment", *(f"decoder/{slot}" for slot in slots)]
+    groups = [*CHOICES, "decoder@baseline", "model@parent", "+experiment"]
+    groups += [f"decoder/{slot}" for slot in slots]
     yield from (f"{group}=" for group in groups)
     yield from (f"{setting}=" for setting in settings_of_run(chosen))
 
