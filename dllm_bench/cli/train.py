@@ -242,8 +242,7 @@ def add_adapter_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N")
     parser.add_argument("--start", metavar="DIR", help="begin with the weights of this adapter")
     add_benchmarks(parser, "learn this task's train split; may be repeated; default: sentences")
-    text = "learn the answers that `train drafter … --texts-only` wrote, in place of tasks; "
-    text += "may be repeated"
+    text = "learn the answers that `train drafter … --texts-only` wrote instead; may be repeated"
     parser.add_argument("--texts", action="append", metavar="FILE", help=text)
 
 

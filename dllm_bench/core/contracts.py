@@ -110,8 +110,11 @@ class Select(MaskedPiece, ABC):
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Return (where_KW, ids_KW) for blocks that must progress and would commit nothing.
 
-        By default it is the most confident position of the block.
+        By default it is the most confident position of the block, or none if a forward may commit
+        nothing (`Condition.IDLES`).
         """
+        if Condition.IDLES in self.gives:
+            return torch.zeros_like(window.eligible_KW), scores.ids_KW
         confidence_KW = only(scores.confidence_KW, window.eligible_KW)
         confidence_KNP = window.blocks(confidence_KW, -torch.inf)
         best_KN1 = confidence_KNP.argmax(-1, keepdim=True)

@@ -184,11 +184,6 @@ class Epsilon(Select):
         count_K = (masks_K * self._share(step, window)).long()
         return most_confident_by(self.ties, scores, window, count_K, state.length)
 
-    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        if self.idle:
-            return torch.zeros_like(window.eligible_KW), scores.ids_KW
-        return super().on_stall(scores, window, state)
-
     def _share(self, step: Tensor | int, window: Window) -> Tensor:
         """Return the share of the masks left that is committed in each of these steps."""
         share_X = shares(self._steps(window), self.eps, window.eligible_KW.device)

@@ -87,7 +87,7 @@ class Density(Score):
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         scores = self.inner(logits_KWV, state, window)
-        density_KW = window.of(density(state.masked_KL, state.prompt_len, self.sigma))
+        density_KW = window.of(density(state, self.sigma))
         if window.rows_M is not None:
             density_KW = density_KW.flatten()[window.rows_M][None]
         return replace(
@@ -98,19 +98,22 @@ class Density(Score):
         )
 
 
-@lru_cache(maxsize=4)
-def density(masked_KL: Tensor, prompt_len: int, sigma: float) -> Tensor:
+def density(state: DecodeState, sigma: float) -> Tensor:
     """Return the density of decoded positions, float32 (K, L); 1 in the prompt.
 
-    Cached for score and cache: tensors are equal as keys if they are the same.
+    Score and cache of a round share it.
     """
-    decoded_KG = (~masked_KL[:, prompt_len:]).float()
-    size = decoded_KG.shape[1]
-    around_KX = torch.cat(
-        [torch.ones_like(decoded_KG), decoded_KG, decoded_KG[:, -1:].expand(-1, size)], 1
-    )
-    weight_XG = weights(size, sigma, masked_KL.device)
-    return pad(around_KX @ weight_XG, (prompt_len, 0), value=1.0)
+
+    def compute() -> Tensor:
+        decoded_KG = (~state.masked_KL[:, state.prompt_len :]).float()
+        size = decoded_KG.shape[1]
+        around_KX = torch.cat(
+            [torch.ones_like(decoded_KG), decoded_KG, decoded_KG[:, -1:].expand(-1, size)], 1
+        )
+        weight_XG = weights(size, sigma, decoded_KG.device)
+        return pad(around_KX @ weight_XG, (state.prompt_len, 0), value=1.0)
+
+    return state.once(f"density of width {sigma}", compute)
 
 
 @lru_cache(maxsize=4)
@@ -262,7 +265,7 @@ class D2Cache(Cache):
         reached_1 = (masked_1L.cumsum(1) < self.current).sum(1).clamp(max=state.length - 1)
         end_1 = start + ((reached_1 - start) // size + 1) * size
         candidate_1L = masked_1L & (position_L >= first_11) & (position_L < end_1)
-        value_1L = confidence_1L * density(masked_1L, state.prompt_len, self.sigma)
+        value_1L = confidence_1L * density(state, self.sigma)
         value_1L = value_1L + value_1L.amax() * block_1L
         best_1C = stable_top(only(value_1L, candidate_1L), self.current)
         return torch.zeros_like(masked_1L).scatter_(1, best_1C, True) & candidate_1L

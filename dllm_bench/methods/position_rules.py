@@ -81,11 +81,6 @@ class Dilated(Select):
             due_KW = due_KW & ((scores.probability_KW >= self.least) | (own_W == levels - 1))
         return due_KW | (column(step) >= -(-window.block // size) * levels)
 
-    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        if self.idle:
-            return torch.zeros_like(window.eligible_KW), scores.ids_KW
-        return super().on_stall(scores, window, state)
-
 
 @cache
 def pattern(

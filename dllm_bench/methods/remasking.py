@@ -163,9 +163,8 @@ class KeepBest(Budgeted):
 
 # --- Saber ----------------------------------------------------------------------------------------
 
-ACCEPTED_PROBABILITY = MemoKey[Tensor](
-    "accepted_mean.probability"
-)  # (K, L) at the last commit; 0: never
+ACCEPTED_PROBABILITY = MemoKey[Tensor]("accepted_mean.probability")
+"""(K, L) probability of each token at its last commit; 0: never committed."""
 
 
 @register("select.accepted_mean")
@@ -249,9 +248,8 @@ class ConfidenceDrop(Budgeted):
 
 # --- T2M ------------------------------------------------------------------------------------------
 
-TOKEN_PROBABILITY = MemoKey[Tensor](
-    "remask.last"
-)  # (K, L) probability of each token in the last forward
+TOKEN_PROBABILITY = MemoKey[Tensor]("remask.last")
+"""(K, L) probability of each token in the last forward."""
 FORGOTTEN = MemoKey[Tensor]("remask.forgotten")  # (K, L) changes that no longer count
 
 Judge = Literal["probability", "candidate", "drop"]

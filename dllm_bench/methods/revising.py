@@ -264,11 +264,6 @@ class Share(Select):
             count = constant(count, window.eligible_KW.device).reshape(1)
         return most_confident(scores, window, count)
 
-    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        if self.idle:
-            return torch.zeros_like(window.eligible_KW), scores.ids_KW
-        return super().on_stall(scores, window, state)
-
 
 BEGUN = MemoKey[Tensor]("edit.begun")  # (K,): forwards of the open block that began with masks
 

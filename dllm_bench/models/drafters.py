@@ -132,7 +132,7 @@ class TrainedDrafter(StoredDrafter):
 @register("drafter.block")
 @dataclass(frozen=True)
 class TrainedBlockDrafter(TrainedDrafter):
-    """DFlash, DFlash 2 or DSpark."""
+    """A trained drafter of whole blocks: DFlash, DFlash 2 or DSpark."""
 
     chain: ClassVar[bool] = False
 
@@ -169,7 +169,7 @@ class TrainedBlockDrafter(TrainedDrafter):
 @register("drafter.chain")
 @dataclass(frozen=True)
 class TrainedChainDrafter(TrainedDrafter):
-    """EAGLE-3."""
+    """A trained drafter that drafts token by token: EAGLE-3."""
 
     chain: ClassVar[bool] = True
 
@@ -186,7 +186,7 @@ class TrainedChainDrafter(TrainedDrafter):
 @register("drafter.model")
 @dataclass(frozen=True)
 class SmallModelDrafter(StoredDrafter):
-    """An autoregressive model that drafts."""
+    """A smaller autoregressive model over the same vocabulary that drafts."""
 
     def on(self, target: Target) -> TransformerDenoiser:
         """Return the model on the target's device; DllmBenchError where the two do not fit."""

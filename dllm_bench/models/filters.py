@@ -61,7 +61,7 @@ class FilterMetadata:
 @register("filter.learned")
 @dataclass(frozen=True)
 class LearnedFilter:
-    """A trained filter."""
+    """A trained network that judges candidates by the confidences of their block (Learn2PD)."""
 
     source: str = field(compare=False)
     """assets/filters/<name>, a folder, or a safetensors file."""

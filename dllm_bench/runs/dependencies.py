@@ -145,8 +145,10 @@ def real_model(spec: RunSpec) -> Loaded:
 
 
 def real_parent(spec: RunSpec) -> Loaded:
-    """Return the model that reads the texts of `spec`, beside the one that decodes them."""
-    return PARENT_CACHE.load(model_spec(spec.parent))
+    """Return the model that reads the texts of `spec`: the one that decodes them, if it is that, or
+    a second one, kept beside it."""
+    model = model_spec(spec.parent)
+    return MODEL_CACHE.kept.get(model) or PARENT_CACHE.load(model)
 
 
 def real_decoder(spec: RunSpec) -> Decoder:

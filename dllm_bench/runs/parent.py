@@ -48,14 +48,13 @@ class Parent:
         ids = emitted(sample, self.loaded.denoiser.special.mask)
         trigrams = list(zip(ids, ids[1:], ids[2:], strict=False))
         counts = {"trigrams": len(trigrams), "distinct_trigrams": len(set(trigrams))}
-        return replace(
-            sample, counts={**sample.counts, **counts, **self.probabilities(request, ids)}
-        )
+        return replace(sample, counts={**sample.counts, **counts, **self.likelihood(request, ids)})
 
     @torch.inference_mode()
-    def probabilities(self, request: Request, ids: Sequence[int]) -> dict[str, float]:
-        """Return the negative log-likelihood in nats, and the number of tokens that are the most
-        probable one."""
+    def likelihood(self, request: Request, ids: Sequence[int]) -> dict[str, float]:
+        """Return −log p of T tokens after the prompt, in nats, and how many of them are the most
+        probable token of their position. One forward of the whole text.
+        """
         if not ids:
             return {"parent_nats": 0.0, "parent_choices": 0}
         denoiser, first = self.loaded.denoiser, len(request.prompt_ids)

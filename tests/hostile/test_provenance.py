@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -41,9 +40,7 @@ def test_what_looks_like_a_secret_is_struck_out(secret: str, telling: str) -> No
     assert provenance.STRUCK in text and "+before" in text and "+after = 1" in text
 
 
-def test_the_text_of_changes_is_stored_only_on_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_text_of_changes_is_stored_only_on_request(tmp_path, monkeypatch) -> None:
     root = tmp_path / "code"
     (root / "dllm_bench").mkdir(parents=True)
     file = root / "dllm_bench" / "a.py"

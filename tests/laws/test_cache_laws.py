@@ -519,7 +519,7 @@ def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten
         round.logits_KXV = torch.zeros(1, length, 1)[:, : length - last - 1]
         round.plan = replace(kv.kept, rows=(last + 1, length))
         cache.on_commit(round)
-        rated = confidence_1W * density(state.masked_KL, last + 1, cache.sigma)[:, 4:]
+        rated = confidence_1W * density(state, cache.sigma)[:, 4:]
         taken = (rated[0].topk(2).indices + last + 1).tolist()
         fed = {row for row, bits in enumerate(state.memo[NEXT][0].tolist()) if bits % 2}
         assert fed == released_rows(mass, taken, last, cache.rollout)

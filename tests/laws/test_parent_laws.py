@@ -30,9 +30,7 @@ def spec(*overrides: str) -> RunSpec:
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_the_parent_s_own_greedy_text_agrees_and_has_the_likelihood_of_an_option(
-    batch: int, tmp_path: Path
-) -> None:
+def test_the_parent_s_own_greedy_text_agrees_and_has_its_likelihood(batch, tmp_path) -> None:
     store, read = Store(tmp_path), spec(PARENT, f"batch={batch}")
     record = run(read, store=store)
     assert record.summary["quality/agreement"] == 1.0

@@ -73,9 +73,7 @@ def test_derived_values_are_kept_outside_of_the_results_for_each_of_them(tmp_pat
     assert DerivedCache(results[0], "another", ["1"]).get("key", []) is None
 
 
-def test_without_a_home_directory_nothing_is_kept_and_nothing_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_home_directory_nothing_is_kept_and_nothing_fails(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-here/caches")
     cache = DerivedCache(tmp_path, "kind", ["1"])
     cache.put("key", [], 1)
@@ -100,9 +98,7 @@ def test_composing_group_by_group_is_hydras_own_composition() -> None:
         ), query
 
 
-def test_what_is_remembered_is_what_was_worked_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_remembered_is_what_was_worked_out(tmp_path, monkeypatch) -> None:
     real = ("", "-block4", "-block8", "-open4")
     outside = {"model=served", *("model=smollm2" + kind for kind in real)}
     queries = [query for query in sampled(40) if not outside & set(query)]

@@ -25,6 +25,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.core.errors import DllmBenchError
+
 FROZEN = Path(__file__).parent / "items"
 TEXTS = Path(__file__).parent / "texts"
 SPLITS = (TRAIN := "train", TEST := "test", UNSEEN := "unseen")
@@ -32,6 +34,8 @@ TEST_ONE_IN = 8
 """One problem in this many belongs to the test split (by the hash of its content)."""
 SPLIT_SIZE = 1000
 """Items of a split; training draws as many problems as it needs instead."""
+MOST_REPEATS = 100_000
+"""Known prompts drawn one after the other, after which a stream has no others."""
 UNSEEN_SIZE = 200
 """Items of the split `unseen`."""
 
@@ -86,22 +90,28 @@ class GeneratedTask(FrozenTask):
     """A set whose problems can be drawn, which the frozen items were."""
 
     stream: Stream
-    """Where the problems come from, see `from_draw`. The name is part of the seed."""
+    """Where the problems come from. The name is part of the seed."""
 
     def problems(self, split: str, limit: int, seed: int = 0) -> Iterator[GeneratedProblem]:
         """Yield `limit` problems with distinct prompts; a larger limit extends the same list.
 
-        Raises ValueError for an unknown split.
+        Raises ValueError for an unknown split; DllmBenchError if the stream has no `limit` prompts.
         """
         if split not in (TRAIN, TEST):
             raise ValueError(f"{self.name} has the splits 'train' and 'test', not {split!r}")
-        seen: set[str] = set()
+        seen, repeats = set[str](), 0
         for problem in self.stream(random.Random(f"{self.name}/{split}/{seed}"), split):
             if len(seen) >= limit:
                 return
-            if problem.prompt not in seen:
+            repeats = repeats + 1 if problem.prompt in seen else 0
+            if not repeats:
                 seen.add(problem.prompt)
                 yield problem
+            elif repeats == MOST_REPEATS:
+                raise DllmBenchError(
+                    f"{limit} prompts of {self.name} were asked for, and its {split} split has no "
+                    f"more than {len(seen)} different ones; ask for fewer."
+                )
 
     def items(self, split: str) -> list[dict[str, Any]]:
         """Return the items of a split, those of `train` drawn."""

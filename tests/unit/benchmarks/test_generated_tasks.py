@@ -11,13 +11,16 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 
 from dllm_bench.benchmarks import evalplus, prompts
+from dllm_bench.benchmarks.embedded import generated
 from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
 from dllm_bench.benchmarks.lm_eval import task_file
+from dllm_bench.core.errors import DllmBenchError
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded.items import FROZEN_TASKS
 from scripts.embedded.tasks import minigsm, minimath, miniread, minirule
@@ -238,3 +241,12 @@ def test_the_harness_asks_and_grades(name: str) -> None:
     assert mean(benchmark.score(texts)) == 1
     assert mean(benchmark.score(foreign(texts))) < 0.5
     assert replace(benchmark, limit=3).dataset_hash() != benchmark.dataset_hash()
+
+
+def test_a_task_without_enough_prompts_says_so(monkeypatch) -> None:
+    monkeypatch.setattr(generated, "MOST_REPEATS", 50)
+    three = [GeneratedProblem(text, text, "", {}) for text in "abc"]
+    task = GeneratedTask("letters", lambda rng, split: (rng.choice(three) for _ in count()))
+    assert {one.prompt for one in task.problems("train", 3)} == set("abc")
+    with pytest.raises(DllmBenchError, match="no more than 3 different ones"):
+        list(task.problems("train", 4))

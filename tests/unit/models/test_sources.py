@@ -91,9 +91,7 @@ def test_a_copied_cache_is_verified(hub: list[dict[str, Any]], tmp_path: Path) -
         list(sources.verify_manifest(tmp_path))
 
 
-def test_an_imported_model_of_a_given_file_is_identified_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_imported_model_of_a_given_file_is_identified_without_it(tmp_path, monkeypatch) -> None:
     """So that stored runs of it are found, and tables rendered, where it was never imported."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     one, other = "a" * 64, "b" * 64

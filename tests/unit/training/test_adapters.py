@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -167,9 +166,7 @@ def test_stored_answers_are_learned_without_the_block_that_their_limit_cut(tmp_p
         ({"benchmarks": ("open_text",)}, "no gold answers"),
     ],
 )
-def test_texts_that_cannot_be_learned_are_refused(
-    changes: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
+def test_texts_that_cannot_be_learned_are_refused(changes, sentence, tmp_path) -> None:
     model = loaded(tmp_path / "model", "qwen3")
     with pytest.raises(DllmBenchError, match=sentence):
         adapters.texts_of(replace(JOB, **changes), model, chat=False)
