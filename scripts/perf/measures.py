@@ -8,6 +8,7 @@ plain data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,12 +23,14 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import BlockCache, NoCache
-from dllm_bench.methods.common import Blocks, Budget, Confidence, Threshold
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Blocks, Budget, Confidence, Pipeline, Threshold
+from dllm_bench.models.layers import module_layers
+from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import options
 from dllm_bench.store.inputs import benchmark_of
 from scripts.perf import models
-from scripts.perf.reference import Reference
+from scripts.perf.reference import Caching, PipelinedReference, Reference
 from scripts.perf.split import PARTS, TimedModel, Watch, split
 
 Row = dict[str, Any]
@@ -35,7 +38,7 @@ Case = Callable[[], Mapping[str, float]]  # makes one measurement and returns it
 
 VOCAB_DREAM, VOCAB_128K = 152_064, 128_000
 ONE_EACH = 1.0  # no confidence is above this threshold: one token per forward
-TAU = 0.9
+TAU, BLOCK = 0.9, 32
 BATCH = 8
 BATCHED = {  # decoder -> model
     "fast_dllm": "tiny-llada",
@@ -157,36 +160,74 @@ def _rounds_case(decoder: SpeculativeDecoder, request: Request) -> Case:
 # --- b: compared with a plain loop --------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A method that both loops have: its blocks, lookahead branches and cache."""
+
+    name: str
+    k: int = 0
+    caching: Caching = "none"
+    pipelined: bool = False
+
+    def ours(self, steps: int) -> MaskedDecoder:
+        """Return the decoder of this package."""
+        caches = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
+        return MaskedDecoder(
+            Confidence(),
+            Threshold(TAU),
+            Pipeline(BLOCK, 0.1, 0.95) if self.pipelined else Blocks(BLOCK),
+            BlockCache() if self.pipelined else caches[self.caching],
+            stop=Budget(steps),
+            **({"explore": Lookahead(self.k)} if self.k else {}),
+        )
+
+    def plain(self, model: Denoiser) -> Reference:
+        """Return the plain loop."""
+        kind = PipelinedReference if self.pipelined else Reference
+        return kind(model, BLOCK, TAU, self.k, self.caching)
+
+
+THRESHOLD = Loop("threshold")
+LOOPS = (
+    THRESHOLD,
+    Loop("7 lookahead branches", k=7),
+    Loop("prefix cache", caching="prefix"),
+    Loop("dual cache", caching="dual"),
+    Loop("D2F", pipelined=True),
+)
+
+
 def ratios(size: Size) -> list[Row]:
     """Steps per second of both loops on one model, and whether their tokens are the same."""
     rows = []
-    for vocab in (512, VOCAB_128K):
-        model = random_model(vocab, models.EMBEDDED)
+    for shape, vocab in ((models.EMBEDDED, 512), (models.EMBEDDED, VOCAB_128K), (models.WIDE, 512)):
+        model = random_model(vocab, shape)
         request = random_request(48, size.new, vocab)
-        for k in (0, 7):
-            rows.append({"vocabulary": vocab, "lookaheads": k, **_ratio(model, request, k, size)})
+        for loop in LOOPS:
+            case = {"loop": loop.name, "width": shape["width"], "vocabulary": vocab}
+            rows.append({**case, **_ratio(model, request, loop, size)})
     return rows
 
 
-def ours(k: int, steps: int) -> MaskedDecoder:
-    """Return the decoder of this package that decodes as the plain loop does."""
-    explore = {"explore": Lookahead(k)} if k else {}
-    return MaskedDecoder(
-        Confidence(), Threshold(TAU), Blocks(32), NoCache(), stop=Budget(steps), **explore
-    )
+def published(model: TransformerDenoiser) -> TransformerDenoiser:
+    """Return the model with the layers of transformers, which published samplers call."""
+    other = copy(model)
+    other.layers = module_layers(model.module)
+    return other
 
 
-def _ratio(model: Denoiser, request: Request, k: int, size: Size) -> Row:
+def _ratio(model: TransformerDenoiser, request: Request, loop: Loop, size: Size) -> Row:
     steps = size.large_steps if model.vocab_size > 4096 else size.new
-    decoder, plain = ours(k, steps), Reference(model, 32, TAU, k)
+    decoder, plain = loop.ours(steps), loop.plain(published(model))
     tokens: dict[str, list[int]] = {}
 
     def own() -> Row:
         watch = Watch()
         started = watch.now()
         generation = decoder.generate(model, request)
+        spent = watch.now() - started
         tokens["own"] = list(generation.ids)
-        return {"rate": len(generation.trace) / (watch.now() - started)}
+        return {"rate": len(generation.trace) / spent}
 
     def other() -> Row:
         watch = Watch()
@@ -213,7 +254,8 @@ def memory(size: Size) -> list[Row]:
     model = random_model(VOCAB_DREAM, models.EMBEDDED)
     request = random_request(48, size.new, VOCAB_DREAM)
     for k in (0, 7):
-        plain, decoder = Reference(model, 32, TAU, k), ours(k, 3)
+        loop = Loop("memory", k)
+        plain, decoder = loop.plain(model), loop.ours(3)
         own = peak_mib(lambda decoder=decoder: decoder.generate(model, request))
         other = peak_mib(lambda plain=plain: plain.generate(request, 3))
         rows.append({"lookaheads": k, "own MiB": own, "plain MiB": other})

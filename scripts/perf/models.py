@@ -22,6 +22,7 @@ from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import model_spec
 
 EMBEDDED = {"width": 128, "layers": 4, "heads": 4, "mlp": 384}  # as the embedded models
+WIDE = {"width": 768, "layers": 8, "heads": 12, "mlp": 2048}  # of a small published model's width
 QWEN_05B = {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "mlp": 4864}  # Qwen2.5-0.5B
 
 

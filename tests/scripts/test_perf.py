@@ -24,22 +24,24 @@ from dllm_bench.paths import options
 from dllm_bench.store.record import RunRecord
 from scripts.perf import __main__ as command
 from scripts.perf import coverage, device, measures, models
-from scripts.perf.reference import Reference
 from scripts.perf.split import PARTS, split
 from tests.sample_stats import record_of, sample
 
 TINY = {"width": 32, "layers": 1, "heads": 2, "mlp": 32}
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_the_plain_loop_decodes_the_same(k: int) -> None:
+@pytest.mark.parametrize("loop", measures.LOOPS, ids=lambda loop: loop.name)
+def test_the_plain_loop_decodes_the_same(loop: measures.Loop) -> None:
     """Two blocks, tokens above the threshold and below, branches that run into the next block."""
     model, request = random_model(64, TINY), random_request(6, 64, 64)
-    own = measures.ours(k, 1000).generate(model, request)
-    tokens, rounds = Reference(model, 32, measures.TAU, k).generate(request, 1000)
+    own = loop.ours(1000).generate(model, request)
+    tokens, rounds = loop.plain(measures.published(model)).generate(request, 1000)
     assert tokens == list(own.ids)
     assert rounds == len(own.trace) < 64
-    assert (k == 0) == all(row.branches == 1 for row in own.trace.forwards)
+    rows = own.trace.forwards
+    assert (loop.k == 0) == all(row.branches == 1 for row in rows)
+    caches = loop.pipelined or loop.caching != "none"
+    assert caches != all(row.cached == 0 for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +67,9 @@ def test_masked_decoders_are_timed_as_they_are(names: list[str]) -> None:
 
 def test_parts_of_a_step_are_all_of_it() -> None:
     model, request = models.Table(64, 1, 64), random_request(6, 32, 64)
-    parts, generation = split(measures.ours(0, 4), model, request)
+    parts, generation = split(measures.THRESHOLD.ours(4), model, request)
     assert set(parts) == set(PARTS) and min(parts.values()) > 0
-    assert generation.ids == measures.ours(0, 4).generate(model, request).ids
+    assert generation.ids == measures.THRESHOLD.ours(4).generate(model, request).ids
 
 
 def test_a_watch_leaves_rows_as_they_are() -> None:
@@ -76,7 +78,7 @@ def test_a_watch_leaves_rows_as_they_are() -> None:
     model.vocab_size, asked = LARGE, list[Any]()
     forward = model.forward
     model.forward = lambda *a: asked.append(a[1].only_M) or forward(*a)
-    split(measures.ours(2, 100), model, request)
+    split(measures.Loop("two branches", k=2).ours(100), model, request)
     assert all(rows_M is not None for rows_M in asked)
 
 
