@@ -200,12 +200,16 @@ LOOPS = (
 def ratios(size: Size) -> list[Row]:
     """Steps per second of both loops on one model, and whether their tokens are the same."""
     rows = []
-    for shape, vocab in ((models.EMBEDDED, 512), (models.EMBEDDED, VOCAB_128K), (models.WIDE, 512)):
+    for shape, vocab, steps, loops in (
+        (models.EMBEDDED, 512, size.new, LOOPS),
+        (models.EMBEDDED, VOCAB_128K, size.large_steps, LOOPS),
+        (models.WIDE, 4096, 3 * size.large_steps, [loop for loop in LOOPS if not loop.k]),
+    ):
         model = random_model(vocab, shape)
         request = random_request(48, size.new, vocab)
-        for loop in LOOPS:
+        for loop in loops:
             case = {"loop": loop.name, "width": shape["width"], "vocabulary": vocab}
-            rows.append({**case, **_ratio(model, request, loop, size)})
+            rows.append({**case, **_ratio(model, request, loop, steps, size.rounds)})
     return rows
 
 
@@ -216,8 +220,9 @@ def published(model: TransformerDenoiser) -> TransformerDenoiser:
     return other
 
 
-def _ratio(model: TransformerDenoiser, request: Request, loop: Loop, size: Size) -> Row:
-    steps = size.large_steps if model.vocab_size > 4096 else size.new
+def _ratio(
+    model: TransformerDenoiser, request: Request, loop: Loop, steps: int, rounds: int
+) -> Row:
     decoder, plain = loop.ours(steps), loop.plain(published(model))
     tokens: dict[str, list[int]] = {}
 
@@ -235,7 +240,7 @@ def _ratio(model: TransformerDenoiser, request: Request, loop: Loop, size: Size)
         tokens["plain"], made = plain.generate(request, steps)
         return {"rate": made / (watch.now() - started)}
 
-    found = in_turns({"own": own, "plain": other}, size.rounds)
+    found = in_turns({"own": own, "plain": other}, rounds)
     both = found["own"]["rate"], found["plain"]["rate"]
     return {
         "steps/s": both[0],
