@@ -38,10 +38,8 @@ def test_the_plain_loop_decodes_the_same(loop: measures.Loop) -> None:
     tokens, rounds = loop.plain(measures.published(model)).generate(request, 1000)
     assert tokens == list(own.ids)
     assert rounds == len(own.trace) < 64
-    rows = own.trace.forwards
-    assert (loop.k == 0) == all(row.branches == 1 for row in rows)
-    caches = loop.pipelined or loop.caching != "none"
-    assert caches != all(row.cached == 0 for row in rows)
+    assert (loop.k > 0) == any(row.branches > 1 for row in own.trace.forwards)
+    assert (loop in measures.LOOPS[2:]) == any(row.cached for row in own.trace.forwards)
 
 
 @pytest.mark.parametrize(
