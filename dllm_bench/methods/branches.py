@@ -1,34 +1,4 @@
-"""Several candidate states in a forward: LoPA, FreeDave.
-
-Lookahead over token filling orders (LoPA, arXiv 2512.16229, §3.2 and Eq. 1–2).
-
-The state after a commit is the base branch (the paper's anchor). Lookahead branch j of k also
-commits the j-th most confident of the remaining masked positions, by the scores of the forward just
-made. All branches share the next forward, and the branch with the most confident masked positions
-continues. The winner's logits are the next scores, so a round costs one forward. Branch confidence
-= alpha * creation + (1 - alpha) * mean of the masked positions' confidences (with `fraction` or
-`sliding`, of a part of them; 1 if nothing is masked). Creation is the confidence of the position
-that made the branch, 1 for the base; the released scripts use alpha 0. Ties go to the earlier
-lookahead branch; the base is last. The released code has other modes: with
-`branch_verification_mode=false` the base cannot continue (`base_competes` off); with
-`base_branch_competition=false` there are no lookahead branches, which is `Greedy`.
-
-Drafts of the model's own next steps (FreeDave, arXiv 2510.00294; cychomatica/FreeDave@8b48121).
-
-A forward proposes a token for every mask, and the selector commits some of them; the result is the
-next state, the base. Draft j also holds the j next most confident of the other tokens, as a guess
-of the state j steps later. All branches share a forward. The target of a branch is the branch after
-the commit that the selector would make. Starting from the base, the walk goes to the deepest draft
-whose tokens all agree with the target of the current branch, as long as there is one. The last
-branch reached continues, with its selector's commit. A round costs one forward, like a step without
-drafts. It is lossless (same tokens as the decoder with `Greedy`, in no more forwards) if the
-selector commits one token per forward, and scores and cache depend only on the tokens of the open
-block: no memory of earlier forwards, no renewal within the block, no random numbers, no revision.
-The drafts are then the greedy verification tree of SSD (arXiv 2510.04147) with draft_steps nodes.
-With a threshold (FreeDave++) it is not lossless: a draft may contain only a part of a step's
-commits, and the rest is decided again. The released eager mode (`eager_acceptance_mode`), which
-drafts into the next block and is not lossless, is left out.
-"""
+"""Several candidate states in a forward: LoPA, FreeDave."""
 
 from __future__ import annotations
 
@@ -59,7 +29,20 @@ Reads = Literal["fused", "raw"]
 @register("explore.lookahead")
 @dataclass(frozen=True)
 class Lookahead(Explore):
-    """Makes lookahead branches in addition to the base and picks the most confident branch."""
+    """Lookahead over token filling orders (LoPA, arXiv 2512.16229, §3.2 and Eq. 1–2).
+
+    Makes lookahead branches in addition to the base and picks the most confident branch. The state
+    after a commit is the base branch (the paper's anchor). Lookahead branch j of k also commits the
+    j-th most confident of the remaining masked positions, by the scores of the forward just made.
+    All branches share the next forward, and the branch with the most confident masked positions
+    continues. The winner's logits are the next scores, so a round costs one forward. Branch
+    confidence = alpha * creation + (1 - alpha) * mean of the masked positions' confidences (with
+    `fraction` or `sliding`, of a part of them; 1 if nothing is masked). Creation is the confidence
+    of the position that made the branch, 1 for the base; the released scripts use alpha 0. Ties go
+    to the earlier lookahead branch; the base is last. The released code has other modes: with
+    `branch_verification_mode=false` the base cannot continue (`base_competes` off); with
+    `base_branch_competition=false` there are no lookahead branches, which is `Greedy`.
+    """
 
     k: Count  # number of lookahead branches
     alpha: Proportion = 0.0  # weight of the creation confidence
@@ -193,7 +176,24 @@ DRAFT = MemoKey[Tensor]("self_draft.draft")
 @register("explore.self_draft")
 @dataclass(frozen=True)
 class SelfDraft(Explore):
-    """Makes drafts in addition to the base and continues with the deepest confirmed one."""
+    """Drafts of the model's own next steps (FreeDave, arXiv 2510.00294;
+    cychomatica/FreeDave@8b48121).
+
+    Makes drafts in addition to the base and continues with the deepest confirmed one. A forward
+    proposes a token for every mask, and the selector commits some of them; the result is the next
+    state, the base. Draft j also holds the j next most confident of the other tokens, as a guess of
+    the state j steps later. All branches share a forward. The target of a branch is the branch
+    after the commit that the selector would make. Starting from the base, the walk goes to the
+    deepest draft whose tokens all agree with the target of the current branch, as long as there is
+    one. The last branch reached continues, with its selector's commit. A round costs one forward,
+    like a step without drafts. It is lossless (same tokens as the decoder with `Greedy`, in no more
+    forwards) if the selector commits one token per forward, and scores and cache depend only on the
+    tokens of the open block: no memory of earlier forwards, no renewal within the block, no random
+    numbers, no revision. The drafts are then the greedy verification tree of SSD (arXiv 2510.04147)
+    with draft_steps nodes. With a threshold (FreeDave++) it is not lossless: a draft may contain
+    only a part of a step's commits, and the rest is decided again. The released eager mode
+    (`eager_acceptance_mode`), which drafts into the next block and is not lossless, is left out.
+    """
 
     draft_steps: Positive  # branches of a forward, including the base; 1: no drafts
 

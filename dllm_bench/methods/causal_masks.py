@@ -1,26 +1,4 @@
-"""Causal models that also predict at masks: WeDLM, I-DLM, Nemotron-Labs-Diffusion.
-
-WeDLM (arXiv 2512.22737): attention that is causal in the order in which rows are fed.
-
-Released code: Tencent/WeDLM@0216110, wedlm/engine (a window that moves on) and
-hf_compat/modeling_wedlm.py (blocks). What is committed is fed first, by position, then the masks; a
-row sees the rows fed before it. So a mask sees every committed token, to its right as well, and the
-K/V of the text up to the first mask are those of plain causal attention. Rows lie by position here,
-and a mask of attention stands for the order. Left out: cuts by top-k and top-p of drawn tokens.
-
-I-DLM (arXiv 2604.11035): masks after the draft make the next draft in the verifying forward.
-
-Written after a reading of the released code, thuEcstasy/I-DLM@3342a17 (idlm_blockN.py); there are
-no recorded cases. For causal models that were trained to predict at masks as well. Left out:
-skipped or partial verification, drafts among the best few tokens, an adapter for masks alone.
-
-Nemotron-Labs-Diffusion's linear self-speculation (arXiv 2607.05722): one model in two modes.
-
-Written after a description of `linear_spec_generate` in the model's remote code; there are no
-recorded cases. For models trained for diffusion in blocks and for autoregression alike. Left out:
-slots that stay masks below a confidence (default: none), an adapter for drafting alone, a budget of
-thinking, and the quadratic form.
-"""
+"""Causal models that also predict at masks: WeDLM, I-DLM, Nemotron-Labs-Diffusion."""
 
 from __future__ import annotations
 
@@ -49,7 +27,16 @@ from dllm_bench.registry import register
 @register("cache.feed_order")
 @dataclass(frozen=True)
 class FeedOrder(Cache):
-    """Caches the text before the window; attention is causal in feed order, so this is exact."""
+    """WeDLM (arXiv 2512.22737): attention that is causal in the order in which rows are fed.
+
+    Caches the text before the window; attention is causal in feed order, so this is exact. Released
+    code: Tencent/WeDLM@0216110, wedlm/engine (a window that moves on) and
+    hf_compat/modeling_wedlm.py (blocks). What is committed is fed first, by position, then the
+    masks; a row sees the rows fed before it. So a mask sees every committed token, to its right as
+    well, and the K/V of the text up to the first mask are those of plain causal attention. Rows lie
+    by position here, and a mask of attention stands for the order. Left out: cuts by top-k and
+    top-p of drawn tokens.
+    """
 
     gives = frozenset(
         {Condition.FED_WINDOW, Condition.FEED_ORDER, Condition.OWN_SPANS, Condition.FINAL_KV}
@@ -158,7 +145,13 @@ class Tempered(Confidence):
 @register("draft.strided")
 @dataclass(frozen=True)
 class StridedDraft(Draft):
-    """Tokens that the target itself predicted at masks, in the forward that verified the last ones.
+    """I-DLM (arXiv 2604.11035): masks after the draft make the next draft in the verifying forward.
+
+    Tokens that the target itself predicted at masks, in the forward that verified the last ones.
+    Written after a reading of the released code, thuEcstasy/I-DLM@3342a17 (idlm_blockN.py); there
+    are no recorded cases. For causal models that were trained to predict at masks as well. Left
+    out: skipped or partial verification, drafts among the best few tokens, an adapter for masks
+    alone.
 
     A round feeds the draft and as many masks after it. If the whole draft is accepted, the rows of
     these masks are the next draft; otherwise a round feeds masks alone. Masks are a part of the
@@ -191,7 +184,13 @@ class StridedDraft(Draft):
 @register("draft.bidirectional")
 @dataclass(frozen=True)
 class BidirectionalDraft(Draft):
-    """Tokens of a block of masks after the anchor, by the target itself with full attention in it.
+    """Nemotron-Labs-Diffusion's linear self-speculation (arXiv 2607.05722): one model in two modes.
+
+    Tokens of a block of masks after the anchor, by the target itself with full attention in it.
+    Written after a description of `linear_spec_generate` in the model's remote code; there are no
+    recorded cases. For models trained for diffusion in blocks and for autoregression alike. Left
+    out: slots that stay masks below a confidence (default: none), an adapter for drafting alone, a
+    budget of thinking, and the quadratic form.
 
     The block reads the target's own causal K/V and leaves none. The slots of a model trained for
     both modes predict their own positions, although its autoregressive rows predict the next ones.

@@ -1,27 +1,4 @@
-"""How many positions the scores allow to commit: EB-Sampler, LocalLeap, Prophet, SlowFast.
-
-EB-Sampler (arXiv 2505.24857): a bound on the joint error.
-
-LocalLeap (arXiv 2510.07081): a lower threshold near confident positions.
-
-A position whose candidate has at least probability `tau` is an anchor. The threshold is `relaxed`
-for masked positions at most `radius` away from an anchor, and `tau` for all others. If a block must
-progress but has no anchor, its most confident position is committed (the inherited stall rule).
-
-Prophet (arXiv 2508.19982): commit everything as soon as the answer is clear.
-
-SlowFast sampling (arXiv 2506.10848): estimate how far the model is confident, then decode up to
-there.
-
-A block is decoded in cycles. Slow phase: `explores` forwards over the rest of the block, each of
-which estimates the end of the cycle: after the farthest masked position with a probability of at
-least `reach`. The estimate is final once the last `estimates` of them deviate by less than
-`spread`; otherwise their mean is used. Fast phase: forwards over the cycle until it is full; after
-the first one the model sees nothing after the cycle. In both phases all candidates with probability
-`tau` or more are committed if there are at least two, otherwise the most confident one. All state
-is kept on the device. The released code makes the remaining slow forwards even after a block is
-full, and feeds a shorter canvas in the fast phase; here the attention mask hides the rest instead.
-"""
+"""How many positions the scores allow to commit: EB-Sampler, LocalLeap, Prophet, SlowFast."""
 
 from __future__ import annotations
 
@@ -118,7 +95,13 @@ class EntropyBound(Select):
 @register("select.local_leap")
 @dataclass(frozen=True)
 class LocalLeap(Select):
-    """Commits by a threshold that is relaxed near anchors."""
+    """LocalLeap (arXiv 2510.07081): a lower threshold near confident positions.
+
+    Commits by a threshold that is relaxed near anchors. A position whose candidate has at least
+    probability `tau` is an anchor. The threshold is `relaxed` for masked positions at most `radius`
+    away from an anchor, and `tau` for all others. If a block must progress but has no anchor, its
+    most confident position is committed (the inherited stall rule).
+    """
 
     tau: Probability  # probability of an anchor
     relaxed: Probability  # threshold near an anchor
@@ -245,7 +228,20 @@ VISIBLE = MemoKey[Tensor]("slow_fast.visible")  # end of what the next forward c
 @register("select.slow_fast")
 @dataclass(frozen=True)
 class SlowFast(Select):
-    """Commits by a threshold, over the rest of the block or up to the end of a cycle."""
+    """SlowFast sampling (arXiv 2506.10848): estimate how far the model is confident, then decode up
+    to there.
+
+    Commits by a threshold, over the rest of the block or up to the end of a cycle. A block is
+    decoded in cycles. Slow phase: `explores` forwards over the rest of the block, each of which
+    estimates the end of the cycle: after the farthest masked position with a probability of at
+    least `reach`. The estimate is final once the last `estimates` of them deviate by less than
+    `spread`; otherwise their mean is used. Fast phase: forwards over the cycle until it is full;
+    after the first one the model sees nothing after the cycle. In both phases all candidates with
+    probability `tau` or more are committed if there are at least two, otherwise the most confident
+    one. All state is kept on the device. The released code makes the remaining slow forwards even
+    after a block is full, and feeds a shorter canvas in the fast phase; here the attention mask
+    hides the rest instead.
+    """
 
     tau: Probability  # probability
     reach: Probability  # probability used to estimate the end of the cycle

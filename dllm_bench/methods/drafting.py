@@ -1,17 +1,7 @@
 """Shared by speculative decoders: drafts without training, measurement files, a length threshold.
 
-Control drafts that need no trained drafter: none, random tokens, the least probable tokens.
-
-They isolate verification: the text (or, when sampling, its distribution) must remain the target's
-own although almost nothing is accepted.
-
-Measurements that length rules read from json files: step times and calibration temperatures.
-
-Step times are DSpark's SPS(B) (section 3.2.2), profiled once per machine and model by `dllm-bench
-train sps`. Temperatures calibrate a confidence head (Sequential Temperature Scaling, section
-3.2.1); `dllm-bench train temperatures` fits them. A file was written by these commands or is
-shipped below `assets/`. Only its content is part of a run's identity, never its path. The code is
-plain Python, because the load simulation uses the same values.
+Drafts of no, of random and of the least probable tokens are controls: the text (or, when sampling,
+its distribution) must remain the target's own although almost nothing is accepted.
 """
 
 from __future__ import annotations
@@ -198,6 +188,8 @@ class AdversarialDraft(Draft):
         return one_by_one(context.target, context, self.tokens, least)
 
 
+# --- measurements that length rules read, in plain Python, as the load simulation needs them ------
+
 Parsed = TypeVar("Parsed")
 
 
@@ -205,7 +197,11 @@ def read_measurement(
     source: str, parse: Callable[[Any], Parsed], what: str, command: str
 ) -> Parsed:
     """Return the json file at `source`, converted by `parse`; DllmBenchError if there is no valid
-    file."""
+    file.
+
+    `command` writes such files, and some ship below `assets/`. Only the content is part of a run's
+    identity, never the path.
+    """
     try:
         return parse(json.loads(place_of(source).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -220,6 +216,7 @@ def read_measurement(
 class StepProfile:
     """Measured speed of a machine and model: steps per second by the tokens fed in a step.
 
+    DSpark's SPS(B) (section 3.2.2), which `dllm-bench train sps` measures.
     Seconds are interpolated linearly between measured sizes. No step is larger than the largest
     measured size.
     """
@@ -304,7 +301,9 @@ def device_of_step_profile(source: str) -> str:
 class Temperatures:
     """Calibration of a confidence head: each position's logit is divided by its temperature.
 
-    Without temperatures the head's output is used as it is. Logits stored with a run stay unscaled.
+    Sequential Temperature Scaling of DSpark (section 3.2.1); `dllm-bench train temperatures` fits
+    them. Without temperatures the head's output is used as it is. Logits stored with a run stay
+    unscaled.
     """
 
     values: tuple[float, ...] = ()

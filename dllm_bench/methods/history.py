@@ -1,15 +1,4 @@
-"""Scores that remember earlier forwards: CreditDecoding, KLASS.
-
-CreditDecoding (arXiv 2510.06133, Eq. 6, 7, 13; Algorithm 1): evidence of earlier steps.
-
-C_t = beta C_{t+1} + p^gamma at the raw top-1 token of every open mask; another score then reads the
-fused logits l + alpha log(1 + C). The credits of the window's positions are in the state's memo, so
-they follow their branch and end with their block. A position stores only the ids it has credited,
-which is exact; `full_distribution` (Eq. 13) credits every id and needs a dense table. `adaptive`
-(§4.3) sets gamma = 1 and alpha = beta = 1 - masked share, computed before this step's commits.
-
-KLASS (arXiv 2511.05664): commit what is sure and has stopped moving.
-"""
+"""Scores that remember earlier forwards: CreditDecoding, KLASS."""
 
 from __future__ import annotations
 
@@ -49,7 +38,15 @@ Scope = Literal["block", "sequence"]
 @register("score.credit")
 @dataclass(frozen=True)
 class Credit(Score):
-    """Scores the logits after adding credits; alpha = 0 leaves `inner` unchanged."""
+    """CreditDecoding (arXiv 2510.06133, Eq. 6, 7, 13; Algorithm 1): evidence of earlier steps.
+
+    Scores the logits after adding credits; alpha = 0 leaves `inner` unchanged. C_t = beta C_{t+1} +
+    p^gamma at the raw top-1 token of every open mask; another score then reads the fused logits l +
+    alpha log(1 + C). The credits of the window's positions are in the state's memo, so they follow
+    their branch and end with their block. A position stores only the ids it has credited, which is
+    exact; `full_distribution` (Eq. 13) credits every id and needs a dense table. `adaptive` (§4.3)
+    sets gamma = 1 and alpha = beta = 1 - masked share, computed before this step's commits.
+    """
 
     inner: Score
     alpha: Amount = 0.65  # weight of the credits

@@ -1,13 +1,4 @@
-"""Lengths that follow from the scores: AdaBlock (blocks), DAEDAL (the canvas).
-
-AdaBlock (arXiv 2509.26432): a block ends at the delimiter that its first forward predicts.
-
-The candidates in the next `share` of the generation are searched for `delimiters`. If the most
-probable delimiter reaches `tau`, the block ends with it; otherwise it has `block` positions. The
-same forward also commits positions before that end.
-
-DAEDAL (arXiv 2508.00819): a canvas that grows.
-"""
+"""Lengths that follow from the scores: AdaBlock (blocks), DAEDAL (the canvas)."""
 
 from __future__ import annotations
 
@@ -33,7 +24,13 @@ from dllm_bench.registry import register
 @register("schedule.adablock")
 @dataclass(frozen=True)
 class AdaBlock(InTurn):
-    """One open block at a time, whose length follows from its first scores."""
+    """AdaBlock (arXiv 2509.26432): a block ends at the delimiter that its first forward predicts.
+
+    One open block at a time, whose length follows from its first scores. The candidates in the next
+    `share` of the generation are searched for `delimiters`. If the most probable delimiter reaches
+    `tau`, the block ends with it; otherwise it has `block` positions. The same forward also commits
+    positions before that end.
+    """
 
     block: Positive  # block length without a delimiter
     delimiters: tuple[int, ...] = (198,)  # token ids; 198 is the line feed of LLaDA and Dream
@@ -109,7 +106,9 @@ SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas len
 @register("schedule.daedal")
 @dataclass(frozen=True)
 class Daedal(InTurn):
-    """One open block at a time, on a canvas that begins short and grows where the model needs it.
+    """DAEDAL (arXiv 2508.00819): a canvas that grows.
+
+    One open block at a time, on a canvas that begins short and grows where the model needs it.
 
     First, forwards over prompt and masks find the length: `factor` masks at a time are appended
     until the model is confident enough (`eos_enough`) that the text ends within the canvas; then

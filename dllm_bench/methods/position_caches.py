@@ -1,27 +1,4 @@
-"""Caches that feed or read single positions: d2Cache, dKV-Cache, DPad, Sparse-dLLM.
-
-d2Cache (arXiv 2509.23094): feed the rows selected by the results of the last forward.
-
-dKV-Cache (arXiv 2505.15781): the K/V of decoded tokens, kept one forward late.
-
-DPad (arXiv 2508.14148): drop most masks after the open block, and more of them farther away.
-
-The remaining positions are drawn before a block's first forward. A dropped position is neither fed
-nor read until a later block draws again; the others keep their positions in the rotary embedding.
-"gaussian": the position at distance d stays with probability `scale` N(z_d), where N is the density
-of the standard normal distribution and z runs evenly from 0 to `sigma` over `window` positions;
-none stays beyond. "uniform": `number` of the next `window` positions stay. Among the remaining
-positions, `inner`, a cache over spans, decides what is fed and read.
-
-Sparse-dLLM (arXiv 2508.02558): each layer keeps the K/V that the open block attends to most.
-
-The first two forwards of a block feed everything. In the second one, every layer rates each
-position outside of the block: its key times the block's mean query, averaged over heads, then the
-maximum over `kernel` neighbours (the prefix's last position and the suffix's first are neighbours).
-The layer keeps the share `keep` of the positions with the highest ratings. Later forwards feed the
-block and read what each layer kept. The maximum produces equal ratings: the lower position is kept
-or, with `released_ties`, the first in the order of `torch.topk`.
-"""
+"""Caches that feed or read single positions: d2Cache, dKV-Cache, DPad, Sparse-dLLM."""
 
 from __future__ import annotations
 
@@ -494,7 +471,16 @@ STAYS = MemoKey[Tensor]("dpad.stays")  # bool (1, L), on the host
 @register("cache.dpad")
 @dataclass(frozen=True)
 class DPadCache(Cache):
-    """Drops masks after the open block. The draw happens on the host, so no wait is needed."""
+    """DPad (arXiv 2508.14148): drop most masks after the open block, and more of them farther away.
+
+    The remaining positions are drawn before a block's first forward, on the host, so that no wait
+    is needed. A dropped position is neither fed nor read until a later block draws again; the
+    others keep their positions in the rotary embedding. "gaussian": the position at distance d
+    stays with probability `scale` N(z_d), where N is the density of the standard normal
+    distribution and z runs evenly from 0 to `sigma` over `window` positions; none stays beyond.
+    "uniform": `number` of the next `window` positions stay. Among the remaining positions, `inner`,
+    a cache over spans, decides what is fed and read.
+    """
 
     inner: Cache = field(default_factory=NoCache)
     law: Law = "gaussian"
@@ -575,7 +561,15 @@ class MostAttended:
 @register("cache.sparse")
 @dataclass(frozen=True)
 class SparseCache(Cache):
-    """Caches, in each layer, the positions that the block attends to most."""
+    """Sparse-dLLM (arXiv 2508.02558): each layer keeps the K/V that the open block attends to most.
+
+    The first two forwards of a block feed everything. In the second one, every layer rates each
+    position outside of the block: its key times the block's mean query, averaged over heads, then
+    the maximum over `kernel` neighbours (the prefix's last position and the suffix's first are
+    neighbours). The layer keeps the share `keep` of the positions with the highest ratings. Later
+    forwards feed the block and read what each layer kept. The maximum produces equal ratings: the
+    lower position is kept or, with `released_ties`, the first in the order of `torch.topk`.
+    """
 
     keep: Proportion = 0.5  # share of the positions outside of the block
     kernel: Positive = 3  # width of the maximum over neighbours, an odd number

@@ -1,24 +1,4 @@
-"""Which positions come first, whatever their scores: DUS, PC-Sampler.
-
-Dilated unmasking schedule (DUS, arXiv 2506.19037): positions by a fixed pattern, no scores.
-
-A block is committed in levels, one per forward; the positions of a level are far from each other.
-"dilated": multiples of a stride that is divided by `base` from level to level; "binary": midpoints
-of halves, of quarters, and so on. A last level that is smaller than the previous one is merged into
-it. With `least`, the released code immediately masks candidates below that probability again (in
-all levels but the last) and never returns to them; here they are committed after the last level, in
-one forward.
-
-PC-Sampler's score (arXiv 2508.13021): prefers early positions and tokens that are rare in a
-corpus.
-
-The surprise is -p ln(f + 1e-9) for a candidate of probability p and corpus frequency f, cut at
-`cap`. "exponential" multiplies it by exp(-decay n) for the n-th position of its block. "linear"
-scales the values of a block to [0, 1] and computes (1 - decay) times the value plus `decay` times
-the share of the block from this position on. The linear form is that of the released code, in which
-a committed position enters with the frequency of its own token. Tokens that do not occur in the
-corpus count as seen once. Everything is float32.
-"""
+"""Which positions come first, whatever their scores: DUS, PC-Sampler."""
 
 from __future__ import annotations
 
@@ -51,7 +31,15 @@ Kind = Literal["dilated", "binary"]
 @register("select.dilated")
 @dataclass(frozen=True)
 class Dilated(Select):
-    """Commits the positions of one level after the other."""
+    """Dilated unmasking schedule (DUS, arXiv 2506.19037): positions by a fixed pattern, no scores.
+
+    Commits the positions of one level after the other. A block is committed in levels, one per
+    forward; the positions of a level are far from each other. "dilated": multiples of a stride that
+    is divided by `base` from level to level; "binary": midpoints of halves, of quarters, and so on.
+    A last level that is smaller than the previous one is merged into it. With `least`, the released
+    code immediately masks candidates below that probability again (in all levels but the last) and
+    never returns to them; here they are committed after the last level, in one forward.
+    """
 
     kind: Kind = "dilated"
     base: Positive = 2  # divisor of the stride; 1: one level
@@ -168,7 +156,17 @@ def _log_frequency(source: str, sha256: str, size: int, device: torch.device) ->
 @register("score.calibrated")
 @dataclass(frozen=True)
 class Calibrated(Score):
-    """Ranks by position and by the surprise of the candidate."""
+    """PC-Sampler's score (arXiv 2508.13021): prefers early positions and tokens that are rare in a
+    corpus.
+
+    Ranks by position and by the surprise of the candidate. The surprise is -p ln(f + 1e-9) for a
+    candidate of probability p and corpus frequency f, cut at `cap`. "exponential" multiplies it by
+    exp(-decay n) for the n-th position of its block. "linear" scales the values of a block to [0,
+    1] and computes (1 - decay) times the value plus `decay` times the share of the block from this
+    position on. The linear form is that of the released code, in which a committed position enters
+    with the frequency of its own token. Tokens that do not occur in the corpus count as seen once.
+    Everything is float32.
+    """
 
     counts: TokenCounts
     decay: Amount = 0.25  # lambda; 0: the position has no effect

@@ -1,30 +1,4 @@
-"""Committed tokens are masked again: ReMDM, RemeDi, Saber, T2M, WINO.
-
-ReMDM (arXiv 2503.00307): re-mask the least confident tokens.
-
-RemeDi's loop (arXiv 2509.23653, maple-research-lab/RemeDi): mask all but the best K again.
-
-Step i of a block of B positions keeps the K_i positions with the largest logits and masks the
-others again. The logit is that of the committed token or, at a mask, of the candidate (selector
-`threshold` with tau 0 commits them all). K rises by B // steps each step, and by one more in the
-last B mod steps of them, so that the last step keeps the whole block. The released network also
-outputs confidences, which its loop does not use.
-
-Saber (arXiv 2510.18165): a threshold that follows the text, and backtracking.
-
-Token-to-mask re-masking (arXiv 2604.18738, 2605.26436; synsis/remasked_DLM): LLaDA2.1 with masks
-instead of edits.
-
-In every forward, earlier committed positions of the open block are masked again if one of three
-measures rejects them: the token's probability is below `tau` ("probability"); the row's candidate
-is another token with a probability above `tau` ("candidate"); the token's probability has fallen by
-more than `tau` since the last forward ("drop"; signed as in the code, although the README says
-absolute). At most a share `ratio` of them is masked at a time, the worst first, and each position
-at most `per_position` times. A block without masks stays open until a forward over it rejects
-nothing, or for `rounds` such forwards.
-
-WINO (arXiv 2507.18578): many tokens at once, verified by leave-one-out rows.
-"""
+"""Committed tokens are masked again: ReMDM, RemeDi, Saber, T2M, WINO."""
 
 from __future__ import annotations
 
@@ -139,7 +113,15 @@ class ReMDMLoop(ReadsStanding):
 @register("revise.keep_best")
 @dataclass(frozen=True, kw_only=True)
 class KeepBest(Budgeted):
-    """Keeps a growing number of positions: in each step those with the largest logits."""
+    """RemeDi's loop (arXiv 2509.23653, maple-research-lab/RemeDi): mask all but the best K again.
+
+    Keeps a growing number of positions: in each step those with the largest logits. Step i of a
+    block of B positions keeps the K_i positions with the largest logits and masks the others again.
+    The logit is that of the committed token or, at a mask, of the candidate (selector `threshold`
+    with tau 0 commits them all). K rises by B // steps each step, and by one more in the last B mod
+    steps of them, so that the last step keeps the whole block. The released network also outputs
+    confidences, which its loop does not use.
+    """
 
     steps: Positive | None = None  # forwards per block; None: as many as the block has positions
     needs = REVISES_BLOCK | {ONE_BRANCH}
@@ -258,7 +240,18 @@ Judge = Literal["probability", "candidate", "drop"]
 @register("revise.remask")
 @dataclass(frozen=True, kw_only=True)
 class Remask(ReadsStanding):
-    """Masks doubtful tokens again."""
+    """Token-to-mask re-masking (arXiv 2604.18738, 2605.26436; synsis/remasked_DLM): LLaDA2.1 with
+    masks instead of edits.
+
+    Masks doubtful tokens again. In every forward, earlier committed positions of the open block are
+    masked again if one of three measures rejects them: the token's probability is below `tau`
+    ("probability"); the row's candidate is another token with a probability above `tau`
+    ("candidate"); the token's probability has fallen by more than `tau` since the last forward
+    ("drop"; signed as in the code, although the README says absolute). At most a share `ratio` of
+    them is masked at a time, the worst first, and each position at most `per_position` times. A
+    block without masks stays open until a forward over it rejects nothing, or for `rounds` such
+    forwards.
+    """
 
     judge: Judge  # the measure that judges a token
     tau: Probability  # rejected: a probability below it, a candidate or drop above it

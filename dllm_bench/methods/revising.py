@@ -1,24 +1,4 @@
-"""Revisers: what they share, and those that overwrite: LLaDA2.1, MultiBD, DMax.
-
-Shared by revisers: budgets, and rounds over a block without masks.
-
-A budget limits the number of changes (re-maskings and overwritings) of a position, of the open
-block or of the whole request; null is no limit. If a budget of block or request does not allow all
-changes, those at the lower positions are made.
-
-LLaDA2.1 (arXiv 2602.08676): committed tokens are edited.
-
-MultiBD (MBD-LMs): D2F's pipeline over a buffer of a few absolute blocks.
-
-Released code: SJTU-DENG-Lab/Diffulex@184ba97, strategy/multi_bd (SJTU-DENG-Lab/mbd-lms). A finished
-block keeps its place in the buffer for the forward in which its K/V are stored. Forwards that do
-nothing else are not made here. Left out: the serving guards, which end a request while blocks are
-open.
-
-DMax (arXiv 2604.08302): tokens are fed as mean embeddings and revised until the block settles.
-
-Released code: czg1225/DMax@82bc29e, dInfer/python/dinfer/decoding/generate_uniform.py.
-"""
+"""Revisers: what they share, and those that overwrite: LLaDA2.1, MultiBD, DMax."""
 
 from __future__ import annotations
 
@@ -68,7 +48,12 @@ class Revision(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Budgeted(Revise):
-    """Proposes changes and makes as many as the budgets allow."""
+    """Proposes changes and makes as many as the budgets allow.
+
+    A budget limits the number of changes (re-maskings and overwritings) of a position, of the open
+    block or of the whole request; null is no limit. If a budget of block or request does not allow
+    all changes, those at the lower positions are made.
+    """
 
     per_position: Count | None = None  # maximum changes of a position
     per_block: Count | None = None  # maximum changes in the open block
@@ -323,7 +308,13 @@ ENDED = MemoKey[Tensor]("edit_blocks.ended")  # where blocks ended when there wa
 @register("schedule.buffer")
 @dataclass(frozen=True, kw_only=True)
 class BlockBuffer(Pipeline):
-    """At most `size` blocks that are open or finished in the last forward.
+    """MultiBD (MBD-LMs): D2F's pipeline over a buffer of a few absolute blocks.
+
+    At most `size` blocks that are open or finished in the last forward. Released code:
+    SJTU-DENG-Lab/Diffulex@184ba97, strategy/multi_bd (SJTU-DENG-Lab/mbd-lms). A finished block
+    keeps its place in the buffer for the forward in which its K/V are stored. Forwards that do
+    nothing else are not made here. Left out: the serving guards, which end a request while blocks
+    are open.
 
     Blocks lie at multiples of `block`; the canvas is rounded up to whole ones, or down with
     `floor`. The prompt's rest counts as committed. A block opens as in a pipeline if there is room
@@ -459,7 +450,11 @@ class Leftmost(Select):
 @register("revise.soft")
 @dataclass(frozen=True, kw_only=True)
 class SoftRevision(Budgeted):
-    """Overwrites tokens in every forward and feeds them as mean embeddings until the block settles.
+    """DMax (arXiv 2604.08302): tokens are fed as mean embeddings and revised until the block
+    settles.
+
+    Overwrites tokens in every forward and feeds them as mean embeddings until the block settles.
+    Released code: czg1225/DMax@82bc29e, dInfer/python/dinfer/decoding/generate_uniform.py.
 
     Every earlier committed token of the open block is replaced by the candidate of its row. At
     committed positions of the block the next forward is fed a mean embedding: that of the row's

@@ -1,31 +1,4 @@
-"""Caches in which every layer chooses the rows it computes: dLLM-Cache, Elastic-Cache.
-
-dLLM-Cache (arXiv 2506.06295): each layer computes the response rows whose V changed most.
-
-All hidden states pass through every layer, and all rows have logits. For rows that a layer does not
-compute, it takes K, V and the outputs of attention and MLP from the cache. The prompt's rows are
-computed every `prompt_every` forwards, the response's every `every`; both count all forwards of the
-request. In the other forwards a layer computes and keeps V of the whole response, then computes the
-rows whose V has the smallest cosine with the previous V. Their number is the share `share` of the
-response, rounded down, including decoded tokens and later blocks. With a share of 0, V is not
-renewed. The first layer computes everything.
-
-Elastic-Cache (arXiv 2510.14973): from the layer at which attention has drifted, all rows are
-recomputed.
-
-A forward computes the first `window` masks, the tokens committed by the last forward and the
-tracked tokens; all other rows keep their K, V and hidden states. In each layer one decoded token is
-tracked: the one to which the computed rows attend most. The next forward compares, layer by layer,
-the attention to this token from rows that both forwards computed. If their cosine falls below
-`gamma` in a layer, all layers above it compute every row (Algorithm 1). Only masks of the window
-are committed. The first forward computes everything.
-
-This implementation follows descriptions of the paper; its text and code were not available. Our own
-choices are: attention is averaged over heads, for the rows that the forward was planned to compute;
-a layer in which no row can be compared counts as drifted; masks after the window are cached
-individually, not in blocks of 32. The host waits for the test of each layer, because it decides
-what the next layer computes.
-"""
+"""Caches in which every layer chooses the rows it computes: dLLM-Cache, Elastic-Cache."""
 
 from __future__ import annotations
 
@@ -80,7 +53,17 @@ class MostChanged:
 @register("cache.dllm_cache")
 @dataclass(frozen=True)
 class DLLMCache(Cache):
-    """Caches K, V and the outputs of attention and MLP, in every layer and at every position."""
+    """dLLM-Cache (arXiv 2506.06295): each layer computes the response rows whose V changed most.
+
+    Caches K, V and the outputs of attention and MLP, in every layer and at every position. All
+    hidden states pass through every layer, and all rows have logits. For rows that a layer does not
+    compute, it takes K, V and the outputs of attention and MLP from the cache. The prompt's rows
+    are computed every `prompt_every` forwards, the response's every `every`; both count all
+    forwards of the request. In the other forwards a layer computes and keeps V of the whole
+    response, then computes the rows whose V has the smallest cosine with the previous V. Their
+    number is the share `share` of the response, rounded down, including decoded tokens and later
+    blocks. With a share of 0, V is not renewed. The first layer computes everything.
+    """
 
     prompt_every: Positive = 100  # forwards between those that compute the prompt
     every: Positive = 7  # forwards between those that compute the response
@@ -162,7 +145,23 @@ class DriftTest:
 @register("cache.elastic")
 @dataclass(frozen=True)
 class ElasticCache(Cache):
-    """Computes a window of masks, and everything in the layers above a drifted one."""
+    """Elastic-Cache (arXiv 2510.14973): from the layer at which attention has drifted, all rows are
+    recomputed.
+
+    Computes a window of masks, and everything in the layers above a drifted one. A forward computes
+    the first `window` masks, the tokens committed by the last forward and the tracked tokens; all
+    other rows keep their K, V and hidden states. In each layer one decoded token is tracked: the
+    one to which the computed rows attend most. The next forward compares, layer by layer, the
+    attention to this token from rows that both forwards computed. If their cosine falls below
+    `gamma` in a layer, all layers above it compute every row (Algorithm 1). Only masks of the
+    window are committed. The first forward computes everything.
+
+    This implementation follows descriptions of the paper; its text and code were not available. Our
+    own choices are: attention is averaged over heads, for the rows that the forward was planned to
+    compute; a layer in which no row can be compared counts as drifted; masks after the window are
+    cached individually, not in blocks of 32. The host waits for the test of each layer, because it
+    decides what the next layer computes.
+    """
 
     window: Positive = 16  # number of masks
     gamma: Amount = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never

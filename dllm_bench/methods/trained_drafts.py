@@ -1,44 +1,4 @@
-"""Drafts of trained drafters: DFlash, DFlash 2, DDTree, DSpark, EAGLE-3.
-
-DFlash (arXiv 2602.06036): a block-diffusion drafter proposes a whole block in one forward.
-
-The slots of a block are the anchor and the masks after it; features of the target's layers are
-injected as keys and values. Every token is drawn from the distribution of its own slot,
-independently of the other tokens. Both published variants are covered: the drafter's `silent` says
-whether the anchor's slot also predicts a token (DeepSpec) or not (z-lab). A block of silent slots
-only (z-lab's block size 1, its baseline) drafts nothing and skips the drafter.
-
-DFlash 2 (z-lab/dflash@07ebd93, dflash/model.py; announced as "DFlash 2: Keep Drafting Parallel",
-no paper) adds convolutions over the slots, and a path search over their best candidates.
-
-DDTree (arXiv 2604.12989): a tree of drafts from the marginals of a block drafter.
-
-Released code: liranringel/ddtree@c96427a, ddtree.py. A block drafter gives every slot a
-distribution of its own, so a prefix of tokens is as probable as the product of its tokens. The tree
-of B tokens with the longest expected path under that product is that of the B most probable
-prefixes (propositions 1 and 2).
-
-DSpark: DFlash's block with a sequential head, and a scheduler of verification.
-
-DSpark's hardware-aware prefix scheduler (Algorithm 1), and its asynchronous form (section 5.2).
-
-A draft token is verified if it increases the expected tokens per second of the whole batch on this
-machine. c[r][j] is the probability that token j of request r is accepted if all before it are;
-a[r][j], the product of c[r][0..j], is the probability that it is reached and accepted. Verifying
-the n tokens with the largest a gives Θ_n = (R + Σ a) · SPS(R + n) expected tokens per second for R
-requests. Stopping at the first descent of Θ keeps the output distribution, because the decision
-about a token depends only on earlier draft tokens; the global maximum over the same step does not
-(Appendix A). The asynchronous form computes the size of a step from the probabilities of two steps
-before, so it may use the global maximum. Confidences are treated as probabilities, so calibrate
-them first. The cost of drafting is not included. The algorithm is plain Python; two pieces
-apply it to proposals.
-
-EAGLE-3 as DeepSpec implements it: one layer drafts a chain of tokens.
-
-The layer reads the target's features at the committed tokens, and then its own hidden state for
-every token it drafts. After a draft its cache is cropped: the next round feeds the target's
-features of what was committed. Left out, as in DeepSpec: the trees of candidates of the original.
-"""
+"""Drafts of trained drafters: DFlash, DFlash 2, DDTree, DSpark, EAGLE-3."""
 
 from __future__ import annotations
 
@@ -92,7 +52,15 @@ class SlotBlock(NamedTuple):
 @register("draft.dflash")
 @dataclass(frozen=True)
 class DFlash(Draft):
-    """A block of draft tokens, drawn independently of each other."""
+    """DFlash (arXiv 2602.06036): a block-diffusion drafter proposes a whole block in one forward.
+
+    A block of draft tokens, drawn independently of each other. The slots of a block are the anchor
+    and the masks after it; features of the target's layers are injected as keys and values. Every
+    token is drawn from the distribution of its own slot, independently of the other tokens. Both
+    published variants are covered: the drafter's `silent` says whether the anchor's slot also
+    predicts a token (DeepSpec) or not (z-lab). A block of silent slots only (z-lab's block size 1,
+    its baseline) drafts nothing and skips the drafter.
+    """
 
     drafter: TrainedBlockDrafter
     slots: int | None = None
@@ -149,7 +117,11 @@ class DFlash(Draft):
 @register("draft.dflash2")
 @dataclass(frozen=True)
 class DFlash2(DFlash):
-    """A block of draft tokens, each chosen among its slot's candidates by the token before it.
+    """DFlash 2 (z-lab/dflash@07ebd93, dflash/model.py; announced as "DFlash 2: Keep Drafting
+    Parallel", no paper) adds convolutions over the slots, and a path search over their best
+    candidates.
+
+    A block of draft tokens, each chosen among its slot's candidates by the token before it.
 
     The candidates of a slot are its K most probable tokens. A path selector adds a term to their
     logits that depends on the token chosen before them; sampled tokens are drawn from the softmax
@@ -197,7 +169,14 @@ class DFlash2(DFlash):
 @register("draft.ddtree")
 @dataclass(frozen=True)
 class DDTree(DFlash):
-    """The most probable prefixes of a block, as a tree; a temperature does not change it."""
+    """DDTree (arXiv 2604.12989): a tree of drafts from the marginals of a block drafter.
+
+    The most probable prefixes of a block, as a tree; a temperature does not change it. Released
+    code: liranringel/ddtree@c96427a, ddtree.py. A block drafter gives every slot a distribution of
+    its own, so a prefix of tokens is as probable as the product of its tokens. The tree of B tokens
+    with the longest expected path under that product is that of the B most probable prefixes
+    (propositions 1 and 2).
+    """
 
     budget: Positive | None = None
     """B, draft tokens of a tree; None: as many as the block has slots that predict a token."""
@@ -351,8 +330,20 @@ class DSpark(DFlash):
         return Proposal(text_R[1:], sampler.joined(distributions), survival_D)
 
 
+# --- DSpark's scheduler of verification: Algorithm 1, and the asynchronous form of section 5.2 ----
+#
+# A draft token is verified if it increases the expected tokens per second of the whole batch on
+# this machine. c[r][j] is the probability that token j of request r is accepted if all before it
+# are; a[r][j], the product of c[r][0..j], is the probability that it is reached and accepted.
+# Verifying the n tokens with the largest a gives Θ_n = (R + Σ a) · SPS(R + n) expected tokens per
+# second for R requests. Stopping at the first descent of Θ keeps the output distribution, because
+# the decision about a token depends only on earlier draft tokens; the global maximum over the same
+# step does not (Appendix A). The asynchronous form computes the size of a step from the
+# probabilities of two steps before, so it may use the global maximum. Confidences are treated as
+# probabilities, so calibrate them first. The cost of drafting is not included.
+
 Probabilities = Sequence[Sequence[float]]
-"""c[r][j] of the module's text; requests may have different numbers of tokens."""
+"""c[r][j]; requests may have different numbers of tokens."""
 
 
 def ranked(probabilities: Probabilities) -> list[tuple[float, int, int]]:
@@ -462,7 +453,13 @@ class AsynchronousLength(HardwareAwareLength):
 @register("draft.eagle3")
 @dataclass(frozen=True)
 class Eagle3(Draft):
-    """A chain of draft tokens; an end token is the last one of a draft."""
+    """EAGLE-3 as DeepSpec implements it: one layer drafts a chain of tokens.
+
+    A chain of draft tokens; an end token is the last one of a draft. The layer reads the target's
+    features at the committed tokens, and then its own hidden state for every token it drafts. After
+    a draft its cache is cropped: the next round feeds the target's features of what was committed.
+    Left out, as in DeepSpec: the trees of candidates of the original.
+    """
 
     drafter: TrainedChainDrafter
     tokens: Positive | None = None
