@@ -1,21 +1,4 @@
-"""Switches of the masked decoder that change the inputs of its forwards: guidance and smoothing.
-
-Classifier-free guidance (LLaDA §2.4): each forward sees the canvas with and without the prompt.
-
-logits = u + (scale + 1) (c - u), with c from the prompt and u from a prompt of only masks. Both
-come from one forward with twice as many branches. The forward has to feed the whole canvas, because
-cached keys and values would belong to the prompt of c.
-
-dInfer's iteration smoothing: a mask is fed together with the model's last prediction at its
-position.
-
-After a forward, each row whose logits were computed remembers w * sum_v p(v) E[v], the mean
-embedding of its distribution p, weighted by w = min(0.15 + 0.02 i, most) in forward i of the
-request. The next forward that feeds the position adds it to the embedding of the mask token, as
-long as the position is masked. dInfer (`IterationSmooth`, cont_weight 0.3) also lowers the
-threshold from 1 step by step: `decoder.select.fall=0.02`. In dInfer, unrolled forwards over a full
-block count in i; here there are none.
-"""
+"""Switches of the masked decoder that change the inputs of its forwards: guidance and smoothing."""
 
 from __future__ import annotations
 
@@ -35,7 +18,13 @@ from dllm_bench.decoding.batching import Answer, Step, run_forward
 
 @dataclass(frozen=True)
 class Guidance(MaskedPiece):
-    """The conditions that guidance at this scale needs from the pieces; 0 is no guidance."""
+    """Classifier-free guidance (LLaDA §2.4): each forward sees the canvas with and without the
+    prompt; a scale of 0 is no guidance.
+
+    logits = u + (scale + 1) (c - u), with c from the prompt and u from a prompt of only masks. Both
+    come from one forward with twice as many branches. The forward has to feed the whole canvas,
+    because cached keys and values would belong to the prompt of c.
+    """
 
     scale: float
 
@@ -93,7 +82,16 @@ EXPECTED = MemoKey[Tensor]("smoothing.expected")  # weighted mean embeddings, 0 
 
 @dataclass(frozen=True)
 class Smoothing(MaskedPiece):
-    """Adds the expected embedding to the mask embedding at masked positions."""
+    """dInfer's iteration smoothing: a mask is fed together with the model's last prediction at its
+    position.
+
+    After a forward, each row whose logits were computed remembers w * sum_v p(v) E[v], the mean
+    embedding of its distribution p, weighted by w = min(0.15 + 0.02 i, most) in forward i of the
+    request. The next forward that feeds the position adds it to the embedding of the mask token, as
+    long as the position is masked. dInfer (`IterationSmooth`, cont_weight 0.3) also lowers the
+    threshold from 1 step by step: `decoder.select.fall=0.02`. In dInfer, unrolled forwards over a
+    full block count in i; here there are none.
+    """
 
     most: float  # the largest weight
     reads_rows = "fed"
