@@ -5,9 +5,9 @@
     .venv/bin/python -m scripts.decoding_code                      # write, after DECODING_VERSION
 
 Covered are core, decoding, methods and models. A digest is of a file's syntax tree without
-docstrings, so comments and layout do not count. `decoding_code.txt` holds the version, the notes
-since it was raised, and a line per file; after a merge conflict in it, take either side and run
-this again.
+docstrings, or of what a yaml file holds, so comments and layout do not count. `decoding_code.txt`
+holds the version, the notes since it was raised, and a line per file; after a merge conflict in it,
+take either side and run this again.
 `scripts.check_reference` shows whether tokens stay equal.
 """
 
@@ -19,6 +19,8 @@ import hashlib
 import sys
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from dllm_bench import DECODING_VERSION
 from dllm_bench.paths import PACKAGE
@@ -45,16 +47,18 @@ def shape(node: Any) -> Any:
     return [type(node).__name__, *named]
 
 
-def digest(text: str) -> str:
-    """Digest of a module's code."""
-    return hashlib.sha256(repr(shape(ast.parse(text))).encode()).hexdigest()[:DIGITS]
+def digest(text: str, suffix: str = ".py") -> str:
+    """Digest of a module's code, or of the content of a yaml file."""
+    content = shape(ast.parse(text)) if suffix == ".py" else yaml.safe_load(text)
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:DIGITS]
 
 
 def digests(package: Path = PACKAGE) -> dict[str, str]:
     """Return file, below the package -> digest."""
-    files = sorted(path for folder in FOLDERS for path in (package / folder).rglob("*.py"))
+    every = (path for folder in FOLDERS for path in (package / folder).rglob("*"))
+    files = sorted(path for path in every if path.suffix in (".py", ".yaml"))
     return {
-        path.relative_to(package).as_posix(): digest(path.read_text(encoding="utf-8"))
+        path.relative_to(package).as_posix(): digest(path.read_text("utf-8"), path.suffix)
         for path in files
     }
 

@@ -21,7 +21,7 @@ from dllm_bench.api import compose as composing
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes
-from dllm_bench.models.load import load_model
+from dllm_bench.models.load import build_module, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 
@@ -171,7 +171,7 @@ def tiny_config(layout: str, **changes: Any) -> dict[str, Any]:
 def tiny_weights(layout: str, seed: int, config: dict[str, Any]) -> dict[str, Tensor]:
     """Random weights under the module's names."""
     generator = torch.Generator().manual_seed(seed)
-    state = ADAPTERS[layout].build(config, "sdpa").state_dict()
+    state = build_module(ADAPTERS[layout], config, "sdpa").state_dict()
     return {name: _random(name, tensor, generator) for name, tensor in state.items()}
 
 
@@ -265,9 +265,9 @@ def tiny_denoiser(
 ) -> TransformerDenoiser:
     """Return a random float32 model of `layout` in memory; `changes` go into its config."""
     config = tiny_config(layout, **changes)
-    module = ADAPTERS[layout].build(config, attention)
-    module.load_state_dict(tiny_weights(layout, seed, config))
     adapter = ADAPTERS[layout]
+    module = build_module(adapter, config, attention)
+    module.load_state_dict(tiny_weights(layout, seed, config))
     special = SpecialTokens(**ROLES)
     return TransformerDenoiser(module, special, adapter.shifted, attention_form=adapter.attention)
 

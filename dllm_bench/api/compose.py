@@ -43,9 +43,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.errors import DllmBenchError, did_you_mean, unknown_name
-from dllm_bench.models.folder import HUB_ID, adapted_model, is_lora, lacking, settings_of
-from dllm_bench.models.sources import checkpoint_folder
-from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models import sources
+from dllm_bench.models.spec import DEVICES, ModelSpec
 from dllm_bench.paths import (
     ASSETS,
     GROUPS,
@@ -92,7 +91,6 @@ FOREIGN_NAMES = {
 OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None}
 """Settings of a model that its yaml may leave out."""
 Plain = dict[str, Any]
-DEVICES = ("cpu", "cuda", "auto")  # that this package runs on
 
 
 # The single settings, which conf/run.yaml names in its defaults list.
@@ -239,16 +237,16 @@ def checkpoint_overrides(source: str) -> list[str]:
             f"There is no model folder {source!r}; give an existing folder, a hub id "
             "(owner/name), or a name that `dllm-bench run --help` lists."
         )
-    if not folder.is_dir() and not HUB_ID.fullmatch(source):
+    if not folder.is_dir() and not sources.HUB_ID.fullmatch(source):
         return [f"model={source}"]
     for name in options("model"):
         plain = read_yaml(conf_file(f"model/{name}.yaml"))
         if (plain.get("lora") or plain.get("path")) == source:
             return [f"model={name}"]
     if not folder.is_dir():
-        folder = checkpoint_folder(source)
+        folder = sources.checkpoint_folder(source)
     name = folder_name(source)
-    if is_lora(folder) and (base := adapted_model(folder)):
+    if sources.is_lora(folder) and (base := sources.adapted_model(folder)):
         try:
             adapted = checkpoint_overrides(base)
         except DllmBenchError as error:
@@ -259,7 +257,7 @@ def checkpoint_overrides(source: str) -> list[str]:
             ) from error
         own = {"name": name, "lora": source}
         return [*adapted, *(as_override(f"++model.{key}", text) for key, text in own.items())]
-    own = {"name": name, "path": source, **settings_of(folder)}
+    own = {"name": name, "path": source, **sources.settings_of(folder)}
     return ["~model", *(as_override(f"+model.{key}", value) for key, value in own.items())]
 
 
@@ -338,7 +336,7 @@ def check_device(hardware: Hardware) -> None:
     if hardware.device.partition(":")[0] not in DEVICES:
         raise DllmBenchError(
             f"hardware={hardware.name} asks for {hardware.processes} devices of kind "
-            f"{hardware.device!r}, and this package runs on {' and '.join(DEVICES[:-1])} devices; "
+            f"{hardware.device!r}, and this package runs on {' and '.join(DEVICES[1:])} devices; "
             "choose hardware=auto, which finds what is here."
         )
 
@@ -351,7 +349,7 @@ def check_model(model: ModelGroup) -> None:
         if not source or expanded(source).is_dir():
             continue
         if source.startswith(IMPORTED):
-            checkpoint_folder(source, revision)
+            sources.checkpoint_folder(source, revision)
         elif source.startswith(ASSETS):
             if any(place_of(source).glob("*.safetensors")):
                 continue
@@ -360,13 +358,12 @@ def check_model(model: ModelGroup) -> None:
                 f"Model {name!r} needs {source}, which this installation does not have; a clone of "
                 f"the repository has it, or makes it: python -m scripts.embedded {shipped}"
             )
-        elif HUB_ID.fullmatch(source) and not is_cached(source):
+        elif sources.HUB_ID.fullmatch(source) and not is_cached(source):
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which is not in the local Hugging Face cache, and "
                 f"a run downloads nothing; fetch it first: dllm-bench "
                 f"prefetch {name}, or hf download {source}"
             )
-
     check_folder(model)
 
 
@@ -374,8 +371,9 @@ def check_folder(model: ModelGroup) -> None:
     """Check that a user's checkpoint folder contains everything a run reads."""
     source = model.path or ASSETS
     folder = place_of(source)
-    missing = [] if source.startswith(ASSETS) or not folder.is_dir() else lacking(folder, model)
-    if listed := "; ".join(missing):
+    if source.startswith(ASSETS) or not folder.is_dir():
+        return
+    if listed := "; ".join(sources.lacking(folder, model)):
         raise DllmBenchError(
             f"Model {model.name!r} is to be read from {folder}, which lacks {listed}; "
             "complete the folder and give the same command again."

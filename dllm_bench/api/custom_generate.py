@@ -30,13 +30,9 @@ from dllm_bench.runs.sessions import check_batched
 from dllm_bench.store.files import write_atomic
 
 REFUSED = (
-    "logits_processor",
-    "stopping_criteria",
-    "prefix_allowed_tokens_fn",
-    "assistant_model",
-    "streamer",
-    "negative_prompt_ids",
-)
+    "logits_processor stopping_criteria prefix_allowed_tokens_fn assistant_model streamer "
+    "negative_prompt_ids"
+).split()
 SINGLE = ("num_beams", "num_return_sequences")  # more than one of these is refused
 WRAPPING = ("mask_token", "attention", "block", "shifted")  # settings of `wrap`
 FOLDER = "custom_generate"

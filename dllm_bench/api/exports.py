@@ -122,10 +122,8 @@ def to_lm_eval(export: Export) -> Iterator[Path]:
     """
     for entry in export.entries:
         record = sealed_record(entry)
-        spec, folder = (
-            record.spec,
-            export.out / slug(f"{record.spec.model.name}-{record.spec.folder}"),
-        )
+        spec = record.spec
+        folder = export.out / slug(f"{spec.model.name}-{spec.folder}")
         moment = datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
         results = json.dumps(lm_eval_results(record), indent=2)
         yield write_atomic(folder / f"results_{moment}.json", results)

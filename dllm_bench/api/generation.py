@@ -152,8 +152,7 @@ def composed_decoder(
             f"{', '.join(key for key, value in plain.items() if isinstance(value, dict))}."
         )
     given = {key: describe(value) for key, value in pieces.items()}
-    made: Decoder = decoder_of({**plain, **given})
-    return made
+    return decoder_of({**plain, **given})
 
 
 def slot_override(key: str, value: Any) -> str:
@@ -401,6 +400,7 @@ def _decode_batch(
 # --- tokens while they are committed -------------------------------------------------------------
 
 
+@dataclass(eq=False, repr=False)
 class WatchedDenoiser:
     """Wraps a model and reports, before each forward, the tokens committed since the previous
     forward.
@@ -411,13 +411,12 @@ class WatchedDenoiser:
     A token is reported again if it was masked in between, or if a longer canvas moved it.
     """
 
-    def __init__(
-        self, model: LoadedModel, request: Request, index: int, on_commit: OnCommit
-    ) -> None:
-        self._model, self._request, self._index = model, request, index
-        self._on_commit = on_commit
-        self._known: dict[int, int] = {}
-        self._forwards = 0
+    _model: LoadedModel
+    _request: Request
+    _index: int
+    _on_commit: OnCommit
+    _known: dict[int, int] = field(default_factory=dict)
+    _forwards: int = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model.denoiser, name)

@@ -50,7 +50,7 @@ def random_model(
 ) -> TransformerDenoiser:
     """Build Dream's architecture in the given shape, with rows that predict their own position."""
     from dllm_bench.models.acceleration import quantize
-    from dllm_bench.models.load import denoiser_class
+    from dllm_bench.models.load import build_module, denoiser_class
 
     published = {
         "vocab_size": vocab,
@@ -64,7 +64,7 @@ def random_model(
         "rope_theta": 10000.0,
     }
     with torch.device("meta"):
-        module = ADAPTERS["dream"].build(published, "sdpa")
+        module = build_module(ADAPTERS["dream"], published, "sdpa")
     module = module.to(dtype).to_empty(device=device)
     module.model.rotary_emb = type(module.model.rotary_emb)(module.config).to(device)
     generator = torch.Generator(device).manual_seed(0)

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
     from dllm_bench.models.load import LoadedModel
 
-BY_POSITION = (
-    "acceptance/conditional",
-    "acceptance/survival",
-    "calibration/ece",
-    "calibration/auroc",
-)
+BY_POSITION = {  # column -> metric of a position of the draft
+    "conditional": "acceptance/conditional",
+    "survival": "acceptance/survival",
+    "ece": "calibration/ece",
+    "auroc": "calibration/auroc",
+}
 FORMS = ("png", "svg")  # of pictures
 FRAME_HEIGHT = 600  # pixels of a table in a notebook
 
@@ -366,13 +366,9 @@ def acceptance(*runs: RunRecord | str, results: str | Path | None = None) -> Dat
     rows = list[dict[str, Any]]()
     for record in sealed_records(runs, results):
         for k in range(1, longest_draft(record.samples) + 1):
-            values = {
-                name.partition("/")[2]: measure(f"{name}@{k}", record.samples)
-                for name in BY_POSITION
-            }
+            values = {n: measure(f"{one}@{k}", record.samples) for n, one in BY_POSITION.items()}
             rows.append({**_identity_row(record), "position": k, **values})
-    names = [name.partition("/")[2] for name in BY_POSITION]
-    return pd.DataFrame(rows, columns=["run", "decoder", "position", *names])
+    return pd.DataFrame(rows, columns=["run", "decoder", "position", *BY_POSITION])
 
 
 # --- tables --------------------------------------------------------------------------------------

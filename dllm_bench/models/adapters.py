@@ -5,19 +5,21 @@ published tensors make up each parameter of the module built from it. No modelli
 checkpoint is copied or run.
 
 `ADAPTERS` is the one registry of adapter name -> layout. An adapter is the name (`adapter:` in a
-model's yaml) of a `CheckpointLayout`. To support another architecture, add a subclass with its
-config keys and tensor names, and an entry in `ADAPTERS`.
+model's yaml) of a `CheckpointLayout`. To support another architecture, add a subclass and an entry
+in `ADAPTERS`; its config keys, tensor names and supported values are in `layouts.yaml`.
 """
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 
 # --- layouts --------------------------------------------------------------------------------------
 
@@ -37,8 +39,11 @@ class PublishedTensor:
     """Index of the part of the parameter that it fills; empty: the whole parameter."""
 
 
-class CheckpointLayout(ABC):
-    """One published architecture: its config keys, tensor names and habits."""
+class CheckpointLayout:
+    """One published architecture: its config keys, tensor names and habits.
+
+    Unless a subclass says otherwise, keys and names are those of transformers.
+    """
 
     model_type: ClassVar[str]
     """`model_type` of its config.json."""
@@ -48,8 +53,6 @@ class CheckpointLayout(ABC):
     """Whether row i predicts position i + 1."""
     attention: ClassVar[str] = "full"
     """Attention it is usually trained with; a model's yaml may name another."""
-    required: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Config key -> supported values; a key that is absent is fine."""
     ropes: ClassVar[tuple[str, ...]] = ("default",)
     """Supported variants of the rotary embedding."""
     plain_layers: ClassVar[bool] = False
@@ -68,20 +71,15 @@ class CheckpointLayout(ABC):
         """Return the part of the config that describes the language model."""
         return published
 
-    @abstractmethod
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
         """Return the arguments of transformers' config class."""
-
-    def build(self, published: PublishedConfig, backend: str) -> Any:
-        """Return a `*ForCausalLM` module of the published size, its weights not yet loaded.
-
-        `backend` is the attention kernel, as transformers names it.
-        """
-        import transformers  # slow to import
-
-        text = self.text_config(published)
-        kind = getattr(transformers, f"{self.family_of(text)}ForCausalLM")
-        return kind(kind.config_class(**self.settings(text), attn_implementation=backend))
+        every = _layouts()["sizes"]
+        keys = every.get(type(self).__name__, every["CheckpointLayout"])
+        sizes = {name: value(published, key) for name, key in keys.items()}
+        optional = {"head_dim": published["head_dim"]} if published.get("head_dim") else {}
+        tied = bool(published.get("tie_word_embeddings", False))
+        shared = {"rope_parameters": self.rope(published), "tie_word_embeddings": tied}
+        return {**sizes, **optional, **shared}
 
     def family_of(self, published: PublishedConfig) -> str:
         """Return the class of transformers for this config, without "ForCausalLM"."""
@@ -89,7 +87,7 @@ class CheckpointLayout(ABC):
 
     def to_published(self, name: str) -> str:
         """Return the published name of a parameter, if names correspond one to one."""
-        return name
+        return renamed(type(self).__name__, name) or name
 
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         """Return the published tensors that make up a parameter."""
@@ -98,12 +96,7 @@ class CheckpointLayout(ABC):
     def check(self, published: PublishedConfig) -> None:
         """Raise DllmBenchError, naming every key, for a config that this layout would load
         wrongly."""
-        text = self.text_config(published)
-        wrong = [
-            f"{key}={text[key]!r}"
-            for key, values in self.required.items()
-            if key in text and text[key] not in values
-        ]
+        wrong = unsupported(type(self).__name__, self.text_config(published))
         if wrong:
             raise DllmBenchError(
                 f"The config asks for {', '.join(wrong)}, which the {self.model_type} adapter does "
@@ -134,26 +127,37 @@ class CheckpointLayout(ABC):
         return {**scaling, "rope_type": kind, "rope_theta": base}
 
 
-class StandardLayout(CheckpointLayout):
-    """Config keys and tensor names as in transformers."""
+def unsupported(kind: str, config: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a config that `layouts.yaml` does not list for a kind, as
+    `key=value`."""
+    return [
+        f"{key}={config[key]!r}"
+        for key, values in _layouts()["supported"][kind].items()
+        if key in config and config[key] not in values
+    ]
 
-    sizes: ClassVar[tuple[str, ...]] = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "max_position_embeddings",
-        "rms_norm_eps",
-    )
 
-    def settings(self, published: PublishedConfig) -> dict[str, Any]:
-        sizes = {key: value(published, key) for key in self.sizes}
-        optional = {"head_dim": published["head_dim"]} if published.get("head_dim") else {}
-        tied = bool(published.get("tie_word_embeddings", False))
-        shared = {"rope_parameters": self.rope(published), "tie_word_embeddings": tied}
-        return {**sizes, **optional, **shared}
+def renamed(kind: str, name: str) -> str | None:
+    """Return a tensor's name by the other naming that `layouts.yaml` gives for a kind; None if it
+    gives none."""
+    for beginning, other in _beginnings(kind).items():
+        if match := beginning.match(name):
+            return match.expand(other) + name[match.end() :]
+    return None
+
+
+@cache
+def _beginnings(kind: str) -> dict[re.Pattern[str], str]:
+    names = _layouts()["names"].get(kind, {})
+    return {
+        re.compile(re.escape(own).replace(r"\*", r"(\d+)")): other.replace("*", r"\1")
+        for own, other in names.items()
+    }
+
+
+@cache
+def _layouts() -> dict[str, Any]:
+    return read_yaml(Path(__file__).with_name("layouts.yaml"))
 
 
 def value(published: PublishedConfig, key: str, file: str = "config.json") -> Any:
@@ -166,26 +170,6 @@ def value(published: PublishedConfig, key: str, file: str = "config.json") -> An
 
 
 # --- architectures --------------------------------------------------------------------------------
-
-NO_SCALING = (None, {"rope_type": "default"}, {"type": "default"})
-"""Values of `rope_scaling` that leave the rotary embedding as it is."""
-LAYERS, BLOCKS = "model.layers.", "model.transformer.blocks."
-LLADA_TOP = {  # module name -> published name, without ".weight"
-    "model.embed_tokens": "model.transformer.wte",
-    "model.norm": "model.transformer.ln_f",
-    "lm_head": "model.transformer.ff_out",
-}
-LLADA_BLOCK = {  # module name inside a layer -> published name inside a block
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ff_norm",
-    "self_attn.q_proj": "q_proj",
-    "self_attn.k_proj": "k_proj",
-    "self_attn.v_proj": "v_proj",
-    "self_attn.o_proj": "attn_out",
-    "mlp.gate_proj": "ff_proj",
-    "mlp.up_proj": "up_proj",
-    "mlp.down_proj": "ff_out",
-}
 
 
 class LladaLayout(CheckpointLayout):
@@ -200,18 +184,6 @@ class LladaLayout(CheckpointLayout):
     family = "Llama"
     counts: ClassVar = {"n_layers": "blocks"}
     plain_layers = True
-    required: ClassVar = {
-        "block_type": ("llama",),
-        "activation_type": ("silu",),
-        "layer_norm_type": ("rms",),
-        "rope": (True,),
-        "alibi": (False,),
-        "include_bias": (False,),
-        "bias_for_layer_norm": (False, None),
-        "attention_layer_norm": (False,),
-        "input_emb_norm": (False,),
-        "scale_logits": (False,),
-    }
 
     def recognises(self, published: PublishedConfig) -> bool:
         return super().recognises(published) and "num_experts" not in published
@@ -220,26 +192,13 @@ class LladaLayout(CheckpointLayout):
         return "Qwen2" if published.get("include_qkv_bias") else self.family
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
-        return {
+        without = {**published, "head_dim": None}  # which LLaDA's own code does not read
+        return super().settings(without) | {
             "vocab_size": published.get("embedding_size") or value(published, "vocab_size"),
-            "hidden_size": value(published, "d_model"),
             "intermediate_size": _mlp_size(published),
-            "num_hidden_layers": value(published, "n_layers"),
-            "num_attention_heads": value(published, "n_heads"),
             "num_key_value_heads": _kv_heads(published),
-            "max_position_embeddings": value(published, "max_sequence_length"),
-            "rms_norm_eps": value(published, "rms_norm_eps"),
-            "rope_parameters": self.rope(published),
             "tie_word_embeddings": bool(published.get("weight_tying", False)),
         }
-
-    def to_published(self, name: str) -> str:
-        """Return the published name of a parameter; unknown names are returned unchanged."""
-        stem, _, kind = name.rpartition(".")
-        if not stem.startswith(LAYERS):
-            return f"{LLADA_TOP[stem]}.{kind}" if stem in LLADA_TOP else name
-        index, _, part = stem.removeprefix(LAYERS).partition(".")
-        return f"{BLOCKS}{index}.{LLADA_BLOCK[part]}.{kind}" if part in LLADA_BLOCK else name
 
 
 def _mlp_size(published: PublishedConfig) -> int:
@@ -253,7 +212,7 @@ def _kv_heads(published: PublishedConfig) -> int:
     return 1 if published.get("multi_query_attention") else int(value(published, "n_heads"))
 
 
-class DreamLayout(StandardLayout):
+class DreamLayout(CheckpointLayout):
     """`DreamModel`: Qwen2's tensor names and config keys, logits shifted by one.
 
     DiffuCoder, dParallel, d3LLM and the D2F versions of Dream have the same layout.
@@ -263,12 +222,6 @@ class DreamLayout(StandardLayout):
     family = "Qwen2"
     shifted = True
     plain_layers = True
-    required: ClassVar = {
-        "hidden_act": ("silu",),
-        "use_sliding_window": (False,),
-        "use_mrope": (False,),
-        "rope_scaling": NO_SCALING,
-    }
 
 
 class FastDllmV2Layout(DreamLayout):
@@ -303,7 +256,7 @@ def expert_parts(name: str, shapes: Shapes) -> list[PublishedTensor] | None:
     ]
 
 
-class LladaMoeLayout(StandardLayout):
+class LladaMoeLayout(CheckpointLayout):
     """`LLaDAMoEModelLM`, run by Qwen3-MoE's class.
 
     Its config.json has model_type "llada", as the dense model's does. Softmax over all experts, the
@@ -314,20 +267,6 @@ class LladaMoeLayout(StandardLayout):
     model_type = "llada"
     family = "Qwen3Moe"
     plain_layers = True
-    sizes = tuple(size for size in StandardLayout.sizes if size != "intermediate_size")
-    required: ClassVar = {
-        "hidden_act": ("silu",),
-        "qk_layernorm": (True,),
-        "clip_qkv": (None,),
-        "attention_bias": (False, None),
-        "partial_rotary_factor": (1, None),
-        "rope_scaling": NO_SCALING,
-        "moe_router_score_function": ("softmax",),
-        "moe_router_enable_expert_bias": (False, None),
-        "router_num_group": (None, 0, 1),
-        "routed_scaling_factor": (1, None),
-        "shared_expert_intermediate_size": (None, 0),
-    }
 
     def recognises(self, published: PublishedConfig) -> bool:
         kind = str(published.get("model_type")).lower().replace("_", "")
@@ -337,26 +276,16 @@ class LladaMoeLayout(StandardLayout):
         sparse = published.get("moe_layer_freq") or [1] * value(published, "num_hidden_layers")
         return super().settings(published) | {
             "intermediate_size": published.get("dense_intermediate_size") or 1,
-            "moe_intermediate_size": value(published, "expert_intermediate_size"),
-            "num_experts": value(published, "num_experts"),
-            "num_experts_per_tok": value(published, "num_experts_per_tok"),
             "norm_topk_prob": bool(published.get("norm_topk_prob")),
             "mlp_only_layers": [i for i, is_sparse in enumerate(sparse) if not is_sparse],
             "head_dim": _head_dim(published),
         }
 
 
-LLADA2_NAMES = {  # end of the module's name -> end of the published name
-    "model.embed_tokens.weight": "model.word_embeddings.weight",
-    ".self_attn.o_proj.weight": ".attention.dense.weight",
-    ".self_attn.q_norm.weight": ".attention.query_layernorm.weight",
-    ".self_attn.k_norm.weight": ".attention.key_layernorm.weight",
-    ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
-}
 LLADA2_FUSED = ("q_proj", "k_proj", "v_proj")  # rows of query_key_value, in this order
 
 
-class Llada2Layout(StandardLayout):
+class Llada2Layout(CheckpointLayout):
     """`LLaDA2MoeModelLM` (Bailing MoE v2), run by GLM-4-MoE's class; block diffusion, blocks of 32.
 
     LLaDA2.1 and DMax have the same layout. So has LLaDA2.2, but its router admits
@@ -371,18 +300,6 @@ class Llada2Layout(StandardLayout):
     family = "Glm4Moe"
     attention = "block_causal"
     plain_layers = True
-    required: ClassVar = {
-        "hidden_act": ("silu",),
-        "use_qk_norm": (True,),
-        "use_qkv_bias": (False,),
-        "use_bias": (False,),
-        "norm_head": (False,),
-        "score_function": ("sigmoid",),
-        "moe_router_enable_expert_bias": (True,),
-        "expert_capacity": (None,),  # LLaDA2.2: experts admitted to a block
-        "use_sliding_window": (False,),
-        "rope_scaling": NO_SCALING,
-    }
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
         standard = super().settings(published)
@@ -391,22 +308,8 @@ class Llada2Layout(StandardLayout):
             "rope_parameters": standard["rope_parameters"] | {"partial_rotary_factor": fraction},
             "head_dim": _head_dim(published),
             "use_qk_norm": True,
-            "moe_intermediate_size": value(published, "moe_intermediate_size"),
-            "n_routed_experts": value(published, "num_experts"),
-            "n_shared_experts": value(published, "num_shared_experts"),
-            "num_experts_per_tok": value(published, "num_experts_per_tok"),
-            "n_group": value(published, "n_group"),
-            "topk_group": value(published, "topk_group"),
-            "routed_scaling_factor": value(published, "routed_scaling_factor"),
             "norm_topk_prob": bool(published.get("norm_topk_prob", True)),
-            "first_k_dense_replace": value(published, "first_k_dense_replace"),
         }
-
-    def to_published(self, name: str) -> str:
-        for end, published_end in LLADA2_NAMES.items():
-            if name.endswith(end):
-                return name.removesuffix(end) + published_end
-        return name
 
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         stem, _, side = name.removesuffix(".weight").rpartition(".self_attn.")
@@ -423,19 +326,13 @@ def _head_dim(published: PublishedConfig) -> int:
     return int(given or published["hidden_size"] // published["num_attention_heads"])
 
 
-class SdarLayout(StandardLayout):
+class SdarLayout(CheckpointLayout):
     """`SDARForCausalLM`: Qwen3 trained on block diffusion, logits not shifted."""
 
     model_type = "sdar"
     family = "Qwen3"
     attention = "block_causal"
     plain_layers = True
-    required: ClassVar = {
-        "hidden_act": ("silu",),
-        "use_sliding_window": (False,),
-        "attention_bias": (False,),
-        "rope_scaling": NO_SCALING,
-    }
 
 
 class WedlmLayout(SdarLayout):
@@ -445,7 +342,6 @@ class WedlmLayout(SdarLayout):
     """
 
     model_type = "wedlm"
-    required: ClassVar = {**SdarLayout.required, "qk_norm": (True,)}
 
 
 class SdarMoeLayout(SdarLayout):
@@ -453,21 +349,9 @@ class SdarMoeLayout(SdarLayout):
 
     model_type = "sdar_moe"
     family = "Qwen3Moe"
-    sizes = (
-        *StandardLayout.sizes,
-        "moe_intermediate_size",
-        "num_experts",
-        "num_experts_per_tok",
-        "norm_topk_prob",
-    )
-    required: ClassVar = {
-        **SdarLayout.required,
-        "decoder_sparse_step": (1, None),
-        "mlp_only_layers": ([], None),
-    }
 
 
-class NemotronDiffusionLayout(StandardLayout):
+class NemotronDiffusionLayout(CheckpointLayout):
     """`NemotronLabsDiffusionModel`: Ministral 3's layers under `encoder`, with a `diffusion_head`.
 
     Run by Llama's class, which computes the same up to `original_max_position_embeddings` positions
@@ -481,12 +365,6 @@ class NemotronDiffusionLayout(StandardLayout):
     attention = "block_causal"
     plain_layers = True
     ropes = ("default", "yarn")
-    required: ClassVar = {
-        "hidden_act": ("silu",),
-        "sliding_window": (None,),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-    }
 
     def rope(self, published: PublishedConfig) -> dict[str, Any]:
         """Return `rope_parameters`, without the scale of queries and the length that Ministral 3
@@ -494,24 +372,13 @@ class NemotronDiffusionLayout(StandardLayout):
         own = ("llama_4_scaling_beta", "max_position_embeddings")
         return {key: given for key, given in super().rope(published).items() if key not in own}
 
-    def to_published(self, name: str) -> str:
-        if name == "lm_head.weight":
-            return "diffusion_head.weight"
-        return name.replace("model.", "encoder.", 1)
 
-
-class CausalLayout(StandardLayout):
+class CausalLayout(CheckpointLayout):
     """An autoregressive model: rows predict the next position and see no later one."""
 
     shifted = True
     attention = "causal"
     plain_layers = True
-    required: ClassVar = {
-        "hidden_act": ("silu",),
-        "use_sliding_window": (False,),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-    }
 
 
 class Qwen2Layout(CausalLayout):
@@ -548,21 +415,6 @@ class Gemma4Layout(CausalLayout):
     model_type = "gemma4_unified"
     family = "Gemma4Unified"
     plain_layers = False
-    sizes = (
-        *StandardLayout.sizes,
-        "head_dim",
-        "hidden_activation",
-        "sliding_window",
-        "layer_types",
-    )
-    required: ClassVar = {
-        "num_kv_shared_layers": (0, None),
-        "use_double_wide_mlp": (False, None),
-        "use_bidirectional_attention": ("vision", None),
-        "hidden_size_per_layer_input": (0, None),
-        "enable_moe_block": (False, None),
-        "attention_bias": (False, None),
-    }
     ignored = r"model\.(?!language_model\.)"
 
     def text_config(self, published: PublishedConfig) -> PublishedConfig:
@@ -580,12 +432,6 @@ class Gemma4Layout(CausalLayout):
     def rope(self, published: PublishedConfig) -> dict[str, Any]:
         return dict(value(published, "rope_parameters"))
 
-    def to_published(self, name: str) -> str:
-        return name.replace("model.", "model.language_model.", 1)
-
-
-DIFFUSION_GEMMA_ENCODER = r"model\.encoder\.(?!language_model\.layers\.\d+\.layer_scalar$)"
-
 
 class DiffusionGemmaLayout(Gemma4Layout):
     """The language model of `DiffusionGemmaForBlockDiffusion`; its vision tower is not read.
@@ -598,32 +444,13 @@ class DiffusionGemmaLayout(Gemma4Layout):
     shifted = False
     attention = "canvas"
     counts: ClassVar = {"num_hidden_layers": "layers"}
-    sizes = (*Gemma4Layout.sizes, "num_experts", "top_k_experts", "moe_intermediate_size")
-    required: ClassVar = {
-        "use_bidirectional_attention": ("vision", None),
-        "attention_bias": (False, None),
-        "tie_word_embeddings": (True,),
-    }
-    ignored = DIFFUSION_GEMMA_ENCODER
-
-    def build(self, published: PublishedConfig, backend: str) -> Any:
-        from dllm_bench.models.canvas_module import CanvasModule  # imports transformers
-
-        text = self.text_config(published)
-        return CanvasModule(self.settings(text), value(published, "canvas_length"), backend)
+    ignored = r"model\.encoder\.(?!language_model\.layers\.\d+\.layer_scalar$)"
 
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         if name == "scale_N1":
             names = (f"model.decoder.layers.{n}.layer_scalar" for n in range(shapes[name][0]))
             return [PublishedTensor(of_layer, place=(n,)) for n, of_layer in enumerate(names)]
         return super().parts(name, shapes)
-
-    def to_published(self, name: str) -> str:
-        if name.endswith(".layer_scalar"):
-            return name.replace("model.", "model.encoder.language_model.", 1)
-        if name.startswith("self_conditioning."):
-            return f"model.decoder.{name}"
-        return name.replace("model.", "model.decoder.", 1)
 
 
 ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this order

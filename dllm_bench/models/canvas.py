@@ -1,20 +1,56 @@
-"""`CanvasDenoiser`: DiffusionGemma as a model of uniform-state diffusion (`decoding/canvas.py`).
+"""DiffusionGemma's text model, without its vision tower: a model of uniform-state diffusion
+(`decoding/canvas.py`).
 
-A forward with block-causal attention is transformers' encoder, one with full attention its decoder:
-its input is conditioned on the mean embedding of the last prediction, sliding layers see all of the
-canvas and the last positions of the text, and no K/V are kept.
+transformers' class holds the layers twice, an encoder and a decoder that share their weights and
+differ in attention and in a scale of each layer's output. Here they are the encoder's modules, and
+the decoder's scales are stored separately (`CanvasModule`).
+
+A forward with block-causal attention (`CanvasDenoiser`) is transformers' encoder, one with full
+attention its decoder: its input is conditioned on the mean embedding of the last prediction,
+sliding layers see all of the canvas and the last positions of the text, and no K/V are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Linear, Module
+from transformers import DiffusionGemmaTextConfig
+from transformers.models.diffusion_gemma import modeling_diffusion_gemma as published
 
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
+
+
+class CanvasModule(Module):
+    """Embedding, layers, last norm and head, and the network of self-conditioning.
+
+    settings: arguments of transformers' config class. canvas_length: positions of a canvas.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], canvas_length: int, backend: str) -> None:
+        super().__init__()
+        given = {**settings, "attn_implementation": backend}
+        self.config = DiffusionGemmaTextConfig(**given)
+        self.canvas_length = canvas_length
+        self.model = published.DiffusionGemmaEncoderTextModel(self.config)
+        self.self_conditioning = published.DiffusionGemmaSelfConditioning(self.config)
+        self.lm_head = Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
+        # of the decoder, a number a layer
+        self.register_buffer("scale_N1", torch.ones(self.config.num_hidden_layers, 1))
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Let the head use the embedding's table."""
+        self.lm_head.weight = self.model.embed_tokens.weight
+
+    def _init_weights(self, part: Module) -> None:
+        """Compute the buffers of a part of this module; the name is transformers'."""
+        self.model._init_weights(part)
 
 
 class CanvasDenoiser(TransformerDenoiser):
@@ -47,12 +83,11 @@ class CanvasDenoiser(TransformerDenoiser):
         dtype."""
         table = self._module.model.embed_tokens
         share_KRV = logits_KRV.softmax(-1, dtype=torch.float32).to(table.weight.dtype)
-        mean_KRH: Tensor = share_KRV @ table.weight * table.embed_scale.to(table.weight.dtype)
-        return mean_KRH
+        return share_KRV @ table.weight * table.embed_scale.to(table.weight.dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return float32 logits (..., V) of normalised hidden states (..., H)."""
-        logits: Tensor = self._module.lm_head(hidden).float()
+        logits = self._module.lm_head(hidden).float()
         return logits if self._softcap is None else (logits / self._softcap).tanh() * self._softcap
 
     def _embed_fed(self, ids_PF: Tensor, added: Tensor | None) -> Tensor:
@@ -62,8 +97,7 @@ class CanvasDenoiser(TransformerDenoiser):
         if not self._denoises:
             return embedded_PFH
         mean_PFH = torch.zeros_like(embedded_PFH) if added is None else added
-        conditioned_PFH: Tensor = self._module.self_conditioning(embedded_PFH, mean_PFH)
-        return conditioned_PFH
+        return self._module.self_conditioning(embedded_PFH, mean_PFH)
 
     def _mask(
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache

@@ -1,4 +1,4 @@
-"""Read a checkpoint folder: config.json, safetensors files (one, or several with an index), hashes.
+"""Read the tensors of a checkpoint folder.
 
 Tensors are read one at a time, merged with an optional LoRA adapter, cast, moved to the device and
 put where the layout says. Pickled weights raise an error, and missing, unexpected and mis-shaped
@@ -13,7 +13,6 @@ saved modules, per-layer ranks and transposed (fan-in) weights raise an error.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -26,71 +25,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.adapters import CheckpointLayout, PublishedTensor, Shapes, value
-from dllm_bench.models.folder import LORA_CONFIG, pickled_weights, read_json
+from dllm_bench.models.adapters import CheckpointLayout, PublishedTensor, Shapes, unsupported, value
+from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM, first_names, read_json, weight_files
 
 # --- tensors --------------------------------------------------------------------------------------
 
 MAPPED_BYTES = 2**26  # that one mapping of a file may have in memory, or one tensor
-MAX_TENSORS = 500_000  # in a checkpoint; the largest known have some 150,000
-SHOWN = 6  # names listed per kind of problem
-SHOWN_CHARACTERS = 80  # characters shown of a wrong value
 MATCHES_NOTHING = r"$^"
 FLOATING = re.compile(r"B?F\d")  # BF16, F32, F8_E4M3
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # computed from the config, sometimes stored
-BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names large files by their sha256
-
-
-def weight_files(folder: Path, stem: str = "model") -> list[Path]:
-    """Return the safetensors files of a folder: `<stem>.safetensors`, or the files its index
-    lists."""
-    index = folder / f"{stem}.safetensors.index.json"
-    if index.exists():
-        files = [folder / name for name in _files_in_index(index)]
-    else:
-        files = [folder / f"{stem}.safetensors"]
-    missing = [file.name for file in files if not file.is_file()]
-    if not missing:
-        return files
-    pickled = pickled_weights(folder)
-    if pickled:
-        raise DllmBenchError(
-            f"{folder} holds pickled weights only ({pickled}), which can run "
-            f"code when read; convert them to safetensors."
-        )
-    raise DllmBenchError(
-        f"{folder} lacks {first_names(missing)}; download the checkpoint again, completely."
-    )
-
-
-def _files_in_index(index: Path) -> list[str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise DllmBenchError(f"{index} has no weight_map of tensors to files; fetch it again.")
-    if len(weight_map) > MAX_TENSORS:
-        raise DllmBenchError(
-            f"{index} names {len(weight_map):,} tensors, and at most {MAX_TENSORS:,} are read; "
-            "fetch it again."
-        )
-    wrong = [file for file in weight_map.values() if not is_shard_name(file)]
-    if wrong:
-        raise DllmBenchError(
-            f"{index} names {str(wrong[0])[:SHOWN_CHARACTERS]!r}, which is no safetensors file of "
-            "its folder; fetch it again."
-        )
-    return sorted(set(weight_map.values()))
-
-
-def is_shard_name(file: object) -> bool:
-    """Return whether an index entry is the plain name of a safetensors file, without a folder."""
-    return isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
-
-
-def first_names(names: Iterable[str]) -> str:
-    """Return the first names of a list for a message, and how many more there are."""
-    listed = sorted(names)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(listed[:SHOWN]) + more
 
 
 class Weights:
@@ -125,7 +68,7 @@ class Weights:
         file, _ = self._places[name]
         if self._mapped is None or self._mapped[0] != file or self._left <= 0:
             self._mapped, self._left = (file, _open(file)), MAPPED_BYTES
-        tensor: Tensor = self._mapped[1].get_tensor(name)
+        tensor = self._mapped[1].get_tensor(name)
         self._left -= tensor.nbytes
         return tensor
 
@@ -267,39 +210,9 @@ def _compute_buffers(module: Any, device: torch.device) -> None:
             module._init_weights(part)
 
 
-def files_hash(files: Iterable[Path]) -> str:
-    """Return sha256 over the names and contents of files."""
-    lines = [f"{file.name} {_sha256(file)}" for file in sorted(files, key=lambda file: file.name)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _sha256(file: Path) -> str:
-    """Return sha256 of a file; in the hub's cache, large files are links to a file named by its
-    hash."""
-    blob = file.resolve().name
-    return blob if BLOB.fullmatch(blob) else digest(file)
-
-
-def digest(file: Path) -> str:
-    """Return sha256 of a file's bytes."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 # --- LoRA adapters --------------------------------------------------------------------------------
 
-LORA_STEM = "adapter_model"
 LORA_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
-PLAIN: dict[str, tuple[Any, ...]] = {  # config key -> values for which the formula above holds
-    "peft_type": ("LORA",),
-    "bias": ("none", None),
-    "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "lora_bias": (False, None),
-}
 PARTIAL = ("layers_to_transform", "layers_pattern", "exclude_modules")  # leave some layers out
 
 
@@ -326,15 +239,14 @@ class LoraAdapter:
 NO_LORA = LoraAdapter(0.0, {})
 
 
-def lora_files(folder: Path) -> list[Path]:
-    """Return the files that define a LoRA adapter."""
-    return [folder / LORA_CONFIG, *weight_files(folder, LORA_STEM)]
-
-
 def read_lora(folder: Path) -> LoraAdapter:
     """Read a LoRA adapter from its folder; DllmBenchError where it is more than a plain LoRA."""
     config = read_json(folder / LORA_CONFIG)
-    _check_config(config, folder)
+    if wrong := unsupported("LoraAdapter", {"peft_type": None, **config}):
+        raise DllmBenchError(
+            f"The LoRA adapter in {folder} has {', '.join(wrong)}, which a plain LoRA merge would "
+            f"ignore; merge it with peft and load the merged checkpoint."
+        )
     pairs = _read_pairs(folder)
     rank, alpha = value(config, "r", LORA_CONFIG), value(config, "lora_alpha", LORA_CONFIG)
     ranks = {size for down, up in pairs.values() for size in (down.shape[0], up.shape[1])}
@@ -345,19 +257,9 @@ def read_lora(folder: Path) -> LoraAdapter:
             f"of one adapter."
         )
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return LoraAdapter(scale, pairs, _targets(config))
-
-
-def _check_config(config: dict[str, Any], folder: Path) -> None:
-    """Raise DllmBenchError for settings that W + s B A would ignore."""
-    wrong = [
-        f"{key}={config[key]!r}" for key, known in PLAIN.items() if config.get(key) not in known
-    ]
-    if wrong:
-        raise DllmBenchError(
-            f"The LoRA adapter in {folder} has {', '.join(wrong)}, which a plain LoRA merge would "
-            f"ignore; merge it with peft and load the merged checkpoint."
-        )
+    listed, partial = config.get("target_modules"), any(config.get(key) for key in PARTIAL)
+    names = listed if isinstance(listed, list) and not partial else []
+    return LoraAdapter(scale, pairs, tuple(f".{name}.weight" for name in names))
 
 
 def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
@@ -380,15 +282,6 @@ def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
             f"({first_names(unpaired)}); merge it with peft and load the merged checkpoint."
         )
     return {name: (pair["A"], pair["B"]) for name, pair in sides.items()}
-
-
-def _targets(config: dict[str, Any]) -> tuple[str, ...]:
-    """Return the suffixes of the target weights' names; none if the adapter gives a pattern or
-    skips layers."""
-    listed = config.get("target_modules")
-    if not isinstance(listed, list) or any(config.get(key) for key in PARTIAL):
-        return ()
-    return tuple(f".{name}.weight" for name in listed)
 
 
 def check_lora_targets(adapter: LoraAdapter, shapes: Shapes, folder: Path) -> None:

@@ -143,8 +143,7 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(hidden + rank, 1)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        logit: Tensor = self.proj(torch.cat(inputs, dim=-1))[..., 0]
-        return logit
+        return self.proj(torch.cat(inputs, dim=-1))[..., 0]
 
 
 ANGLES = 1024  # positions by whose multiples the tables of rotary embeddings grow
@@ -358,16 +357,14 @@ class DraftNetwork(nn.Module):
     def embed(self, ids: Tensor, target: Target) -> Tensor:
         """Return embeddings of tokens, by the drafter's own table if it has one, else by the
         target's."""
-        embedded: Tensor = (
-            self.embed_tokens(ids) if self.drafter_config.tables else target.embed(ids)
-        )
+        embedded = self.embed_tokens(ids) if self.drafter_config.tables else target.embed(ids)
         scale = self.drafter_config.input_scale
         return embedded if scale == 1 else embedded * scale
 
     def logits(self, hidden: Tensor, target: Target) -> Tensor:
         """Return logits of normalised hidden states, by the drafter's own head if it has one."""
         if self.drafter_config.tables:
-            logits: Tensor = self.lm_head(hidden)
+            logits = self.lm_head(hidden)
         elif self.drafter_config.draft_ids:
             logits = nn.functional.linear(hidden, self._head_rows_NH)
         else:

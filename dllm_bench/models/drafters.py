@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Target
-from dllm_bench.models import checkpoint
+from dllm_bench.models import checkpoint, sources
 from dllm_bench.models.adapters import ADAPTERS, PublishedConfig, value
 from dllm_bench.models.drafter_config import (
     TARGET_TABLES,
@@ -29,19 +29,13 @@ from dllm_bench.models.drafter_config import (
     architecture,
     read_drafter_config,
 )
-from dllm_bench.models.folder import CONFIG, read_json
 from dllm_bench.models.load import load_model
-from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, place_of
 from dllm_bench.registry import register
 
 if TYPE_CHECKING:
-    from dllm_bench.models.drafter_networks import (
-        BlockDraftNetwork,
-        ChainDraftNetwork,
-        DraftNetwork,
-    )
+    from dllm_bench.models.drafter_networks import DraftNetwork
     from dllm_bench.models.transformer import TransformerDenoiser
 
 
@@ -67,18 +61,19 @@ class StoredDrafter:
                 f"The package ships no drafter {self.source!r}; set decoder.draft.drafter.source "
                 "to the folder or hub id of a drafter that was trained for this target."
             )
-        sha256 = content_hash(ModelSpec("drafter", self.source, revision=self.revision))
-        if self.sha256 not in ("", sha256):
-            raise DllmBenchError(
-                f"Drafter {self.source!r} should have sha256 {self.sha256[:10]}…, its files have "
-                f"{sha256[:10]}…; give the source with that hash, or leave sha256 out."
-            )
+        found = sources.content_hash(ModelSpec("drafter", self.source, revision=self.revision))
+        sha256 = sources.require_sha256(f"Drafter {self.source!r}", self.sha256, found)
         object.__setattr__(self, "sha256", sha256)
 
-    @property
+    @cached_property
     def published(self) -> PublishedConfig:
         """The checkpoint's config.json."""
-        return _published(self.source, self.revision, self.sha256)
+        return sources.read_json(self.folder / sources.CONFIG)
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoint is on this machine."""
+        return sources.checkpoint_folder(self.source, self.revision)
 
 
 @dataclass(frozen=True)
@@ -97,17 +92,18 @@ class TrainedDrafter(StoredDrafter):
                 f"({this}) cannot use; choose decoder/draft={fitting}."
             )
 
-    @property
+    @cached_property
     def drafter_config(self) -> DrafterConfig:
         """What its config.json says beyond the sizes of its layers."""
-        return _drafter_config(self.source, self.revision, self.sha256)
+        return read_drafter_config(self.published)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """Layers of the target whose outputs it reads; -1 is the embedding."""
         return self.drafter_config.feature_layers
 
-    def _network_for(self, target: Target) -> DraftNetwork:
+    def on(self, target: Target) -> Any:
+        """Return the network on the target's device; DllmBenchError where the two do not fit."""
         self._check(target)
         network = _network(self, target.device, target.dtype)
         network.bind(target)
@@ -161,10 +157,6 @@ class TrainedBlockDrafter(TrainedDrafter):
         """Whether it has a confidence head."""
         return self.drafter_config.confidence
 
-    def on(self, target: Target) -> BlockDraftNetwork:
-        """Return the network on the target's device; DllmBenchError where the two do not fit."""
-        return self._network_for(target)  # type: ignore[return-value]
-
 
 @register("drafter.chain")
 @dataclass(frozen=True)
@@ -177,10 +169,6 @@ class TrainedChainDrafter(TrainedDrafter):
     def steps(self) -> int:
         """Tokens it was trained to draft in a row."""
         return self.drafter_config.slots
-
-    def on(self, target: Target) -> ChainDraftNetwork:
-        """Return the network on the target's device; DllmBenchError where the two do not fit."""
-        return self._network_for(target)  # type: ignore[return-value]
 
 
 @register("drafter.model")
@@ -200,25 +188,14 @@ class SmallModelDrafter(StoredDrafter):
         return model
 
 
-# `sha256` in the keys of these caches distinguishes a changed file from the one read before.
-
-
-@lru_cache(maxsize=32)
-def _published(source: str, revision: str | None, sha256: str) -> PublishedConfig:
-    return read_json(checkpoint_folder(source, revision) / CONFIG)
-
-
-@lru_cache(maxsize=32)
-def _drafter_config(source: str, revision: str | None, sha256: str) -> DrafterConfig:
-    return read_drafter_config(_published(source, revision, sha256))
+# Equal drafters have equal `sha256`: a changed file is another key of these caches.
 
 
 @lru_cache(maxsize=2)
 def _network(drafter: TrainedDrafter, device: torch.device, dtype: torch.dtype) -> DraftNetwork:
     """Return the drafter's network with its weights, on a device."""
     network = empty_network(drafter.published)
-    folder = checkpoint_folder(drafter.source, drafter.revision)
-    weights = checkpoint.Weights(checkpoint.weight_files(folder))
+    weights = checkpoint.Weights(sources.weight_files(drafter.folder))
     checkpoint.check_tensors(weights, checkpoint.shapes_of(network), set(), drafter.source)
     state = {
         name: checkpoint.require_finite(name, weights.read(name).to(device, dtype))

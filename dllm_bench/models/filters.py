@@ -8,7 +8,6 @@ It is trained in `training/filters.py` and used in `methods/learn2pd.py`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.checkpoint import require_finite
+from dllm_bench.models.sources import digest, require_sha256
 from dllm_bench.paths import ASSETS, place_of
 from dllm_bench.registry import register
 
@@ -71,12 +71,8 @@ class LearnedFilter:
     """Allow a run with another model than the one the filter was trained for."""
 
     def __post_init__(self) -> None:
-        sha256 = hashlib.sha256(filter_file(self.source).read_bytes()).hexdigest()
-        if self.sha256 not in ("", sha256):
-            raise DllmBenchError(
-                f"Filter {self.source!r} should have sha256 {self.sha256[:10]}…, its file has "
-                f"{sha256[:10]}…; give the source with that hash, or leave sha256 out."
-            )
+        found = digest(filter_file(self.source))
+        sha256 = require_sha256(f"Filter {self.source!r}", self.sha256, found)
         object.__setattr__(self, "sha256", sha256)
 
     def _read(self, device: torch.device) -> tuple[Layers, FilterMetadata]:
@@ -101,7 +97,10 @@ class LearnedFilter:
     def __call__(self, confidence_KNB: Tensor) -> Tensor:
         """Return logits, float32, in the shape of the confidences (K, N, positions of a block)."""
         layers, metadata = self._read(confidence_KNB.device)
-        return apply(layers, metadata.activation, confidence_KNB.float())
+        between, values = ACTIVATIONS[metadata.activation], confidence_KNB.float()
+        for index, (weight, bias) in enumerate(layers):
+            values = F.linear(between(values) if index else values, weight, bias)
+        return values
 
     def check_model(self, name: str, weights: str) -> None:
         """Raise DllmBenchError for a run with another model than the filter was trained for."""
@@ -113,13 +112,6 @@ class LearnedFilter:
             f"model is {name} with other weights; choose its filter with head.source, train one "
             f"with `dllm-bench train filter {name}`, or set head.any_model=true."
         )
-
-
-def apply(layers: Layers, activation: str, values: Tensor) -> Tensor:
-    """Apply linear layers with an activation between them, over the last dimension."""
-    for index, (weight, bias) in enumerate(layers):
-        values = F.linear(ACTIVATIONS[activation](values) if index else values, weight, bias)
-    return values
 
 
 def filter_file(source: str) -> Path:

@@ -12,12 +12,11 @@ built. Format: github.com/ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-
 from __future__ import annotations
 
 import json
-import mmap
 import re
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from math import prod
@@ -32,7 +31,8 @@ from torch import Tensor
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models.checkpoint import digest, first_names
+from dllm_bench.models.adapters import renamed
+from dllm_bench.models.sources import digest, first_names
 from dllm_bench.models.spec import ModelSpec
 
 MAX_HEADER_BYTES = 128 * 2**20
@@ -45,21 +45,7 @@ SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value -> its struct format."""
 PLAIN_DTYPES = {"F32": "float32", "F16": "float16"}  # kept as they are; others become float32
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-NUMBERED = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
+QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
 SHARD_BYTES = 2 * 2**30
 CHECKED_TOKENS, STRIDE, TOLERANCE = 24, 7919, 1e-4
 QWEN_SPLIT, LLAMA3_SPLIT = (
@@ -160,26 +146,16 @@ def read_gguf(path: Path) -> GgufFile:
     """Read the header; DllmBenchError for a file that is cut short, damaged or of another kind."""
     if not path.is_file():
         raise DllmBenchError(f"{path} is to be read as GGUF and is no file; name a .gguf file.")
-    total = path.stat().st_size
-    with path.open("rb") as file, _mapped(file.fileno(), total) as data:
-        return _Header(path, data, total).read()
-
-
-@contextmanager
-def _mapped(descriptor: int, total: int) -> Iterator[Any]:
-    if total == 0:
-        yield b""
-        return
-    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
-        yield data
+    with path.open("rb") as file:
+        return _Header(path, file.read(MAX_HEADER_BYTES)).read()
 
 
 class _Header:
     """Reads a header from front to back."""
 
-    def __init__(self, path: Path, data: Any, total: int) -> None:
-        self.path, self.data, self.total = path, data, total
-        self.end = min(total, MAX_HEADER_BYTES)
+    def __init__(self, path: Path, data: bytes) -> None:
+        self.path, self.data, self.total = path, data, path.stat().st_size
+        self.end = len(data)
         self.at = 0
         self.elements = 0
 
@@ -279,7 +255,7 @@ class _Header:
             end = "ends" if self.end == self.total else f"goes on for {MAX_HEADER_BYTES:,} bytes"
             raise self._wrong(f"{end} in the middle of its header")
         self.at += count
-        return bytes(self.data[self.at - count : self.at])
+        return self.data[self.at - count : self.at]
 
     def _wrong(self, found: str) -> DllmBenchError:
         return DllmBenchError(
@@ -405,22 +381,12 @@ def _embedding(gguf: GgufFile) -> tuple[int, ...]:
 def published_names(gguf: GgufFile) -> dict[str, str]:
     """Return {name in the file: name in the checkpoint}; DllmBenchError for tensors in neither
     list."""
-    names = {name: _published(name) for name in gguf.tensors}
+    names = {name: renamed("GgufFile", name) for name in gguf.tensors}
     unknown = [name for name, published in names.items() if published is None]
     if unknown:
         found = f"has tensors that the import does not know ({first_names(unknown)})"
         raise gguf.wrong(found, f"use a plain {', '.join(ARCHITECTURES)} model")
     return {name: published for name, published in names.items() if published}
-
-
-def _published(name: str) -> str | None:
-    stem, _, kind = name.rpartition(".")
-    if stem in TOP:
-        return f"{TOP[stem]}.{kind}"
-    match = NUMBERED.fullmatch(name)
-    if match is None or match[2] not in LAYER:
-        return None
-    return f"model.layers.{match[1]}.{LAYER[match[2]]}.{match[3]}"
 
 
 def write_weights(gguf: GgufFile, names: dict[str, str], folder: Path) -> None:
@@ -453,10 +419,10 @@ def _weight(gguf: GgufFile, name: str) -> Tensor:
     """Return a tensor with the rows of q and k in transformers' order."""
     values = torch.from_numpy(gguf.read(name))
     kind = gguf.metadata["general.architecture"]
-    match = NUMBERED.fullmatch(name)
-    if kind != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
+    match = QUERY_OR_KEY.fullmatch(name)
+    if kind != "llama" or match is None:
         return values
-    heads = _head_sizes(gguf, kind)[match[2] == "attn_k"]
+    heads = _head_sizes(gguf, kind)[match[1] == "k"]
     if values.shape[0] % (2 * heads):
         raise gguf.wrong(f"has {name} of {len(values)} rows, which {heads} heads cannot share")
     return values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,9 @@ from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
-from dllm_bench.models import checkpoint
-from dllm_bench.models.adapters import (
-    ADAPTERS,
-    CheckpointLayout,
-    PublishedConfig,
-    recognised_adapter,
-)
-from dllm_bench.models.folder import no_adapter, published_config, read_json
+from dllm_bench.models import checkpoint, sources
+from dllm_bench.models.adapters import ADAPTERS, CheckpointLayout, PublishedConfig, value
 from dllm_bench.models.plain_module import FAMILIES, PlainModule
-from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
 from dllm_bench.models.spec import AUTO, CANVAS, MASKLESS, NONE, ModelSpec
 from dllm_bench.models.text import (
     SpecialTokenSources,
@@ -162,21 +156,17 @@ class OpenedCheckpoint:
         embedded = spec.path.startswith(ASSETS)
         return embedded and unchanged and layout.family_of(self.published) in FAMILIES
 
-    def _plain_module(self) -> PlainModule:
-        def build() -> Any:
-            return self.layout.build(self.published, self.spec.attention)
-
-        text = self.layout.text_config(self.published)
-        return PlainModule(self.layout.family_of(text), self.layout.settings(text), build)
-
     def empty_module(self) -> Any:
         """Return the module on the meta device; DllmBenchError where config.json describes none."""
         self._check_counts()
+        build = partial(build_module, self.layout, self.published, self.spec.attention)
+        text = self.layout.text_config(self.published)
         try:
             with torch.device("meta"):
-                if self.is_plain:
-                    return self._plain_module()
-                return self.layout.build(self.published, self.spec.attention)
+                if not self.is_plain:
+                    return build()
+                settings = self.layout.settings(text)
+                return PlainModule(self.layout.family_of(text), settings, build)
         except DllmBenchError:
             raise
         except Exception as error:  # values of a wrong type or size fail anywhere in transformers
@@ -203,7 +193,7 @@ class OpenedCheckpoint:
 
     def headers(self) -> checkpoint.Weights:
         """Return the checkpoint's tensors, unchecked."""
-        return checkpoint.Weights(checkpoint.weight_files(self.folder), self.layout.ignored)
+        return checkpoint.Weights(sources.weight_files(self.folder), self.layout.ignored)
 
     def weights(self, module: Any) -> checkpoint.Weights:
         """Return the checkpoint's tensors, checked against the module's names and shapes."""
@@ -225,36 +215,42 @@ class OpenedCheckpoint:
     def special(self, tokenizer: Any, vocab_size: int) -> SpecialTokens:
         """Return ids of the special tokens, checked against each other and the vocabulary."""
         file = self.folder / "generation_config.json"
-        generation = read_json(file) if file.is_file() else {}
+        generation = sources.read_json(file) if file.is_file() else {}
         ids = {**self.layout.text_config(self.published), **self.published}
-        sources = SpecialTokenSources(ids, tokenizer, generation)
+        named = SpecialTokenSources(ids, tokenizer, generation)
         maskless = self.attention_form in MASKLESS
-        return special_tokens(sources, vocab_size, self.spec.mask_token, maskless)
+        return special_tokens(named, vocab_size, self.spec.mask_token, maskless)
+
+
+def build_module(layout: CheckpointLayout, published: PublishedConfig, backend: str) -> Any:
+    """Return a `*ForCausalLM` module of the published size, its weights not yet loaded.
+
+    `backend` is the attention kernel, as transformers names it.
+    """
+    text = layout.text_config(published)
+    if layout.attention == CANVAS:
+        from dllm_bench.models.canvas import CanvasModule  # imports transformers, which is slow
+
+        return CanvasModule(layout.settings(text), value(published, "canvas_length"), backend)
+    import transformers
+
+    kind = getattr(transformers, f"{layout.family_of(text)}ForCausalLM")
+    return kind(kind.config_class(**layout.settings(text), attn_implementation=backend))
 
 
 def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
-    """Find the checkpoint of `spec`, choose its adapter and check its config."""
-    folder = checkpoint_folder(spec.path, spec.revision)
-    published = published_config(folder)
-    adapter = choose_adapter(spec, published)
-    ADAPTERS[adapter].check(published)
-    return OpenedCheckpoint(spec, folder, published, adapter, ADAPTERS[adapter])
-
-
-def choose_adapter(spec: ModelSpec, published: PublishedConfig) -> str:
-    """Return the adapter that config.json calls for; DllmBenchError if there is none, or `spec`
-    names another.
-    """
-    name = recognised_adapter(published)
-    if name is None:
-        raise DllmBenchError(no_adapter(f"Model {spec.name!r} ({spec.path})", published))
-    if spec.adapter not in (None, name):
+    """Find the checkpoint of `spec` and its adapter, and check its config."""
+    folder = sources.checkpoint_folder(spec.path, spec.revision)
+    published = sources.published_config(folder)
+    adapter = sources.require_adapter(f"Model {spec.name!r} ({spec.path})", published)
+    if spec.adapter not in (None, adapter):
         raise DllmBenchError(
             f"Model {spec.name!r} asks for adapter {spec.adapter!r}, and {spec.path} has "
-            f"model_type {published.get('model_type')!r}, which adapter {name!r} reads; set "
-            f"model.adapter={name}, or name the checkpoint that {spec.adapter!r} reads."
+            f"model_type {published.get('model_type')!r}, which adapter {adapter!r} reads; set "
+            f"model.adapter={adapter}, or name the checkpoint that {spec.adapter!r} reads."
         )
-    return name
+    ADAPTERS[adapter].check(published)
+    return OpenedCheckpoint(spec, folder, published, adapter, ADAPTERS[adapter])
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
@@ -264,14 +260,14 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     denoiser = _denoiser(opened, tokenizer)
     text = opened.codec(tokenizer, denoiser.special)
     token_files = tokenizer_files(opened.folder)
-    lora_folder = checkpoint_folder(spec.lora, spec.lora_revision) if spec.lora else None
+    lora_folder = sources.checkpoint_folder(spec.lora, spec.lora_revision) if spec.lora else None
     metadata = ModelMetadata(
         name=spec.name,
         adapter=opened.adapter,
-        revision=snapshot_commit(opened.folder),
-        lora_revision=snapshot_commit(lora_folder) if lora_folder else None,
-        weights_sha256=content_hash(spec),
-        tokenizer_sha256=checkpoint.files_hash(token_files) if token_files else None,
+        revision=sources.snapshot_commit(opened.folder),
+        lora_revision=sources.snapshot_commit(lora_folder) if lora_folder else None,
+        weights_sha256=sources.content_hash(spec),
+        tokenizer_sha256=sources.files_hash(token_files) if token_files else None,
         template_sha256=text.template_sha256 if tokenizer is not None else None,
         dtype=str(denoiser.dtype).removeprefix("torch."),
         device=str(denoiser.device),
@@ -313,10 +309,11 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
 def denoiser_class(mode: str, form: str = "full") -> type[TransformerDenoiser]:
     """Return the class that runs a model of a form of attention in a mode of `hardware.compile`."""
     from dllm_bench.models.acceleration import CompiledDenoiser, FixedShapeDenoiser
-    from dllm_bench.models.canvas import CanvasDenoiser
     from dllm_bench.models.transformer import TransformerDenoiser
 
     if form == CANVAS:
+        from dllm_bench.models.canvas import CanvasDenoiser
+
         if mode != NONE:
             raise DllmBenchError(
                 f"hardware.compile={mode} runs one kind of forward, and a model of {form} "
@@ -330,7 +327,7 @@ def denoiser_class(mode: str, form: str = "full") -> type[TransformerDenoiser]:
 def _lora_adapter(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> checkpoint.LoraAdapter:
     if spec.lora is None:
         return checkpoint.NO_LORA
-    folder = checkpoint_folder(spec.lora, spec.lora_revision)
+    folder = sources.checkpoint_folder(spec.lora, spec.lora_revision)
     adapter = checkpoint.read_lora(folder)
     checkpoint.check_lora_targets(adapter, expected, folder)
     return adapter
@@ -353,8 +350,7 @@ def device_of(spec: ModelSpec) -> torch.device:
 def dtype_of(spec: ModelSpec) -> torch.dtype:
     """Return the dtype of the spec; "auto" depends on the device."""
     if spec.dtype != AUTO:
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        return dtype
+        return getattr(torch, spec.dtype)
     return torch.bfloat16 if device_of(spec).type == "cuda" else torch.float32
 
 
@@ -382,7 +378,7 @@ class Inspection:
     @property
     def commits(self) -> dict[str, str | None]:
         """Source -> commit; None outside of the hub's cache."""
-        return {source: snapshot_commit(folder) for source, folder in self.folders.items()}
+        return {source: sources.snapshot_commit(folder) for source, folder in self.folders.items()}
 
     @property
     def weight_bytes(self) -> int:
@@ -409,10 +405,10 @@ def inspect_checkpoint(spec: ModelSpec) -> Inspection:
     weights = opened.weights(module)
     tokenizer = read_tokenizer(opened.folder)
     special = opened.special(tokenizer, module.config.vocab_size)
-    folders, files = {spec.path: opened.folder}, checkpoint.weight_files(opened.folder)
+    folders, files = {spec.path: opened.folder}, sources.weight_files(opened.folder)
     if spec.lora is not None:
-        folders[spec.lora] = checkpoint_folder(spec.lora, spec.lora_revision)
-        files += checkpoint.weight_files(folders[spec.lora], checkpoint.LORA_STEM)
+        folders[spec.lora] = sources.checkpoint_folder(spec.lora, spec.lora_revision)
+        files += sources.weight_files(folders[spec.lora], sources.LORA_STEM)
     return Inspection(
         opened=opened,
         folders=folders,

@@ -101,8 +101,7 @@ class RotaryEmbedding(Module):
 def frequencies(config: SimpleNamespace) -> Tensor:
     """Return the rotation in radians per position of each pair of a head's numbers, (E / 2)."""
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
-    inverse: Tensor = 1.0 / config.rope_parameters["rope_theta"] ** exponent
-    return inverse
+    return 1.0 / config.rope_parameters["rope_theta"] ** exponent
 
 
 def _layer(family: str, config: SimpleNamespace) -> Module:

@@ -1,10 +1,13 @@
-"""Where checkpoints are: a folder, `assets/<name>`, `imported/<name>`, or a hub id in the cache.
+"""Where checkpoints are, and what their folders hold: JSON files, names of weights, hashes.
 
+A checkpoint is a folder, `assets/<name>`, `imported/<name>`, or a hub id in the cache.
 `checkpoint_folder` finds one on this machine and `content_hash` hashes what is in it; neither
-downloads anything, and a run never does. Importing this module is cheap. `prefetch` downloads
-models for machines without network, with a manifest of every file's size and sha256. The manifest
-is stored in the cache and names files relative to it, so the two can be copied and verified on
-another machine.
+downloads anything, and a run never does. No weight is opened and importing this module is cheap, so
+that missing files are reported before torch is imported.
+
+`prefetch` downloads models for machines without network, with a manifest of every file's size and
+sha256. The manifest is stored in the cache and names files relative to it, so the two can be copied
+and verified on another machine.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.folder import HUB_ID, read_json
-from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
+from dllm_bench.models.spec import MASKLESS, ModelSpec
+from dllm_bench.models.text import FILES, require_regular
 from dllm_bench.paths import ASSETS, IMPORTED, assets_dir, conf_dir, place_of
 
 SHIPPED_MODELS = tuple(sorted(file.stem for file in (conf_dir() / "model").glob("tiny-*.yaml")))
@@ -27,9 +32,21 @@ SHIPPED_MODELS = tuple(sorted(file.stem for file in (conf_dir() / "model").glob(
 COMMIT_SHA = re.compile(r"[0-9a-f]{40}")
 PINNED = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """A revision that fixes a source's content: the hub's commit, or the sha256 of an imported file."""
+BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names large files by their sha256
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+LORA_CONFIG, LORA_STEM = "adapter_config.json", "adapter_model"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+TEMPLATE = "chat_template"  # key of tokenizer_config.json, and stem of a file
+MAX_TENSORS = 500_000  # in a checkpoint; the largest known have some 150,000
+SHOWN = 6  # names listed per kind of problem
+SHOWN_CHARACTERS = 80  # characters shown of a wrong value
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code, no pickles
 MANIFEST = "dllm-bench-manifest.json"
 Manifest = dict[str, Any]
+
+
+# --- where a checkpoint is -----------------------------------------------------------------------
 
 
 def checkpoint_folder(source: str, revision: str | None = None) -> Path:
@@ -61,7 +78,7 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
 
 def _check_imported(folder: Path, sha256: str) -> None:
     """Raise DllmBenchError if a folder was imported from another file than the one of this hash."""
-    found = read_json(folder / "config.json").get("imported_from")
+    found = read_json(folder / CONFIG).get("imported_from")
     if not isinstance(found, dict) or found.get("sha256") != sha256:
         raise DllmBenchError(
             f"{folder} was not imported from the file whose sha256 is {sha256}, which the model's "
@@ -91,6 +108,253 @@ def _cached_snapshot(hub_id: str, revision: str | None) -> Path:
         ) from None
 
 
+def snapshot_commit(folder: Path) -> str | None:
+    """Return the commit of a snapshot folder in the hub's cache; None for other folders."""
+    return folder.name if COMMIT_SHA.fullmatch(folder.name) else None
+
+
+# --- what its folder holds -----------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; DllmBenchError where it is missing or is no JSON object."""
+    require_file(path)
+    require_regular(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DllmBenchError(f"{path} is not valid JSON ({error}); fetch it again.") from None
+    if not isinstance(content, dict):
+        raise DllmBenchError(f"{path} is not a JSON object; fetch it again.")
+    return content
+
+
+def require_file(path: Path) -> None:
+    """Raise DllmBenchError if a folder does not hold this file."""
+    if not path.exists():
+        raise DllmBenchError(
+            f"{path.parent} holds no {path.name}; point the model's path at a checkpoint folder."
+        )
+
+
+def is_lora(folder: Path) -> bool:
+    """Return whether a folder holds a LoRA adapter and no model."""
+    return (folder / LORA_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+def adapted_model(folder: Path) -> str | None:
+    """Return the checkpoint that a LoRA adapter was trained on, as its config names it (a folder or
+    a hub id); None if it names none.
+    """
+    return read_json(folder / LORA_CONFIG).get("base_model_name_or_path") or None
+
+
+def published_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of a checkpoint; DllmBenchError where it is missing, or for a LoRA
+    adapter."""
+    if is_lora(folder):
+        base = adapted_model(folder) or "BASE"
+        raise DllmBenchError(
+            f"{folder} holds a LoRA adapter ({LORA_CONFIG}) and no model; load the model that it "
+            f"adapts with it: model={base} model.lora={folder}, or in Python "
+            f'load_model("{base}", lora="{folder}").'
+        )
+    return read_json(folder / CONFIG)
+
+
+def require_adapter(what: str, published: Mapping[str, Any]) -> str:
+    """Return the name of the adapter that reads a config.json; DllmBenchError if there is none.
+
+    what: names the checkpoint.
+    """
+    if name := recognised_adapter(published):
+        return name
+    made = ", ".join(map(str, published.get("architectures") or ())) or "of no named class"
+    raise DllmBenchError(
+        f"{what} has model_type {published.get('model_type')!r} ({made}), which no adapter reads "
+        f"(there are {', '.join(ADAPTERS)}); load it with its own code and pass it to "
+        "dllm_bench.wrap, or add a layout (CONTRIBUTING.md, A model). Another value of "
+        "model.adapter does not help."
+    )
+
+
+def has_template(folder: Path) -> bool:
+    """Return whether the tokenizer can write chat turns."""
+    file = folder / TOKENIZER_CONFIG
+    settings = read_json(file) if file.is_file() else {}
+    return TEMPLATE in settings or (folder / f"{TEMPLATE}.jinja").is_file()
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """Return all settings of a model but its name and path, as the checkpoint itself says them."""
+    adapter = recognised_adapter(published_config(folder))
+    layout = ADAPTERS[adapter] if adapter else None
+    absent = {field.name: None for field in fields(ModelSpec) if field.default is None}
+    return {
+        **absent,
+        "adapter": adapter,
+        "attention_form": layout and layout.attention,
+        "shifted": layout and layout.shifted,
+        "chat": has_template(folder),
+        "bos": False,
+    }
+
+
+def pickled_weights(folder: Path) -> str:
+    """Return the names of the pickled files in the folder, which nothing here opens."""
+    names = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    return ", ".join(names[:SHOWN])
+
+
+def lacking(folder: Path, model: ModelSpec) -> Iterator[str]:
+    """Yield what a run of `model` (settings of its yaml) does not find in the folder.
+
+    DllmBenchError if the folder holds no config.json, or one that no adapter reads.
+    """
+    published = published_config(folder)
+    name = require_adapter(str(folder), published)
+    if not any(folder.glob("*.safetensors")):
+        pickled = pickled_weights(folder)
+        why = f"; it holds pickled weights only ({pickled}), which can run code" if pickled else ""
+        yield f"weights (*.safetensors{why})"
+    if not any((folder / file).is_file() for file in FILES):
+        yield f"a tokenizer ({FILES[0]})"
+    elif not model.mask_token and not _names_mask(folder, published, name, model):
+        yield "the id of a mask token in its JSON files; name its text with model.mask_token=TEXT"
+    if model.chat and not has_template(folder):
+        yield f"a chat template ({TEMPLATE}.jinja); add it or set model.chat=false"
+
+
+def _names_mask(folder: Path, published: Mapping[str, Any], adapter: str, model: ModelSpec) -> bool:
+    """Return whether config or tokenizer name a mask token, or the model needs none."""
+    layout = ADAPTERS[adapter]
+    if (model.attention_form or layout.attention) in MASKLESS:
+        return True
+    config = {**layout.text_config(published), **published}
+    if config.get("mask_token_id") is not None:
+        return True
+    files = (folder / TOKENIZER_CONFIG, folder / "special_tokens_map.json")
+    return any(read_json(file).get("mask_token") for file in files if file.is_file())
+
+
+def weight_files(folder: Path, stem: str = "model") -> list[Path]:
+    """Return the safetensors files of a folder: `<stem>.safetensors`, or the files its index
+    lists."""
+    index = folder / f"{stem}.safetensors.index.json"
+    if index.exists():
+        files = [folder / name for name in _files_in_index(index)]
+    else:
+        files = [folder / f"{stem}.safetensors"]
+    missing = [file.name for file in files if not file.is_file()]
+    if not missing:
+        return files
+    pickled = pickled_weights(folder)
+    if pickled:
+        raise DllmBenchError(
+            f"{folder} holds pickled weights only ({pickled}), which can run "
+            f"code when read; convert them to safetensors."
+        )
+    raise DllmBenchError(
+        f"{folder} lacks {first_names(missing)}; download the checkpoint again, completely."
+    )
+
+
+def _files_in_index(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise DllmBenchError(f"{index} has no weight_map of tensors to files; fetch it again.")
+    if len(weight_map) > MAX_TENSORS:
+        raise DllmBenchError(
+            f"{index} names {len(weight_map):,} tensors, and at most {MAX_TENSORS:,} are read; "
+            "fetch it again."
+        )
+    wrong = [file for file in weight_map.values() if not is_shard_name(file)]
+    if wrong:
+        raise DllmBenchError(
+            f"{index} names {str(wrong[0])[:SHOWN_CHARACTERS]!r}, which is no safetensors file of "
+            "its folder; fetch it again."
+        )
+    return sorted(set(weight_map.values()))
+
+
+def is_shard_name(file: object) -> bool:
+    """Return whether an index entry is the plain name of a safetensors file, without a folder."""
+    return isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
+
+
+def first_names(names: Iterable[str]) -> str:
+    """Return the first names of a list for a message, and how many more there are."""
+    listed = sorted(names)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(listed[:SHOWN]) + more
+
+
+# --- hashes --------------------------------------------------------------------------------------
+
+
+def content_hash(spec: ModelSpec) -> str:
+    """Return sha256 of what decides the model's output: config, weights, LoRA adapter.
+
+    A hub id pinned to a commit is hashed by id and commit, and a model imported from a file of a
+    given sha256 by its name and that, so they need no files.
+    """
+    hashes = [_source_hash(spec.path, spec.revision, is_lora=False)]
+    if spec.lora is not None:
+        hashes.append(_source_hash(spec.lora, spec.lora_revision, is_lora=True))
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def _source_hash(source: str, revision: str | None, is_lora: bool) -> str:
+    elsewhere = source.startswith(IMPORTED) or is_hub_id(source)
+    if elsewhere and PINNED.fullmatch(revision or ""):
+        return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
+    folder = checkpoint_folder(source, revision)
+    config, stem = (LORA_CONFIG, LORA_STEM) if is_lora else (CONFIG, "model")
+    files = [folder / config, *weight_files(folder, stem)]
+    require_file(files[0])
+    # what differs after a file is changed: the path a link leads to, size, modification time
+    versions = ((str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
+    return _cached_hash(tuple(zip(files, versions, strict=True)))
+
+
+def require_sha256(what: str, wanted: str, found: str) -> str:
+    """Return the hash that was found; DllmBenchError if another one is wanted."""
+    if wanted not in ("", found):
+        raise DllmBenchError(
+            f"{what} should have sha256 {wanted[:10]}…, its files have {found[:10]}…; give the "
+            "source with that hash, or leave sha256 out."
+        )
+    return found
+
+
+@lru_cache(maxsize=64)
+def _cached_hash(files: tuple[tuple[Path, object], ...]) -> str:
+    """Hash files, once per process for each version of them."""
+    return files_hash(file for file, _ in files)
+
+
+def files_hash(files: Iterable[Path]) -> str:
+    """Return sha256 over the names and contents of files."""
+    lines = [f"{file.name} {_sha256(file)}" for file in sorted(files, key=lambda file: file.name)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    """Return sha256 of a file; in the hub's cache, large files are links to a file named by its
+    hash."""
+    blob = file.resolve().name
+    return blob if BLOB.fullmatch(blob) else digest(file)
+
+
+def digest(file: Path) -> str:
+    """Return sha256 of a file's bytes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# --- downloading, for machines without network ----------------------------------------------------
+
+
 def download_snapshot(hub_id: str, revision: str | None, cache: Path | None = None) -> Path:
     """Download a repository's weights and texts (no code, no pickles) and return its folder."""
     from huggingface_hub import snapshot_download  # slow to import
@@ -110,71 +374,18 @@ def download_snapshot(hub_id: str, revision: str | None, cache: Path | None = No
         ) from None
 
 
-def snapshot_commit(folder: Path) -> str | None:
-    """Return the commit of a snapshot folder in the hub's cache; None for other folders."""
-    return folder.name if COMMIT_SHA.fullmatch(folder.name) else None
-
-
-def content_hash(spec: ModelSpec) -> str:
-    """Return sha256 of what decides the model's output: config, weights, LoRA adapter.
-
-    A hub id pinned to a commit is hashed by id and commit, and a model imported from a file of a
-    given sha256 by its name and that, so they need no files.
-    """
-    hashes = [_source_hash(spec.path, spec.revision, is_lora=False)]
-    if spec.lora is not None:
-        hashes.append(_source_hash(spec.lora, spec.lora_revision, is_lora=True))
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
-
-
-def _source_hash(source: str, revision: str | None, is_lora: bool) -> str:
-    elsewhere = source.startswith(IMPORTED) or is_hub_id(source)
-    if elsewhere and PINNED.fullmatch(revision or ""):
-        return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
-    from dllm_bench.models import checkpoint  # imports torch
-
-    folder = checkpoint_folder(source, revision)
-    if is_lora:
-        files = checkpoint.lora_files(folder)
-    else:
-        files = [folder / "config.json", *checkpoint.weight_files(folder)]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise DllmBenchError(
-            f"{folder} holds no {', '.join(missing)}; point the model's path at a checkpoint "
-            f"folder."
-        )
-    return _cached_hash(tuple((file, *_version(file)) for file in files))
-
-
-def _version(file: Path) -> tuple[str, int, int]:
-    """Return what differs after a file is changed: the path a link leads to, size, modification
-    time."""
-    return str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns
-
-
-@lru_cache(maxsize=64)
-def _cached_hash(files: tuple[tuple[Path, str, int, int], ...]) -> str:
-    """Hash files, once per process for each version of them."""
-    from dllm_bench.models import checkpoint  # imports torch
-
-    return checkpoint.files_hash(file for file, *_ in files)
-
-
 def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Path | None]]:
     """Download what the models need and write the manifest; yields (source, folder).
 
     The folder is None for what is not on the hub: shipped models and local folders.
     """
-    from dllm_bench.models import checkpoint  # imports torch
-
     manifest = read_manifest(cache)
     for source, revision, is_lora in checkpoint_sources(specs):
         if not is_hub_id(source):
             yield source, None
             continue
         folder = download_snapshot(source, revision, cache)
-        checkpoint.weight_files(folder, checkpoint.LORA_STEM if is_lora else "model")
+        weight_files(folder, LORA_STEM if is_lora else "model")
         manifest[source] = manifest_entry(folder, cache)
         cache.mkdir(parents=True, exist_ok=True)
         (cache / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
@@ -196,15 +407,13 @@ def checkpoint_sources(specs: Iterable[ModelSpec]) -> Iterator[tuple[str, str | 
 
 def manifest_entry(folder: Path, cache: Path) -> Manifest:
     """Return what a snapshot holds: its commit, and size and hash of every file."""
-    from dllm_bench.models import checkpoint  # imports torch
-
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {
         "commit": snapshot_commit(folder),
         "files": {
             file.relative_to(cache).as_posix(): {
                 "size": file.stat().st_size,
-                "sha256": checkpoint.digest(file),
+                "sha256": digest(file),
             }
             for file in files
         },
@@ -238,8 +447,16 @@ def is_manifest_entry(entry: object) -> bool:
 
 def manifest_problems(cache: Path, entry: Manifest) -> list[str]:
     """Return how the files of a source differ from its entry in the manifest of a cache."""
-    problems = (file_problem(cache / name, recorded) for name, recorded in entry["files"].items())
-    return [problem for problem in problems if problem]
+    problems = []
+    for name, recorded in entry["files"].items():
+        file = cache / name
+        if not file.is_file():
+            problems.append(f"{file.name} is missing")
+        elif (size := file.stat().st_size) != recorded["size"]:
+            problems.append(f"{file.name} has {size} bytes instead of {recorded['size']}")
+        elif digest(file) != recorded["sha256"]:
+            problems.append(f"{file.name} has other content")
+    return problems
 
 
 def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
@@ -251,15 +468,3 @@ def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
         )
     for source, entry in sorted(manifest.items()):
         yield source, manifest_problems(cache, entry)
-
-
-def file_problem(file: Path, recorded: Manifest) -> str | None:
-    """Return how a file differs from its recorded size and hash; None if it does not."""
-    from dllm_bench.models import checkpoint  # imports torch
-
-    if not file.is_file():
-        return f"{file.name} is missing"
-    if file.stat().st_size != recorded["size"]:
-        return f"{file.name} has {file.stat().st_size} bytes instead of {recorded['size']}"
-    same = checkpoint.digest(file) == recorded["sha256"]
-    return None if same else f"{file.name} has other content"

@@ -167,8 +167,7 @@ class SpecialTokenSources:
 
     def tokenizer_id(self, role: str) -> int | None:
         """Return the id the tokenizer gives for a role."""
-        token: int | None = getattr(self.tokenizer, f"{role}_token_id", None)
-        return token
+        return getattr(self.tokenizer, f"{role}_token_id", None)
 
     def id_of(self, *texts: str) -> int | None:
         """Return the id of the first of these token texts that is in the vocabulary."""

@@ -98,7 +98,8 @@ class FunctionDenoiser(Denoiser):
         self.shifted = shifted
         self.attention_form = attention_form
         self.block = block
-        self.device = _device_of(function)
+        parameters = function.parameters() if isinstance(function, torch.nn.Module) else iter(())
+        self.device = next((one.device for one in parameters), torch.device("cpu"))
         logits_11V = self._logits(torch.tensor([[special.eos]], device=self.device))
         self.device, self.dtype = logits_11V.device, logits_11V.dtype
         self.vocab_size: int = logits_11V.shape[-1]
@@ -184,12 +185,6 @@ def _needs_cache(what: str) -> DllmBenchError:
         f"The decoder {what}, and the model is a function of ids, which has no cache; choose a "
         'piece without one, decoder(..., cache="none"), or wrap the model\'s object.'
     )
-
-
-def _device_of(function: Function) -> torch.device:
-    """Return where the function's parameters are, if it has any; else the CPU."""
-    parameters = function.parameters() if isinstance(function, torch.nn.Module) else iter(())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def wrap_object(

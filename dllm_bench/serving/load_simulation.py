@@ -226,20 +226,6 @@ class ServicePoint:
     tokens_per_s_device: float  # over the time with at least one request
 
 
-def service_point(
-    system: str, requests_per_s: float, level: float, load: SimulatedLoad
-) -> ServicePoint:
-    """Return the result of a simulation from the users' side."""
-    return ServicePoint(
-        system,
-        requests_per_s,
-        load.attainment(level),
-        fmean(one.seated_s - one.arrival_s for one in load.served),
-        median(one.tokens_per_s for one in load.served),
-        sum(step.committed for step in load.steps) / sum(step.step_s for step in load.steps),
-    )
-
-
 def under_arrivals(
     systems: Iterable[ServingSystem],
     profile: StepProfile,
@@ -253,7 +239,12 @@ def under_arrivals(
     points = []
     for system, rate in product(systems, rates):
         load = simulate(system, profile, seats, poisson(rate), seed)
-        points.append(service_point(system.name, rate, level, load))
+        wait_s = fmean(one.seated_s - one.arrival_s for one in load.served)
+        of_user = median(one.tokens_per_s for one in load.served)
+        committed = sum(step.committed for step in load.steps)
+        of_device = committed / sum(step.step_s for step in load.steps)
+        attained = load.attainment(level)
+        points.append(ServicePoint(system.name, rate, attained, wait_s, of_user, of_device))
     return points
 
 

@@ -152,8 +152,7 @@ def encode(prompt: str | Turns) -> list[int]:
 def prompt_of(request: Request) -> str | list[dict[str, str]]:
     """Invert `encode`: return text or chat turns."""
     text = bytes(request.prompt_ids).decode(errors="surrogatepass")
-    prompt: str | list[dict[str, str]] = json.loads(text)
-    return prompt
+    return json.loads(text)
 
 
 def warmup_prompt(prompt: str | Sequence[Mapping[str, str]], start: str) -> list[int]:

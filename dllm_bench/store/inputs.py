@@ -448,8 +448,7 @@ def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
 
 def tokenizer_hash(source: str, revision: str | None = None) -> str:
     """Return sha256 of the files that decide how text becomes ids."""
-    from dllm_bench.models.checkpoint import files_hash
-    from dllm_bench.models.sources import checkpoint_folder
+    from dllm_bench.models.sources import checkpoint_folder, files_hash
 
     with as_missing_input():
         return files_hash(tokenizer_files(checkpoint_folder(source, revision)))

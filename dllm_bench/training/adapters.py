@@ -28,8 +28,8 @@ from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes, shapes_of
-from dllm_bench.models.folder import LORA_CONFIG
 from dllm_bench.models.load import LoadedModel
+from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded
 from dllm_bench.store.files import atomic_path, is_file, write_json
@@ -343,7 +343,7 @@ class AdapterTraining(Training):
     def write(self, out: Path) -> None:
         write_json(out / LORA_CONFIG, published_config(self.job, self.loaded.metadata.name))
         weights = {name: w.detach().to("cpu", torch.bfloat16) for name, w in self.learned.items()}
-        with atomic_path(out / f"{checkpoint.LORA_STEM}.safetensors") as temporary:
+        with atomic_path(out / f"{LORA_STEM}.safetensors") as temporary:
             save_file({name: w.contiguous() for name, w in weights.items()}, temporary)
 
     def facts(self) -> dict[str, Any]:

