@@ -201,7 +201,8 @@ def train_drafter(arguments: Namespace) -> int:
     texts = drafters.texts_of(job, loaded, spec.chat, file)
     if arguments.texts_only:
         return print_lines([f"written: {file}"])
-    drafters.train(job, loaded, texts, out, rows=folder / f"rows-{weights[:10]}")
+    rows = folder / f"rows-{weights[:10]}"
+    drafters.DrafterTraining.start(job, loaded, texts, rows).run(out)
     use = f"decoder={job.decoder} decoder.draft.drafter.source={out}"
     return print_lines([f"written: {out}", f"use it: {use}"])
 
@@ -258,7 +259,8 @@ def train_adapter(arguments: Namespace) -> int:
     out = arguments.out or folder / f"{model.name}-block{job.block}"
     spec = inputs.model_spec(model)
     loaded = load_model(spec)
-    adapters.train(job, loaded, adapters.texts_of(job, loaded, spec.chat), out)
+    texts = adapters.texts_of(job, loaded, spec.chat)
+    adapters.AdapterTraining.start(job, loaded, texts).run(out)
     use = (
         f"use it: model={arguments.model} model.lora={out} model.attention_form=block_causal "
         f"model.block={job.block} decoder=block_diffusion decoder.schedule.block={job.block}"

@@ -33,10 +33,8 @@ from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded
 from dllm_bench.store.files import atomic_path, is_file, write_json
-from dllm_bench.training import prompts, reports
-from dllm_bench.training.drafter_data import TrainingText, padded, stored_texts
-from dllm_bench.training.loop import Numbers, Point, Training
-from dllm_bench.training.reports import Report
+from dllm_bench.training import loop, prompts
+from dllm_bench.training.loop import Numbers, Point, Training, TrainingText
 
 ALL_MASKED, CUT = 0.35, 0.35
 """Shares of blocks that are fully masked, and masked after a random position; others are masked at
@@ -79,10 +77,8 @@ class AdapterJob:
 
     def command(self, model: str) -> str:
         """Return the command that trains this adapter."""
-        options = reports.changed(self, AdapterJob())
-        if self.texts:
-            options["texts"] = tuple(Path(file).name for file in self.texts)
-        return reports.command(f"dllm-bench train adapter {model}", options)
+        shown = {"texts": tuple(Path(file).name for file in self.texts)}
+        return loop.command(f"dllm-bench train adapter {model}", self, AdapterJob(), shown)
 
 
 def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingText]:
@@ -95,10 +91,15 @@ def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingT
                     f"{file} is not here; `dllm-bench train drafter MODEL KIND --texts-only` "
                     "writes a file of answers and says where."
                 )
-        files = [stored_texts(expanded(file)) for file in job.texts]
+        files = [loop.stored_texts(expanded(file)) for file in job.texts]
         whole = [whole_blocks(text, job.block, loaded.special) for file in files for text in file]
         random.Random(job.seed).shuffle(whole)
-        return require_enough([t for t in whole if len(t.ids) > t.prompt][: job.prompts])
+        texts = [text for text in whole if len(text.ids) > text.prompt][: job.prompts]
+        if len(texts) <= HELD_OUT:
+            raise DllmBenchError(
+                f"{len(texts)} texts leave none beside the {HELD_OUT} that are held out; give more."
+            )
+        return texts
     encode = prompts.encoder(loaded.text.encode, chat)
     special = loaded.special
     end = special.eot if chat and special.eot is not None else special.eos
@@ -107,15 +108,6 @@ def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingT
         start = encode(prompt)
         ids = loaded.text.encode(answer.strip() if chat else answer)
         texts.append(TrainingText((*start, *ids, end), len(start)))
-    return texts
-
-
-def require_enough(texts: list[TrainingText]) -> list[TrainingText]:
-    """Return the texts; DllmBenchError where none is left beside those that are held out."""
-    if len(texts) <= HELD_OUT:
-        raise DllmBenchError(
-            f"{len(texts)} texts leave none beside the {HELD_OUT} that are held out; give more."
-        )
     return texts
 
 
@@ -196,7 +188,7 @@ def masked_batch(
 ) -> MaskedBatch:
     """Draw the masks of a batch: only in answers, up to the end of the block of their last
     token."""
-    clean_BL = padded(texts, end)[0]
+    clean_BL = loop.padded(texts, end)[0]
     first = [text.prompt // block * block for text in texts]
     last = [-(-len(text.ids) // block) * block for text in texts]
     clean_BL = functional.pad(clean_BL, (0, max(last) - clean_BL.shape[1]), value=end)
@@ -272,7 +264,7 @@ class AdapterTraining(Training):
     """A training of an adapter."""
 
     part = "adapter"
-    measure_every, digits = 50, 4
+    measure_every, digits, save_every_s = 50, 4, 120.0
 
     loaded: LoadedModel
     learned: dict[str, torch.nn.Parameter]
@@ -368,17 +360,3 @@ def published_config(job: AdapterJob, model: str) -> dict[str, Any]:
         "bias": "none",
         "target_modules": list(TARGETS),
     }
-
-
-def train(
-    job: AdapterJob,
-    loaded: LoadedModel,
-    texts: list[TrainingText],
-    out: Path,
-    save_every_s: float = 120.0,
-    report: Report = print,
-) -> AdapterTraining:
-    """Train an adapter and write its folder; resumes from `out`/state.pt where there is one."""
-    training = AdapterTraining.start(job, loaded, texts)
-    training.run(out, save_every_s, report)
-    return training

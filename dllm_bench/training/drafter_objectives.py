@@ -1,5 +1,7 @@
 """Forward passes and losses that train drafters: blocks of DFlash (2) and DSpark, EAGLE-3's chain.
 
+Both learn from the outputs of one forward of the target over whole texts (`TargetRows`).
+
 Blocks: every anchor of a text starts a block, the anchor's token followed by masks, at the anchor's
 own positions. All blocks of a text are computed in one attention, after the target's features; a
 slot attends to the features before its anchor and to the slots of its own block (`visibility`),
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -42,13 +44,65 @@ from dllm_bench.models.drafter_networks import (
     ContextAttention,
 )
 from dllm_bench.models.layer_ops import Rotation
-from dllm_bench.training.drafter_data import TargetRows
+from dllm_bench.models.transformer import EMBEDDING_TAP, FULL_ATTENTION, TransformerDenoiser
 
 Visibility = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # row, head, query, key -> bool
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value -> mixed values
 
 EPSILON = 1e-6  # added to denominators
 UNROLL_DECAY = 0.8  # weight of each EAGLE-3 step relative to the step before
+
+
+# --- the target ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """A batch of texts and what the target computed for them in one forward."""
+
+    ids_BL: Tensor
+    answer_BL: Tensor
+    """Positions of the answer: only these are anchors or predicted."""
+    features_BLC: Tensor
+    """Outputs of the feature layers, concatenated, float32."""
+    last_BLH: Tensor
+    """Normalised last hidden states, float32."""
+    whole_BL: Tensor | None = None
+    """Log of the sum of exp of the target's logits over its vocabulary, where the next token is in
+    the answer, else infinite; None without a draft vocabulary."""
+
+
+@torch.no_grad()
+def target_rows(
+    target: TransformerDenoiser, ids_BL: Tensor, answer_BL: Tensor, feature_layers: Sequence[int]
+) -> TargetRows:
+    """Run the target once over whole texts and keep the outputs of `feature_layers`."""
+    model, length = target.module.model, ids_BL.shape[1]
+    if set(getattr(model.config, "layer_types", None) or [FULL_ATTENTION]) != {FULL_ATTENTION}:
+        raise DllmBenchError(
+            "The target has layers that see part of the text only, which training of drafters "
+            "does not support; choose a target whose layers see the whole text."
+        )
+    causal_LL = torch.ones(length, length, dtype=torch.bool, device=ids_BL.device).tril()
+    hidden_BLH = model.embed_tokens(ids_BL)
+    rotation = model.rotary_emb(hidden_BLH, torch.arange(length, device=ids_BL.device)[None])
+    outputs = {EMBEDDING_TAP: hidden_BLH}
+    for index, layer in enumerate(model.layers):
+        hidden_BLH = layer(
+            hidden_BLH, attention_mask=causal_LL[None, None], position_embeddings=rotation
+        )
+        outputs[index] = hidden_BLH
+    features_BLC = torch.cat([outputs[tap] for tap in feature_layers], dim=-1)
+    return TargetRows(ids_BL, answer_BL, features_BLC.float(), model.norm(hidden_BLH).float())
+
+
+def whole_vocabulary(target: TransformerDenoiser, rows: TargetRows) -> TargetRows:
+    """Return the rows with `whole_BL`."""
+    wanted_BL = F.pad(rows.answer_BL[:, 1:], (0, 1))
+    whole_BL = rows.last_BLH.new_full(rows.ids_BL.shape, math.inf)
+    logits_MV = target.head(rows.last_BLH[wanted_BL].to(target.dtype)).float()
+    whole_BL[wanted_BL] = logits_MV.logsumexp(-1)
+    return replace(rows, whole_BL=whole_BL)
 
 
 # --- blocks: what is predicted -------------------------------------------------------------------
@@ -60,8 +114,6 @@ class DraftBlocks:
 
     anchors_BN: Tensor
     """Position of the anchor in its text; 0 in padding."""
-    kept_BN: Tensor
-    """Whether the block is real, not padding."""
     labels_BND: Tensor
     """Position in the text of the token that a slot predicts."""
     supervised_BND: Tensor
@@ -101,7 +153,7 @@ def blocks_at(anchors_BN: Tensor, kept_BN: Tensor, answer_BL: Tensor, slots: int
     labels_BND = anchors_BN[..., None] + ahead_D
     inside_BND, labels_BND = labels_BND < length, labels_BND.clamp(max=length - 1)
     wanted_BND = inside_BND & at(answer_BL, labels_BND) & kept_BN[..., None]
-    return DraftBlocks(anchors_BN, kept_BN, labels_BND, wanted_BND.long().cumprod(-1).bool())
+    return DraftBlocks(anchors_BN, labels_BND, wanted_BND.long().cumprod(-1).bool())
 
 
 def at(values_BL: Tensor, index_BND: Tensor) -> Tensor:
@@ -198,8 +250,7 @@ def hidden_states(
     attend = kernel(visibility(anchors_BN, length, slots), count, queries, keys, device)
     for layer in network.layers:
         hidden_BNSH = _block_layer(layer, context_BLH, hidden_BNSH, rotation, attend)
-    normalised_BNSH: Tensor = network.norm(hidden_BNSH)
-    return normalised_BNSH
+    return network.norm(hidden_BNSH)
 
 
 def _block_layer(
@@ -214,8 +265,7 @@ def _block_layer(
         last = tuple(part[:, -query_BQH.shape[1] :] for part in rotation)
         key, value = _keys_values(attention, torch.cat([context_BLH, query_BQH], dim=1), rotation)
         mixed = attend(_queries(attention, query_BQH, (last[0], last[1])), key, value)
-        projected: Tensor = attention.o_proj(mixed.transpose(1, 2).flatten(2))
-        return projected.view_as(query_BNSH)
+        return attention.o_proj(mixed.transpose(1, 2).flatten(2)).view_as(query_BNSH)
 
     return layer.apply_to(hidden_BNSH, attended)
 
@@ -223,8 +273,7 @@ def _block_layer(
 def _queries(attention: ContextAttention, states: Tensor, rotation: Rotation) -> Tensor:
     """Return rotated queries (B, heads, positions, head size)."""
     query = attention.q_norm(_heads(attention, attention.q_proj(states))).transpose(1, 2)
-    rotated: Tensor = apply_rotary_pos_emb(query, query, *rotation)[0]
-    return rotated
+    return apply_rotary_pos_emb(query, query, *rotation)[0]
 
 
 def _keys_values(
@@ -345,7 +394,7 @@ def block_losses(
     l1_BND = (draft_BNDV.softmax(-1) - law_BNDV).abs().sum(-1)
     if whole_BND is not None:
         l1_BND = l1_BND + (1 - law_BNDV.sum(-1)).clamp(min=0)
-    survives_BND = (1 - l1_BND.detach() / 2).clamp(0, 1)
+    survives_BND, among_BND = (1 - l1_BND.detach() / 2).clamp(0, 1), blocks.supervised_BND
     if drafted.survival_BND is not None:
         bce_BND = F.binary_cross_entropy_with_logits(
             drafted.survival_BND.float(), survives_BND, reduction="none"
@@ -356,14 +405,9 @@ def block_losses(
         l1=(l1_BND * weight_BND).sum(),
         confidence=confidence,
         weight=weight,
-        survives_D=_mean(survives_BND, blocks.supervised_BND),
-        length=_round_length(survives_BND, blocks.supervised_BND),
+        survives_D=(survives_BND * among_BND).sum((0, 1)) / (among_BND.sum((0, 1)) + EPSILON),
+        length=_round_length(survives_BND, among_BND),
     )
-
-
-def _mean(values_BND: Tensor, among_BND: Tensor) -> Tensor:
-    """Return the mean (D,) over the supervised blocks."""
-    return (values_BND * among_BND).sum((0, 1)) / (among_BND.sum((0, 1)) + EPSILON)
 
 
 def _round_length(survives_BND: Tensor, among_BND: Tensor) -> Tensor:

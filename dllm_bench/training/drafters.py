@@ -5,51 +5,60 @@ DFlash 2, for which no loss is published, does too: cross-entropy over the whole
 logits with the path selector's bias. EAGLE-3 is the unrolled chain. AdamW in float32, linear
 warm-up and cosine to 0, as in DeepSpec. Left out: several devices, reduced precision, targets with
 sliding-window attention.
+
+Texts are prompts of embedded tasks (train splits) or of files, with the target's own answers,
+sampled as DeepSpec does or greedy, or with the gold answers. The answers that the target generated
+are stored. Its hidden states are computed in the step that reads them, or stored as well
+(`StoredRows`). The loss never reads prompt tokens; it does read the end token.
+
+Shapes: B texts, L positions of a text, H hidden size, C width of the features (H times the number
+of feature layers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dllm_bench.core.declared import Amount, CheckedFields
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import Request, first_end
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.models import drafters as drafter_files
 from dllm_bench.models.drafter_config import DRAFT_IDS, TARGET_TABLES
 from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.training import CHAIN, DRAFTER_BENCHMARKS, KIND_OF_HEAD, prompts, reports
-from dllm_bench.training import drafter_data as data
+from dllm_bench.store.files import Appender, atomic_path, is_file, lstat, make_folder, matching
+from dllm_bench.training import CHAIN, DRAFTER_BENCHMARKS, KIND_OF_HEAD, loop, prompts
 from dllm_bench.training import drafter_objectives as objectives
-from dllm_bench.training.drafter_data import TargetRows, TrainingText
-from dllm_bench.training.drafter_objectives import LossShares
-from dllm_bench.training.loop import Numbers, Point, Training
-from dllm_bench.training.reports import Report
+from dllm_bench.training.drafter_objectives import LossShares, TargetRows
+from dllm_bench.training.loop import Numbers, Point, Report, Training, TrainingText
 
 Texts = Literal["target", "gold"]
 
+BATCH = 32  # requests that are answered at a time
 HELD_OUT = 64  # texts, or a tenth where there are few
 MANY_LAYERS = 8  # targets with fewer layers give features of all layers but the last one
 FEATURE_LAYERS = 5
 TAPS, GROUP, CANDIDATES = 2, 16, 16  # of DFlash 2, as published but for the group
 COPIED_FROM_TARGET = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "rms_norm_eps",
-    "rope_parameters",
-    "max_position_embeddings",
-)
+    "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads hidden_act "
+    "rms_norm_eps rope_parameters max_position_embeddings"
+).split()
 """Settings of the target's config.json that the drafter's has too."""
 
 
@@ -171,10 +180,9 @@ class DrafterJob(CheckedFields):
     def command(self, model: str) -> str:
         """Return the command that trains this drafter; settings its kind has anyway are left
         out."""
-        options = reports.changed(self, KINDS[self.kind])
-        if "shares" in options:
-            options["shares"] = f"{self.shares.ce:g} {self.shares.l1:g}"
-        return reports.command(f"dllm-bench train drafter {model} {self.kind}", options)
+        shown = {"shares": f"{self.shares.ce:g} {self.shares.l1:g}", "flan": "DIR"}
+        start = f"dllm-bench train drafter {model} {self.kind}"
+        return loop.command(start, self, KINDS[self.kind], shown)
 
 
 _CROSS_ENTROPY = LossShares(ce=1.0, l1=0.0, confidence=0.0)
@@ -230,9 +238,7 @@ def texts_of(
                 "The target is a chat model, but the gold answers are not written as chat turns; "
                 "choose texts=target."
             )
-        return data.gold_texts(
-            loaded, prompts.gold_pairs(job.benchmarks, job.prompts, job.answers_seed)
-        )
+        return gold_texts(loaded, prompts.gold_pairs(job.benchmarks, job.prompts, job.answers_seed))
     encode = prompts.encoder(loaded.text.encode, chat)
     requests = [
         Request(
@@ -240,7 +246,107 @@ def texts_of(
         )
         for index, prompt in enumerate(prompts_of(job))
     ]
-    return data.generated_texts(loaded, requests, job.temperature, file, report)
+    return generated_texts(loaded, requests, job.temperature, file, report)
+
+
+def gold_texts(loaded: LoadedModel, pairs: Sequence[prompts.Pair]) -> list[TrainingText]:
+    """Return prompts with their gold answers."""
+    encode, end = loaded.text.encode, loaded.special.eos
+    return [
+        TrainingText((*encode(prompt + answer), end), len(encode(prompt)))
+        for prompt, answer in pairs
+    ]
+
+
+def generated_texts(
+    loaded: LoadedModel,
+    requests: Sequence[Request],
+    temperature: float,
+    file: Path,
+    report: Report = print,
+) -> list[TrainingText]:
+    """Return prompts with the target's own answers, decoded in batches of `BATCH`.
+
+    Answers that `file` already holds are not decoded again; new ones are appended to it in the
+    order of the requests, whose ids are their places.
+    """
+    decoder = SpeculativeDecoder(NoDraft(), temperature=temperature)
+    texts = loop.stored_texts(file)
+    countdown, early = loop.Countdown(len(requests), len(texts)), dict[int, TrainingText]()
+    with closing(Appender(file)) as stream:
+        for one in decoder.generate_stream(loaded.denoiser, requests[len(texts) :], BATCH):  # type: ignore[arg-type]
+            place = int(one.request_id)
+            prompt, limit = requests[place].prompt_ids, requests[place].max_new_tokens
+            ids, end = one.ids[:limit], first_end(one.ids[:limit], loaded.special)
+            answer = ids if end is None else ids[: end + 1]
+            early[place] = TrainingText(prompt + answer, len(prompt))
+            while text := early.pop(len(texts), None):
+                texts.append(text)
+                stream.append(json.dumps({"ids": text.ids, "prompt": text.prompt}))
+                if countdown.due(len(texts)):
+                    report(f"answers: {len(texts)} of {len(requests)}, {countdown.eta(len(texts))}")
+    return texts[: len(requests)]
+
+
+def frequent_tokens(texts: Sequence[TrainingText], count: int) -> tuple[int, ...]:
+    """Return the tokens that occur most often in the answers, ascending; equally frequent ones by
+    the prompts, then by their ids, because learned vocabularies list frequent pieces first."""
+    answers = Counter(token for text in texts for token in text.ids[text.prompt :])
+    asked = Counter(token for text in texts for token in text.ids[: text.prompt])
+    seen = sorted(answers | asked, key=lambda token: (-answers[token], -asked[token], token))
+    rest = (token for token in itertools.count() if token not in answers and token not in asked)
+    return tuple(sorted(itertools.islice(itertools.chain(seen, rest), count)))
+
+
+# --- the target's outputs -------------------------------------------------------------------------
+
+
+@dataclass
+class StoredRows:
+    """What a target computed for texts, kept in bfloat16, one file a text.
+
+    Rows that are not stored are rounded as well, so that training does not depend on the limit.
+    """
+
+    folder: Path
+    """Of this target and these feature layers alone."""
+    limit_bytes: float
+    """Nothing is added to a folder of this size."""
+
+    def __post_init__(self) -> None:
+        make_folder(self.folder)
+        found = map(lstat, matching(self.folder, "*.safetensors"))
+        self.size = sum(one.st_size for one in found if one is not None)
+
+    def rows(
+        self, texts: Sequence[TrainingText], end: int, compute: Callable[[TrainingText], TargetRows]
+    ) -> TargetRows:
+        """Return the rows of a batch; `compute` gives those of one text that is not stored."""
+        ids_BL, answer_BL = loop.padded(texts, end)
+        parts = [self._of_text(text, compute) for text in texts]
+        names = ("features", "last", "whole")
+        features, last, whole = (
+            pad_sequence([part[name] for part in parts], batch_first=True).float() for name in names
+        )
+        return TargetRows(ids_BL, answer_BL, features, last, whole)
+
+    def _of_text(
+        self, text: TrainingText, compute: Callable[[TrainingText], TargetRows]
+    ) -> dict[str, Tensor]:
+        name = hashlib.sha256(f"{text.prompt} {text.ids}".encode()).hexdigest()
+        file = self.folder / f"{name}.safetensors"
+        if is_file(file):
+            return load_file(file)
+        rows = compute(text)
+        assert rows.whole_BL is not None
+        features, last = rows.features_BLC[0].bfloat16(), rows.last_BLH[0].bfloat16()
+        part = {"features": features.cpu(), "last": last.cpu(), "whole": rows.whole_BL[0].cpu()}
+        size = sum(tensor.nbytes for tensor in part.values())
+        if self.size + size <= self.limit_bytes:
+            self.size += size
+            with atomic_path(file) as temporary:
+                save_file(part, temporary)
+        return part
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -251,7 +357,7 @@ class DrafterTraining(Training):
     """A training of a drafter."""
 
     part = "drafter"
-    measure_every, digits = 100, 5
+    measure_every, digits, save_every_s = 100, 5, 60.0
 
     model: str
     """Name of the target."""
@@ -259,7 +365,7 @@ class DrafterTraining(Training):
     published: dict[str, Any]
     """config.json of the drafter."""
     network: DraftNetwork
-    stored: data.StoredRows | None
+    stored: StoredRows | None
     """Where the target's outputs are kept; None: nowhere."""
 
     @classmethod
@@ -280,12 +386,12 @@ class DrafterTraining(Training):
         published = job.published_config(target)
         if job.draft_vocab:
             count = min(job.draft_vocab, target.vocab_size)
-            published[DRAFT_IDS] = list(data.frequent_tokens(texts[few:], count))
+            published[DRAFT_IDS] = list(frequent_tokens(texts[few:], count))
         network = drafter_files.new_network(published, target, job.seed)
         stored = None
         if job.store_gib and rows is not None:
             taps = "-".join(map(str, network.drafter_config.feature_layers))
-            stored = data.StoredRows(rows / f"layers-{taps}", job.store_gib * 2**30)
+            stored = StoredRows(rows / f"layers-{taps}", job.store_gib * 2**30)
         learned = [weight for weight in network.parameters() if weight.requires_grad]
         return cls(
             job=job,
@@ -315,11 +421,11 @@ class DrafterTraining(Training):
     @torch.no_grad()
     def _computed(self, texts: list[TrainingText]) -> TargetRows:
         target = self.target
-        padded = data.padded(texts, target.special.eos)
-        ids_BL, answer_BL = (part.to(target.device) for part in padded)
+        parts = loop.padded(texts, target.special.eos)
+        ids_BL, answer_BL = (part.to(target.device) for part in parts)
         layers = self.network.drafter_config.feature_layers
-        rows = data.target_rows(target, ids_BL, answer_BL, layers)
-        return data.whole_vocabulary(target, rows) if self.job.draft_vocab else rows
+        rows = objectives.target_rows(target, ids_BL, answer_BL, layers)
+        return objectives.whole_vocabulary(target, rows) if self.job.draft_vocab else rows
 
     def loss_of(
         self, texts: list[TrainingText], rng: torch.Generator, measured: bool = False
@@ -365,21 +471,3 @@ class DrafterTraining(Training):
     def facts(self) -> dict[str, Any]:
         learned = sum(w.numel() for w in self.network.parameters() if w.requires_grad)
         return {"learned": learned, "facts": self.network.drafter_config}
-
-
-def train(
-    job: DrafterJob,
-    loaded: LoadedModel,
-    texts: list[TrainingText],
-    out: Path,
-    save_every_s: float = 60.0,
-    report: Report = print,
-    rows: Path | None = None,
-) -> DrafterTraining:
-    """Train a drafter and write its folder; resumes from `out`/state.pt where there is one.
-
-    rows: folder for the target's outputs, see `DrafterJob.store_gib`.
-    """
-    training = DrafterTraining.start(job, loaded, texts, rows)
-    training.run(out, save_every_s, report)
-    return training

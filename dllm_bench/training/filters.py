@@ -15,6 +15,7 @@ Shapes: S steps of the oracle's decoding, W positions of a block, K branches (on
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +47,8 @@ from dllm_bench.store.files import atomic_path, is_file, make_folder, write_atom
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.spec import digest, slug
-from dllm_bench.training import FILTER_BENCHMARKS, prompts, reports
-from dllm_bench.training.reports import Countdown, Report
+from dllm_bench.training import FILTER_BENCHMARKS, prompts
+from dllm_bench.training.loop import Countdown, Report, card, command
 
 SAVE_EVERY_S = 60.0
 Row = tuple[Tensor, Tensor, Tensor]
@@ -109,16 +110,9 @@ class FilterJob(CheckedFields):
             return prompts.flan_prompts(self.flan, FLAN_PER_TASK, self.seed)
         return prompts.train_prompts(self.benchmarks, self.prompts, self.seed)
 
-    def prompt_source(self) -> str:
-        """Return where the prompts come from, for the card."""
-        if self.flan is not None:
-            return f"FLAN, {FLAN_PER_TASK} prompts of every task"
-        return f"train splits of {', '.join(self.benchmarks)}, in turn"
-
     def command(self, model: str) -> str:
         """Return the command that trains this filter; settings at their defaults are left out."""
-        options = reports.changed(self, FilterJob())
-        return reports.command(f"dllm-bench train filter {model}", options)
+        return command(f"dllm-bench train filter {model}", self, FilterJob(), {"flan": "DIR"})
 
 
 @dataclass(frozen=True)
@@ -147,9 +141,7 @@ def train(
 
     `model` is a resolved configuration group.
     """
-    texts = job.texts()
-    source = trace_source(job, model, texts)
-    found = stored_or_collected(source, model, texts, traces_folder, report)
+    source, found = traces_of(job, model, traces_folder, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fitted = fit(found.to(device), job, report)
     facts = filter_files.FilterMetadata(
@@ -163,9 +155,9 @@ def train(
     learned = filter_files.save_filter(out, fitted.tensors, facts)
     curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
     write_atomic(out / "curve.jsonl", curve)
-    reports.plot_losses(out / "curve.png", fitted.curve, fitted.epoch)
+    plot_losses(out / "curve.png", fitted.curve, fitted.epoch)
     parts = {"job": job, "learned": learned, "facts": facts, "found": found, "fitted": fitted}
-    write_atomic(out / "CARD.md", reports.card("filter", out.name, parts))
+    write_atomic(out / "CARD.md", card("filter", out.name, {**parts, "per_task": FLAN_PER_TASK}))
     return learned
 
 
@@ -334,9 +326,7 @@ def load_traces(file: Path) -> Traces:
 
 def collect(job: FilterJob, model: ModelGroup, traces_folder: Path, report: Report = print) -> Path:
     """Collect the traces of a job and return their file."""
-    texts = job.texts()
-    source = trace_source(job, model, texts)
-    stored_or_collected(source, model, texts, traces_folder, report)
+    source, _ = traces_of(job, model, traces_folder, report)
     return source.file(traces_folder)
 
 
@@ -360,22 +350,21 @@ def trace_source(job: FilterJob, model: ModelGroup, texts: Sequence[str]) -> Tra
     )
 
 
-def stored_or_collected(
-    source: TraceSource,
-    model: ModelGroup,
-    texts: Sequence[str],
-    folder: Path,
-    report: Report,
-) -> Traces:
-    """Return stored traces if they are complete; the model is only loaded if they are not."""
+def traces_of(
+    job: FilterJob, model: ModelGroup, folder: Path, report: Report
+) -> tuple[TraceSource, Traces]:
+    """Return the traces of a job, and what they depend on; the model is only loaded if they are not
+    stored completely."""
+    texts = job.texts()
+    source = trace_source(job, model, texts)
     file = source.file(folder)
     if is_file(file) and (stored := load_traces(file)).done == len(texts):
         report(f"traces: {file}")
-        return stored
+        return source, stored
     spec = model_spec(model)
     loaded = loading.load_model(spec)
     encode = prompts.encoder(loaded.encode, spec.chat)
-    return collect_traces(loaded.denoiser, encode, texts, source, folder, report)
+    return source, collect_traces(loaded.denoiser, encode, texts, source, folder, report)
 
 
 def split_by_prompt(found: Traces, seed: int) -> dict[str, Traces]:
@@ -470,3 +459,20 @@ def decisions(probability_SW: Tensor, part: Traces) -> Rates:
 def _share(flags_SW: Tensor, among_SW: Tensor) -> float:
     """Return the share of `among` that are flagged; 0 where there are none."""
     return (flags_SW & among_SW).sum().item() / max(1, int(among_SW.sum()))
+
+
+def plot_losses(file: Path, curve: Sequence[Mapping[str, float]], kept_epoch: int) -> None:
+    """Draw training and validation loss by epoch; a line marks the epoch whose weights are kept."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.subplots()
+    epochs = [point["epoch"] for point in curve]
+    for name in ("train", "validation"):
+        axes.plot(epochs, [point[name] for point in curve], label=name)
+    axes.axvline(kept_epoch, color="0.6", linewidth=0.8, label=f"kept: epoch {kept_epoch}")
+    axes.set(xlabel="epoch", ylabel="binary cross-entropy (nats)")
+    axes.legend(frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120)
+    write_atomic(file, content.getvalue())

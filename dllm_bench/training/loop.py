@@ -1,7 +1,11 @@
-"""The loop that trains adapters and drafters, and what a training in memory is.
+"""The loop that trains adapters and drafters, and what every training reports: lines while it runs,
+and a model card when it is done.
 
 Texts and random draws of a step depend only on (seed, step), so a training resumed from its state
 file gives the same weights as one that was never interrupted.
+
+A card is a template in `cards`; those of embedded models are made by `scripts/embedded/card.py`.
+Cards contain measurements of training; scores of decoding come from runs.
 """
 
 from __future__ import annotations
@@ -10,24 +14,128 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import atomic_path, is_file, make_folder, write_atomic
-from dllm_bench.training import reports
-from dllm_bench.training.drafter_data import TrainingText
-from dllm_bench.training.reports import Countdown, Report
+from dllm_bench.runs.progress import duration
+from dllm_bench.store.files import atomic_path, is_file, make_folder, whole_lines, write_atomic
 
 WARMUP, CLIP_NORM = 0.04, 1.0  # DeepSpec
+LINE_EVERY_S = 5.0
+Report = Callable[[str], None]
+"""Receives a progress line, for example `print`."""
 Point = dict[str, float]
 Numbers = Callable[[Tensor], Point]
 """Loss -> a point of the curve. Reading it waits for the device, so most steps leave it out."""
+
+
+# --- what is reported ----------------------------------------------------------------------------
+
+
+class Countdown:
+    """Time left of a loop of `total` steps, at the pace since the countdown was made.
+
+    `first` steps were done by an earlier, interrupted call and do not count for the pace.
+    """
+
+    def __init__(self, total: int, first: int = 0) -> None:
+        self.total, self.first = total, first
+        self._started = self._last_line = time.monotonic()
+
+    def due(self, done: int) -> bool:
+        """Return whether the next line should be printed: after five seconds, and at the end."""
+        now = time.monotonic()
+        if now - self._last_line <= LINE_EVERY_S and done < self.total:
+            return False
+        self._last_line = now
+        return True
+
+    def eta(self, done: int) -> str:
+        """Return the time left after `done` steps, as `ETA 0:31`."""
+        pace_s = (time.monotonic() - self._started) / (done - self.first)
+        return f"ETA {duration(pace_s * (self.total - done))}"
+
+    def line(self, point: Mapping[str, float]) -> str:
+        """Return `step 200 of 2000: loss 1.2, ETA 0:31`; the first entry of the point is its
+        step."""
+        (unit, done), *rest = point.items()
+        numbers = ", ".join(f"{name} {value:g}" for name, value in rest)
+        return f"{unit} {done:g} of {self.total}: {numbers}, {self.eta(int(done))}"
+
+
+def card(kind: str, title: str, parts: Mapping[str, Any]) -> str:
+    """Return a model card: the template of `cards` for this kind, filled with `parts`.
+
+    What decoding with the model gives is measured by runs.
+    """
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "cards"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters["f"] = format
+    return templates.get_template(f"{kind}.md").render(title=title, **parts)
+
+
+def command(start: str, job: Any, usual: Any, shown: Mapping[str, Any]) -> str:
+    """Return the command line that trains a job: `start`, then `--name value` for every setting in
+    which it differs from the usual one.
+
+    A tuple repeats its option for each value. shown: values to be written in place of the job's.
+    """
+    words = [start]
+    for name, own in vars(job).items():
+        if own == getattr(usual, name):
+            continue
+        flag = "--benchmark" if name == "benchmarks" else f"--{name.replace('_', '-')}"
+        value = shown.get(name, own)
+        values = value if isinstance(value, tuple) else (value,)
+        words += [flag if item is True else f"{flag} {item}" for item in values]
+    return " ".join(words)
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """One text to learn from."""
+
+    ids: tuple[int, ...]
+    """Tokens of the prompt and of the answer, the end token last."""
+    prompt: int
+    """Number of prompt tokens."""
+
+
+def padded(texts: Sequence[TrainingText], end: int) -> tuple[Tensor, Tensor]:
+    """Return (ids_BL, answer_BL): texts filled up with the end token, and their answer
+    positions."""
+    length = max(len(text.ids) for text in texts)
+    ids_BL = torch.full((len(texts), length), end)
+    answer_BL = torch.zeros(len(texts), length, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        ids_BL[row, : len(text.ids)] = torch.tensor(text.ids)
+        answer_BL[row, text.prompt : len(text.ids)] = True
+    return ids_BL, answer_BL
+
+
+def stored_texts(file: Path) -> list[TrainingText]:
+    """Return the texts of a file of answers, one a line; a last line cut short by a kill is removed
+    from it."""
+    lines = whole_lines(file)
+    write_atomic(file, b"".join(line + b"\n" for line in lines))
+    return [TrainingText(tuple(row["ids"]), row["prompt"]) for row in map(json.loads, lines)]
+
+
+# --- the loop ------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -40,6 +148,7 @@ class Training(ABC):
     """Steps between two points of the curve."""
     digits: ClassVar[int]
     """Of the numbers of a point, after the decimal point."""
+    save_every_s: ClassVar[float]
 
     job: Any
     """What to train; has `rows` (texts of a step), `steps`, `lr` and `seed`."""
@@ -119,7 +228,7 @@ class Training(ABC):
         curve = "".join(json.dumps(point) + "\n" for point in self.curve)
         write_atomic(out / "curve.jsonl", curve)
         parts = {"job": self.job, "training": self, **self.facts()}
-        write_atomic(out / "CARD.md", reports.card(self.part, out.name, parts))
+        write_atomic(out / "CARD.md", card(self.part, out.name, parts))
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -131,7 +240,7 @@ class Training(ABC):
         with atomic_path(out / "state.pt") as temporary:
             torch.save(state, temporary)
 
-    def run(self, out: Path, save_every_s: float, report: Report = print) -> None:
+    def run(self, out: Path, report: Report = print) -> Self:
         """Train and write the folder `out`; resumes from its state.pt where there is one."""
         if is_file(file := out / "state.pt"):
             self.restore(file)
@@ -144,10 +253,11 @@ class Training(ABC):
                 self.curve.append({name: round(n, self.digits) for name, n in point.items()})
                 report(countdown.line(self.curve[-1]))
             now = time.monotonic()
-            if now - saved_at >= save_every_s or self.step == self.job.steps:
+            if now - saved_at >= self.save_every_s or self.step == self.job.steps:
                 counted_at, before, saved_at = self.clock(), counted_at, now
                 self.seconds += counted_at - before
                 self.save(out)
+        return self
 
 
 def learning_rate_factor(step: int, steps: int) -> float:

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.canvas import CanvasModule
 from dllm_bench.models.load import build_module
-from dllm_bench.training.reports import Countdown
+from dllm_bench.training.loop import Countdown
 from scripts.embedded import card, data
 from scripts.embedded.items import task_pairs
 from scripts.embedded.optim import Optimizer, learning_rate_factor

@@ -28,7 +28,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.paths import assets_dir
 from dllm_bench.store.files import atomic_path
-from dllm_bench.training.reports import Countdown, Report
+from dllm_bench.training.loop import Countdown, Report
 from scripts.embedded import adapt, canvas, card, data, export, network, objectives, tokenizer
 from scripts.embedded.items import task_pairs
 from scripts.embedded.optim import Optimizer, learning_rate_factor

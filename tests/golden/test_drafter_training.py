@@ -16,14 +16,13 @@ import torch
 
 from dllm_bench.metrics import drafts as draft_metrics
 from dllm_bench.metrics.drafts import ObservedDraft
-from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
-from dllm_bench.training.drafter_data import TargetRows
 from dllm_bench.training.drafter_objectives import (
     DraftBlocks,
     DraftLosses,
     DraftOutputs,
     LossShares,
+    TargetRows,
 )
 from tests.golden.test_speculative_traces import greedy_runs, read
 from tests.helpers import golden_dir, load_denoiser
@@ -76,7 +75,7 @@ def losses(net: Any, found: DraftOutputs, kind: str, decay: float | None) -> Dra
 
 def test_the_targets_own_part() -> None:
     target = load_denoiser(FOLDER / "ckpt" / "target")
-    found = data.target_rows(target, rows().ids_BL, rows().answer_BL, (0, 1, 2))
+    found = objectives.target_rows(target, rows().ids_BL, rows().answer_BL, (0, 1, 2))
     torch.testing.assert_close(found.features_BLC, rows().features_BLC, **TOLERANCE)
     torch.testing.assert_close(found.last_BLH, rows().last_BLH, **TOLERANCE)
 

@@ -15,11 +15,11 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.load import LoadedModel, load_model
-from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import adapters
-from dllm_bench.training.adapters import AdapterJob
-from dllm_bench.training.drafter_data import TrainingText
+from dllm_bench.training.adapters import AdapterJob, AdapterTraining
+from dllm_bench.training.loop import TrainingText
 from tests.helpers import tiny_checkpoint
+from tests.unit.models.common import spec
 
 BLOCK = 4
 JOB = AdapterJob(block=BLOCK, rank=4, prompts=40, rows=4, steps=6, lr=1e-2)
@@ -33,17 +33,17 @@ KINDS = ("qwen3", "sdar")  # logits shifted, and not
 def loaded(folder: Path, kind: str, **changes: str) -> LoadedModel:
     source = folder if folder.exists() else tiny_checkpoint(kind, folder, 1)
     form = {"attention_form": "block_causal", "block": BLOCK}
-    return load_model(
-        ModelSpec("tiny", str(source), dtype="float32", device="cpu", **{**form, **changes})
-    )
+    return load_model(spec(source, **{**form, **changes}))
 
 
-def silent(line: str) -> None:
-    """Print nothing."""
+def started(folder: Path, job: AdapterJob = JOB) -> AdapterTraining:
+    """Return a training on many texts, of the model in `folder` / model."""
+    texts = TEXTS * (adapters.HELD_OUT // len(TEXTS) + 1)
+    return AdapterTraining.start(job, loaded(folder / "model", "qwen3"), texts)
 
 
-def many() -> list[TrainingText]:
-    return TEXTS * (adapters.HELD_OUT // len(TEXTS) + 1)
+def trained(out: Path, job: AdapterJob = JOB) -> AdapterTraining:
+    return started(out.parent, job).run(out, report=lambda line: None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,9 +95,7 @@ def test_a_third_of_the_blocks_is_masked_wholly_and_none_is_left_out_by_a_cut() 
 
 
 def test_an_adapter_learns_and_is_loaded_by_a_model(tmp_path: Path) -> None:
-    model = loaded(tmp_path / "model", "qwen3")
-    job = replace(JOB, steps=60)
-    training = adapters.train(job, model, many(), tmp_path / "out", report=silent)
+    training = trained(tmp_path / "out", replace(JOB, steps=60))
     first, last = training.curve[0], training.curve[-1]
     assert last["held_out_loss"] < 3.0 and last["step"] == 60 and first["step"] == 50
     adapted = loaded(tmp_path / "model", "qwen3", lora=str(tmp_path / "out"))
@@ -110,37 +108,26 @@ def test_an_adapter_learns_and_is_loaded_by_a_model(tmp_path: Path) -> None:
 
 
 def test_a_resumed_training_gives_the_same_weights(tmp_path: Path) -> None:
-    whole = adapters.train(
-        JOB, loaded(tmp_path / "model", "qwen3"), many(), tmp_path / "a", report=silent
-    )
-    half = adapters.AdapterTraining.start(JOB, loaded(tmp_path / "model", "qwen3"), many())
+    whole, half = trained(tmp_path / "a"), started(tmp_path)
     for _ in range(3):
         half.optimizer_step()
     half.save(tmp_path / "b")
-    again = adapters.train(
-        JOB, loaded(tmp_path / "model", "qwen3"), many(), tmp_path / "b", report=silent
-    )
+    again = trained(tmp_path / "b")
     for name, weight in whole.learned.items():
         assert torch.equal(weight, again.learned[name])
-    other, model = replace(JOB, lr=1e-3), loaded(tmp_path / "model", "qwen3")
     with pytest.raises(DllmBenchError, match="other settings"):
-        adapters.train(other, model, many(), tmp_path / "b", report=silent)
+        trained(tmp_path / "b", replace(JOB, lr=1e-3))
 
 
 def test_a_training_may_begin_with_another_adapter(tmp_path: Path) -> None:
-    model, out = tmp_path / "model", tmp_path / "a"
-    first = adapters.train(JOB, loaded(model, "qwen3"), many(), out, report=silent)
-    job = replace(JOB, start=str(out), block=2)
-    begun = adapters.AdapterTraining.start(job, loaded(model, "qwen3"), many())
-    for name, weight in begun.learned.items():
+    first, job = trained(tmp_path / "a"), replace(JOB, start=str(tmp_path / "a"), block=2)
+    for name, weight in started(tmp_path, job).learned.items():
         assert torch.equal(weight, first.learned[name].bfloat16().float())
     with pytest.raises(DllmBenchError, match="not one of rank 8"):
-        adapters.AdapterTraining.start(replace(job, rank=8), loaded(model, "qwen3"), many())
+        started(tmp_path, replace(job, rank=8))
 
 
-def test_the_command_trains_an_embedded_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_an_embedded_model(tmp_path, capsys) -> None:
     words = ["--benchmark", "minigsm", "--steps", "1", "--rows", "2", "--prompts", "40"]
     out = tmp_path / "adapter"
     assert main(["train", "adapter", "tiny-qwen3", *words, "--out", str(out)]) == 0

@@ -27,28 +27,29 @@ from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafter_config import read_drafter_config
 from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.load import LoadedModel, load_model
-from dllm_bench.models.spec import ModelSpec
-from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training import drafters as training
-from dllm_bench.training.drafter_data import TargetRows, TrainingText
-from dllm_bench.training.drafter_objectives import LossShares
+from dllm_bench.training.drafter_objectives import LossShares, TargetRows
 from dllm_bench.training.drafters import KINDS, DrafterJob
-from dllm_bench.training.loop import learning_rate_factor
+from dllm_bench.training.loop import TrainingText, learning_rate_factor, padded
 from tests.helpers import ROLES, tiny_checkpoint
 from tests.sample_stats import drafted
 from tests.speculative import DRAFTERS, WatchedLength, trainable, write_drafter
 from tests.tiers import covering
+from tests.unit.models.common import spec
 
 LENGTH, ROWS = 24, 3
 JOB = DrafterJob(slots=4, layers=1, rows=4, anchors=4, steps=6, lr=3e-3)
 
 
+def silent(text: str) -> None:
+    """Print nothing."""
+
+
 @lru_cache
-def loaded(folder: Path) -> LoadedModel:
+def loaded(folder: Path, seed: int = 1) -> LoadedModel:
     """Return a random target whose next tokens are easy to tell."""
-    source = str(tiny_checkpoint("qwen3", folder, 1))
-    return load_model(ModelSpec("tiny", source, dtype="float32", device="cpu", bos=False))
+    return load_model(spec(tiny_checkpoint("qwen3", folder, seed)))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def prompts(count: int) -> list[tuple[int, ...]]:
 
 def answered(model: LoadedModel, count: int, file: Path) -> list[TrainingText]:
     requests = [Request(str(i), tuple(ids), 20) for i, ids in enumerate(prompts(count))]
-    return data.generated_texts(model, requests, 0.0, file, report=lambda text: None)
+    return training.generated_texts(model, requests, 0.0, file, report=silent)
 
 
 def rows_for(model: Any, feature_layers: tuple[int, ...]) -> TargetRows:
@@ -71,7 +72,7 @@ def rows_for(model: Any, feature_layers: tuple[int, ...]) -> TargetRows:
     answer = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
     answer[:, 6:20] = True
     answer[1, 10:12] = False
-    return data.target_rows(model.denoiser, ids, answer, feature_layers)
+    return objectives.target_rows(model.denoiser, ids, answer, feature_layers)
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -129,9 +130,7 @@ def test_a_slot_sees_what_lies_before_its_anchor_and_its_block() -> None:
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("kernel", [objectives.dense, objectives.flex])
-def test_a_block_is_what_decoding_would_draft(
-    kind: str, kernel: Any, model: LoadedModel, tmp_path: Path
-) -> None:
+def test_a_block_is_what_decoding_would_draft(kind, kernel, model, tmp_path) -> None:
     """Hidden states and logits of every block, one by one with the drafter's own cache."""
     drafter = TrainedBlockDrafter(
         write_drafter(tmp_path / kind, DRAFTERS[kind] | {"target_tables": False})
@@ -183,9 +182,7 @@ def test_the_chain_is_what_decoding_would_draft(model: LoadedModel, tmp_path: Pa
 # --- texts ---------------------------------------------------------------------------------------
 
 
-def test_the_targets_own_texts_are_decoded_once(
-    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_targets_own_texts_are_decoded_once(model, tmp_path, monkeypatch) -> None:
     file = tmp_path / "texts.jsonl"
     first = answered(model, 3, file)
     decoder: Any = SpeculativeDecoder(NoDraft())
@@ -207,7 +204,7 @@ def test_the_targets_own_texts_are_decoded_once(
     model, (*_, fourth, fifth) = replace(model, denoiser=watched), prompts(5)
     assert answered(model, 5, file)[:3] == first
     assert begun == [fourth, fifth]
-    monkeypatch.setattr(data, "BATCH", 2)  # answers may be done out of order
+    monkeypatch.setattr(training, "BATCH", 2)  # answers may be done out of order
     assert answered(model, 5, tmp_path / "pairs.jsonl") == answered(model, 5, file)
     del begun[2:]
     file.write_text(file.read_text()[:-5])  # stopped while the last line was written
@@ -216,13 +213,13 @@ def test_the_targets_own_texts_are_decoded_once(
 
 
 def test_rows_are_filled_behind_the_answer() -> None:
-    ids, answer = data.padded([TrainingText((5, 6, 7, 8), 2), TrainingText((5, 9), 1)], end=1)
+    ids, answer = padded([TrainingText((5, 6, 7, 8), 2), TrainingText((5, 9), 1)], end=1)
     assert ids.tolist() == [[5, 6, 7, 8], [5, 9, 1, 1]]
     assert answer.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
 
 
 def test_gold_texts_end(model: LoadedModel) -> None:
-    (text,) = data.gold_texts(model, [("w3 w4", " w5")])
+    (text,) = training.gold_texts(model, [("w3 w4", " w5")])
     assert text == TrainingText((3, 4, 5, ROLES["eos"]), 2)
 
 
@@ -238,28 +235,29 @@ def fitted(
     asked: DrafterJob, model: LoadedModel, folder: Path, texts: int = 12
 ) -> training.DrafterTraining:
     found = answered(model, texts, folder / "texts.jsonl")
-    return training.train(asked, model, found, folder / "out", report=lambda text: None)
+    return training.DrafterTraining.start(asked, model, found).run(folder / "out", report=silent)
+
+
+def draft_of(kind: str, folder: Path) -> Any:
+    """Return the piece that drafts with a trained drafter."""
+    if kind == "eagle3":
+        return Eagle3(TrainedChainDrafter(str(folder)))
+    head: Any = {"dflash": DFlash, "dflash2": DFlash2}.get(kind, DSpark)
+    return head(TrainedBlockDrafter(str(folder)))
 
 
 @pytest.mark.parametrize("kind", covering(4, KINDS))
-def test_a_trained_drafter_saves_forwards_and_changes_nothing(
-    kind: str, model: LoadedModel, tmp_path: Path
-) -> None:
+def test_a_trained_drafter_saves_forwards_and_changes_nothing(kind, model, tmp_path) -> None:
     """A few texts learned by heart: rounds get longer, the text stays the target's own."""
     lengths = []
     for steps in (1, 120):
         folder = tmp_path / str(steps)
         run = fitted(job(kind, {"steps": steps, "rows": 8, "anchors": 8}), model, folder, texts=4)
-        source = str(folder / "out")
-        if kind == "eagle3":
-            piece: Any = Eagle3(TrainedChainDrafter(source))
-        else:
-            heads = {"dflash": DFlash, "dflash2": DFlash2}
-            piece = heads.get(kind, DSpark)(TrainedBlockDrafter(source))
-            facts = piece.drafter.drafter_config
-            wanted = (kind != "dflash", kind not in heads)
-            assert (facts.rank > 0, facts.confidence) == wanted
-        facts = []
+        piece, facts = draft_of(kind, folder / "out"), []
+        if kind != "eagle3":
+            wanted = (kind != "dflash", kind not in ("dflash", "dflash2"))
+            config = piece.drafter.drafter_config
+            assert (config.rank > 0, config.confidence) == wanted
         target: Any = model.denoiser
         for text in run.texts:
             request = Request("x", text.ids[: text.prompt], len(text.ids) - text.prompt)
@@ -289,10 +287,12 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
         if len(told) == 2:
             raise KeyboardInterrupt
 
+    begun: Any = training.DrafterTraining.start(job(kind, part), model, texts)
+    begun.save_every_s = 0.0
     with pytest.raises(KeyboardInterrupt):
-        training.train(job(kind, part), model, texts, out, save_every_s=0.0, report=stop)
+        begun.run(out, stop)
     assert torch.load(out / "state.pt")["step"] == 3
-    resumed = training.train(job(kind, part), model, texts, out, report=told.append)
+    resumed = training.DrafterTraining.start(job(kind, part), model, texts).run(out, told.append)
     assert resumed.step == 6
     for name, weight in whole.network.state_dict().items():
         assert torch.equal(weight, resumed.network.state_dict()[name]), name
@@ -303,7 +303,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
     assert "6 of\n6 steps" in card
     assert f"train drafter tiny {kind} --slots 4" in card
     with pytest.raises(DllmBenchError, match="other settings"):
-        training.train(job(kind, {"lr": 1.0}), model, texts, out)
+        training.DrafterTraining.start(job(kind, {"lr": 1.0}), model, texts).run(out)
 
 
 def test_every_step_draws_other_rows_and_none_that_are_held_out(
@@ -329,22 +329,15 @@ def test_every_step_draws_other_rows_and_none_that_are_held_out(
     assert not {text.ids for step in steps for text in step} & {t.ids for t in run.held_out}
 
 
-def test_the_targets_tables_do_not_learn(model: LoadedModel, tmp_path: Path) -> None:
-    run = fitted(job("dspark-markov", {}), model, tmp_path)
-    module: Any = run.target.module
-    state = run.network.state_dict()
+@pytest.mark.parametrize("kind", ["dspark-markov", "eagle3"])
+def test_a_stored_drafter_uses_the_targets_tables(kind, model, tmp_path) -> None:
+    """They do not learn. It drafts as DeepSpec's format with its copies does."""
+    run = fitted(job(kind, {"steps": 40}), model, tmp_path)
+    module, state = run.target.module, run.network.state_dict()
     assert torch.equal(state["embed_tokens.weight"], module.model.embed_tokens.weight)
     assert torch.equal(state["lm_head.weight"], module.lm_head.weight)
     fresh = training.DrafterTraining.start(run.job, model, run.texts).network.state_dict()
     assert not torch.equal(state["fc.weight"], fresh["fc.weight"])
-
-
-@pytest.mark.parametrize("kind", ["dspark-markov", "eagle3"])
-def test_a_stored_drafter_uses_the_targets_tables(
-    kind: str, model: LoadedModel, tmp_path: Path
-) -> None:
-    """It drafts as DeepSpec's format with its copies does."""
-    run = fitted(job(kind, {"steps": 40}), model, tmp_path)
     stored, copied = tmp_path / "out", tmp_path / "copied"
     names = set(load_file(stored / "model.safetensors"))
     copies = {"embed_tokens.weight", "lm_head.weight"}
@@ -357,10 +350,7 @@ def test_a_stored_drafter_uses_the_targets_tables(
     target: Any = model.denoiser
     rounds = []
     for folder in (stored, copied):
-        if kind == "eagle3":
-            piece: Any = Eagle3(TrainedChainDrafter(str(folder)))
-        else:
-            piece = DSpark(TrainedBlockDrafter(str(folder)))
+        piece = draft_of(kind, folder)
         assert piece.drafter.drafter_config.tables == (folder == copied)
         texts = [text.ids[: text.prompt] for text in run.texts[:4]]
         found = [SpeculativeDecoder(piece).generate(target, Request("x", ids, 20)) for ids in texts]
@@ -376,36 +366,29 @@ PART = {"draft_vocab": 24, "store_gib": 1.0}
 
 def test_the_draft_vocabulary_is_what_answers_have_most_often() -> None:
     texts = [TrainingText((9, 9, 9, 5, 5, 7), 3), TrainingText((8, 5, 7, 2), 1)]
-    assert data.frequent_tokens(texts, 2) == (5, 7)
-    assert data.frequent_tokens(texts, 4) == (2, 5, 7, 9)
-    assert data.frequent_tokens(texts, 7) == (0, 1, 2, 5, 7, 8, 9)
+    assert training.frequent_tokens(texts, 2) == (5, 7)
+    assert training.frequent_tokens(texts, 4) == (2, 5, 7, 9)
+    assert training.frequent_tokens(texts, 7) == (0, 1, 2, 5, 7, 8, 9)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark-rnn", "dspark-markov", "eagle3"])
-def test_a_drafter_of_frequent_tokens_drafts_these_alone(
-    kind: str, model: LoadedModel, tmp_path: Path
-) -> None:
+def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) -> None:
     """The text stays the target's own, and a target of other weights gets its own head."""
     run = fitted(job(kind, PART | {"steps": 60, "rows": 8}), model, tmp_path)
-    ids = data.frequent_tokens(run.texts, 24)
+    ids = training.frequent_tokens(run.texts, 24)
     assert run.network.draft_ids.tolist() == list(ids)
     assert run.network.lm_head.weight.shape[0] == 24
     stored = load_file(tmp_path / "out" / "model.safetensors")
     tables = {"embed_tokens.weight", "lm_head.weight"}
     assert set(stored) == set(run.network.state_dict()) - tables
     assert run.target.vocab_size not in {size for w in stored.values() for size in w.shape}
-    found: Any = TrainedChainDrafter if kind == "eagle3" else TrainedBlockDrafter
-    drafter = found(str(tmp_path / "out"))
-    head: Any = {"dflash": DFlash, "eagle3": Eagle3}.get(kind, DSpark)
-    other = str(tiny_checkpoint("qwen3", tmp_path / "other", 2))
-    spec = ModelSpec("other", other, dtype="float32", device="cpu", bos=False)
-    target: Any = model.denoiser
-    second: Any = load_model(spec).denoiser
+    draft = draft_of(kind, tmp_path / "out")
+    target, second = model.denoiser, loaded(tmp_path / "other", 2).denoiser
     accepted = 0
     for one in (target, second, target):
         length = WatchedLength()
         for temperature in (0.0, 0.8):
-            decoder = SpeculativeDecoder(head(drafter), length=length, temperature=temperature)
+            decoder = SpeculativeDecoder(draft, length=length, temperature=temperature)
             for text in run.texts[:3]:
                 request = Request("x", text.ids[: text.prompt], 20)
                 decoded = decoder.generate(one, request)
@@ -413,7 +396,7 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(
                 plain = SpeculativeDecoder(NoDraft()).generate(one, request)
                 assert temperature or decoded.ids[:20] == plain.ids[:20]
         assert {int(token) for made in length.seen for token in made.tokens_D} <= set(ids)
-        network = drafter.on(one)
+        network = draft.drafter.on(one)
         assert torch.equal(network._head_rows_NH, one.module.lm_head.weight[network.draft_ids])
     assert accepted
     every = network.spread(torch.arange(24.0), -torch.inf)
@@ -426,9 +409,7 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(
 
 
 @pytest.mark.parametrize("kind", ["dspark-markov", "eagle3"])
-def test_a_draft_vocabulary_of_all_tokens_changes_no_loss(
-    kind: str, model: LoadedModel, tmp_path: Path
-) -> None:
+def test_a_draft_vocabulary_of_all_tokens_changes_no_loss(kind, model, tmp_path) -> None:
     texts, found = answered(model, 6, tmp_path / "texts.jsonl"), []
     for count in (0, model.denoiser.vocab_size):
         run = training.DrafterTraining.start(job(kind, {"draft_vocab": count}), model, texts)
@@ -469,25 +450,21 @@ def test_what_cannot_be_drafted_is_missed(model: LoadedModel, tmp_path: Path) ->
     assert set(numbers(loss)) == {"loss", "ce", "confidence"}
 
 
-def test_the_targets_outputs_are_computed_once(
-    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_targets_outputs_are_computed_once(model, tmp_path, monkeypatch) -> None:
     """By trainings of several drafters; a folder that is full changes nothing."""
     computed: list[int] = []
-    target_rows = data.target_rows
+    target_rows = objectives.target_rows
 
     def watched(target: Any, ids_BL: Any, answer_BL: Any, layers: Any) -> TargetRows:
         computed.append(len(ids_BL))
         return target_rows(target, ids_BL, answer_BL, layers)
 
-    monkeypatch.setattr(data, "target_rows", watched)
+    monkeypatch.setattr(objectives, "target_rows", watched)
     texts, rows = answered(model, 12, tmp_path / "texts.jsonl"), tmp_path / "rows"
 
     def trained(kind: str, out: str, rows: Path, **changes: Any) -> training.DrafterTraining:
-        asked = job(kind, PART | changes)
-        return training.train(
-            asked, model, texts, tmp_path / out, report=lambda text: None, rows=rows
-        )
+        asked = training.DrafterTraining.start(job(kind, PART | changes), model, texts, rows)
+        return asked.run(tmp_path / out, silent)
 
     whole = trained("dflash", "whole", rows)
     assert set(computed) == {1} and len(computed) <= 12
@@ -515,9 +492,7 @@ def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) ->
     assert training.prompts_of(replace(asked, seed=1, text_seed=asked.seed)) == found
     only = replace(asked, benchmarks=(), prompts=4, max_new_tokens=4)
     assert training.texts_file(only, "abc") != training.texts_file(asked, "abc")
-    texts = training.texts_of(
-        only, model, False, tmp_path / "texts.jsonl", report=lambda text: None
-    )
+    texts = training.texts_of(only, model, False, tmp_path / "texts.jsonl", silent)
     encode = model.text.encode
     assert [t.ids[: t.prompt] for t in texts] == [(*encode(p),) for p in training.prompts_of(only)]
     with pytest.raises(DllmBenchError, match="holds 40; give fewer"):

@@ -183,9 +183,7 @@ def test_flan_gives_forty_prompts_of_every_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "word"), [(None, "no .jsonl file"), ("{}", "no FLAN row"), ("x", "Line 1")]
 )
-def test_a_directory_that_is_no_flan_is_refused(
-    tmp_path: Path, content: str | None, word: str
-) -> None:
+def test_a_directory_that_is_no_flan_is_refused(tmp_path, content, word) -> None:
     if content is not None:
         (tmp_path / "rows.jsonl").write_text(content)
     with pytest.raises(DllmBenchError, match=word):
@@ -278,9 +276,7 @@ def test_wrong_settings_are_refused(change: dict, word: str) -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_collects_once_and_writes_a_filter_that_decodes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, capsys) -> None:
     command = ["train", "filter", "tiny-llada", "--results", str(tmp_path), "--prompts", "10"]
     command += ["--benchmark", "minigsm", "--block", "8", "--gen-length", "16", "--epochs", "60"]
     assert main([*command, "--collect-only"]) == 0
@@ -324,9 +320,7 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(
         ["--benchmark", "minicode", "--benchmark", "minigsm", "--gen-length", "128"],
     ],
 )
-def test_a_card_names_the_command_it_was_made_with(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_card_names_the_command_it_was_made_with(arguments, monkeypatch, tmp_path) -> None:
     made: list[FilterJob] = []
 
     def note(job: FilterJob, model: object, out: Path, folder: Path) -> None:
@@ -340,9 +334,7 @@ def test_a_card_names_the_command_it_was_made_with(
     assert len(written.split()) == 4 + len(arguments)
 
 
-def test_a_filter_of_a_folder_has_the_folders_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_filter_of_a_folder_has_the_folders_name(monkeypatch, tmp_path) -> None:
     made: list[Path] = []
     monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append(out))
     main(["train", "filter", str(assets_dir() / "tiny-llada"), "--results", str(tmp_path)])
@@ -358,9 +350,7 @@ def test_a_filter_of_a_folder_has_the_folders_name(
         (["tiny-llada", "--block", "12"], "does not divide"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_mistakes_are_one_sentence(arguments, word, capsys, tmp_path) -> None:
     assert main(["train", "filter", *arguments, "--results", str(tmp_path)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and word in lines[0]

@@ -61,14 +61,7 @@ def test_a_diffusion_model_has_no_such_steps() -> None:
         measure(tiny_denoiser("dream", 0), SMALL)
 
 
-def test_sizes_no_table_can_have_are_refused() -> None:
-    with pytest.raises(DllmBenchError, match="rising sizes from 1"):
-        ProfileJob((4, 8))
-
-
-def test_the_command_stores_the_table_with_its_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_stores_the_table_with_its_device(tmp_path, capsys) -> None:
     source = tiny_checkpoint("qwen3", tmp_path / "model", 0)
     arguments = ["train", "sps", "qwen3-4b", f"model.path={source}", "hardware=cpu"]
     options = ["--batches", "1,2,5", "--context", "8", "--repeats", "1"]
@@ -136,6 +129,8 @@ def test_step_times_are_interpolated_between_measured_sizes() -> None:
 def test_impossible_tables_are_refused(tokens: tuple[int, ...], rates: tuple[float, ...]) -> None:
     with pytest.raises(DllmBenchError, match="rising sizes from 1"):
         StepProfile(tokens, rates)
+    with pytest.raises(DllmBenchError, match="rising sizes from 1"):
+        ProfileJob((4, 8))
 
 
 def test_a_stored_profile_is_its_numbers(tmp_path: Path) -> None:
