@@ -1,4 +1,4 @@
-"""Models that are objects: their runs are stored, continued, read and graded like any other."""
+"""Models that are objects decode like ours, stay as they were, and have runs like any other."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.load import LoadedModel
+from dllm_bench.paths import assets_dir
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import on_this_machine
@@ -181,3 +182,48 @@ def test_an_object_called_like_a_model_does_not_read_that_model(tmp_path: Path) 
     record = run_of(wrapped(module), tmp_path)
     assert record.spec.model.name == "tiny-qwen3"
     assert "path" not in on_this_machine("model", record.spec.model, compose)
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+PROMPTS = ["Question: Tom has 3 apples and buys 4 more. How many apples?\nAnswer:", "2 + 2 ="]
+MASK = {"mask_token": "<|mask|>"}
+
+
+def flags(module: Any) -> list[Any]:
+    """Everything that decoding could have changed."""
+    attention = [vars(layer.self_attn).get("is_causal") for layer in module.model.layers]
+    return [*attention, module.config.to_dict(), [part.training for part in module.modules()]]
+
+
+@pytest.mark.parametrize("decoder", ["fast_dllm_dual", "lopa_dream"])
+def test_a_transformers_object_decodes_like_our_own_and_stays_as_it_was(decoder: str) -> None:
+    module, own = transformers_object("tiny-llada"), loaded("tiny-llada")
+    before, ids = flags(module), torch.tensor([own.encode(PROMPTS[0])])
+    causal = module(input_ids=ids).logits
+    model = db.wrap(module, own.text.tokenizer, **MASK)
+    for batch in (1, 2):
+        theirs = db.generate(model, PROMPTS, decoder, 32, batch=batch)
+        ours = db.generate(own, PROMPTS, decoder, 32, batch=batch)
+        assert [one.sample.ids for one in theirs] == [one.sample.ids for one in ours]
+        assert [len(one.trace) for one in theirs] == [len(one.trace) for one in ours]
+    assert flags(module) == before
+    assert torch.equal(module(input_ids=ids).logits, causal)
+
+
+@pytest.mark.parametrize("decoder", ["fast_dllm", "lopa_dream", "vanilla"])
+def test_a_function_decodes_like_the_model_behind_it(decoder: str) -> None:
+    model = db.wrap(logits, loaded("tiny-llada").text.tokenizer, **MASK)
+    theirs = db.generate(model, PROMPTS, decoder, 32)
+    ours = db.generate(loaded("tiny-llada"), PROMPTS, decoder, 32)
+    assert [one.sample.ids for one in theirs] == [one.sample.ids for one in ours]
+    assert "without a cache" in repr(model)
+
+
+def test_a_folder_is_the_model_of_that_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.symlink_to(assets_dir() / "tiny-llada")
+    model = db.load_model(folder, dtype="float32")
+    assert model.metadata.name == "mine"
+    assert model.metadata.weights_sha256 == loaded("tiny-llada").metadata.weights_sha256

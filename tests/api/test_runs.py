@@ -1,9 +1,10 @@
-"""Runs, records, comparisons and tables from Python."""
+"""Runs, records, comparisons and tables from Python, and what a notebook shows of them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,8 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.figures.trade_off import draw, front_of, looks, place_names
+from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.runs.progress import summary
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
@@ -38,14 +41,13 @@ class Letters(Benchmark):
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RunRecord]]:
-    """Return two thresholds of one decoder."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RunRecord]]:
+    """Return two thresholds of one decoder, and another decoder."""
     folder = tmp_path_factory.mktemp("results")
-    taus = ({"decoder.select.tau": tau} for tau in (0.5, 0.9))
-    made = [
-        db.run("tiny-llada", "fast_dllm", "minigsm", results=folder, **SETTINGS, **tau)
-        for tau in taus
-    ]
+    made = []
+    for name, tau in (("fast_dllm", 0.5), ("fast_dllm", 0.9), ("credit", 0.9)):
+        settings = {**SETTINGS, "decoder.select.tau": tau}
+        made.append(db.run("tiny-llada", name, "minigsm", results=folder, **settings))
     return folder, made
 
 
@@ -68,33 +70,34 @@ def test_a_decoder_that_does_not_fit_warns_in_the_record(decoder, text, tmp_path
     assert shown == [f"warning: {warning}" for warning in stored.warnings]
 
 
-def test_a_run_is_the_run_of_the_command_line(sweep: tuple[Path, list[RunRecord]]) -> None:
-    folder, (first, _) = sweep
+def test_a_run_is_the_run_of_the_command_line(runs) -> None:
+    folder, (first, *_) = runs
     command = [f"{name}={value}" for name, value in SETTINGS.items()]
     choice = ["decoder=fast_dllm", "decoder.select.tau=0.5", f"paths.results={folder}", *command]
     assert main(["run", *choice]) == 0
-    assert len(db.records(folder)) == 2
+    assert len(db.records(folder)) == 3
     decoder = db.decoder("fast_dllm", **{"select.tau": 0.5})
     again = db.run("tiny-llada", decoder, "minigsm", results=folder, **SETTINGS)
     assert again.identity_hash == first.identity_hash
 
 
-def test_records_are_a_table_a_sweep_can_be_read_from(sweep, tmp_path) -> None:
-    folder, made = sweep
-    runs = db.records(folder).set_index("decoder.select.tau").sort_index()
-    assert list(runs.index) == [0.5, 0.9]
-    assert list(runs["tpf/committed"]) == [one.summary["tpf/committed"] for one in made]
+def test_records_are_a_table_a_sweep_can_be_read_from(runs, tmp_path) -> None:
+    folder, (*made, _) = runs
+    rows = db.records(folder)
+    swept = rows[rows.decoder == "fast_dllm"].set_index("decoder.select.tau").sort_index()
+    assert list(swept.index) == [0.5, 0.9]
+    assert list(swept["tpf/committed"]) == [one.summary["tpf/committed"] for one in made]
     samples = db.records(folder, by="sample")
-    assert len(samples) == 4 and samples.text.str.len().gt(0).all()
-    for name, frame in (("runs", runs.reset_index()), ("samples", samples)):
+    assert len(samples) == 6 and samples.text.str.len().gt(0).all()
+    for name, frame in (("runs", rows), ("samples", samples)):
         frame.to_parquet(tmp_path / name)
         assert len(pd.read_parquet(tmp_path / name)) == len(frame)
     with pytest.raises(DllmBenchError, match="by='sample'"):
         db.records(folder, by="token")  # type: ignore[arg-type]
 
 
-def test_two_runs_are_compared_by_record_or_hash(sweep: tuple[Path, list[RunRecord]]) -> None:
-    folder, (first, second) = sweep
+def test_two_runs_are_compared_by_record_or_hash(runs) -> None:
+    folder, (first, second, _) = runs
     result = db.compare(first, second.spec.short, results=folder)
     assert "select.tau" in str(result)
     assert result.scores[0].n == 2
@@ -105,8 +108,8 @@ def test_two_runs_are_compared_by_record_or_hash(sweep: tuple[Path, list[RunReco
         db.compare(first)
 
 
-def test_why_a_sample_is_wrong_can_be_seen(sweep, capsys) -> None:
-    folder, (first, _) = sweep
+def test_why_a_sample_is_wrong_can_be_seen(runs, capsys) -> None:
+    folder, (first, *_) = runs
     assert main(["show", first.spec.short, "--sample", "0", "--results", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("prompt:\nQuestion: ")
@@ -121,8 +124,8 @@ def test_why_a_sample_is_wrong_can_be_seen(sweep, capsys) -> None:
     assert f"verdict: {verdict}" in rest
 
 
-def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(sweep) -> None:
-    _, (first, _) = sweep
+def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(runs) -> None:
+    _, (first, *_) = runs
     decoder = db.decoder("fast_dllm", **{"select.tau": 0.5})
     record = db.evaluate(loaded("tiny-llada"), decoder, "minigsm", limit=2, max_new_tokens=32)
     assert record.values == first.values
@@ -133,3 +136,133 @@ def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(sweep) -> None:
 def test_an_own_benchmark_is_evaluated() -> None:
     record = db.evaluate(loaded("tiny-llada"), "fast_dllm", Letters(), batch=2)
     assert record.score is not None and record.score.n == 2
+
+
+# --- what is shown: short forms, comparisons, pictures --------------------------------------------
+
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def test_columns_of_a_comparison_are_decoders(runs) -> None:
+    _, (low, high, credit) = runs
+    assert list(db.compare(high, credit).to_pandas()) == ["fast_dllm", "credit"]
+    names = ["fast_dllm select.tau=0.5", "fast_dllm select.tau=0.9"]
+    assert list(db.compare(low, high).to_pandas()) == names
+    heads, hashes, *_ = str(db.compare(low, high)).splitlines()
+    assert all(name in heads for name in names) and low.spec.short in hashes
+
+
+def test_two_runs_of_one_kind_are_told_apart_by_their_hash(runs) -> None:
+    record = runs[1][0]
+    other = replace(record, spec=replace(record.spec, seed=1, batch=2))
+    frame = db.compare(record, other).to_pandas()
+    assert list(frame) == [f"fast_dllm {one.spec.short}" for one in (record, other)]
+
+
+def test_short_forms_are_one_line(runs) -> None:
+    folder, (record, other, _) = runs
+    (completion,) = db.generate(loaded("tiny-llada"), "2 + 2 =", "fast_dllm", 32)
+    table = db.table("lopa/table4", results=folder)
+    shown = {
+        repr(completion): "forwards)",
+        repr(record): "fast_dllm, tiny-llada on minigsm: score",
+        repr(table): "Table(lopa/table4, ",
+        repr(db.compare(record, other)): "RunComparison(fast_dllm",
+    }
+    for text, part in shown.items():
+        assert part in text and len(text) < 200 and "\n" not in text
+
+
+def test_a_notebook_shows_a_view_that_escapes(runs) -> None:
+    _, (record, other, _) = runs
+    hostile = replace(record, spec=replace(record.spec, label=HOSTILE))
+    for shown in (hostile, db.compare(hostile, other)):
+        assert HOSTILE not in shown._repr_html_() and "&lt;script&gt;" in shown._repr_html_()
+    assert "<table" in record._repr_html_()
+
+
+def test_a_trade_off_is_drawn_from_stored_runs(runs, tmp_path) -> None:
+    folder, made = runs
+    picture = db.trade_off("tiny-llada", "minigsm", results=folder)
+    points = picture.to_pandas()
+    assert sorted(points["run"]) == sorted(one.spec.short for one in made)
+    assert picture.save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in picture.save(tmp_path / "a.svg").read_bytes()
+    assert "<img" in picture._repr_html_() and repr(picture).startswith("Picture(tiny-llada on")
+    with pytest.raises(DllmBenchError, match=r"ends in .png or .svg"):
+        picture.save(tmp_path / "a.pdf")
+
+
+def test_a_trade_off_without_runs_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(DllmBenchError, match="`dllm-bench run -m"):
+        db.trade_off("tiny-llada", results=tmp_path)
+
+
+CROWD = pd.DataFrame(
+    [
+        (name, 4 + 0.05 * i, 95 - i, 90 - i, 97)
+        for i, name in enumerate(("vanilla", "fast_dllm", "credit", "lopa_dream", "klass", "mine"))
+    ],
+    columns=["decoder", "speed", "score", "low", "high"],
+)
+
+
+def test_names_do_not_overlap_and_the_front_is_drawn() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation, Text
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    points = CROWD.assign(front=True)
+    draw(ax, points)
+    figure.draw_without_rendering()
+    unnamed = place_names(ax, points)
+    figure.draw_without_rendering()
+    names = [one for one in ax.texts if isinstance(one, Annotation)]
+    boxes = [Text.get_window_extent(name) for name in names]
+    assert {name.get_text() for name in names} | unnamed == set(CROWD.decoder)
+    assert len(names) >= 4
+    for index, box in enumerate(boxes):
+        assert not box.count_overlaps(boxes[:index])
+    (line,) = [line for line in ax.lines if str(line.get_label()).startswith("front")]
+    assert list(line.get_xdata()) == sorted(points.speed[points.front])
+
+
+def test_the_oracle_is_not_on_the_front(runs) -> None:
+    record = runs[1][0]
+    assert record.score
+    knowing = replace(record.spec, decoder={"select": {"_target_": "select.oracle"}})
+    known = (record, 1.0, record.score)
+    assert front_of([known, (replace(record, spec=knowing), 9.0, record.score)]) == [0]
+
+
+def test_a_decoder_has_the_colour_of_its_family() -> None:
+    found = looks(["lopa", "lopa_dream", "fast_dllm", "mine"])
+    assert found["lopa"].colour == found["lopa_dream"].colour != found["fast_dllm"].colour
+    assert len({(look.colour, look.marker) for look in found.values()}) == 4
+
+
+def test_acceptance_has_a_row_per_position(runs) -> None:
+    record = runs[1][0]
+    assert db.acceptance(record).empty
+    rounds = [[[3, 2, 3], [2, 0, 1]], [[0, 0, 1]]]
+    stats = from_columns({**record.columns, "rounds": rounds})
+    assert [len(one) for one in stats.rounds] == [2, 1]
+    drafted = replace(record, columns={**record.columns, "rounds": rounds})
+    found = db.acceptance(drafted)
+    assert list(found.position) == [1, 2, 3] and list(found.survival) == [0.5, 0.5, 0.0]
+    none = replace(record, columns={**record.columns, "rounds": [[[0, 0, 1]], [[0, 0, 1]]]})
+    assert db.acceptance(none).empty
+
+
+def test_figures_and_claims_are_read_from_stored_runs(runs, tmp_path) -> None:
+    folder, _ = runs
+    picture = db.figure("lopa/figure1", results=folder)
+    assert "kind" in picture.to_pandas()
+    assert picture.save(tmp_path / "a.png").stat().st_size > 1000
+    found = db.verdicts("lopa", results=folder)
+    assert len(found) and "verdict" in found
+    assert all(name.startswith("lopa/") for name in found.index)

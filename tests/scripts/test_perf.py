@@ -1,15 +1,21 @@
 """The scripts of `make perf`: the plain loop decodes what the package decodes, and counts add up.
 
-No time is asserted. Small random models replace the large ones.
+No time is asserted. Small random models replace the large ones. The modelled time of a round counts
+what a forward on the CPU computes, reads and starts; the drawing of where the time of `make table4`
+goes shows all of its parts.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from dllm_bench.api.random_model import (
     Ceilings,
@@ -23,9 +29,23 @@ from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.paths import options
 from dllm_bench.store.record import RunRecord
 from scripts.perf import __main__ as command
-from scripts.perf import coverage, device, measures, models
+from scripts.perf import coverage, device, measures, model, models
+from scripts.perf.model import DREAM_ROUND, DeviceConstants, OperationCounter, Round
 from scripts.perf.split import PARTS, split
+from scripts.perf.table4 import (
+    COLOURS,
+    DRAWING,
+    MEASURED,
+    Made,
+    Session,
+    Stage,
+    drawing,
+    in_minutes,
+    parts_of,
+    stages_of,
+)
 from tests.sample_stats import record_of, sample
+from tests.site import builders
 
 TINY = {"width": 32, "layers": 1, "heads": 2, "mlp": 32}
 
@@ -156,3 +176,128 @@ def of_passes(*seconds: float) -> RunRecord:
     """Return a run of two items, all of whose samples took as long in a pass."""
     ids = [f"item-{i}#{k}" for k in range(len(seconds)) for i in range(2)]
     return record_of([sample(seconds=s) for s in seconds for _ in range(2)], ids)
+
+
+# --- the modelled time of a round -----------------------------------------------------------------
+
+
+SMALL = Round({**model.PROBE, "layers": 3}, vocab=64, prefix=8, branches=3, window=16)
+
+
+def test_operations_are_those_of_a_forward() -> None:
+    """torch counts the attention only where it is written as matrix products."""
+    forward = model.probe(SMALL, own=False)  # torch counts no product in place
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        forward()
+    assert counted.get_total_flops() == replace(SMALL, own_layers=False).operations
+
+
+def test_weights_are_those_that_rows_are_multiplied_with() -> None:
+    module = random_model(SMALL.vocab, SMALL.shape).module
+    matrices = {name: p.numel() for name, p in module.named_parameters() if p.dim() == 2}
+    assert SMALL.weights == sum(matrices.values()) - matrices["model.embed_tokens.weight"]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["modules", "own layers"])
+def test_launches_grow_by_the_layer(own: bool) -> None:
+    forward, counter = model.probe(SMALL, own), OperationCounter()
+    forward()
+    with counter, counter.kernels():
+        forward()
+    assert counter.count == replace(SMALL, own_layers=own).launches
+
+
+def test_own_layers_keep_their_launches() -> None:
+    """Norm, projections, rotation, attention, projection; norm, projections, SwiGLU, projection.
+    Branches: attention over the prefix, over their windows, and both joined.
+    """
+    assert model.launches(2, branches=8) - model.launches(1, branches=8) == 11
+    assert model.launches(2, branches=1) - model.launches(1, branches=1) == 9
+    assert replace(DREAM_ROUND, branches=8).launches <= 350
+
+
+def test_a_recorded_forward_is_started_at_once() -> None:
+    """What the host starts does not grow with the layers; what the device computes does."""
+    one = replace(DREAM_ROUND, branches=8, replayed=True)
+    half = replace(one, shape={**one.shape, "layers": one.shape["layers"] // 2})
+    assert one.started == half.started <= 16
+    assert one.launches > half.launches > 100
+
+
+def test_the_slowest_part_decides() -> None:
+    def ms(**changes: float) -> dict[str, float]:
+        fast = DeviceConstants(bytes_per_s=1e30, flop_per_s=1e30, gap_s=0.0, launch_s=0.0)
+        return model.modelled_ms(DREAM_ROUND, replace(fast, **changes))
+
+    one, launches = DREAM_ROUND, DREAM_ROUND.launches
+    assert ms(bytes_per_s=1e12)["round ms"] == pytest.approx(one.bytes / 1e9)
+    assert ms(flop_per_s=1e12)["device ms"] == pytest.approx(one.operations / 1e9)
+    assert ms(gap_s=1e-3)["device ms"] == pytest.approx(launches)
+    assert ms(gap_s=1e-3, launch_s=2e-3)["round ms"] == pytest.approx(2 * launches)
+
+
+# --- the time of make table4 ----------------------------------------------------------------------
+
+
+SECONDS = re.compile(r"<!-- (\d+\.\d) s, \d+ % -->")  # of a bar; texts are drawn as paths
+
+
+@pytest.mark.parametrize("redrawn", [False, True], ids=["committed", "drawn from the JSON"])
+def test_the_numbers_of_the_drawing_add_up_and_none_is_blank(redrawn: bool) -> None:
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    picture = (drawing(measured) if redrawn else DRAWING.read_bytes()).decode()
+    shown = [float(seconds) for seconds in SECONDS.findall(picture)]
+    parts = measured["parts"]
+    assert shown == [round(seconds, 1) for _, _, seconds in parts] and min(shown) > 0
+    assert sum(shown) == pytest.approx(measured["total_s"], abs=0.05 * len(shown) + 0.1)
+    assert all(f"<!-- {stage}: {part} -->" in picture for stage, part, _ in parts)
+    assert f": {in_minutes(measured['total_s'])} from a clone -->" in picture
+    assert measured["cpu"] in picture and f"load {measured['load']} before" in picture
+
+
+def test_parts_of_two_workers_are_the_time_that_passed() -> None:
+    """Ten items: one worker has two runs, the other one and waits; then one run of 30 items."""
+    first = Stage(
+        10,
+        began=20.0,
+        ended=40.0,
+        sessions=[
+            Session(began=24.0, graded_from=28.0, sealed=29.0, decoding=3.0),
+            Session(began=26.0, graded_from=30.0, sealed=32.0, decoding=4.0),
+            Session(began=31.0, graded_from=37.0, sealed=38.0, decoding=5.0),
+        ],
+    )
+    second = Stage(30, 40.0, 60.0, [Session(42.0, 52.0, 55.0, 8.0)])
+    made = Made(0.0, 15.0, 20.0, [], Path())
+    parts = parts_of(made, [first, second], workers=2, forwards=0.75)
+    assert sum(seconds for _, _, seconds in parts) == pytest.approx(60.0)
+    assert {part for _, part, _ in parts} <= set(COLOURS)
+    assert {(stage, part): seconds for stage, part, seconds in parts} == {
+        ("clone", "install"): 15.0,
+        ("clone", "imports, planning"): 5.0,
+        ("10 items", "imports, first models"): 5.0,
+        ("10 items", "models, warm-up"): 1.0,
+        ("10 items", "forwards"): 4.5,
+        ("10 items", "rounds outside forwards"): 1.5,
+        ("10 items", "texts, files"): 1.0,
+        ("10 items", "grading"): 2.0,
+        ("10 items", "one worker waits"): 3.0,
+        ("10 items", "table"): 2.0,
+        ("30 items", "models, warm-up"): 1.0,
+        ("30 items", "forwards"): 3.0,
+        ("30 items", "rounds outside forwards"): 1.0,
+        ("30 items", "texts, files"): 1.0,
+        ("30 items", "grading"): 1.5,
+        ("30 items", "one worker waits"): 7.5,
+        ("30 items", "table"): 5.0,
+    }
+
+
+def test_times_of_a_run_are_read_from_its_samples(tmp_path: Path) -> None:
+    """The made-up run has 45 samples of 10 ms, all at time 0 of its one session."""
+    records = builders.fill(tmp_path)
+    folder = next(tmp_path.glob(f"runs/*/*/*{records['lookahead'].spec.short}"))
+    made = Made(-1.0, -1.0, 0.0, [(45, 9.0, {folder.name: 2.0})], tmp_path)
+    [stage] = stages_of(made)
+    [session] = stage.sessions
+    assert session == Session(0.0, 0.01, 2.0, pytest.approx(0.45))

@@ -1,16 +1,22 @@
-"""The documents quote what is stored: the README its table, a card its model's sealed runs."""
+"""Documents quote what is stored, as the README its table; links that their site cannot hold."""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 
 from dllm_bench.metrics.accuracy import paired_interval
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import SLOTS
 from scripts import update_docs
+from scripts.docs_site.hooks import ROOT, on_page_markdown
 from scripts.embedded import card
 from scripts.piece_settings import settings_of_loops, settings_of_slot
 from tests.tables.builders import compose, record_of, spec_of
@@ -114,3 +120,29 @@ def test_a_default_is_not_broken_within_a_word() -> None:
     assert all(re.fullmatch(r'<code class="whole">[^<>]+</code>', cell) for cell in cells)
     styles = (update_docs.ROOT / "docs/site.css").read_text()
     assert re.search(r"code\.whole[^{]*\{[^}]*white-space: nowrap", styles)
+
+
+PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
+
+
+def test_links_out_of_docs_become_text_and_broken_ones_are_named(caplog) -> None:
+    text = "[5 [4, 6]](../README.md), [here](python.md), [x](../conf/run.yaml#seed)"
+    assert on_page_markdown(text, PAGE) == "5 [4, 6], [here](python.md), x"
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        assert on_page_markdown("[y](../nowhere.md)", PAGE) == "y"
+    assert "a.md links to ../nowhere.md" in caplog.text
+
+
+def test_the_site_reaches_every_page_by_a_goal_and_cuts_no_table() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert set(pages_below(config["nav"])) == pages
+    style = "".join((ROOT / "docs" / name).read_text() for name in config["extra_css"])
+    assert "white-space: normal" in style and "overflow-x: auto" in style
+
+
+def pages_below(entries: list[dict[str, Any]]) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values():
+            yield from [value] if isinstance(value, str) else pages_below(value)
