@@ -22,7 +22,6 @@ from operator import mul
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dllm_bench.core.request import Generation
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 
 if TYPE_CHECKING:
@@ -49,11 +48,6 @@ class DraftRound(NamedTuple):
     def longest(self) -> int:
         """Length of the longest proposed chain."""
         return self.proposed if self.depth is None else self.depth
-
-
-def rounds(generation: Generation) -> list[DraftRound]:
-    """Return the rounds of a generation; see `rounds_of`."""
-    return rounds_of(generation.trace, generation.born)
 
 
 def rounds_of(trace: Trace, born: Sequence[int]) -> list[DraftRound]:
@@ -173,17 +167,6 @@ class ReliabilityBin:
     happened: float  # share of events that happened
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Quality of the predictions at one position."""
-
-    count: int  # predictions
-    ece: float
-    auroc: float | None  # None if there is only one kind of outcome
-    brier: float
-    bins: tuple[ReliabilityBin, ...]
-
-
 def survival_probabilities(
     logits: Sequence[float], temperatures: Sequence[float] = ()
 ) -> list[float]:
@@ -217,23 +200,6 @@ def outcomes_by_position(
     ]
 
 
-def calibration_of(outcomes: Outcomes) -> Calibration | None:
-    """Return all measures of one position; None without predictions."""
-    if not outcomes.predicted:
-        return None
-    bars = reliability_bins(outcomes)
-    return Calibration(len(outcomes.predicted), _gap(bars), auroc(outcomes), brier(outcomes), bars)
-
-
-def calibration_by_position(
-    rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = ()
-) -> list[Calibration]:
-    """Return the calibration of every position that was verified in any draft."""
-    found = outcomes_by_position(rounds, temperatures)
-    measured = (calibration_of(one) for one in found)
-    return [one for one in measured if one]
-
-
 def reliability_bins(outcomes: Outcomes, bins: int = BINS) -> tuple[ReliabilityBin, ...]:
     """Return the equal bins that are not empty, in order; a prediction of 1 is in the last one."""
     held: dict[int, list[tuple[float, bool]]] = {}
@@ -249,12 +215,8 @@ def reliability_bins(outcomes: Outcomes, bins: int = BINS) -> tuple[ReliabilityB
 def ece(outcomes: Outcomes) -> float:
     """Return the expected calibration error: |mean prediction - share happened|, averaged over bins
     by size."""
-    return _gap(reliability_bins(outcomes))
-
-
-def _gap(bars: Sequence[ReliabilityBin]) -> float:
-    total = sum(bar.count for bar in bars)
-    return sum(bar.count * abs(bar.predicted - bar.happened) for bar in bars) / total
+    gaps = (bar.count * abs(bar.predicted - bar.happened) for bar in reliability_bins(outcomes))
+    return sum(gaps) / len(outcomes.predicted)
 
 
 def brier(outcomes: Outcomes) -> float:

@@ -215,16 +215,20 @@ def calibration_by_position(
     second: Sequence[ObservedDraft], temperatures: Sequence[float]
 ) -> Iterator[Mapping]:
     """Yield calibration of every position (from 1), without and with the temperatures."""
-    before = drafts.calibration_by_position(second)
-    after = drafts.calibration_by_position(second, temperatures)
+
+    def rounded(value: float | None) -> float | None:
+        return None if value is None else round(value, 5)
+
+    before = drafts.outcomes_by_position(second)
+    after = drafts.outcomes_by_position(second, temperatures)
     for k, (raw, scaled) in enumerate(zip(before, after, strict=True), start=1):
         yield {
             "position": k,
-            "rounds": raw.count,
-            "ece": round(raw.ece, 5),
-            "ece_scaled": round(scaled.ece, 5),
-            "auroc": raw.auroc and round(raw.auroc, 5),
-            "auroc_scaled": scaled.auroc and round(scaled.auroc, 5),
+            "rounds": len(raw.predicted),
+            "ece": rounded(drafts.ece(raw)),
+            "ece_scaled": rounded(drafts.ece(scaled)),
+            "auroc": rounded(drafts.auroc(raw)),
+            "auroc_scaled": rounded(drafts.auroc(scaled)),
         }
 
 

@@ -160,15 +160,17 @@ def test_confidences_of_the_traces(kind: str) -> None:
     """Four prompts decoded greedily, every verified position beside what became of it."""
     found = []
     for generation, drafts in greedy_runs(kind):
-        for made, proposal in zip(draft_metrics.rounds(generation), drafts, strict=True):
+        rounds = draft_metrics.rounds_of(generation.trace, generation.born)
+        for made, proposal in zip(rounds, drafts, strict=True):
             assert proposal.survival_D is not None
             logits = proposal.survival_D[: made.proposed].tolist()
             found.append(ObservedDraft(tuple(logits), made.accepted))
     recorded = read(f"trace_{kind}.json")["confidence_metrics_T0"]
     assert len(found) == recorded["proposal_count"]
-    positions = draft_metrics.calibration_by_position(found)
+    positions = draft_metrics.outcomes_by_position(found)
     for own, wanted in zip(positions, recorded["per_position"], strict=True):
-        assert own.count == wanted["total_weight"]
-        assert own.ece == pytest.approx(wanted["ece"], abs=1e-5)
-        assert own.brier == pytest.approx(wanted["brier"], abs=1e-5)
-        assert [bar.count for bar in own.bins] == [bar["weight"] for bar in wanted["reliability"]]
+        assert len(own.predicted) == wanted["total_weight"]
+        assert draft_metrics.ece(own) == pytest.approx(wanted["ece"], abs=1e-5)
+        assert draft_metrics.brier(own) == pytest.approx(wanted["brier"], abs=1e-5)
+        bars = draft_metrics.reliability_bins(own)
+        assert [bar.count for bar in bars] == [bar["weight"] for bar in wanted["reliability"]]

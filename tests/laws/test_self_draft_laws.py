@@ -29,7 +29,7 @@ from dllm_bench.methods.common import Blocks, Confidence, Eos, Margin, NegEntrop
 from dllm_bench.methods.confidence_rules import GAP
 from dllm_bench.methods.fast_dllm import FirstOfBlock, VicinityCache
 from dllm_bench.methods.history import HISTORY
-from dllm_bench.metrics.drafts import rounds
+from dllm_bench.metrics.drafts import rounds_of
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.paths import options
 from tests.helpers import ROLES, Watched, tiny_denoiser
@@ -171,8 +171,9 @@ def test_a_forward_commits_what_it_verified_and_its_own(select: Select) -> None:
             assert new == forward.accepted if filled else new > forward.accepted
             depths.add(forward.accepted)
         several = [forward for forward in forwards if forward.branches > 1]
-        assert len(rounds(found)) == len(several) < len(forwards)
-        assert sum(made.accepted for made in rounds(found)) == sum(f.accepted for f in several)
+        rounds = rounds_of(found.trace, found.born)
+        assert len(rounds) == len(several) < len(forwards)
+        assert sum(made.accepted for made in rounds) == sum(f.accepted for f in several)
     assert len(depths) > 2
 
 

@@ -264,7 +264,7 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
         position += new
     assert generation.born == tuple(sorted(generation.born))
     assert len(generation.born) == len(generation.ids) == position - len(PROMPTS[2]) + 1
-    found = drafts.rounds(generation)
+    found = drafts.rounds_of(generation.trace, generation.born)
     assert sum(r.committed for r in found) == len(generation.ids) - 1, "all but the prefill's"
     headed = any(row.kind == ForwardKind.HEAD for row in rows)
     assert headed == isinstance(draft, DSpark | DFlash2), "the drafts whose head is timed apart"
@@ -307,7 +307,7 @@ def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(
     request = Request("right", PROMPTS[1], NEW)
     whole = speculative(draft).generate(target, request)
     none = speculative(draft, length=FixedLength(0)).generate(target, request)
-    accepted = [made.accepted for made in drafts.rounds(whole)]
+    accepted = [made.accepted for made in drafts.rounds_of(whole.trace, whole.born)]
     assert list(rights(whole).values()) == accepted
     for at, right in rights(whole).items():
         left = NEW - at  # what follows the limit is not decoded one by one
@@ -367,7 +367,9 @@ def test_a_speculative_trace_survives_storage(target: TransformerDenoiser) -> No
     )
     again = Trace.from_columns(generation.trace.columns())
     assert again.forwards == generation.trace.forwards
-    assert drafts.rounds_of(again, generation.born) == drafts.rounds(generation)
+    assert drafts.rounds_of(again, generation.born) == drafts.rounds_of(
+        generation.trace, generation.born
+    )
 
 
 def test_ngram_proposes_what_followed() -> None:
@@ -458,7 +460,7 @@ def first_accepted(draft: Draft, text: list[int], target: TransformerDenoiser) -
     generation = SpeculativeDecoder(draft, GreedyMatch()).generate(
         target, Request("first", tuple(text), 12)
     )
-    return drafts.rounds(generation)[0].accepted
+    return drafts.rounds_of(generation.trace, generation.born)[0].accepted
 
 
 def test_forwards_of_fixed_shapes_keep_the_accepted_path(

@@ -287,12 +287,12 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
     first, second = (half.observed() for half in StoredDrafts.of(map(sample, texts)).halves())
     assert tuple(fitted["temperatures"]) == draft_metrics.fit_temperatures(first)
     assert (fitted["fitted_on"], fitted["measured_on"]) == (len(first), len(second))
-    raw = draft_metrics.calibration_by_position(second)
-    scaled = draft_metrics.calibration_by_position(second, fitted["temperatures"])
+    raw = draft_metrics.outcomes_by_position(second)
+    scaled = draft_metrics.outcomes_by_position(second, fitted["temperatures"])
     for found, before, after in zip(fitted["positions"], raw, scaled, strict=True):
-        assert found["rounds"] == before.count
-        assert found["ece"] == pytest.approx(before.ece, abs=1e-5)
-        assert found["ece_scaled"] == pytest.approx(after.ece, abs=1e-5)
+        assert found["rounds"] == len(before.predicted)
+        assert found["ece"] == pytest.approx(draft_metrics.ece(before), abs=1e-5)
+        assert found["ece_scaled"] == pytest.approx(draft_metrics.ece(after), abs=1e-5)
     assert fitted["runs"][0].startswith(run)
     assert fitted["draft"] == {"_target_": "nowhere", "drafter": {"sha256": "d" * 64}}, "no place"
 

@@ -263,7 +263,7 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(kind, model, tmp_p
             request = Request("x", text.ids[: text.prompt], len(text.ids) - text.prompt)
             found = SpeculativeDecoder(piece).generate(target, request)
             assert found.ids[: request.max_new_tokens] == text.ids[text.prompt :]
-            facts.append(drafted(drafts.rounds(found)))
+            facts.append(drafted(drafts.rounds_of(found.trace, found.born)))
         lengths.append(measure("acceptance/length", facts))
     assert lengths[1] > lengths[0] + 0.5
 
@@ -354,7 +354,7 @@ def test_a_stored_drafter_uses_the_targets_tables(kind, model, tmp_path) -> None
         assert piece.drafter.drafter_config.tables == (folder == copied)
         texts = [text.ids[: text.prompt] for text in run.texts[:4]]
         found = [SpeculativeDecoder(piece).generate(target, Request("x", ids, 20)) for ids in texts]
-        rounds.append([drafts.rounds(result) for result in found])
+        rounds.append([drafts.rounds_of(result.trace, result.born) for result in found])
     assert rounds[0] == rounds[1]
     assert any(round.accepted for result in rounds[0] for round in result)
 
@@ -392,7 +392,9 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) 
             for text in run.texts[:3]:
                 request = Request("x", text.ids[: text.prompt], 20)
                 decoded = decoder.generate(one, request)
-                accepted += sum(made.accepted for made in drafts.rounds(decoded))
+                accepted += sum(
+                    made.accepted for made in drafts.rounds_of(decoded.trace, decoded.born)
+                )
                 plain = SpeculativeDecoder(NoDraft()).generate(one, request)
                 assert temperature or decoded.ids[:20] == plain.ids[:20]
         assert {int(token) for made in length.seen for token in made.tokens_D} <= set(ids)
