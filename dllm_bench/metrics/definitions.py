@@ -249,7 +249,26 @@ def _definition(name: str, entry: dict[str, Any]) -> MetricDefinition:
     return MetricDefinition(name, function=function, **entry)
 
 
-def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]) -> MetricFamily:
+PLAIN: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
+TEXTS: dict[str, str] = PLAIN.pop("texts")
+"""Definitions in words of what is no metric by itself."""
+SECTIONS: dict[str, dict[str, MetricDefinition]] = {
+    section: {name: _definition(name, entry) for name, entry in entries.items()}
+    for section, entries in PLAIN.items()
+}
+"""Section of definitions.yaml -> its metrics, by name."""
+DEFINITIONS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+"""Metrics without a position, by name."""
+MEASURES: dict[str, Callable[[Outcomes], float | None]] = {
+    "ece": drafts.ece,
+    "auroc": drafts.auroc,
+    "brier": drafts.brier,
+}
+PARTS = {"": "all", "_unscaled": "unscaled", "_scaled": "scaled"}
+"""End of a calibration's name -> `part` of `drafts.outcomes_of`."""
+
+
+def position_share(name: str, counts: Callable[[int, int, int], bool]) -> MetricFamily:
     """Return the share of rounds that accepted the token at a position. `counts` selects rounds by
     (longest chain proposed, tokens accepted, position from 1).
 
@@ -262,69 +281,32 @@ def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]
             over_rounds(lambda r: counts(r.longest, r.accepted, k)),
         )
 
-    return MetricFamily(name, "share", text, share, "rounds", is_share=True)
-
-
-MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
-    "ece": (
-        f"expected calibration error ({BINS} equal bins) of the predicted survival",
-        drafts.ece,
-    ),
-    "auroc": ("chance that a prefix that survives has the higher predicted survival", drafts.auroc),
-    "brier": ("mean squared distance of the predicted survival from what happened", drafts.brier),
-}
-COVERED = {  # end of the name -> (words, `part` of `drafts.outcomes_of`)
-    "": ("as the confidence head gives it, over the rounds that verified the position", "all"),
-    "_unscaled": (
-        "as the head gives it, over the second half of the samples: what _scaled compares with",
-        "unscaled",
-    ),
-    "_scaled": (
-        "after Sequential Temperature Scaling fitted on the first half of the samples, over the "
-        "second half",
-        "scaled",
-    ),
-}
+    return MetricFamily(name, "share", TEXTS[name], share, "rounds", is_share=True)
 
 
 def calibration(measured: str, covered: str) -> MetricFamily:
     """Return a metric family: one measure over one part of the samples, for every position."""
-    what, number = MEASURES[measured]
-    how, part = COVERED[covered]
 
     def function(k: int) -> MetricFunction:
         def at(samples: DataFrame) -> float | None:
-            outcomes = drafts.outcomes_of(samples, part, k)
-            return number(outcomes) if outcomes.predicted else None
+            outcomes = drafts.outcomes_of(samples, PARTS[covered], k)
+            return MEASURES[measured](outcomes) if outcomes.predicted else None
 
         return at
 
-    name, unit = f"calibration/{measured}{covered}", "share"
-    return MetricFamily(name, unit, f"{what} of the prefix, {how}.", function, "survival")
+    text = f"{TEXTS[measured].format(bins=BINS)} of the prefix, {TEXTS[PARTS[covered]]}."
+    return MetricFamily(f"calibration/{measured}{covered}", "share", text, function, "survival")
 
 
-SECTIONS: dict[str, dict[str, MetricDefinition]] = {
-    section: {name: _definition(name, entry) for name, entry in entries.items()}
-    for section, entries in read_yaml(Path(__file__).with_suffix(".yaml")).items()
-}
-"""Section of definitions.yaml -> its metrics, by name."""
-DEFINITIONS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
-"""Metrics without a position, by name."""
 FAMILIES: dict[str, MetricFamily] = {
     entry.name: entry
     for entry in (
         position_share(
             "acceptance/conditional",
-            "rounds that accepted the token ÷ rounds that proposed it and accepted all before it.",
             lambda proposed, accepted, k: k <= min(proposed, accepted + 1),
         ),
-        position_share(
-            "acceptance/survival",
-            "rounds that accepted the token and all before it ÷ rounds that proposed it; DeepSpec "
-            "prints this as accept_rate@k.",
-            lambda proposed, accepted, k: k <= proposed,
-        ),
-        *(calibration(measured, covered) for measured in MEASURES for covered in COVERED),
+        position_share("acceptance/survival", lambda proposed, accepted, k: k <= proposed),
+        *(calibration(measured, covered) for measured in MEASURES for covered in PARTS),
     )
 }
 """Metrics of a position, by the name before the @."""

@@ -39,14 +39,6 @@ from dllm_bench.tables.spec import PaperTable, Profile, TableMetric, parse_numbe
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCORE_TEXT = "samples the benchmark's own metric grades as right, in percent of all samples."
-AREA_TEXT = (
-    "accuracy under parallelism as d3LLM's leaderboard has it: the area under score over x, a "
-    f"score y beyond the slowest point's x weighing exp(−{ALPHA:g} (1 − y ÷ best score of "
-    f"any row here on the model and benchmark)); points that lost more than {DROP:g} "
-    "against the slowest do not count, and a curve that ends in one has no whole area. x:"
-)
-SETTING_TEXT = "a setting of the run, read from its configuration."
 MEASURED, UNDEFINED = "measured", "undefined"
 LOAD_PER_CORE = 1.3
 """Load average per core above which other work disturbs a run's timings."""
@@ -287,10 +279,11 @@ def judge(
 
 def definition_text(metric: TableMetric) -> str:
     """Return the definition of a table's metric, in words."""
+    texts = definitions.TEXTS
     if metric.setting:
-        return SETTING_TEXT
-    own = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
-    return f"{AREA_TEXT} {own}" if metric.area else own
+        return texts["setting"]
+    own = texts["score"] if metric.is_score else definitions.definition(metric.definition).text
+    return f"{texts['area'].format(alpha=ALPHA, drop=DROP)} {own}" if metric.area else own
 
 
 def hardware_text(record: RunRecord) -> str:
