@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from dllm_bench.benchmarks.embedded.generated import FrozenTask
+from dllm_bench.benchmarks.embedded import FrozenTask
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml

@@ -111,7 +111,7 @@ def paper_tables() -> Path:
 @pytest.fixture(autouse=True)
 def forgotten() -> None:
     """Every test judges its programs itself, and knows no results folder of another test."""
-    if execution := sys.modules.get("dllm_bench.benchmarks.sandbox.execution"):
-        execution._JUDGED.clear()
+    if sandbox := sys.modules.get("dllm_bench.benchmarks.sandbox"):
+        sandbox._JUDGED.clear()
     if files := sys.modules.get("dllm_bench.store.files"):
         files._results.clear()

@@ -2,7 +2,7 @@
 
 The sets are `minicode` and `minicode_free` (of this project), `humaneval_plus` and `mbpp_plus`
 (original files, or EvalPlus's own download if there is no data directory). Programs run only in the
-sandbox, which compares them with the reference solution (`sandbox/child/check_function.py`).
+sandbox, which compares them with the reference solution (`sandbox/child/check.py`).
 EvalPlus itself is used for the inputs of MBPP+ and for sanitising, and only benchmarks that need
 these import it. The metric `plus` counts a program that is right on base and extra inputs, as
 EvalPlus reports it. `samples` writes the file that `evalplus.evaluate` reads.
@@ -20,9 +20,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks import code_answers
+from dllm_bench.benchmarks import code_answers, sandbox
 from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
-from dllm_bench.benchmarks.embedded.generated import SPLITS, FrozenTask
+from dllm_bench.benchmarks.embedded import SPLITS, FrozenTask
 from dllm_bench.benchmarks.items import (
     PLAIN,
     BenchmarkSettings,
@@ -38,8 +38,7 @@ from dllm_bench.benchmarks.items import (
     require_fields,
     text_requests,
 )
-from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome
+from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome
 from dllm_bench.benchmarks.tasks import TEXTS
 from dllm_bench.core.benchmark import (
     JUDGE_ERROR,
@@ -75,7 +74,7 @@ class ProblemSet:
     download: Sequence[str] = ()
     """Module and function of EvalPlus that give the path of a downloaded file."""
     rules: Mapping[str, str] = field(default_factory=dict)
-    """Entry point -> rule of check_function.py, where the rule is not equality."""
+    """Entry point -> rule of check.py, where the rule is not equality."""
     limits: Limits = LARGE
     needs_evalplus: bool = False
     """Whether reading the inputs takes EvalPlus."""
@@ -275,7 +274,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
             "rule": source.rules.get(problem["entry_point"], "equal"),
             "atol": problem["atol"],
         }
-        examiner = sandbox.Examiner("check_function", payload, "__solution__", silent=True)
+        examiner = sandbox.Examiner("check", payload, "__solution__", silent=True)
         outcome = sandbox.examine(program, examiner, source.limits)
         return _sample_score(outcome, self.primary)
 

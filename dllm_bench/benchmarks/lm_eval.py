@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
 from dllm_bench.benchmarks.items import (
     PLAIN,
@@ -33,7 +34,6 @@ from dllm_bench.benchmarks.items import (
     request_of,
     text_requests,
 )
-from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.benchmark import (
     Benchmark,

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dllm_bench import __version__
-from dllm_bench.benchmarks.sandbox.execution import CONSENT_VARIABLE, isolation
+from dllm_bench.benchmarks.sandbox import CONSENT_VARIABLE, isolation
 from dllm_bench.cli.common import (
     OK,
     OPTIONAL_MISSING,

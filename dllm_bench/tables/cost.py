@@ -29,7 +29,6 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Query
 
-Plain = Mapping[str, Any]
 TPF_UNIT = "tokens/forward"
 TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # measured sizes in a stored sample
 DRAFTED = 8  # positions in the verification of one draft, roughly

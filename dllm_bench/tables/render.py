@@ -40,12 +40,7 @@ from dllm_bench.tables.frame import (
     Row,
     definition_text,
 )
-from dllm_bench.tables.plan import (
-    CellState,
-    PlannedRun,
-    distinct_runs,
-    missing_trained_files,
-)
+from dllm_bench.tables.plan import CellState, PlannedRun, distinct_runs, missing_trained_files
 from dllm_bench.tables.spec import FacetValue, Query
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import open_text, sentences
-from dllm_bench.benchmarks.embedded.generated import GeneratedTask, read_lines, texts_file
+from dllm_bench.benchmarks.embedded import GeneratedTask, read_lines, sentences, texts_file
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 
@@ -29,7 +28,7 @@ STORED = (
 DRAWN: Mapping[str, GeneratedTask] = {
     "sentences": sentences.TASK,
     "sentences_spelling": sentences.SPELLING,
-    "open_text": open_text.TASK,
+    "open_text": sentences.OPEN_TEXT,
 }
 """Task -> its problems, of which any number can be drawn."""
 TASKS = (*STORED, *DRAWN)

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import sentences
-from dllm_bench.benchmarks.embedded.generated import (
+from dllm_bench.benchmarks.embedded import (
     FROZEN,
     SPLITS,
     TEST,
@@ -25,6 +24,7 @@ from dllm_bench.benchmarks.embedded.generated import (
     TRAIN,
     UNSEEN,
     GeneratedTask,
+    sentences,
     texts_file,
 )
 from dllm_bench.training.prompts import DRAWN, Pair

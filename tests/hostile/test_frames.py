@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox.child import check_function
+from dllm_bench.benchmarks.sandbox.child import check
 from dllm_bench.benchmarks.sandbox.child.answer import LENGTH
 from dllm_bench.benchmarks.sandbox.child.codec import HEAD, encode
 from dllm_bench.benchmarks.sandbox.child.supervise import FAILURES, AnswerEnded, JudgedProcess
@@ -108,7 +108,7 @@ def judged(data: bytes, rule: str) -> tuple[str, str]:
     """(verdict, detail) of the bytes in place of the results of two calls."""
     cases = [([3], SECRET, 0.0), ([4], SECRET, 0.0)]
     payload = {"rule": rule, "entry_point": "f", "atol": 0.0}
-    return check_function.judge(FrameSource(data), cases, [1.0, 1.0], payload)
+    return check.judge(FrameSource(data), cases, [1.0, 1.0], payload)
 
 
 def loaded(data: bytes) -> tuple[str, str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import ProgramOutcome
+from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.sandbox import ProgramOutcome
 from dllm_bench.cli.main import main
 from dllm_bench.cli.run import with_flags_as_settings
 from tests.benchmark_helpers import evalplus_benchmark, gold

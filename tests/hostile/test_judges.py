@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome
+from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome
 from dllm_bench.benchmarks.tasks import code_scorers, livecodebench
 from tests.hostile.pretending import BREAKING, PROGRAMS, SLOW
 from tests.tiers import covering
@@ -42,7 +42,7 @@ def by_inputs(program: str, **changes: Any) -> ProgramOutcome:
         "reference": REFERENCE, "entry_point": "f", "stages": marshal.dumps(STAGES),
         "rule": "equal", "atol": 0.0, "min_time_s": 1.0, "time_factor": 4.0, **changes,
     }  # fmt: skip
-    examiner = sandbox.Examiner("check_function", payload, "__solution__", silent=True)
+    examiner = sandbox.Examiner("check", payload, "__solution__", silent=True)
     return sandbox.examine(program, examiner, LIMITS)
 
 
@@ -55,9 +55,7 @@ def by_statements(program: str) -> ProgramOutcome:
 def by_pieces(program: str) -> ProgramOutcome:
     """Judge a program as item 367 of MBPP is judged."""
     tests = "y = f(3)\nassert y == 7\nassert f(0.5) == 2.0\nassert [f(1), f(2)] == [3, 5]\n"
-    examiner = sandbox.Examiner(
-        "check_tests", {"pieces": code_scorers.Tests(tests, REFERENCE).pieces}
-    )
+    examiner = sandbox.Examiner("check", {"pieces": code_scorers.Tests(tests, REFERENCE).pieces})
     return sandbox.examine(program, examiner, LIMITS)
 
 

@@ -4,6 +4,9 @@ The sentences are those of GSM8K's questions (train split, MIT licence in `pools
 repeat it, replace a word, delete a word, insert a word, correct a spelling mistake, put its
 numbered parts in order, and answer with the sentence of a passage that has a word. The hash of a
 sentence decides its split, so no sentence of the test split is in a prompt of the train split.
+
+open_text: continue, explain, ask or describe, in the model's own words; nothing is graded. Its
+prompts hold one of the sentences or one of their words, whose hash decides the split.
 """
 
 from __future__ import annotations
@@ -15,12 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-from dllm_bench.benchmarks.embedded.generated import (
-    GeneratedProblem,
-    GeneratedTask,
-    split_of,
-    text_problem,
-)
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask, split_of, text_problem
 
 POOL = Path(__file__).parent / "pools" / "gsm8k_sentences.txt.xz"
 INNER_WORD = re.compile(r"(?<= )[a-z]{4,}(?= )")
@@ -124,7 +122,19 @@ KINDS: dict[str, Change] = {
 }
 
 
-def _stream(
+OF_SENTENCES = {
+    "continue": "Continue this story with two or three sentences: {}",
+    "ask": "Write a question about this statement, and answer it: {}",
+}
+OF_WORDS = {
+    "explain": 'Explain in two or three sentences what the word "{}" means.',
+    "describe": 'Write a short description of a scene in which the word "{}" occurs.',
+}
+FORMS = {**OF_SENTENCES, **OF_WORDS}
+"""Kind of `open_text` -> the prompt."""
+
+
+def _changes(
     rng: random.Random, split: str, kinds: Sequence[str] = tuple(KINDS)
 ) -> Iterator[GeneratedProblem]:
     sentences = pool(split)
@@ -134,6 +144,18 @@ def _stream(
         yield text_problem(sentence, f"{prompt}\nAnswer:", answer, {"kind": kind})
 
 
-TASK = GeneratedTask("sentences", _stream)
-SPELLING = GeneratedTask("sentences", partial(_stream, kinds=("spelling",)))
+def _open_prompts(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
+    sentences = pool(split)
+    every = sorted({*vocabulary("train"), *vocabulary("test")})
+    words = [word for word in every if split_of(word) == split]
+    while True:
+        kind = rng.choice(list(FORMS))
+        content = rng.choice(words if kind in OF_WORDS else sentences)
+        prompt = FORMS[kind].format(content)
+        yield GeneratedProblem(content, prompt, "", {"prompt": prompt, "kind": kind})
+
+
+TASK = GeneratedTask("sentences", _changes)
+SPELLING = GeneratedTask("sentences", partial(_changes, kinds=("spelling",)))
 """The kind that needs most examples, to be learned beside the others."""
+OPEN_TEXT = GeneratedTask("open_text", _open_prompts)

@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, wraps
 from typing import Any
 
-from dllm_bench.benchmarks import code_answers
-from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome
+from dllm_bench.benchmarks import code_answers, sandbox
+from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome
 from dllm_bench.core.benchmark import JUDGE_ERROR
 
 Doc = dict[str, Any]
@@ -194,7 +193,7 @@ class Tests:
             "names": sorted(self.names),
             "tested": self.tested or sorted(self.names & self.defined),
         }
-        return sandbox.Examiner("check_tests", payload)
+        return sandbox.Examiner("check", payload)
 
     def run(self, program: str, cpu_s: int, apart: bool) -> ProgramOutcome:
         """Run the tests on a program: in a process of their own, or their expressions in its own.
@@ -208,7 +207,7 @@ class Tests:
             return ProgramOutcome(
                 JUDGE_ERROR, "", 0.0, "the tests cannot be kept apart from the program"
             )
-        examiner = sandbox.Examiner("check_tests", {"pieces": self.pieces})
+        examiner = sandbox.Examiner("check", {"pieces": self.pieces})
         return sandbox.examine(program, examiner, limits)
 
 

@@ -206,16 +206,6 @@ def signs(text: str | None) -> str:
 def arithmetic(text: str) -> float | None:
     """Return the value of an expression of + - * / and numbers; None for anything else."""
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
+        return math_answers.arithmetic(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-
-
-def _value(node: ast.expr) -> float:
-    if isinstance(node, ast.BinOp) and type(node.op) in math_answers.OPERATIONS:
-        return float(math_answers.OPERATIONS[type(node.op)](_value(node.left), _value(node.right)))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value)
-    raise ValueError("not an expression of + - * / and numbers")

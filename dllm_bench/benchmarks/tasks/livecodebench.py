@@ -12,9 +12,9 @@ import marshal
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 
+from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.code_answers import livecodebench_code
-from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits
+from dllm_bench.benchmarks.sandbox import Limits
 from dllm_bench.benchmarks.tasks import TEXTS
 from dllm_bench.benchmarks.tasks.code_scorers import Doc, per_answer, verdict_metrics
 
@@ -105,5 +105,5 @@ def _method_verdict(program: str, function: str, cases: list[tuple[str, str]]) -
         "time_factor": 0.0,
     }
     limits = Limits(cpu_s=TEST_S * (len(cases) + 1), wall_s=180.0, memory_mb=4096, packages=True)
-    examiner = sandbox.Examiner("check_function", payload, "__solution__", silent=True)
+    examiner = sandbox.Examiner("check", payload, "__solution__", silent=True)
     return sandbox.examine(program, examiner, limits).verdict

@@ -15,22 +15,10 @@ import threading
 from collections.abc import Callable, Mapping
 
 from dllm_bench.benchmarks.bounded import call_bounded
+from dllm_bench.benchmarks.tasks import TEXTS
 
-UNITS = (
-    "square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "sue",
-    "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters",
-    "meals", "edges", "students", "childrentickets", "multiples",
-)  # fmt: skip
-DROPPED = (
-    "\\ldots", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}",
-    "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots",
-)  # fmt: skip
-REPLACED = (
-    ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
-    (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
-)  # fmt: skip
-"""The three word lists of appendix D."""
-UNIT = re.compile("|".join(sorted(UNITS, key=len, reverse=True)))
+MINERVA = TEXTS["minerva"]
+UNIT = re.compile("|".join(sorted(MINERVA["units"], key=len, reverse=True)))
 UNIT_WORD = re.compile(rf"(?<!\\)\b({UNIT.pattern})\b")
 COMMAND = re.compile(r"(\\[a-zA-Z]+)")
 FINAL = re.compile(r"Final Answer: The final answer is(.*?). I hope it is correct.")
@@ -85,12 +73,12 @@ def plain(answer: str) -> str:
     Unit words inside LaTeX commands stay.
     """
     text = UNIT_WORD.sub("", answer)
-    for before, after in REPLACED:
+    for before, after in MINERVA["replaced"]:
         text = text.replace(before, after)
     text = "".join(
         part if part.startswith("\\") else UNIT.sub("", part) for part in COMMAND.split(text)
     )
-    for expression in DROPPED:
+    for expression in MINERVA["dropped"]:
         text = text.replace(expression, "")
     text = _replace(r".*?\$(.*?)\$.*", r"$\1$", text, rest=r".+")
     for command in ("text", "textbf", "overline"):
@@ -173,3 +161,20 @@ def equivalent(gold: str, answer: str) -> bool:
     """Return whether two final answers, already normalised, are the same string or the same
     value."""
     return gold == answer or (bool(answer) and verified(f"${gold}$", f"${answer}$"))
+
+
+def arithmetic(node: ast.AST, whole: bool = False) -> float:
+    """Return the value of an expression of numbers and + - * /; ValueError for anything else.
+
+    whole: also for fractions and signs.
+    """
+    match node:
+        case ast.Constant(value=int() as value):
+            return value
+        case ast.Constant(value=float() as value) if not whole:
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand) if not whole:
+            return -arithmetic(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
+            return OPERATIONS[type(op)](arithmetic(left, whole), arithmetic(right, whole))
+    raise ValueError(ast.dump(node))

@@ -112,8 +112,8 @@ FAMILIES: Mapping[str, Answers] = {
 """The names are ParallelBench's; of `latin_square_n4` and `sudoku_n4_12` the first part."""
 
 
-def is_right(item: Mapping[str, Any], text: str) -> bool:
-    """Return whether a text is one of the right answers of an item, its full stop left out or
-    not."""
-    case = ParallelCase(tuple(item["words"].split()), item["place"], item["name"])
-    return tuple(text.strip().removesuffix(".").split()) in FAMILIES[item["family"]](case)
+def score(doc: Mapping[str, Any], results: list[str]) -> dict[str, float]:
+    """Grade as right if the text is one of the right answers, its full stop left out or not."""
+    case = ParallelCase(tuple(doc["words"].split()), doc["place"], doc["name"])
+    words = tuple(results[0].strip().removesuffix(".").split())
+    return {"valid": float(words in FAMILIES[doc["family"]](case))}

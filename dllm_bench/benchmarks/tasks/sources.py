@@ -17,8 +17,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks.embedded import sentences
-from dllm_bench.benchmarks.embedded.generated import FrozenTask
+from dllm_bench.benchmarks.embedded import FrozenTask, sentences
 from dllm_bench.benchmarks.items import (
     Item,
     choose_items,

@@ -14,7 +14,6 @@ from decimal import Decimal
 from typing import Any
 
 from dllm_bench.benchmarks.tasks import math_answers
-from dllm_bench.benchmarks.tasks.miniparallel import is_right
 
 Doc = dict[str, Any]
 """An item as lm-eval passes it."""
@@ -160,24 +159,10 @@ def holds(expression: str, result: str) -> bool:
     if not re.match(r"\d+[+\-*/]\d+", expression) or len(expression) > LONGEST:
         return False
     try:
-        return arithmetic(ast.parse(expression, mode="eval").body) == float(result)
+        tree = ast.parse(expression, mode="eval").body
+        return math_answers.arithmetic(tree, whole=True) == float(result)
     except (SyntaxError, ValueError, ZeroDivisionError, OverflowError):
         return False
-
-
-def arithmetic(node: ast.AST) -> float:
-    """Return the value of an expression; ValueError for anything but whole numbers and + - * /."""
-    match node:
-        case ast.Constant(value=int() as value):
-            return value
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in math_answers.OPERATIONS:
-            return math_answers.OPERATIONS[type(op)](arithmetic(left), arithmetic(right))
-    raise ValueError(ast.dump(node))
-
-
-def miniparallel(doc: Doc, results: list[str]) -> Metrics:
-    """Return whether the text is one of the right answers."""
-    return {"valid": float(is_right(doc, results[0]))}
 
 
 def bare_words(text: str) -> str:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, split_of
+from dllm_bench.benchmarks.embedded import GeneratedProblem, split_of
 
 
 class HasContent(Protocol):

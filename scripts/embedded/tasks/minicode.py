@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask
 from scripts.embedded.tasks import from_draw
 from scripts.embedded.tasks.minigsm import MAX_VALUE, WORDING, apply_op
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask
 from dllm_bench.paths import read_yaml
 from scripts.embedded.tasks import from_draw
 

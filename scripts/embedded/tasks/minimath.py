@@ -12,11 +12,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dllm_bench.benchmarks.embedded.generated import (
-    GeneratedProblem,
-    GeneratedTask,
-    text_problem,
-)
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask, text_problem
 from scripts.embedded.tasks import from_draw
 from scripts.embedded.tasks.minigsm import MAX_VALUE, apply_op
 

@@ -17,11 +17,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dllm_bench.benchmarks.embedded.generated import (
-    GeneratedProblem,
-    GeneratedTask,
-    text_problem,
-)
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask, text_problem
 from scripts.embedded.tasks import from_draw
 from scripts.embedded.tasks.minigsm import ITEMS, MAX_VALUE, apply_op
 from scripts.embedded.tasks.miniread import COLORS

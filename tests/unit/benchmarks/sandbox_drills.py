@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits, ProgramOutcome, execute
+from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome, execute
 
 DRILL_S = 3.0
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits
+from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.sandbox import Limits
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import evalplus_benchmark, gold, mean
 

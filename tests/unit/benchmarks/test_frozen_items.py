@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded.generated import (
+from dllm_bench.benchmarks.embedded import (
     SPLIT_SIZE,
     TEST,
     TRAIN,

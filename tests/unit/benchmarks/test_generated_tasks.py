@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks import evalplus, prompts
-from dllm_bench.benchmarks.embedded import generated
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask
 from dllm_bench.benchmarks.lm_eval import task_file
 from dllm_bench.core.errors import DllmBenchError
 from scripts.embedded import tokenizer as embedded
@@ -244,7 +243,7 @@ def test_the_harness_asks_and_grades(name: str) -> None:
 
 
 def test_a_task_without_enough_prompts_says_so(monkeypatch) -> None:
-    monkeypatch.setattr(generated, "MOST_REPEATS", 50)
+    monkeypatch.setattr("dllm_bench.benchmarks.embedded.MOST_REPEATS", 50)
     three = [GeneratedProblem(text, text, "", {}) for text in "abc"]
     task = GeneratedTask("letters", lambda rng, split: (rng.choice(three) for _ in count()))
     assert {one.prompt for one in task.problems("train", 3)} == set("abc")

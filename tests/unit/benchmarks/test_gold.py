@@ -15,14 +15,7 @@ import pytest
 
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file, task_names
 from dllm_bench.paths import read_yaml
-from tests.benchmark_helpers import (
-    GOLD,
-    evalplus_benchmark,
-    foreign,
-    gold,
-    lm_eval_benchmark,
-    mean,
-)
+from tests.benchmark_helpers import GOLD, evalplus_benchmark, foreign, gold, lm_eval_benchmark, mean
 from tests.tiers import covering
 
 ALL = os.environ.get("DLLM_BENCH_ALL_ITEMS") == "1"

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.evalplus import PROBLEM_SETS
 from dllm_bench.benchmarks.lm_eval import load_task
 from dllm_bench.benchmarks.lm_eval_model import as_lm
-from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import code_scorers, sources
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded.tasks import minicode, minigsm
 

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded.generated import split_of
+from dllm_bench.benchmarks.embedded import split_of
 from dllm_bench.benchmarks.tasks import sources
-from dllm_bench.benchmarks.tasks.miniparallel import FAMILIES, ParallelCase, is_right
+from dllm_bench.benchmarks.tasks.miniparallel import FAMILIES, ParallelCase, score
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded.tasks import miniparallel
 
 MAX_NEW_TOKENS = 32
 SHOWN = 40
 ONE_ANSWER = {"copy", "reverse", "sort", "replace_index", "insert_index", "remove_index"}
+
+
+def is_right(item: dict[str, Any], text: str) -> bool:
+    return score(item, [text]) == {"valid": 1.0}
 
 
 def _items(family: str) -> list[dict[str, Any]]:

@@ -14,20 +14,13 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import code_answers
+from dllm_bench.benchmarks import code_answers, sandbox
 from dllm_bench.benchmarks.evalplus import PROBLEM_SETS, _download
 from dllm_bench.benchmarks.items import is_reachable, local_data_only
-from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.errors import DllmBenchError
-from tests.benchmark_helpers import (
-    COMPLETION,
-    Bench,
-    encode,
-    evalplus_benchmark,
-    lm_eval_benchmark,
-)
+from tests.benchmark_helpers import COMPLETION, Bench, encode, evalplus_benchmark, lm_eval_benchmark
 from tests.unit.benchmarks.test_originals import functions_of, stock_task
 
 

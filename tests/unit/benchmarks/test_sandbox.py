@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits, execute
+from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.sandbox import Limits, execute
 from dllm_bench.core.errors import DllmBenchError
 from tests.unit.benchmarks.sandbox_drills import DRILL_S, drill, needs, nothing_is_left  # noqa: F401
 
@@ -214,7 +214,7 @@ def test_an_examiner_s_words_come_back() -> None:
         "reference": None, "entry_point": "f", "stages": marshal.dumps(stages), "rule": "equal",
         "atol": 0.0, "min_time_s": 1.0, "time_factor": 0.0,
     }  # fmt: skip
-    examiner = sandbox.Examiner("check_function", payload)
+    examiner = sandbox.Examiner("check", payload)
     outcome = sandbox.examine("def f(x): return x + 1", examiner, Limits())
     assert outcome.verdict == "failed"
     assert outcome.reports == (

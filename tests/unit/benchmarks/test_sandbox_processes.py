@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.sandbox import execution as sandbox
+from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.sandbox import Limits, child_source
 from dllm_bench.benchmarks.sandbox.child import supervise
-from dllm_bench.benchmarks.sandbox.execution import Limits, child_source
 from tests.unit.benchmarks.sandbox_drills import drill, needs, nothing_is_left  # noqa: F401
 
 
@@ -124,8 +124,8 @@ def test_a_program_ends_with_who_runs_it(python: str) -> None:
     """
     source = (
         f"import sys; sys.executable = {python!r}\n"
-        "from dllm_bench.benchmarks.sandbox.execution import execute\n"
-        "from dllm_bench.benchmarks.sandbox.execution import Limits\n"
+        "from dllm_bench.benchmarks.sandbox import execute\n"
+        "from dllm_bench.benchmarks.sandbox import Limits\n"
         "execute('import time; time.sleep(9)', Limits(cpu_s=9, wall_s=9))"
     )
     environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
@@ -222,8 +222,8 @@ def test_a_program_that_was_judged_is_not_judged_again(monkeypatch: pytest.Monke
         "rule": "equal",
         "atol": 0.0,
     }
-    examiner = sandbox.Examiner("check_function", payload, "__solution__", silent=True)
-    other = sandbox.Examiner("check_function", {**payload, "reference": "def f(x):\n    return 3"})
+    examiner = sandbox.Examiner("check", payload, "__solution__", silent=True)
+    other = sandbox.Examiner("check", {**payload, "reference": "def f(x):\n    return 3"})
     right, late = "def f(x):\n    return x", "def f(x):\n    while True: pass"
     for _ in range(2):
         assert sandbox.examine(right, examiner, Limits()).verdict == "passed"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.items import item_id_of
-from dllm_bench.benchmarks.prompts import CAPS, PromptsBenchmark
+from dllm_bench.benchmarks.prompts import SETS, PromptsBenchmark
 from dllm_bench.benchmarks.tasks import readers, sources
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import encode, evalplus_benchmark, lm_eval_benchmark
@@ -173,7 +173,7 @@ def test_repeats_ask_the_same_item_under_ids_of_their_own(kind: str) -> None:
     assert item_id_of("a#b") == "a#b"
 
 
-@pytest.mark.parametrize("name", sorted(CAPS))
+@pytest.mark.parametrize("name", sorted(SETS))
 def test_prompt_sets_are_asked_and_not_graded(name: str, real_data: Path) -> None:
     asked = PromptsBenchmark("acceptance", name, 2048, data_dir=str(real_data))
     if name == "alpaca":
@@ -182,7 +182,7 @@ def test_prompt_sets_are_asked_and_not_graded(name: str, real_data: Path) -> Non
         return
     asked.check()
     requests = asked.requests(encode)
-    assert len(requests) == CAPS[name]
+    assert len(requests) == SETS[name]["cap"]
     (turn,) = json.loads(requests[0].prompt)
     assert turn["role"] == "user"
     assert requests[0].max_new_tokens == 2048

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dllm_bench.benchmarks.embedded.generated import FrozenTask
+from dllm_bench.benchmarks.embedded import FrozenTask
 from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError

@@ -46,7 +46,7 @@ def receive(channel: int) -> bytes:
 
 
 def failure(error: BaseException) -> tuple[str, str]:
-    """Return (failure of `execution.ProgramVerdict`, what happened) of a program that raised
+    """Return (failure of `sandbox.ProgramVerdict`, what happened) of a program that raised
     `error`."""
     if isinstance(error, MemoryError):
         return "memory", ""

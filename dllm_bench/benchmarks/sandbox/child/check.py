@@ -1,22 +1,30 @@
-"""Compare a function of a judged program with a reference on given inputs.
+"""Judge a program by what calls of its functions return, or by tests that are Python statements.
 
-This program runs in the supervisor's process (`execution.examine`). Expected values come from the
-reference solution, which runs here, or are given where there is none. They and the results of the
-judged process have passed through `codec`, so that only builtin values are compared. As in
-EvalPlus, a result is right if it equals the expected one, or is close to it where the problem gives
-a tolerance (relative 1e-7, absolute `atol`, 1e-6 for floats without one), or satisfies the
-problem's own rule (`RULES`: sets, several right answers). `main` reports (stage, verdict, detail)
-for each stage up to the first one that does not pass.
+This program runs in the supervisor's process (`sandbox.examine`), where expected values stay.
+`main` judges by what its payload holds.
+
+A function is compared with a reference on given inputs. Expected values come from the reference
+solution, which runs here, or are given where there is none. They and the results of the judged
+process have passed through `codec`, so that only builtin values are compared. As in EvalPlus, a
+result is right if it equals the expected one, or is close to it where the problem gives a tolerance
+(relative 1e-7, absolute `atol`, 1e-6 for floats without one), or satisfies the problem's own rule
+(`RULES`: sets, several right answers). It reports (stage, verdict, detail) for each stage up to the
+first one that does not pass.
+
+Tests run here: a function of the judged program is replaced by one that sends its arguments there
+and gives back the result. Other names that a test uses (helper functions) come from the reference
+solution, and must be defined by the judged program too. Tests that need objects of the judged
+program run there, a statement at a time: of `assert EXPRESSION == LITERAL` it gets the expression
+alone and sends its value, and other statements, which prepare the tests, run as they are.
 """
 
 from __future__ import annotations
 
 import marshal
-import math
 import sys
 import time
 
-from dllm_bench.benchmarks.sandbox.child.answer import execute, find
+from dllm_bench.benchmarks.sandbox.child.answer import execute, failure, find
 from dllm_bench.benchmarks.sandbox.child.codec import Array, decode, encode
 from dllm_bench.benchmarks.sandbox.child.supervise import AnswerEnded, AnswerError
 
@@ -101,14 +109,18 @@ def equal_or_zero(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bo
 def root(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
     """Return whether the result is a zero of the polynomial with coefficients inputs[0] (constant
     first)."""
-    return abs(sum(c * math.pow(got, i) for i, c in enumerate(inputs[0]))) <= atol
+    from math import pow  # not needed by most programs
+
+    return abs(sum(c * pow(got, i) for i, c in enumerate(inputs[0]))) <= atol
 
 
 def pyramid_surface(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
     """Accept an equal result, or the area if the height is read as that of the apex over the
     base."""
+    from math import sqrt
+
     base, height = inputs
-    area = round(base**2 + 2 * base * math.sqrt((base / 2) ** 2 + height**2))
+    area = round(base**2 + 2 * base * sqrt((base / 2) ** 2 + height**2))
     return abs(got - area) <= atol or equal(got, want, inputs, atol)
 
 
@@ -189,7 +201,7 @@ def judge(
     return "passed", ""
 
 
-def main(
+def compare_function(
     payload: dict[str, Any], report: Callable[..., None], answer: JudgedProcess
 ) -> tuple[str, str]:
     """Compute the expected values, compare the solution's results, and return (verdict, detail)."""
@@ -210,3 +222,65 @@ def main(
             ended = judge(answer, cases, limits_s[name], payload)
             report(name, *ended)
     return ended
+
+
+# --- tests ---------------------------------------------------------------------------------------
+
+
+def remote(answer: JudgedProcess, name: str) -> Callable[..., Any]:
+    """Return a function that is called in the judged process."""
+
+    def call(*inputs: Any) -> Any:
+        return answer.call(name, inputs, answer.cpu_s)
+
+    return call
+
+
+def run_tests(payload: dict[str, Any], answer: JudgedProcess) -> tuple[str, str]:
+    """Run the tests here, with functions that are called in the judged process."""
+    missing = sorted(set(payload["names"]) - set(answer.names))
+    if missing:
+        return "failed", f"NameError: name {missing[0]!r} is not defined"
+    space: dict[str, Any] = {"__name__": "__main__"}
+    execute(payload["reference"].encode(), space)
+    space.update((name, remote(answer, name)) for name in payload["tested"])
+    error = execute(payload["tests"].encode(), space)
+    error = answer.stopped or error  # whatever the tests make of it
+    if isinstance(error, AnswerError | AnswerEnded):
+        return error.args
+    return ("passed", "") if error is None else failure(error)
+
+
+def run_there(
+    pieces: Sequence[tuple[str, tuple[Any, ...]]], answer: JudgedProcess
+) -> tuple[str, str]:
+    """Run the pieces in the judged process.
+
+    pieces: (source, (expected value of this expression,) or () for a statement).
+    """
+    try:
+        for source, expected in pieces:
+            mode = "eval" if expected else "exec"
+            got = answer.call("", (source, mode), answer.cpu_s)
+            if expected and not got == expected[0]:  # noqa: SIM201 (as the test has it)
+                return "failed", f"AssertionError: {source}"
+    except AnswerError as error:
+        failure, detail = error.args
+        return failure, detail
+    return "passed", ""
+
+
+def main(
+    payload: dict[str, Any], report: Callable[..., None], answer: JudgedProcess
+) -> tuple[str, str]:
+    """Compare a function with a reference, or load the program and run tests, or their `pieces`
+    there; return (verdict, detail).
+    """
+    if "stages" in payload:
+        return compare_function(payload, report, answer)
+    ended = answer.load(answer.cpu_s)
+    if ended[0] != "ended":
+        return ended
+    if "pieces" in payload:
+        return run_there(payload["pieces"], answer)
+    return run_tests(payload, answer)
