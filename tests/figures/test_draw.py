@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from pandas import DataFrame
 
 from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.figures import style
-from dllm_bench.figures.draw import drawing, images, write
-from dllm_bench.figures.panels import PANEL_KINDS
-from dllm_bench.figures.points import UNDEFINED, BuiltFigure, build_figure, frame_of_points
-from dllm_bench.figures.spec import load_figure
+from dllm_bench.figures.draw import as_csv, drawing, images, write
+from dllm_bench.figures.panels import FRONT_LINE, PANEL_KINDS
+from dllm_bench.figures.points import (
+    UNDEFINED,
+    BuiltFigure,
+    build_figure,
+    frame_of_points,
+    with_front,
+)
+from dllm_bench.figures.run_series import Point
+from dllm_bench.figures.spec import ParetoFront, load_figure
 from dllm_bench.runs import token_replay
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, names_of
@@ -115,3 +124,87 @@ def test_without_a_token_replay_a_run_series_says_so(tmp_path, monkeypatch) -> N
     again = build_figure(figure, profile, list(found.built.cells.planned), Store(tmp_path))
     assert set(again.without_number.reason) == {"missing: token replay"}
     assert replays_of([]) == []
+
+
+# --- the Pareto front -----------------------------------------------------------------------------
+
+
+# series, x, score
+POINTS = [
+    ("vanilla", 1.0, 90.0),
+    ("fast_dllm", 3.0, 90.0),
+    ("fast_dllm", 4.0, 80.0),
+    ("credit", 5.0, 85.0),
+    ("credit", 6.0, 60.0),
+    ("oracle", 9.0, 95.0),
+]
+HIGH = {("fast_dllm", 3.0), ("credit", 5.0), ("credit", 6.0)}
+LOW = {("vanilla", 1.0)}
+
+
+def points(panel: str) -> list[Point]:
+    of = {"panel": panel, "quantity": "tpf", "source": "tiny-alpha on miniquiz"}
+    return [{**of, "series": series, "x": x, "y": y} for series, x, y in POINTS]
+
+
+def marked(points: list[Point], better: Literal["high", "low"], *without: str) -> DataFrame:
+    """Return the points on the front."""
+    found = with_front(frame_of_points(points), ParetoFront(better, without))
+    return found[found.front]
+
+
+def places(points: DataFrame) -> set[tuple[str, float]]:
+    return set(zip(points.series, points.x, strict=True))
+
+
+@pytest.mark.parametrize(("better", "expected"), [("high", HIGH), ("low", LOW)])
+def test_what_nothing_beats_is_marked(better, expected) -> None:
+    open_one = {**points("quiz")[0], "y": None, "reason": "missing"}
+    found = marked([*points("quiz"), open_one], better, "oracle")
+    assert places(found) == expected
+    assert len(found) == len(expected)
+    twice = marked([*points("quiz"), *points("quiz")], better, "oracle")
+    assert len(twice) == 2 * len(expected)  # neither beats the other
+    assert places(marked(points("quiz"), "high")) == {("oracle", 9.0)}
+
+
+def test_panels_have_fronts_of_their_own() -> None:
+    worse = [{**p, "panel": "code", "y": p["y"] / 2} for p in points("quiz")]
+    found = marked([*points("quiz"), *worse], "high", "oracle")
+    for panel in ("quiz", "code"):
+        assert places(found[found.panel == panel]) == HIGH
+
+
+def with_points(found: BuiltFigure, front: ParetoFront | None) -> BuiltFigure:
+    all_points = with_front(frame_of_points(points("quiz")), front)
+    draw = replace(found.figure.draw, kind="lines", front=front)
+    figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"})
+    return replace(found, figure=figure, points=all_points)
+
+
+def test_the_front_is_drawn_and_written(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    with style.applied():
+        plain = drawing(with_points(found, None))
+        marked = drawing(with_points(found, ParetoFront("high", without=["oracle"])))
+    pale = [
+        line for line in marked.axes[0].lines if line.get_linewidth() == FRONT_LINE["linewidth"]
+    ]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in pale] == [
+        ([3.0, 5.0, 6.0], [90.0, 85.0, 60.0])
+    ]
+    assert len(marked.axes[0].lines) == len(plain.axes[0].lines) + 1
+    said = [text.get_text() for text in marked.legends[0].get_texts()]
+    assert said[-1] == "Pareto front"
+    assert "Pareto front" not in [text.get_text() for text in plain.legends[0].get_texts()]
+    rows = as_csv(with_points(found, ParetoFront("high", without=["oracle"]))).splitlines()
+    assert rows[0].endswith(",at,front")
+    assert sum(row.endswith(",yes") for row in rows) == len(HIGH)
+
+
+def test_both_tradeoffs_leave_the_oracle_apart() -> None:
+    """More tokens per forward and fewer positions per token are better."""
+    fronts = [
+        load_figure(f"decoders/{name}").draw.front for name in ("tradeoff", "tradeoff_row_cost")
+    ]
+    assert fronts == [ParetoFront("high", ["oracle"]), ParetoFront("low", ["oracle"])]

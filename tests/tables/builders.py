@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import read_table
-from dllm_bench.tables.plan import PlannedCell, Planner, distinct_runs
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, Planner, distinct_runs
 from dllm_bench.tables.spec import Cell, PaperTable, Profile
 
 HERE = Path(__file__).parent
@@ -177,27 +177,40 @@ def every_state(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -
     return build(small_table(), profile, planned_small(store, profile, monkeypatch))
 
 
+def sealed(
+    table: PaperTable,
+    store: Store,
+    profile: Profile,
+    monkeypatch: pytest.MonkeyPatch,
+    made: Callable[[PlannedRun], RunRecord | None],
+) -> BuiltTable:
+    """Return a table with the records that `made` gives of its runs."""
+    for run in distinct_runs(planned_small(store, profile, monkeypatch, table)):
+        if run.spec and (record := made(run)):
+            seal(store, record)
+    return build(table, profile, planned_small(store, profile, monkeypatch, table))
+
+
 def nothing_reported(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
     """Return the table that reports nothing, with a sealed and a missing run."""
-    store, table = Store(root), small_table("own")
-    first = planned_small(store, profile, monkeypatch, table)[0].run.spec
-    assert first
-    seal(store, record_of(first))
-    return build(table, profile, planned_small(store, profile, monkeypatch, table))
+
+    def made(run: PlannedRun) -> RunRecord | None:
+        return record_of(run.spec) if run.chosen["decoder"] == "plain" else None
+
+    return sealed(small_table("own"), Store(root), profile, monkeypatch, made)
 
 
 def derived(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
     """Return the table of derived numbers; the decoder `lost` is not run, `quick` is twice as
     fast."""
-    store, table = Store(root), small_table("derived")
-    right = {"plain": 10, "quick": 12, "lost": 0}
-    sealed: set[str] = set()
-    for run in distinct_runs(planned_small(store, profile, monkeypatch, table)):
-        if run.spec and run.chosen["decoder"] != "lost":
-            label, faster = run.spec.label, run.chosen["decoder"] == "quick"
-            more = 2 if "code" in run.chosen["benchmark"] else 0
-            record = record_of(run.spec, right[label] + more, speed_up=2.0 if faster else 1.0)
-            seal(store, record)
-            sealed.add(run.spec.identity_hash)
-    assert len(sealed) == 6, sealed
-    return build(table, profile, planned_small(store, profile, monkeypatch, table))
+    right = {"plain": 10, "quick": 12}
+
+    def made(run: PlannedRun) -> RunRecord | None:
+        decoder, more = run.chosen["decoder"], 2 if "code" in run.chosen["benchmark"] else 0
+        if decoder == "lost":
+            return None
+        return record_of(run.spec, right[run.spec.label] + more, speed_up=1 + (decoder == "quick"))
+
+    built = sealed(small_table("derived"), Store(root), profile, monkeypatch, made)
+    assert len(built.records) == 6
+    return built

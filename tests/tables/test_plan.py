@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from dllm_bench.api.compose import compose as real_compose
+from dllm_bench.benchmarks.items import downloads_allowed
+from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.launch import local
 from dllm_bench.runs.dependencies import prepare_device
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import Role, RunSpec, digest, split
+from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import CellState, PlannedRun, Planner, distinct_runs
+from dllm_bench.tables.plan import (
+    GROUPS,
+    CellState,
+    PlannedRun,
+    Planner,
+    distinct_runs,
+    folder_patterns,
+    may_have,
+)
 from tests.claims.test_reference_claims import settings
 from tests.tables.builders import (
     FULL,
@@ -163,8 +176,6 @@ def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> 
 
 
 def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -> None:
-    from dllm_bench.benchmarks.items import downloads_allowed
-
     seen = []
 
     def note(config, resolve) -> RunSpec:
@@ -208,10 +219,6 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     """Some runs of the plan have the hash that `dllm-bench run` gives to their commands; each
     setting has one for its score and one of several passes for its speed.
     """
-    from dllm_bench.api.compose import compose
-    from dllm_bench.cli.main import main
-    from dllm_bench.launch import local
-
     made: list[RunSpec] = []
 
     def note(spec: RunSpec, *_: object, **__: object) -> RunRecord:
@@ -219,7 +226,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
         return record_of(spec)
 
     monkeypatch.setattr(local, "run", note)
-    planner = Planner(compose, Store(tmp_path))
+    planner = Planner(real_compose, Store(tmp_path))
     planned = planner.cells(load_table("lopa/table4"), load_profile("embedded"))
     runs = distinct_runs(planned)
     assert (len(planned), len(runs)) == (288, 2 * 72)
@@ -256,11 +263,9 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
 def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
-    from dllm_bench.api.compose import compose
-
     table = load_table("decoders/masked")
     rows = {
-        cell.keys["decoder"]: compose(load_profile(profile).translate(cell.run))
+        cell.keys["decoder"]: real_compose(load_profile(profile).translate(cell.run))
         for cell in table.cells()
     }
     decoders = {name: config.pop("decoder") for name, config in rows.items()}
@@ -269,3 +274,63 @@ def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
     common = decoders["vanilla"]["stop"]
     others = {name for name, decoder in decoders.items() if decoder["stop"] != common}
     assert others == {"learn2pd_filled", "learn2pd_eotp", "learn2pd_eotp_paper"}
+
+
+# --- which queries may have a stored run, by the names in folders ---------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "patterns"),
+    [
+        ("model=tiny-llada benchmark=minigsm decoder=lopa", ("minigsm", "tiny-llada", "lopa")),
+        ("decoder=lopa decoder/score=credit", ("*", "*", "lopa-score.credit")),
+        ("decoder=lopa decoder/score=neg_entropy", ("*", "*", "lopa")),
+        ("decoder=lopa decoder/score=credit decoder/stop=filled", ("*", "*", "lopa*")),
+        ("decoder=credit_lopa decoder/stop=filled", ("*", "*", "credit_lopa*")),
+        ("model=served model.name=Qwen/Qwen3-8B", ("*", "Qwen-Qwen3-8B", "*")),
+        ("model=tiny-llada model.path=/weights", ("*", "*", "*")),
+        ("model=owner/checkpoint benchmark=acceptance", ("*", "*", "*")),
+    ],
+)
+def test_a_query_says_how_its_folder_is_called(query: str, patterns: tuple[str, ...]) -> None:
+    assert folder_patterns(query.split()) == patterns
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "decoder=credit decoder/score=confidence",
+        "decoder=fast_dllm",
+        "decoder=fast_dllm decoder/stop=eos",
+        "decoder=fast_dllm decoder/stop=eos_token",
+        "decoder=fast_dllm decoder/stop=filled decoder/cache=dual",
+        "decoder=credit_lopa decoder/stop=filled",
+        "decoder=credit_lopa decoder/explore=greedy",
+    ],
+)
+def test_a_composed_run_has_the_names_that_its_query_gives(query: str) -> None:
+    overrides = ["model=tiny-llada", "benchmark=minigsm", *query.split()]
+    config = real_compose(overrides)
+    folder = tuple(slug(str(config[group]["name"])) for group in GROUPS)
+    assert may_have([folder], folder_patterns(overrides))
+    assert not may_have([("mini", *folder[1:])], folder_patterns(overrides))
+
+
+def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path) -> None:
+    composed: list[list[str]] = []
+
+    def noting(overrides: Sequence[str]) -> dict:
+        composed.append(list(overrides))
+        return real_compose(overrides)
+
+    store, name = Store(tmp_path / "runs"), "creditdecoding/table1"
+    mine = real_compose(["model=tiny-llada", "benchmark=minimath", "decoder=dus"])
+    seal(store, record_of(spec_of({**mine, "limit": None})))
+    table, profile = load_table(name), load_profile("embedded")
+    planner = Planner(noting, store, folders=planning.stored_folders(store))
+    assert not planner.has_run(table, profile) and not composed
+    cells = planner.common([table], profile)[0].cells
+    runs = [run for cell in cells for run in cell.runs]
+    assert runs and not composed
+    assert {run.reason for run in runs} == {planning.NOT_STORED}
+    assert Planner(noting, store).has_run(table, profile)

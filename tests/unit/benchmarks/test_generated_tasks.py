@@ -1,15 +1,17 @@
 """Generated tasks: split by content, words of the vocabulary, gold answers right and graded so.
 
-That a seed always draws the same problems is held by `test_frozen_items`. Answers of minimath,
-miniread and minirule are worked out again from the prompt's text alone, so that a generator that
-asks one thing and answers another is found.
+That a seed always draws the same problems is held by `test_frozen_items`. Answers are worked out
+again from the prompt's text alone, so that a generator that asks one thing and answers another is
+found; what a program of minicode_free does is read from its lines. Canonical programs are our own
+and run here; nothing a model wrote is executed.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -17,15 +19,18 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks import evalplus, prompts
-from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask, sentences, split_of
 from dllm_bench.benchmarks.lm_eval import task_file
+from dllm_bench.benchmarks.tasks import sources
+from dllm_bench.benchmarks.tasks.miniparallel import FAMILIES, ParallelCase, score
 from dllm_bench.core.errors import DllmBenchError
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded.items import FROZEN_TASKS
-from scripts.embedded.tasks import minigsm, minimath, miniread, minirule
+from scripts.embedded.tasks import minicode, minigsm, minimath, miniparallel, miniread, minirule
 from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, lm_eval_benchmark, mean
 
 COUNT = 400
+Items = dict[str, list[GeneratedProblem]]
 TASKS: Mapping[str, GeneratedTask] = {
     name: task for name, task in FROZEN_TASKS.items() if "/" not in name
 }
@@ -40,12 +45,12 @@ LONGEST = {  # (task, vocabulary of the first models) -> tokens of a prompt, of 
 
 
 @pytest.fixture(scope="module")
-def test_items() -> dict[str, list[GeneratedProblem]]:
+def test_items() -> Items:
     return {name: list(task.problems("test", COUNT)) for name, task in TASKS.items()}
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_splits_share_no_problem(name: str, test_items: dict[str, list[GeneratedProblem]]) -> None:
+def test_splits_share_no_problem(name: str, test_items: Items) -> None:
     train = list(TASKS[name].problems("train", COUNT))
     assert {p.content for p in train}.isdisjoint(p.content for p in test_items[name])
     assert {p.prompt for p in train}.isdisjoint(p.prompt for p in test_items[name])
@@ -72,7 +77,7 @@ def _check_equations(text: str) -> list[int]:
     return [int(result) for *_, result in found]
 
 
-def test_minimath_is_worked_right(test_items: dict[str, list[GeneratedProblem]]) -> None:
+def test_minimath_is_worked_right(test_items: Items) -> None:
     sizes = set()
     for problem in test_items["minimath"]:
         asked = problem.prompt.split("\n")[1].rstrip(".?")
@@ -103,7 +108,7 @@ def _found(question: str, places: dict[str, str], things: dict[str, str]) -> str
     raise AssertionError(f"Unknown form of question: {question}")
 
 
-def test_miniread_spans_stand_in_the_passage(test_items: dict[str, list[GeneratedProblem]]) -> None:
+def test_miniread_spans_stand_in_the_passage(test_items: Items) -> None:
     missing = 0
     for problem in test_items["miniread"]:
         places, things, question = _passage(problem.prompt)
@@ -118,7 +123,7 @@ def test_miniread_spans_stand_in_the_passage(test_items: dict[str, list[Generate
     assert 0.1 < missing / COUNT < 0.3
 
 
-def test_miniread_counts_are_right(test_items: dict[str, list[GeneratedProblem]]) -> None:
+def test_miniread_counts_are_right(test_items: Items) -> None:
     kinds = set()
     for problem in test_items["miniread_count"]:
         _, things, question = _passage(problem.prompt)
@@ -171,9 +176,7 @@ def _result(rule: str, question: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["minirule", "minirule_choice"])
-def test_minirule_applies_its_rule(
-    name: str, test_items: dict[str, list[GeneratedProblem]]
-) -> None:
+def test_minirule_applies_its_rule(name: str, test_items: Items) -> None:
     for problem in test_items[name]:
         rule, question, _ = problem.prompt.split("\n")
         asked, *options = question.removeprefix("Question: ").replace("? ", "?|").split("|")
@@ -190,7 +193,7 @@ def test_minirule_applies_its_rule(
         assert final == result
 
 
-def test_a_range_holds_the_result(test_items: dict[str, list[GeneratedProblem]]) -> None:
+def test_a_range_holds_the_result(test_items: Items) -> None:
     for problem in test_items["minirule_range"]:
         rule, question, _ = problem.prompt.split("\n")
         asked, offered = question.removeprefix("Question: ").replace("? ", "?|").split("|")
@@ -202,17 +205,13 @@ def test_a_range_holds_the_result(test_items: dict[str, list[GeneratedProblem]])
 
 
 @pytest.mark.parametrize("name", ["minirule_choice", "minirule_range"])
-def test_every_letter_is_right_as_often(
-    name: str, test_items: dict[str, list[GeneratedProblem]]
-) -> None:
+def test_every_letter_is_right_as_often(name: str, test_items: Items) -> None:
     finals = [p.fields["final"] for p in test_items[name]]
     assert all(finals.count(letter) > COUNT / 8 for letter in minirule.LETTERS)
 
 
 @pytest.mark.parametrize(("name", "first"), LONGEST)
-def test_texts_are_words_of_the_vocabulary(
-    name: str, first: bool, test_items: dict[str, list[GeneratedProblem]]
-) -> None:
+def test_texts_are_words_of_the_vocabulary(name: str, first: bool, test_items: Items) -> None:
     tokenizer: Any = embedded.build_tokenizer(first=first)
     first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
     for problem in test_items[name]:
@@ -249,3 +248,357 @@ def test_a_task_without_enough_prompts_says_so(monkeypatch) -> None:
     assert {one.prompt for one in task.problems("train", 3)} == set("abc")
     with pytest.raises(DllmBenchError, match="no more than 3 different ones"):
         list(task.problems("train", 4))
+
+
+SUM = re.compile(r"(\d+) ([-+*]) (\d+)")
+OPS = {verb: op for op, verbs in minigsm.VERBS.items() for verb in verbs}
+both = pytest.mark.parametrize("task", [minigsm.STORY, minigsm.FREE], ids=lambda task: task.name)
+VERB = "|".join(verb for verbs in minigsm.VERBS.values() for verb in verbs)
+
+
+# --- word problems and minicode -------------------------------------------------------------------
+
+
+def test_minigsm_arithmetic_is_right(test_items: Items) -> None:
+    for problem in test_items["minigsm"]:
+        answer = problem.fields["answer"]
+        equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
+        start, *steps = problem.content.split("|")
+        assert [verb for verb, _ in (step.split(":") for step in steps)] == re.findall(VERB, answer)
+        assert len(equations) == len(steps)
+        before = start
+        for (left, op, right, result), step in zip(equations, steps, strict=True):
+            operands = (before, step.split(":")[1])
+            assert (left, right) in {operands, operands if op == "-" else operands[::-1]}
+            assert minigsm.apply_op(op, int(left), int(right)) == int(result)
+            assert 0 <= int(result) <= minigsm.MAX_VALUE
+            before = result
+        assert answer.endswith(f"\n#### {before}")
+
+
+def test_canonical_solutions_pass_their_tests(test_items: Items) -> None:
+    for problem in test_items["minicode"]:
+        scope: dict[str, Any] = {}
+        item = problem.fields
+        assert problem.continuation == item["canonical_solution"]
+        exec(problem.prompt + item["canonical_solution"] + item["test"], scope)
+        scope["check"](scope[item["entry_point"]])
+        inputs = item["base_input"] + item["plus_input"]
+        results = {repr(scope[item["entry_point"]](*args)) for args in inputs}
+        assert len(results) >= minicode.MIN_DISTINCT_RESULTS
+
+
+def results_of(question: str) -> list[int]:
+    """Return what there is after each sentence of a question but the last."""
+    results: list[int] = []
+    for sentence in question.split(". ")[:-1]:
+        (number,) = map(int, re.findall(r"\d+", sentence))
+        ops = [OPS[word] for word in sentence.rstrip(".").split() if word in OPS]
+        results.append(minigsm.apply_op(ops[0], results[-1], number) if ops else number)
+    return results
+
+
+@both
+def test_answers_are_worked_right(task: GeneratedTask, test_items: Items) -> None:
+    for problem in test_items[task.name]:
+        answer, results = problem.fields["answer"], results_of(problem.fields["question"])
+        equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
+        assert [int(left) for left, *_ in equations] == results[:-1]
+        assert [int(result) for *_, result in equations] == results[1:]
+        for left, op, right, result in equations:
+            assert minigsm.apply_op(op, int(left), int(right)) == int(result)
+        assert answer.endswith(f"\n#### {results[-1]}")
+        stated = [int(n) for n in re.findall(r"(?:has|owns|are|is) (\d+)\b(?! [-+*])", answer)]
+        assert set(stated) <= set(results)
+
+
+def test_the_letter_is_chosen_once_and_kept(test_items: Items) -> None:
+    answers = [problem.fields["answer"] for problem in test_items["ministory"]]
+    letters = [set(re.findall(r"\b[abcrxy]\b", answer)) for answer in answers]
+    assert all(len(used) == 1 for used in letters)
+    assert set().union(*letters) == set(minigsm.PARTS.letters)
+
+
+@both
+def test_one_problem_has_many_right_answers(
+    task: GeneratedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one length in ministory, of many lengths in minigsm_free."""
+    tokenizer: Any = embedded.build_tokenizer()
+    steps = minigsm.draw_steps(random.Random(0), 3)
+    monkeypatch.setattr(minigsm, "draw_steps", lambda rng, count: steps)
+    draw = minigsm.draw_story if task is minigsm.STORY else minigsm.draw_free
+    answers = {draw(random.Random(seed)).continuation for seed in range(200)}
+    lengths = {len(tokenizer(answer).input_ids) for answer in answers}
+    assert len({answer.split("#### ")[1] for answer in answers}) == 1
+    if task is minigsm.STORY:
+        assert (len(answers), len(lengths)) == (200, 1)
+    else:
+        assert len(answers) > 190 and len(lengths) > 20
+
+
+# --- minicode_free --------------------------------------------------------------------------------
+
+
+def worked_out(text: str) -> str:
+    """Return the text with every sum, difference and product of two numbers in place of its
+    value."""
+    values = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+    return SUM.sub(lambda m: str(values[m[2]](int(m[1]), int(m[3]))), text)
+
+
+def asked(problem: GeneratedProblem) -> list[tuple[str, str]]:
+    """Operations and operands of the docstring, worked out."""
+    text = worked_out(problem.prompt.split('"""')[1])
+    found, form = [], 0 if text.startswith("Start") else 1
+    for op, forms in minicode.WORDS.chain.items():
+        pattern = forms[form].replace("{0}", r"(\w+)").replace(".", "")
+        found += [(m.start(), op, m[1]) for m in re.finditer(pattern, text)]
+    return [(op, operand) for _, op, operand in sorted(found)]
+
+
+def done(problem: GeneratedProblem) -> list[tuple[str, str]]:
+    """Operations and operands of the gold program, names that stand for numbers filled in."""
+    numbers: dict[str, str] = {}
+    current, steps = "a", []
+    for line in worked_out(problem.continuation).splitlines():
+        found = re.fullmatch(r"    (?:return|(\w) =) (.*)", line)
+        if found is None:
+            assert line.startswith('    """')
+            continue
+        target, value = found.groups()
+        if value.isdigit():
+            numbers[target] = value
+            continue
+        call = re.fullmatch(r"(max|min)\((\w+), (\w+)\)|(\w+) ([-+*%]) (\w+)", value)
+        if call is None:
+            assert value == current
+            continue
+        left, op, right = call[2] or call[4], call[1] or call[5], call[3] or call[6]
+        if right == current and left != current and op in "+*":
+            left, right = right, left
+        assert left == current
+        steps.append((op, numbers.get(right, right)))
+        current = target
+    return steps
+
+
+def test_gold_programs_do_what_is_asked(test_items: Items) -> None:
+    for problem in test_items["minicode_free"]:
+        steps = asked(problem)
+        assert len(steps) == minicode.FREE_STEPS
+        assert done(problem) == steps, problem.prompt + problem.continuation
+        stated = re.findall(r"(\d+ [-+*] \d+) = (\d+)", problem.continuation)
+        assert all(worked_out(sum_) == value for sum_, value in stated)
+
+
+def test_one_problem_has_many_right_programs_of_many_lengths() -> None:
+    tokenizer: Any = embedded.build_tokenizer()
+    steps = [
+        ("+", minicode.Operand("4 * 6", "24")),
+        ("*", minicode.Operand("9 - 2", "7")),
+        ("min", minicode.Operand("30 + 12", "42")),
+    ]
+    bodies = {minicode.free_body(random.Random(seed), steps) for seed in range(200)}
+    assert len(bodies) > 150
+    assert len({len(tokenizer(body).input_ids) for body in bodies}) > 20
+
+
+# --- sentences ------------------------------------------------------------------------------------
+
+
+Right = Callable[[str, str], bool]
+"""(prompt without its last line, answer) -> whether the answer is the one that was asked for."""
+
+
+def shown(prompt: str) -> str:
+    """Return the sentence that a prompt shows."""
+    return prompt.partition("sentence: ")[2]
+
+
+def named(prompt: str) -> list[str]:
+    """Return the words that a prompt names."""
+    return re.findall(r'"(\w+)"', prompt)
+
+
+def replaced(prompt: str, answer: str) -> bool:
+    old, new = named(prompt)
+    words = shown(prompt).split(" ")
+    place = words.index(old)
+    return words.count(old) == 1 and answer.split(" ") == [*words[:place], new, *words[place + 1 :]]
+
+
+def deleted(prompt: str, answer: str) -> bool:
+    (word,) = named(prompt)
+    words = shown(prompt).split(" ")
+    words.remove(word)
+    return word not in words and answer.split(" ") == words
+
+
+def inserted(prompt: str, answer: str) -> bool:
+    new, old = named(prompt)
+    words = shown(prompt).split(" ")
+    words.insert(words.index(old) + 1, new)
+    return words.count(old) == 1 and answer.split(" ") == words
+
+
+def mended(prompt: str, answer: str) -> bool:
+    pairs = zip(shown(prompt).split(" "), answer.split(" "), strict=True)
+    ((wrong, right),) = [(a, b) for a, b in pairs if a != b]
+    (first, second) = [i for i in range(len(right)) if wrong[i] != right[i]]
+    swapped = wrong[first] == right[second] and wrong[second] == right[first]
+    return swapped and second == first + 1 and wrong[0] == right[0] and wrong[-1] == right[-1]
+
+
+def ordered(prompt: str, answer: str) -> bool:
+    parts = re.split(r"\((\d)\) ", prompt.partition("sentence: ")[2])[1:]
+    pairs = sorted(zip(parts[::2], parts[1::2], strict=True))
+    return answer == " ".join(part.strip() for _, part in pairs)
+
+
+def found(prompt: str, answer: str) -> bool:
+    passage = prompt.removeprefix("Passage: ").partition("\n")[0]
+    (word,) = named(prompt)
+    having = [one for one in re.split(r"(?<=\.) ", passage) if word in one.lower()]
+    return having == [answer]
+
+
+RIGHT: dict[str, Right] = {
+    "repeat": lambda prompt, answer: answer == shown(prompt),
+    "replace": replaced,
+    "delete": deleted,
+    "insert": inserted,
+    "order": ordered,
+    "find": found,
+}
+
+
+@pytest.mark.parametrize("kind", sentences.KINDS)
+def test_every_answer_is_what_its_prompt_asks_for(kind: str) -> None:
+    items = [item for item in sentences.TASK.items("test") if item["kind"] == kind]
+    asked = [(item["prompt"].removesuffix("\nAnswer:"), item["answer"]) for item in items]
+    if kind == "spelling":  # where no word can be misspelled, the sentence is to be repeated
+        asked = [(prompt, answer) for prompt, answer in asked if not prompt.startswith("Repeat")]
+        assert len(asked) > 0.9 * len(items)
+    assert [pair for pair in asked if not RIGHT.get(kind, mended)(*pair)] == []
+
+
+def test_kinds_are_about_equally_frequent_and_answers_are_single_lines() -> None:
+    items = sentences.TASK.items("test")
+    counts = Counter(item["kind"] for item in items)
+    assert set(counts) == set(sentences.KINDS) and min(counts.values()) > 100
+    assert all(
+        item["answer"] == item["answer"].strip() and "\n" not in item["answer"] for item in items
+    )
+
+
+def test_no_sentence_of_the_test_split_is_shown_in_training() -> None:
+    train = [problem.prompt for problem in sentences.TASK.problems("train", 2_000)]
+    held_out = sentences.pool("test")
+    assert len(held_out) > 400 and not set(held_out) & set(sentences.pool("train"))
+    assert not [prompt for prompt in train if any(one in prompt for one in held_out)]
+
+
+def test_the_sentences_ship_with_their_licence_and_are_small() -> None:
+    licence = sentences.POOL.with_name("gsm8k_sentences.LICENSE").read_text()
+    assert "MIT License" in licence and "OpenAI" in licence
+    assert sentences.POOL.stat().st_size + sentences.TASK.frozen_file().stat().st_size < 200_000
+
+
+# --- miniparallel: any right answer counts and no other, and only some families leave a choice ----
+
+
+MAX_NEW_TOKENS = 32
+SHOWN = 40
+ONE_ANSWER = {"copy", "reverse", "sort", "replace_index", "insert_index", "remove_index"}
+
+
+def is_right(item: dict[str, Any], text: str) -> bool:
+    return score(item, [text]) == {"valid": 1.0}
+
+
+def _items(family: str) -> list[dict[str, Any]]:
+    return sources.GENERATED["miniparallel"].items(family)[:SHOWN]
+
+
+def _square_obeys(given: list[str], answer: list[str], boxes: bool) -> bool:
+    """Return whether every row, column and, if asked, box holds each number once, and givens
+    stand."""
+    lines = [answer[4 * i : 4 * i + 4] for i in range(4)] + [answer[i::4] for i in range(4)]
+    if not boxes:
+        return all(sorted(line) == sorted(given) for line in lines)
+    lines += [[answer[i + j] for j in (0, 1, 4, 5)] for i in (0, 2, 8, 10)]
+    stand = all(g in ("x", a) for g, a in zip(given, answer, strict=True))
+    return stand and all(sorted(line) == list("1234") for line in lines)
+
+
+def _changed_somewhere(change: str, given: list[str], name: str, answer: list[str]) -> bool:
+    """Return whether one place of the line was changed: undone there, the line is the given one."""
+    if change == "remove":
+        return any([*answer[:i], n, *answer[i:]] == given for i, n in enumerate(given))
+    at = answer.index(name)
+    undone = [given[at]] if change == "replace" else []
+    return answer[:at] + undone + answer[at + 1 :] == given
+
+
+def _obeys(item: dict[str, Any], answer: list[str]) -> bool:
+    """Return whether an answer keeps the rule, read from the item."""
+    given, place, family = item["words"].split(), item["place"], item["family"]
+    change, _, where = family.partition("_")
+    if where == "square" or change == "sudoku":
+        return _square_obeys(given, answer, boxes=change == "sudoku")
+    if where == "random":
+        return _changed_somewhere(change, given, item["name"], answer)
+    if where == "index":
+        moved = {"replace": (1, 1), "insert": (0, 1), "remove": (1, 0)}[change]
+        rest = given[:place] + given[place + moved[0] :]
+        return answer == rest[:place] + [item["name"]] * moved[1] + rest[place:]
+    whole = {"copy": given, "reverse": given[::-1], "sort": sorted(given)}
+    return answer == whole[change] if change in whole else sorted(answer) == sorted(given)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_right_answer_keeps_the_rule(family: str) -> None:
+    for item in _items(family):
+        case = ParallelCase(tuple(item["words"].split()), item["place"], item["name"])
+        answers = FAMILIES[family](case)
+        assert len(set(answers)) == len(answers)
+        assert all(_obeys(item, list(answer)) for answer in answers)
+        assert (len(answers) == 1) == (family in ONE_ANSWER) or family == "sudoku"
+        assert is_right(item, f" {item['answer']}\n")
+        assert not is_right(item, f"{item['answer']} {item['answer']}")
+        assert not is_right(item, "")
+
+
+def test_numbers_of_answers() -> None:
+    case = ParallelCase(("Ann", "Ben", "Cap", "Dan"), 2, "Zoe")
+    counts = {name: len(FAMILIES[name](case)) for name in FAMILIES if name != "sudoku"}
+    assert counts == dict.fromkeys(ONE_ANSWER, 1) | {
+        "shuffle": 23, "replace_random": 4, "insert_random": 5, "remove_random": 4,
+        "latin_square": 576,
+    }  # fmt: skip
+    assert len(FAMILIES["sudoku"](ParallelCase(("x",) * 16))) == 288
+
+
+def test_a_shuffled_line_is_another_line() -> None:
+    item = _items("shuffle")[0]
+    assert not is_right(item, item["words"])
+    assert not is_right(item, " ".join([item["words"].split()[0]] * len(item["words"].split())))
+
+
+def test_training_draws_all_families_and_no_test_problem() -> None:
+    train = list(miniparallel.TASK.problems("train", 600))
+    assert Counter(p.fields["family"] for p in train).keys() == FAMILIES.keys()
+    assert all(split_of(p.content) == "train" for p in train)
+    prompts = {p.prompt for p in train}
+    assert prompts.isdisjoint(item["prompt"] for family in FAMILIES for item in _items(family))
+
+
+def test_answers_are_words_of_the_vocabulary_and_fit() -> None:
+    tokenizer: Any = embedded.build_tokenizer()
+    first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
+    for problem in miniparallel.TASK.problems("test", 300):
+        prompt, answer = (tokenizer(t).input_ids for t in (problem.prompt, problem.continuation))
+        assert prompt + answer == tokenizer(problem.prompt + problem.continuation).input_ids
+        assert min(answer) >= first_word
+        assert len(answer) < MAX_NEW_TOKENS

@@ -1,4 +1,4 @@
-"""Ratios, differences and averages of measured numbers, settings, and cells without a run."""
+"""Measured numbers, their intervals and verdicts; ratios, differences and averages of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
-from dllm_bench.metrics.accuracy import mean_score
+from dllm_bench.metrics.accuracy import mean_score, wilson
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
@@ -19,9 +19,10 @@ from dllm_bench.tables.derive import measure, number_of
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
 from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, combined_run
-from dllm_bench.tables.render import cell_plain
+from dllm_bench.tables.render import cell_plain, footer, measured_text
 from dllm_bench.tables.spec import Cell, TableMetric
 from tests.tables.builders import (
+    ENVIRONMENT,
     FULL,
     HERE,
     TINY,
@@ -30,7 +31,9 @@ from tests.tables.builders import (
     planned_small,
     record_of,
     run_cells,
+    seal,
     small_table,
+    spec_at,
     spec_of,
 )
 
@@ -224,3 +227,110 @@ def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path, monkeypatch
         [speedup] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "speedup"]
         parts.append((len(score.parts), *(len(side.parts) for side in speedup.parts)))
     assert parts == [(2, 2, 2), (1, 1, 1)]
+
+
+# --- numbers of one run, and verdicts against the reported ones -----------------------------------
+
+
+def of_s1(built: BuiltTable, metric: str) -> Row:
+    """Return the row of S1 on quiz."""
+    return built.cells.loc["alpha_7b", "S1", "quiz", metric]
+
+
+def sealed(tmp_path, monkeypatch, **record) -> BuiltTable:
+    """Return the small table with one sealed run, S1 on quiz."""
+    store = Store(tmp_path)
+    spec = spec_at(planned_small(store, FULL, monkeypatch), "S1", "quiz")
+    seal(store, record_of(spec, **record))
+    return build(small_table(), FULL, planned_small(store, FULL, monkeypatch))
+
+
+def test_a_score_is_a_percentage_with_its_wilson_interval(tmp_path, monkeypatch) -> None:
+    found = of_s1(sealed(tmp_path, monkeypatch), "score")
+    low, high = wilson(11, 20)
+    assert found.value == pytest.approx(55.0)
+    assert (found.low, found.high) == pytest.approx((100 * low, 100 * high))
+    assert (found.unit, found.n) == ("%", 20)
+
+
+def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, monkeypatch) -> None:
+    built = sealed(tmp_path, monkeypatch)
+    average, largest = (of_s1(built, m) for m in ("tps_avg", "tps_max"))
+    facts = average.planned.run.record.samples
+    each = list(64 / (facts.seconds - facts.first_step_s))
+    assert average.value == pytest.approx(fmean(each))
+    assert average.value == definitions.measure("tps/no_first_step", facts)
+    low, high = average.low, average.high
+    assert min(each) < low < average.value < high < max(each)
+    assert largest.value == pytest.approx(max(each))
+    assert isnan(largest.low)
+
+
+@pytest.mark.parametrize(
+    ("right", "verdict"),
+    [
+        (11, CellVerdict.INSIDE_CI),  # 55.0 of 55.00
+        (20, CellVerdict.OUTSIDE),  # 100 against 55
+        (1, CellVerdict.OUTSIDE),
+    ],
+)
+def test_a_score_is_judged_by_its_interval(tmp_path, monkeypatch, right, verdict) -> None:
+    built = sealed(tmp_path, monkeypatch, right=right)
+    found = of_s1(built, "score")
+    assert found.verdict == verdict
+    assert found.delta == pytest.approx(5 * right - 55)
+
+
+@pytest.mark.exhaustive
+def test_a_score_outside_of_a_narrow_interval_may_be_inside_the_tolerance(
+    tmp_path, monkeypatch
+) -> None:
+    found = of_s1(sealed(tmp_path, monkeypatch, right=5680, n=10000), "score")
+    assert found.low > 55.0
+    assert found.verdict == CellVerdict.INSIDE_TOLERANCE
+
+
+def test_a_speed_is_compared_on_the_reported_hardware_only(tmp_path, monkeypatch) -> None:
+    built = sealed(tmp_path, monkeypatch)
+    found = of_s1(built, "tps_max")
+    assert found.verdict == CellVerdict.OUTSIDE
+    assert not isnan(found.delta)
+    record = found.planned.run.record
+    record.environment["device"] = "Another CPU"
+    planned = list(built.cells.planned)
+    again = build(small_table(), FULL, planned)
+    speed_cell, score_cell = (of_s1(again, m) for m in ("tps_max", "score"))
+    assert speed_cell.verdict == CellVerdict.NOT_COMPARABLE
+    assert isnan(speed_cell.delta)
+    assert speed_cell.reason == "measured on Another CPU, reported on Test CPU"
+    assert score_cell.verdict == CellVerdict.INSIDE_CI
+
+
+def test_a_run_that_went_on_elsewhere_names_every_machine(tmp_path, monkeypatch) -> None:
+    """But not one that finished nothing."""
+    built = sealed(tmp_path, monkeypatch)
+    record = of_s1(built, "tps_max").planned.run.record
+    [first] = record.sessions
+    names = ("Test CPU", "Idle CPU", "Another CPU")
+    record.sessions[:] = [
+        replace(first, samples=n, environment={**first.environment, "device": name, "commit": name})
+        for name, n in zip(names, (5, 0, 15), strict=True)
+    ]
+    again = build(small_table(), FULL, list(built.cells.planned))
+    why = of_s1(again, "tps_max").reason
+    assert why == "measured on Test CPU and Another CPU, reported on Test CPU"
+    assert any(text.startswith("Test CPU and Another CPU, ") for text in again.hardware)
+    commits = [name for name in names if any(text.startswith(name) for text in again.code)]
+    assert commits == ["Test CPU", "Another CPU"]
+
+
+def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monkeypatch) -> None:
+    for load, marked in ((2.5, False), (2.7, True)):
+        monkeypatch.setitem(ENVIRONMENT, "load", load)
+        monkeypatch.setitem(ENVIRONMENT, "cores", 2)
+        built = sealed(tmp_path / str(load), monkeypatch)
+        tps, score = (of_s1(built, name) for name in ("tps_max", "score"))
+        assert measured_text(tps).endswith("†") is marked
+        assert not measured_text(score).endswith("†")
+        said = [line for _, lines in footer(built) for line in lines if "load average" in line]
+        assert bool(said) is marked

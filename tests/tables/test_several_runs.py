@@ -1,0 +1,302 @@
+"""Numbers of several runs: areas under curves (AUP), and speeds with runs of their own.
+
+An area: points, the best score of all rows, what has no area. Speeds are over fewer items and
+several passes than the score.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from math import isnan
+from typing import Any
+
+import pytest
+
+from dllm_bench.claims.spec import Claim
+from dllm_bench.cli import table as command
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.figures.spec import load_figure
+from dllm_bench.paths import read_yaml
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store
+from dllm_bench.tables.frame import BuiltTable, Row
+from dllm_bench.tables.load import load_table, parse_table
+from dllm_bench.tables.plan import PlannedRun, PlannedTable, distinct_runs
+from dllm_bench.tables.render import as_json, blocks, footer, hashes, render
+from dllm_bench.tables.spec import PaperTable, Profile
+from tests.tables.builders import (
+    ENVIRONMENT,
+    FULL,
+    HERE,
+    TINY,
+    planned_small,
+    record_of,
+    run_cells,
+    sealed,
+)
+from tests.unit.test_tradeoff import aup
+
+PLAIN: dict[str, Any] = read_yaml(HERE / "small" / "areas.yaml")
+N = 40
+# value of the facet -> how many of 40 are right, how many times fewer forwards
+RUNS = {
+    "slow": (36, 1),
+    "best": (40, 2),
+    "steady-2": (36, 2),
+    "steady-4": (30, 4),  # 15 points lost: does not count
+    "steady-8": (35, 8),
+    "losing-3": (36, 2),
+    "losing-5": (20, 4),
+}
+
+
+def table(**changes: Any) -> PaperTable:
+    return parse_table("small/areas", {**deepcopy(PLAIN), **changes}, HERE / "small")
+
+
+def record(spec: Any, right: int, faster: int) -> RunRecord:
+    """Return a run that takes 64 forwards a sample, or so many times fewer."""
+    found = record_of(spec, right, N)
+    return replace(found, columns={**found.columns, "forwards": [64 // faster] * N})
+
+
+def built(root: Any, monkeypatch: pytest.MonkeyPatch, without: str = "") -> BuiltTable:
+    """Return the table with every run sealed but those of a decoder."""
+
+    def made(run: PlannedRun) -> RunRecord | None:
+        decoder, k = run.chosen["decoder"], run.chosen["decoder.k"]
+        name = decoder if decoder in RUNS else f"{decoder}-{k}"
+        return None if decoder == without else record(run.spec, *RUNS[name])
+
+    return sealed(table(), Store(root), FULL, monkeypatch, made)
+
+
+def cell(built: BuiltTable, benchmark: str, decoder: str, metric: str) -> Row:
+    return built.cells.loc[benchmark, decoder, metric]
+
+
+def test_a_sweep_from_a_value_is_a_curve_and_its_points_are_hidden() -> None:
+    values = {value.name: value for value in table().facets["decoder"]}
+    assert values["steady"].curve == ("slow", "steady-2", "steady-4", "steady-8")
+    assert values["steady-4"].run == ("decoder=steady", "decoder.k=4")
+    assert {c.keys["decoder"] for c in table().cells()} == {"alone", "steady", "losing"}
+    assert {len(table().parts(c)) for c in table().cells() if c.keys["benchmark"] == "quiz"
+            and c.metric.name == "aup"} == {1 + 7, 4 + 7, 3 + 7}  # fmt: skip
+
+
+def test_an_area_is_the_published_formula_over_the_runs(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    steady = cell(found, "quiz", "steady", "aup")
+    points = [(1.0, 90.0), (2.0, 90.0), (4.0, 75.0), (8.0, 87.5)]
+    assert steady.value == pytest.approx(aup(points, y_max=100.0))
+    assert steady.value != pytest.approx(aup(points, y_max=90.0))
+    assert steady.unit == "% × tokens/forward"
+    assert cell(found, "quiz", "alone", "aup").value == pytest.approx(90.0)
+    assert steady.low < steady.value < steady.high
+    assert len(steady.runs) == len(RUNS)
+
+
+def test_what_it_was_taken_of_is_stored(tmp_path, monkeypatch) -> None:
+    plain = json.loads(as_json(built(tmp_path, monkeypatch)))
+    [found] = [c["curve"] for c in plain["cells"]
+               if (c["keys"]["benchmark"], c["keys"]["decoder"], c["metric"])
+               == ("quiz", "steady", "aup")]  # fmt: skip
+    assert found["points"] == {"slow": [1, 90], "steady-2": [2, 90], "steady-8": [8, 87.5]}
+    assert found["left_out"] == ["steady-4"]
+    assert (found["y_max"], found["best"]) == (100, "best")
+    assert set(found["rows"]) == set(RUNS)
+
+
+def test_a_curve_that_ends_in_a_loss_has_no_area_and_says_so(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    for benchmark in ("quiz", "average"):
+        losing = cell(found, benchmark, "losing", "aup")
+        assert isnan(losing.value) and losing.status == "undefined"
+        assert "scores 50.0 at 4.00 and the slowest 90.0 at 1.00" in losing.reason
+    text = render(found)["md"]
+    assert "Losing" not in text
+    assert "quiz, losing, AUP" in text.partition("**Undefined**")[2]
+    cut = cell(found, "quiz", "losing", "cut")
+    assert cut.value == pytest.approx(aup([(1.0, 90.0), (2.0, 90.0)], y_max=100.0))
+
+
+def test_averages_and_gains_are_of_areas(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    parts = [cell(found, name, "steady", "cut").value for name in ("quiz", "code")]
+    assert cell(found, "average", "steady", "cut").value == pytest.approx(sum(parts) / 2)
+    assert cell(found, "average", "steady", "cut").curve is None
+    assert cell(found, "quiz", "steady", "gain").value == pytest.approx(parts[0] / 90)
+    assert cell(found, "quiz", "alone", "gain").value == pytest.approx(1.0)
+
+
+def test_every_run_of_the_table_has_to_be_there(tmp_path, monkeypatch) -> None:
+    """The best score is not known before, of whichever row it is."""
+    found = built(tmp_path, monkeypatch, without="losing")
+    assert set(found.cells.status) == {"missing"}
+
+
+def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
+    values = {"values": {"slow": {"run": ["decoder=slow"]}}}
+    facets = {**PLAIN["facets"], "decoder": values}
+    with pytest.raises(DllmBenchError, match="aup at .* is an area where"):
+        run_cells(table(facets=facets))
+    metrics = {"score": {"label": "Score", "definition": "score"}}
+    with pytest.raises(DllmBenchError, match="score at .* is an area where"):
+        run_cells(table(metrics=metrics))
+    with pytest.raises(DllmBenchError, match="There is no area 'part'; choose one of: whole, cut"):
+        table(metrics={"aup": {**PLAIN["metrics"]["aup"], "area": "part"}})
+
+
+def queries(table: PaperTable) -> set[frozenset[str]]:
+    """Return the runs a table asks for; the last override of a key counts."""
+    found = (dict(o.split("=", 1) for o in cell.run).items() for cell in run_cells(table))
+    return {frozenset(f"{key}={value}" for key, value in items) for items in found}
+
+
+def test_the_figures_are_of_runs_of_the_table() -> None:
+    names = ("decoders/tradeoff", "decoders/tradeoff_row_cost")
+    first, second = (queries(load_figure(name).table) for name in names)
+    assert first == second < queries(load_table("decoders/aup"))
+    assert len(first) == 2 * (5 * 6 + 2)
+
+
+def test_no_combination_of_the_matrix_is_silently_absent() -> None:
+    """Score, selection, exploration, stop and cache: all there are, and the oracle once."""
+    table = load_table("decoders/orthogonality")
+    found = {tuple(cell.keys.values()) for cell in table.cells()}
+    assert not [cell for cell in table.cells() if cell.reported_only]
+    oracle = {keys for keys in found if "oracle" in keys}
+    assert len(oracle) == 1
+    assert len(found - oracle) == len({frozenset(c.run) for c in table.cells()}) - 1 == 48
+
+
+# --- metrics with runs of their own ---------------------------------------------------------------
+
+
+OWN = ["limit=12", "benchmark.repeats=5"]
+EMBEDDED = replace(TINY, set=("hardware=cpu",), default=("limit=20",))
+"""Like the embedded profile, whose number of items is a default."""
+
+
+def own_table(**metrics: Any) -> PaperTable:
+    """Return the small table that reports nothing, with speeds from runs of their own."""
+    plain = deepcopy(read_yaml(HERE / "small" / "own.yaml"))
+    tps = {"label": "TPS", "definition": "tps/e2e", "run": OWN}
+    plain["metrics"] |= {"tps": tps, "faster": {**tps, "over": {"decoder": "plain"}}, **metrics}
+    return parse_table("small/own", plain, HERE)
+
+
+def made(spec: RunSpec) -> RunRecord:
+    """Return the run's record: as many items and passes as it says; pass k is k + 10 tenths as
+    slow."""
+    once = record_of(spec, right=5, n=spec.limit or 30)
+    if spec.repeats == 1:
+        return once
+    n, passes = len(once.columns["id"]), range(spec.repeats)
+    columns = {name: column * len(passes) for name, column in once.columns.items()}
+    columns["id"] = [f"{key}#{k}" for k in passes for key in once.columns["id"]]
+    columns["seconds"] = [
+        (1 + k / 10) * seconds
+        for k in passes
+        for seconds in columns["seconds"][k * n : (k + 1) * n]
+    ]
+    return replace(once, columns=columns)
+
+
+def built_own(store: Store, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
+    """Return the table with all of its runs."""
+    return sealed(own_table(), store, profile, monkeypatch, lambda run: made(run.spec))
+
+
+def cell_of(found: BuiltTable, metric: str, decoder: str = "quick") -> Row:
+    [row] = found.cells.xs((decoder, metric), level=["decoder", "metric"]).itertuples()
+    return row
+
+
+@pytest.mark.parametrize(("profile", "scores"), [(EMBEDDED, "20"), (FULL, None)])
+def test_speeds_have_runs_of_their_own(profile, scores, tmp_path, monkeypatch) -> None:
+    """The last override of a key wins, after the profile's default and the paper's settings."""
+    planned = planned_small(Store(tmp_path), profile, monkeypatch, own_table())
+    runs = {metric: [p.run for p in planned if p.cell.metric.name == metric]
+            for metric in ("score", "tpf", "tps", "faster")}  # fmt: skip
+    assert runs["score"] == runs["tpf"]
+    chosen = [(run.chosen.get("limit"), run.chosen.get("benchmark.repeats"))
+              for run in (*runs["score"], *runs["tps"])]  # fmt: skip
+    assert chosen == [(scores, None)] * 2 + [("12", "5")] * 2
+    assert len(distinct_runs(planned)) == 4, "a ratio takes the runs of its two sides"
+    lines = list(command.command_lines([PlannedTable(own_table(), profile, planned)]))
+    assert sum("limit=12" in line and "benchmark.repeats=5" in line for line in lines) == 2
+    quick = planned_small(Store(tmp_path), profile.limited(3), monkeypatch, own_table())
+    assert {run.chosen["limit"] for run in distinct_runs(quick)} == {"3"}
+
+
+def test_each_number_comes_from_its_run(tmp_path, monkeypatch) -> None:
+    found = built_own(Store(tmp_path), EMBEDDED, monkeypatch)
+    assert [cell_of(found, name).n for name in ("score", "tpf", "tps")] == [20, 20, 60]
+    assert cell_of(found, "score").value == 25.0
+    tps = cell_of(found, "tps")
+    assert tps.low < 0.9 * tps.value
+    faster = cell_of(found, "faster")
+    assert faster.low < 1 < faster.high
+
+
+def test_a_row_names_both_runs_and_the_notes_say_what_a_bracket_is(tmp_path, monkeypatch) -> None:
+    found = built_own(Store(tmp_path), EMBEDDED, monkeypatch)
+    [block] = blocks(found)
+    assert [len(hashes(row).split()) for row in block["rows"]] == [2, 2]
+    assert block["here"] == ("tiny-alpha", "miniquiz")
+    notes = dict(footer(found))["Definitions"]
+    assert any("5 passes over the items" in line for line in notes)
+    cells = json.loads(as_json(found))["cells"]
+    by_metric = {c["metric"]: c["runs"] for c in cells if c["keys"]["decoder"] == "quick"}
+    assert by_metric["score"] == by_metric["tpf"] != by_metric["tps"]
+
+
+def test_a_table_without_such_runs_says_nothing_of_passes(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    assert not any("passes" in line for _, lines in footer(found) for line in lines)
+
+
+def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatch) -> None:
+    """Those of the speeds alone: what other work disturbed is no reason to grade again."""
+    monkeypatch.setitem(ENVIRONMENT, "cores", 2)
+    monkeypatch.setitem(ENVIRONMENT, "load", 2.7)
+    store = Store(tmp_path)
+    planned = list(built_own(store, EMBEDDED, monkeypatch).cells.planned)
+    speeds = [run for run in distinct_runs(planned) if run.spec and run.spec.repeats > 1]
+    folders = {tmp_path / run.folder: run in speeds for run in distinct_runs(planned)}
+    monkeypatch.setattr(command, "machine", lambda device: {"load": 2.61, "cores": 2})
+    with pytest.raises(DllmBenchError, match=r"2 runs again .* below 2\.6"):
+        command.remove_disturbed(planned, store)
+    assert all(folder.exists() for folder in folders)
+    monkeypatch.setattr(command, "machine", lambda device: {"load": 2.0, "cores": 2})
+    assert command.remove_disturbed(planned, store) == 2
+    assert {folder: not folder.exists() for folder in folders} == folders
+    again = planned_small(store, EMBEDDED, monkeypatch, own_table())
+    assert sum(run.open for run in distinct_runs(again)) == 2
+    assert command.remove_disturbed(again, store) == 0
+
+
+def test_a_claim_takes_the_runs_of_the_tables_metric(monkeypatch) -> None:
+    sides = {"ours": ({"decoder": "quick"},), "theirs": ({"decoder": "plain"},)}
+    monkeypatch.setattr("dllm_bench.claims.spec.source_table", lambda name: own_table())
+    at = {"model": "alpha", "benchmark": "quiz"}
+    for metric, own in (("tps/e2e", True), ("score", False)):
+        claim = Claim("p/c", "A.", "T", table="x", metric=metric, at=at, **sides)
+        assert all((c.run[-2:] == tuple(OWN)) is own for c in claim.cells().cells())
+
+
+def test_an_area_takes_speeds_and_scores_from_their_own_runs() -> None:
+    plain = deepcopy(PLAIN)
+    plain["metrics"] = {
+        "score": {"label": "Score", "definition": "score", "run": ["limit=50"]},
+        "aup": {"label": "AUP", "definition": "tps/e2e", "area": "whole", "run": OWN},
+    }
+    areas = parse_table("small/areas", plain, HERE)
+    [area] = [c for c in areas.cells() if c.metric.area and c.curve == ("slow",) and
+              c.keys["benchmark"] == "quiz"]  # fmt: skip
+    ends = {part.metric.definition: part.run[-1] for part in areas.parts(area)}
+    assert ends == {"tps/e2e": OWN[-1], "score": "limit=50"}
