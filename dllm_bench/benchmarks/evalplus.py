@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import marshal
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -265,16 +264,15 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
             program = self.program(problem, text)
         except UnreadableAnswerError as error:
             return unreadable(error, STAGES)
-        source = PROBLEM_SETS[self.dataset]
-        payload = {
+        source, name = PROBLEM_SETS[self.dataset], problem["entry_point"]
+        asked = {
             **CALL_LIMITS,
             "reference": problem["prompt"] + problem["canonical_solution"],
-            "entry_point": problem["entry_point"],
-            "stages": marshal.dumps(self._inputs(problem)),
-            "rule": source.rules.get(problem["entry_point"], "equal"),
+            "entry_point": name,
+            "rule": source.rules.get(name, "equal"),
             "atol": problem["atol"],
         }
-        examiner = sandbox.Examiner("check", payload, "__solution__", silent=True)
+        examiner = sandbox.compare_calls(self._inputs(problem), asked)
         outcome = sandbox.examine(program, examiner, source.limits)
         return _sample_score(outcome, self.primary)
 

@@ -34,7 +34,7 @@ from dllm_bench.benchmarks.items import (
     request_of,
     text_requests,
 )
-from dllm_bench.benchmarks.tasks import sources
+from dllm_bench.benchmarks.tasks import NOTHING, sources
 from dllm_bench.core.benchmark import (
     Benchmark,
     Encode,
@@ -57,8 +57,6 @@ PROMPT_KEYS = (
     "description", "gen_prefix", "doc_to_choice",
 )  # fmt: skip
 """Entries of a task file that decide the prompts."""
-NO_MATCH = "[invalid]"
-"""What lm-eval's regex filter gives where it finds nothing."""
 ENDINGS = ("timeout", "crashed")
 """Metrics of code tasks that say how a wrong program ended."""
 
@@ -297,7 +295,7 @@ def _sample_score(reading: Reading, metrics: Mapping[str, float], primary: str) 
         verdict = "empty"
     elif endings := [name for name in ENDINGS if metrics.get(f"{name},{chosen}")]:
         verdict = endings[0]
-    elif reading.filtered[chosen] == NO_MATCH:
+    elif reading.filtered[chosen] == NOTHING:
         verdict = "no_answer"
     kept = {name: v for name, v in metrics.items() if not _tells_ending(name)}
     return SampleScore(value, verdict, kept)

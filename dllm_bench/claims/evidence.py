@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import NamedTuple
 
 from dllm_bench.benchmarks.items import item_id_of
@@ -205,8 +205,6 @@ def crossed(evidence: Sequence[Effect]) -> Effect:
     Its variance is that between trainings plus that of the items, which all trainings share. The
     tests have one degree of freedom less than there are trainings.
     """
-    from statistics import fmean, variance
-
     from scipy.stats import t
 
     first, n = evidence[0], len(evidence)

@@ -71,16 +71,13 @@ class ClaimVerdict(StrEnum):
     NOT_RUN = "not run"  # runs are missing
 
 
-TESTED = frozenset(
-    {
-        ClaimVerdict.CONFIRMED,
-        ClaimVerdict.LARGER,
-        ClaimVerdict.SMALLER,
-        ClaimVerdict.DIRECTION_ONLY,
-        ClaimVerdict.NOT_SETTLED,
-        ClaimVerdict.CONTRADICTED,
-    }
-)
+TESTED = frozenset(ClaimVerdict) - {
+    ClaimVerdict.IMPAIRED,
+    ClaimVerdict.UNCHECKED,
+    ClaimVerdict.TOO_FEW,
+    ClaimVerdict.UNTESTABLE,
+    ClaimVerdict.NOT_RUN,
+}
 """Verdicts that a test gave."""
 
 

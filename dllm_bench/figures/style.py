@@ -29,9 +29,10 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {  # no dates or program names: equal
     "svg": {"metadata": {"Date": None, "Creator": None}},
     "png": {"metadata": {"Software": None}, "dpi": DPI},
 }
-SETTINGS: Any = read_yaml(LOOKS)["settings"]
+PLAIN: Any = read_yaml(LOOKS)
+SETTINGS = PLAIN["settings"]
 """Those of matplotlib."""
-MARKS: Mapping[str, Mapping[str, Any]] = read_yaml(LOOKS)["marks"]
+MARKS: Mapping[str, Mapping[str, Any]] = PLAIN["marks"]
 """What is drawn for no series: the Pareto front, the paper's numbers on bars, notes."""
 
 
@@ -59,11 +60,10 @@ def look(series: str) -> Look:
 @cache
 def known_looks() -> Mapping[str, Look]:
     """Return the looks of all series, by name."""
-    plain = read_yaml(LOOKS)
     found = {}
-    for series, (colour, marker, *more) in plain["series"].items():
+    for series, (colour, marker, *more) in PLAIN["series"].items():
         styles: list[Any] = [text if isinstance(text, str) else (0, tuple(text)) for text in more]
-        found[series] = Look(plain["colours"].get(colour, colour), marker, *styles)
+        found[series] = Look(PLAIN["colours"].get(colour, colour), marker, *styles)
     return found
 
 

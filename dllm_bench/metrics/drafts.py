@@ -301,10 +301,9 @@ def outcomes_of(samples: DataFrame, part: str, k: int) -> Outcomes:
     part: "all" samples; the second half of them, "unscaled" or "scaled", which is with temperatures
     fitted on the first half.
     """
-    first, second = map(tuple, halves(samples))
-    found = {
-        "all": lambda: _by_position(tuple(observed(samples)), None),
-        "unscaled": lambda: _by_position(second, None),
-        "scaled": lambda: _by_position(second, first),
-    }[part]()
+    if part == "all":
+        found = _by_position(tuple(observed(samples)), None)
+    else:
+        first, second = map(tuple, halves(samples))
+        found = _by_position(second, first if part == "scaled" else None)
     return found[k - 1] if k <= len(found) else Outcomes((), ())

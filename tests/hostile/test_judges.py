@@ -7,7 +7,6 @@ own process (MBPP's item 367), and its output (LiveCodeBench).
 
 from __future__ import annotations
 
-import marshal
 import time
 from dataclasses import replace
 from typing import Any
@@ -38,11 +37,8 @@ DRILL_S = 8.0
 
 def by_inputs(program: str, **changes: Any) -> ProgramOutcome:
     """Judge a program as EvalPlus sets are judged."""
-    payload = {
-        "reference": REFERENCE, "entry_point": "f", "stages": marshal.dumps(STAGES),
-        "rule": "equal", "atol": 0.0, "min_time_s": 1.0, "time_factor": 4.0, **changes,
-    }  # fmt: skip
-    examiner = sandbox.Examiner("check", payload, "__solution__", silent=True)
+    asked = {"reference": REFERENCE, "entry_point": "f", "min_time_s": 1.0, "time_factor": 4.0}
+    examiner = sandbox.compare_calls(STAGES, {**asked, **changes})
     return sandbox.examine(program, examiner, LIMITS)
 
 

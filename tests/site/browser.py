@@ -7,7 +7,6 @@ of the Chrome DevTools Protocol, one JSON object ended by a zero byte.
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -33,7 +32,6 @@ KEYS = {  # key -> (code, Windows virtual key, text it types)
     "ArrowRight": ("ArrowRight", 39, None),
     "Home": ("Home", 36, None),
     "End": ("End", 35, None),
-    "PageDown": ("PageDown", 34, None),
     "n": ("KeyN", 78, "n"),
 }
 
@@ -174,10 +172,6 @@ class Browser:
                     return
             assert time.monotonic() < until, f"never true: {script}"
             time.sleep(POLL_S)
-
-    def screenshot(self, path: Path) -> None:
-        """The window as a png."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def requests(self) -> list[str]:
         """Addresses everything asked for, in order."""

@@ -302,6 +302,19 @@ class Examiner:
     """Whether everything that is printed is discarded."""
 
 
+def compare_calls(stages: Mapping[str, Any], asked: Mapping[str, Any]) -> Examiner:
+    """Return the examiner that compares the results of a function's calls with those of a reference
+    solution, or with given ones.
+
+    stages: name -> inputs of each call, with the result if it is given. asked: `reference` (None if
+    the results are given), `entry_point`, `min_time_s` and `time_factor` (a call may take the
+    larger of the first and the reference's time multiplied by the second); `rule` (a name of
+    `check.RULES`) and `atol`, which may be absent.
+    """
+    payload = {"rule": "equal", "atol": 0.0, **asked, "stages": marshal.dumps(stages)}
+    return Examiner("check", payload, "__solution__", silent=True)
+
+
 @cache
 def child_program(name: str) -> CodeType:
     """Return compiled code of one of our own programs in `child/`."""

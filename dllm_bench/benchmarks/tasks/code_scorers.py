@@ -14,18 +14,15 @@ from __future__ import annotations
 import ast
 import builtins
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, wraps
+from functools import cached_property, lru_cache
 from typing import Any
 
 from dllm_bench.benchmarks import code_answers, sandbox
 from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome
+from dllm_bench.benchmarks.tasks import Doc, per_answer
 from dllm_bench.core.benchmark import JUDGE_ERROR
 
-Doc = dict[str, Any]
-"""An item as lm-eval passes it."""
-Filter = Callable[[list[list[str]], list[Doc]], list[list[str]]]
 LIMITS = Limits(cpu_s=5, wall_s=30.0, memory_mb=4096, packages=True)
 """A program gets 5 CPU seconds; HumanEval's own harness allows 3 s of wall time."""
 TIME_FACTOR = 4
@@ -33,19 +30,14 @@ TIME_FACTOR = 4
 CRASHES = ("crashed", "memory", "refused")
 
 
-def per_answer(program: Callable[[str, Doc], str]) -> Filter:
-    """Return the filter of lm-eval that applies `program` to every answer."""
-
-    @wraps(program)
-    def of_all(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-        pairs = zip(resps, docs, strict=True)
-        return [[program(text, doc) for text in texts] for texts, doc in pairs]
-
-    return of_all
-
-
 humaneval_completion = per_answer(lambda text, doc: str(doc["prompt"]) + text)
 """Grade HumanEval: prompt + answer."""
+humaneval_instruct = per_answer(lambda text, doc: str(doc["prompt"]) + text.split("```")[0])
+"""Grade HumanEval as lm-eval's humaneval_instruct: prompt + answer up to a fence."""
+humaneval_opencompass = per_answer(
+    lambda text, doc: str(doc["prompt"]) + code_answers.opencompass_code(text)
+)
+"""Grade HumanEval as OpenCompass: prompt + first fenced block."""
 
 
 def extracted_program(text: str, doc: Doc) -> str:
@@ -68,22 +60,10 @@ def humaneval_indented(text: str, doc: Doc) -> str:
 
 
 @per_answer
-def humaneval_instruct(text: str, doc: Doc) -> str:
-    """Grade HumanEval as lm-eval's humaneval_instruct: prompt + answer up to a fence."""
-    return str(doc["prompt"]) + text.split("```")[0]
-
-
-@per_answer
 def humaneval_lopa(text: str, doc: Doc) -> str:
     """Grade HumanEval as LoPA: prompt + fenced code, sanitised."""
     whole = code_answers.lopa_program(doc["prompt"], text)
     return code_answers.lopa_sanitize(whole, doc["entry_point"])
-
-
-@per_answer
-def humaneval_opencompass(text: str, doc: Doc) -> str:
-    """Grade HumanEval as OpenCompass: prompt + first fenced block."""
-    return str(doc["prompt"]) + code_answers.opencompass_code(text)
 
 
 @per_answer
@@ -92,16 +72,12 @@ def mbpp_extracted(text: str, doc: Doc) -> str:
     return code_answers.trim_unparsable_end(code_answers.extract_code(text))
 
 
-@per_answer
-def mbpp_instruct(text: str, doc: Doc) -> str:
-    """Grade MBPP as lm-eval's mbpp_instruct: the first block of the answer after a fence.
+mbpp_instruct = per_answer(lambda text, doc: code_answers.reopened_block(text))
+"""Grade MBPP as lm-eval's mbpp_instruct: the first block of the answer after a fence.
 
-    The fence is put before the answer although the prompt ends in it: the word that an answer
-    begins with is taken for the name of a language.
-    """
-    return code_answers.reopened_block(text)
-
-
+The fence is put before the answer although the prompt ends in it: the word that an answer begins
+with is taken for the name of a language.
+"""
 mbpp_continued = per_answer(lambda text, doc: text.split("```")[0])
 """Grade MBPP: the answer up to the fence that closes the prompt's."""
 

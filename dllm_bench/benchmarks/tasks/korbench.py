@@ -12,11 +12,9 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
-from dllm_bench.benchmarks.tasks import TEXTS, math_answers
+from dllm_bench.benchmarks.tasks import TEXTS, Doc, math_answers
 
-Doc = dict[str, Any]
 Matcher = Callable[[str, str], bool]
 """(answer, gold answer) -> whether they match."""
 RULE_TITLES = {"counterfactual": "Story"}

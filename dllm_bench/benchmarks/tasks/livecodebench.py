@@ -8,15 +8,14 @@ tests only does not give a LiveCodeBench score; the ids of its items contain "pu
 from __future__ import annotations
 
 import json
-import marshal
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.code_answers import livecodebench_code
 from dllm_bench.benchmarks.sandbox import Limits
-from dllm_bench.benchmarks.tasks import TEXTS
-from dllm_bench.benchmarks.tasks.code_scorers import Doc, per_answer, verdict_metrics
+from dllm_bench.benchmarks.tasks import TEXTS, Doc, per_answer
+from dllm_bench.benchmarks.tasks.code_scorers import verdict_metrics
 
 TEST_S = 6
 """CPU seconds of a test, LiveCodeBench's own limit."""
@@ -95,15 +94,13 @@ def _method_verdict(program: str, function: str, cases: list[tuple[str, str]]) -
         ([json.loads(line) for line in given.split("\n")], json.loads(wanted))
         for given, wanted in cases
     ]
-    payload = {
+    asked = {
         "reference": None,
         "entry_point": f"Solution.{function}",
-        "stages": marshal.dumps({"tests": stages}),
         "rule": "same_value",
-        "atol": 0.0,
         "min_time_s": float(TEST_S),
         "time_factor": 0.0,
     }
+    examiner = sandbox.compare_calls({"tests": stages}, asked)
     limits = Limits(cpu_s=TEST_S * (len(cases) + 1), wall_s=180.0, memory_mb=4096, packages=True)
-    examiner = sandbox.Examiner("check", payload, "__solution__", silent=True)
     return sandbox.examine(program, examiner, limits).verdict

@@ -11,12 +11,9 @@ import re
 import string
 from collections import Counter
 from decimal import Decimal
-from typing import Any
 
-from dllm_bench.benchmarks.tasks import math_answers
+from dllm_bench.benchmarks.tasks import NOTHING, Doc, math_answers, per_answer
 
-Doc = dict[str, Any]
-"""An item as lm-eval passes it."""
 Metrics = dict[str, float]
 LETTERS = "ABCD"
 UNANSWERABLE = "unanswerable"
@@ -26,8 +23,6 @@ LETTER = re.compile(r"(?i)ANSWER\s*:\s*([A-D])")
 NAMES_ANSWER = re.compile(r"(?i)final answer|answer is")
 LONGEST = 200
 """Characters of an expression that is worked out."""
-NOTHING = "[invalid]"
-"""What lm-eval's filters give where they find nothing."""
 NUMBER = re.compile(r"-?\s?\$?\s?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 LEADING = re.compile(r"[\s*_(\[\"'`]*([A-D])(?=[\s*_)\]\"'`]*(?:$|[.:,)\]\n]))")
 MARKS = re.compile(r"[*_`$()\[\]{}]|\\boxed|\\text")
@@ -82,15 +77,6 @@ def mmlu_letter(doc: Doc, results: list[str]) -> Metrics:
     return {"accuracy": float(right)}
 
 
-def gsm8k_value(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """Grade GSM8K by value: the number after the first ####, else the last one, without units and
-    commas.
-
-    `$63.00`, `63` and `63.` are one answer, which the two filters of lm-eval keep apart.
-    """
-    return [[written_number(text) for text in texts] for texts in resps]
-
-
 def written_number(text: str) -> str:
     """Return the shortest form of the answer's number; NOTHING if there is none."""
     _, marked, after = text.partition("####")
@@ -101,21 +87,20 @@ def written_number(text: str) -> str:
     return f"{value.normalize():f}"
 
 
-def mmlu_leading(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """Grade MMLU by the letter an answer begins with, whatever follows (`D. text`, `**D**`,
-    `(D)`)."""
-    return [[leading_letter(text) for text in texts] for texts in resps]
-
-
 def leading_letter(text: str) -> str:
     """Return the option's letter that the text begins with; NOTHING without one."""
     letter = LEADING.match(text)
     return letter[1] if letter else NOTHING
 
 
-def without_marks(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """Return the answers without what markdown puts around a letter (`ANSWER: **A**`)."""
-    return [[MARKS.sub("", text) for text in texts] for texts in resps]
+gsm8k_value = per_answer(lambda text, doc: written_number(text))
+"""Grade GSM8K by value: the number after the first ####, else the last one, without units and
+commas. `$63.00`, `63` and `63.` are one answer, which the two filters of lm-eval keep apart.
+"""
+mmlu_leading = per_answer(lambda text, doc: leading_letter(text))
+"""Grade MMLU by the letter an answer begins with, whatever follows (`D. text`, `**D**`, `(D)`)."""
+without_marks = per_answer(lambda text, doc: MARKS.sub("", text))
+"""Drop what markdown puts around a letter (`ANSWER: **A**`)."""
 
 
 def sudoku_dream(doc: Doc, results: list[str]) -> Metrics:

@@ -53,7 +53,6 @@ def test_a_lost_first_indent(text: str, restored: bool) -> None:
 
 
 SOLUTION = {"solution": "We get $\\boxed{\\frac{1}{2}}$."}
-CLOSING = "Final Answer: The final answer is ${}$. I hope it is correct."
 
 
 @pytest.mark.parametrize(("text", "minerva", "boxed"), ANSWERS["mathematics"])
@@ -98,15 +97,11 @@ def test_readings_of_squad(doc, text, exact, f1, lenient) -> None:
     assert text_scorers.squad_v2_lenient(doc, [text])["score"] == lenient
 
 
-def korbench_item(category: str, rule: str, answer: str, index: int = 1) -> dict[str, Any]:
-    return {"category": category, "rule_id": rule, "index": str(index), "answer": answer}
-
-
 @pytest.mark.parametrize(
     ("category", "rule", "index", "gold", "right", "wrong"), ANSWERS["korbench"]
 )
 def test_korbench_s_matchers(category, rule, index, gold, right, wrong) -> None:
-    item = korbench_item(category, rule, gold, index)
+    item = {"category": category, "rule_id": rule, "index": str(index), "answer": gold}
     assert korbench.score(item, [right]) == {"accuracy": 1}
     assert korbench.score(item, [wrong]) == {"accuracy": 0}
     assert korbench.score(item, [""]) == {"accuracy": 0}

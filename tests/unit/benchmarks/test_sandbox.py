@@ -8,7 +8,6 @@ isolation step of some kernels names the step, and is skipped elsewhere.
 from __future__ import annotations
 
 import ctypes
-import marshal
 import os
 import platform
 import shutil
@@ -246,11 +245,8 @@ def test_one_crash_does_not_touch_the_others() -> None:
 def test_an_examiner_s_words_come_back() -> None:
     """Here stages of calls: the second one is wrong, and a third would not have been made."""
     stages = {"one": [([1], 2)], "two": [([1], 3)], "three": [([1], 2)]}
-    payload = {
-        "reference": None, "entry_point": "f", "stages": marshal.dumps(stages), "rule": "equal",
-        "atol": 0.0, "min_time_s": 1.0, "time_factor": 0.0,
-    }  # fmt: skip
-    examiner = sandbox.Examiner("check", payload)
+    asked = {"reference": None, "entry_point": "f", "min_time_s": 1.0, "time_factor": 0.0}
+    examiner = sandbox.compare_calls(stages, asked)
     outcome = sandbox.examine("def f(x): return x + 1", examiner, Limits())
     assert outcome.verdict == "failed"
     assert outcome.reports == (
@@ -491,22 +487,17 @@ def test_a_program_that_was_judged_is_not_judged_again(monkeypatch: pytest.Monke
     runs = list[str]()
     judge = sandbox._run
     monkeypatch.setattr(sandbox, "_run", lambda *given: runs.append(given[0]) or judge(*given))
-    payload = {
-        "min_time_s": 1.0,
-        "time_factor": 4.0,
-        "reference": "def f(x):\n    return x",
-        "entry_point": "f",
-        "stages": marshal.dumps({"base": [[1]], "plus": [[2]]}),
-        "rule": "equal",
-        "atol": 0.0,
-    }
-    examiner = sandbox.Examiner("check", payload, "__solution__", silent=True)
-    other = sandbox.Examiner("check", {**payload, "reference": "def f(x):\n    return 3"})
-    right, late = "def f(x):\n    return x", "def f(x):\n    while True: pass"
+    stages = {"base": [[1]], "plus": [[2]]}
+    asked = {"entry_point": "f", "min_time_s": 1.0, "time_factor": 4.0}
+    right, other = (
+        sandbox.compare_calls(stages, {**asked, "reference": f"def f(x):\n    return {result}"})
+        for result in ("x", "3")
+    )
+    program, late = "def f(x):\n    return x", "def f(x):\n    while True: pass"
     for _ in range(2):
-        assert sandbox.examine(right, examiner, Limits()).verdict == "passed"
-        assert sandbox.examine(right, other, Limits()).verdict == "failed"
+        assert sandbox.examine(program, right, Limits()).verdict == "passed"
+        assert sandbox.examine(program, other, Limits()).verdict == "failed"
     assert len(runs) == 2
     for _ in range(2):
-        assert sandbox.examine(late, examiner, Limits(cpu_s=1, wall_s=1.0)).verdict == "timeout"
+        assert sandbox.examine(late, right, Limits(cpu_s=1, wall_s=1.0)).verdict == "timeout"
     assert len(runs) == 4, "what a limit decided is judged again"
