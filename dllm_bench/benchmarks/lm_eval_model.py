@@ -1,6 +1,6 @@
 """Our decoders as a model of lm-eval, and lm-eval's own command line with that model.
 
-`as_lm` wraps a function from a prompt to a text. `execute` runs lm-eval with the model under
+`DllmBenchLM` wraps a function from a prompt to a text. `execute` runs lm-eval with the model under
 the name "dllm_bench". Only decoder=likelihood gives likelihoods.
 Importing this module imports lm-eval.
 """
@@ -40,8 +40,6 @@ ANY_DEVICE = "auto"
 """Stands for the device that `hardware` chooses; lm-eval itself would ask for cuda:0."""
 Generate = Callable[["str | Turns", int, tuple[str, ...]], str]
 """(prompt text or chat turns, new tokens, stop strings) -> text."""
-Score = Callable[["str | Turns", str], Likelihood]
-"""(context, continuation) -> log-likelihood of the continuation."""
 Metrics = Mapping[str, float | None]
 """Name -> value; None where it cannot be measured."""
 
@@ -73,21 +71,11 @@ class DllmBenchLM(LM):
     build: ClassVar[BuildGenerate]
     """What `--model_args` are turned into a model with; set by `execute`."""
 
-    def __init__(
-        self,
-        generate: Generate,
-        name: str,
-        metrics: Callable[[], Metrics] = dict,
-        likelihood: Score | None = None,
-    ) -> None:
-        """Wrap functions that generate and score.
-
-        name: distinguishes lm-eval's cached requests of different models. metrics: returns those of
-        all texts so far.
-        """
+    def __init__(self, generate: Generate | NamedGenerate) -> None:
+        """Wrap what generates; of a mere function there are no metrics and no likelihoods."""
         super().__init__()
-        self._likelihood = likelihood
-        self._generate, self._name, self._metrics = generate, name, metrics
+        self._generate = generate
+        self._name = getattr(generate, "name", MODEL)
         self._turns: dict[str, Turns] = {}
 
     @classmethod
@@ -103,7 +91,7 @@ class DllmBenchLM(LM):
         own = {} if device == ANY_DEVICE else {"+model.device": device}
         generate = cls.build({**arg_dict, **own})
         arg_dict["pretrained"] = generate.name
-        return cls(generate, generate.name, generate.metrics, generate.likelihood)
+        return cls(generate)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return texts, each cut at the stop strings of its request.
@@ -144,13 +132,14 @@ class DllmBenchLM(LM):
     def _scored(
         self, kind: str, context: str, continuation: str, *, of: Sequence[object]
     ) -> tuple[float, bool]:
-        if self._likelihood is None:
+        likelihood = getattr(self._generate, "likelihood", None)
+        if likelihood is None:
             raise DllmBenchError(
                 f"A task asked for {len(of)} likelihoods, and this model is a function from "
                 "prompts to texts, which gives none; choose a task that generates (output_type "
                 "generate_until)."
             )
-        said = self._likelihood(self._turns.get(context, context), continuation)
+        said = likelihood(self._turns.get(context, context), continuation)
         answer = (said.nats, said.greedy)
         rolling = kind == "loglikelihood_rolling"
         asked = (continuation,) if rolling else (context, continuation)
@@ -176,8 +165,8 @@ class DllmBenchLM(LM):
     def get_model_info(self) -> dict[str, Any]:
         """Return what lm-eval adds to the "config" of its results: TPF, TPS, forwards and all
         metrics."""
-        metrics = self._metrics().items()
-        return {MODEL: {name: value for name, value in metrics if value is not None}}
+        metrics: Metrics = getattr(self._generate, "metrics", dict)()
+        return {MODEL: {name: value for name, value in metrics.items() if value is not None}}
 
     @property
     def tokenizer_name(self) -> str:
@@ -206,11 +195,6 @@ def generation_settings(given: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]
             "decoder has it."
         )
     return int(normal["max_gen_toks"]), tuple(filter(None, normal["until"] or ()))
-
-
-def as_lm(generate: Generate, name: str = MODEL) -> LM:
-    """Return an lm-eval model around `generate`."""
-    return DllmBenchLM(generate, name)
 
 
 def check_model(name: str, settings: Mapping[str, Any]) -> None:

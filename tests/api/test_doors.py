@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import dllm_bench as db
 from dllm_bench.api.compose import compose
-from dllm_bench.benchmarks.lm_eval_model import as_lm
+from dllm_bench.benchmarks.lm_eval_model import DllmBenchLM
 from dllm_bench.cli.main import main
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.runs.prompts import generator
@@ -72,7 +72,7 @@ def by_lm_eval(model: str, decoder: str, prompt: Any, request: Request) -> tuple
     """lm-eval's answer to the prompt."""
     generate = generator(compose([f"model={model}", f"decoder={decoder}", *SETTINGS]))
     generate.decoder = recorder = Recorder(generate.decoder)  # type: ignore[assignment]
-    lm = as_lm(generate)
+    lm = DllmBenchLM(generate)
     text = prompt if isinstance(prompt, str) else lm.apply_chat_template(prompt)
     settings = {"until": list(request.stop), "max_gen_toks": NEW}
     asked = Instance("generate_until", {}, (text, settings), 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dllm_bench.core.benchmark import SampleScore
@@ -160,8 +161,6 @@ def built_full(
 
 def replays_of(samples: Samples) -> list[TokenReplay]:
     """Made-up token replays: more probable towards the commit, right from half of the way on."""
-    import numpy as np
-
     found = []
     for s in samples:
         steps, positions = max(s.born) + 1, len(s.born)

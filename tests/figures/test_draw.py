@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import matplotlib
 import pytest
 from pandas import DataFrame
 
@@ -69,8 +70,6 @@ def test_words_stand_where_numbers_are_absent(tmp_path, monkeypatch) -> None:
 
 
 def test_the_style_ends_with_the_drawing(tmp_path, monkeypatch) -> None:
-    import matplotlib
-
     before = dict(matplotlib.rcParams)
     with style.applied():
         assert matplotlib.rcParams["svg.hashsalt"] == "dllm-bench"

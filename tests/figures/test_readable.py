@@ -15,7 +15,10 @@ from itertools import combinations, pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+from matplotlib.text import Text
+from matplotlib.transforms import Affine2D
 
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import as_csv, common_origin, drawing, footnote, grid, stated
@@ -61,8 +64,6 @@ def drawn(found: BuiltFigure) -> Any:
 
 def words(figure: Any) -> list[Any]:
     """Return the texts that a reader sees."""
-    from matplotlib.text import Text
-
     seen = []
     for ax in figure.axes:
         if not ax.axison:
@@ -79,8 +80,6 @@ def words(figure: Any) -> list[Any]:
 
 def corners(text: Any) -> Any:
     """Return the four corners of a text, which may be slanted."""
-    from matplotlib.transforms import Affine2D
-
     angle = text.get_rotation()
     text.set_rotation(0)
     box = text.get_window_extent().padded(-0.75)
@@ -93,8 +92,6 @@ def corners(text: Any) -> Any:
 
 def overlap(one: Any, other: Any) -> bool:
     """Return whether two convex shapes share more than an edge: no line separates them."""
-    import numpy as np
-
     for shape in (one, other):
         for a, b in zip(shape, np.roll(shape, -1, axis=0), strict=True):
             normal = np.array([b[1] - a[1], a[0] - b[0]])

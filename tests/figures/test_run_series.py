@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import log2
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace as Namespace
 from typing import Any
 
@@ -167,8 +168,6 @@ def test_reliability_is_of_the_second_half() -> None:
 
 
 def test_a_load_is_simulated_from_stored_drafts() -> None:
-    from random import Random
-
     samples = [drafted_sample(f"s{i}", Random(i), 0, surviving=True) for i in range(24)]
     run = FakeRun(samples, record=Namespace(spec=greedy("tiny-qwen3")))
     files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
@@ -190,7 +189,6 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
 
 def test_a_chain_asked_for_one_token_makes_one_call() -> None:
     """Of two drafters that cost the same in all, one block is paid whole, of seven calls one is."""
-    from random import Random
 
     def speed(calls: int, **rule: Any) -> float:
         made = [drafted_sample(f"s{i}", Random(i), 0, surviving=False) for i in range(4)]

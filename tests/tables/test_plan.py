@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.benchmarks.items import downloads_allowed
@@ -130,7 +131,6 @@ def test_a_run_that_cannot_be_specified_says_why(error, short, tmp_path, monkeyp
 ])  # fmt: skip
 def test_planning_and_running_agree_on_the_device(present, state, tmp_path, monkeypatch) -> None:
     """A run is planned where it would start; upper and lower case make no difference."""
-    import torch
 
     def on_cuda(query):
         config = compose(query)

@@ -17,12 +17,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
+from lm_eval.api.instance import Instance
 
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.evalplus import PROBLEM_SETS
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, load_task, task_file, task_names
-from dllm_bench.benchmarks.lm_eval_model import as_lm
+from dllm_bench.benchmarks.lm_eval_model import DllmBenchLM
 from dllm_bench.benchmarks.tasks import code_scorers, sources
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
@@ -40,6 +42,10 @@ from tests.benchmark_helpers import (
     mean,
 )
 from tests.tiers import covering
+
+each_kind = pytest.mark.parametrize(
+    "benchmark", [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
+)
 
 
 def test_problems_with_their_own_rule(real_data: Path) -> None:
@@ -136,9 +142,7 @@ def test_grading_is_repeatable_and_takes_any_part() -> None:
     assert benchmark.score(some) == {name: whole[name] for name in some}
 
 
-@pytest.mark.parametrize(
-    "benchmark", [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
-)
+@each_kind
 def test_foreign_ids_are_refused(benchmark: Bench) -> None:
     with pytest.raises(DllmBenchError, match=r"'nowhere/1'.*limit, split and data"):
         benchmark.score({"nowhere/1": "x"})
@@ -150,9 +154,7 @@ CHANGES: Sequence[dict[str, Any]] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "benchmark", [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
-)
+@each_kind
 def test_the_hash_follows_what_is_asked(benchmark: Bench) -> None:
     changed = [replace(benchmark, **change).dataset_hash() for change in CHANGES]
     assert len({benchmark.dataset_hash(), *changed}) == len(CHANGES) + 1
@@ -231,22 +233,18 @@ def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_lm_eval_s_evaluator_runs_our_tasks() -> None:
     """lm-eval's own `evaluate` gives the same mean with the same task file."""
-    import lm_eval
-
     benchmark = lm_eval_benchmark("minigsm", limit=12)
     texts = gold(benchmark)
     wrong = next(iter(texts))
     by_prompt = {r.prompt: texts[r.id] for r in benchmark.requests(encode) if r.id != wrong}
-    model = as_lm(lambda prompt, budget, stop: by_prompt.get(str(prompt), "#### 1000"))
+    model = DllmBenchLM(lambda prompt, budget, stop: by_prompt.get(str(prompt), "#### 1000"))
     task = load_task("minigsm", {"limit": 12})
     found = lm_eval.evaluate(model, {"minigsm": task}, bootstrap_iters=0, log_samples=False)
     assert found["results"]["minigsm"][STRICT] == pytest.approx(11 / 12)
 
 
 def test_the_adapter_cuts_and_has_no_likelihoods() -> None:
-    from lm_eval.api.instance import Instance
-
-    model = as_lm(lambda prompt, budget, stop: f"{prompt} a b c")
+    model = DllmBenchLM(lambda prompt, budget, stop: f"{prompt} a b c")
 
     def ask(until: Any) -> Instance:
         return Instance("generate_until", {}, ("x", {"until": until}), 0)
@@ -261,11 +259,9 @@ def test_the_adapter_cuts_and_has_no_likelihoods() -> None:
 def test_a_task_may_begin_the_answer_of_a_chat() -> None:
     """lm-eval's gen_prefix is a last turn of the assistant, which the model continues."""
     asked: list[Any] = []
-    model = as_lm(lambda prompt, budget, stop: asked.append(prompt) or "")  # type: ignore[func-returns-value]
+    model = DllmBenchLM(lambda prompt, budget, stop: asked.append(prompt) or "")  # type: ignore[func-returns-value]
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "def f():"}]
     text = model.apply_chat_template(turns, False)
-    from lm_eval.api.instance import Instance
-
     model.generate_until([Instance("generate_until", {}, (text, {"until": []}), 0)])
     assert asked == [turns]
 
@@ -335,10 +331,8 @@ def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(step: int, real_
 def ask_with(settings: dict[str, Any]) -> tuple[list[str], list[int]]:
     """Return the texts of one request with generation settings, and the budgets it was decoded
     with."""
-    from lm_eval.api.instance import Instance
-
     budgets: list[int] = []
-    model = as_lm(lambda prompt, budget, stop: budgets.append(budget) or "a. b")
+    model = DllmBenchLM(lambda prompt, budget, stop: budgets.append(budget) or "a. b")
     return model.generate_until([Instance("generate_until", {}, ("x", settings), 0)]), budgets
 
 

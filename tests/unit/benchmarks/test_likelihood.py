@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
 
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks import items
 from dllm_bench.benchmarks.lm_eval import LikelihoodBenchmark
+from dllm_bench.benchmarks.lm_eval_model import DllmBenchLM
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
@@ -90,8 +93,6 @@ def test_files_and_hub_have_the_same_items(task: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", SETS)
 def test_contexts_continuations_and_metrics_are_lm_eval_s(task: str, tmp_path: Path) -> None:
-    from lm_eval.api.task import ConfigurableTask
-
     path, split, rows = SETS[task]
     given = dict.fromkeys(("train", "validation", "test"), Dataset.from_list(rows))
     config = {**stock_config(path, "minigsm", tmp_path), "custom_dataset": lambda **_: given}
@@ -187,19 +188,15 @@ def test_a_decoder_that_cannot_is_refused(more, words, tmp_path, capsys) -> None
 
 
 def test_lm_eval_gets_the_likelihoods_of_the_decoder() -> None:
-    from lm_eval.api.instance import Instance
-
-    from dllm_bench.benchmarks.lm_eval_model import DllmBenchLM
-
     given = ["model=tiny-llada", "decoder=likelihood", "decoder.draws=8", "decoder.together=8"]
     made = generator(compose([*given, "hardware=cpu"]))
-    model = DllmBenchLM(made, made.name, made.metrics, made.likelihood)
+    model = DllmBenchLM(made)
     pairs = [("Question: 2 + 3?\nAnswer:", " 5"), ("Question: 2 + 3?\nAnswer:", " five")]
     asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
     found = model.loglikelihood(asked)
     assert all(nats < 0 and greedy is False for nats, greedy in found)
     again = generator(compose([*given, "hardware=cpu"]))
-    model = DllmBenchLM(again, again.name, again.metrics, again.likelihood)
+    model = DllmBenchLM(again)
     assert model.loglikelihood(asked) == found
     (rolling,) = model.loglikelihood_rolling(
         [Instance("loglikelihood_rolling", {}, ("Tom has 3 apples.",), 0)]

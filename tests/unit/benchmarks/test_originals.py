@@ -15,8 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 import pytest
 from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.items import Item, text_of
@@ -37,15 +41,11 @@ from tests.benchmark_helpers import (
 
 
 def stock_task(config: Mapping[str, Any]) -> Any:
-    from lm_eval.api.task import ConfigurableTask
-
     return ConfigurableTask(config=dict(config))
 
 
 def graded(task: Any, doc: Item, text: str) -> dict[str, float]:
     """Return all metrics of lm-eval's own task for one text, as "<metric>,<filter>"."""
-    from lm_eval.api.instance import Instance
-
     instance = Instance("generate_until", dict(doc), ("", {}), 0, ("t", 0, 1), [text])
     task._instances = [instance]
     task.apply_filters()
@@ -121,10 +121,6 @@ def test_drop_is_lm_eval_s_own(real_data: Path) -> None:
 
 def drop_config(file: Path) -> dict[str, Any]:
     """lm-eval's drop over the original file in the form of the hub."""
-    import lm_eval.tasks
-    from datasets import Dataset
-    from lm_eval.tasks._yaml_loader import load_yaml
-
     passages = json.loads(file.read_text())
     columns: dict[str, list[Any]] = {"number": [], "date": [], "spans": []}
     rows = [
@@ -217,8 +213,6 @@ def older(prompt: str) -> str:
 
 def functions_of(path: str) -> dict[str, Any]:
     """Functions and tables of an lm-eval module that cannot be imported here."""
-    import lm_eval.tasks
-
     tree = ast.parse((Path(inspect.getfile(lm_eval.tasks)).parent / path).read_text())
     wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.Assign)]
     kept = [n for n in wanted if "eval_logger" not in ast.unparse(n)[:30]]

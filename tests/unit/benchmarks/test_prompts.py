@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
+import lm_eval.tasks
 import pytest
+import yaml
+from jinja2 import Template
 
 from dllm_bench.benchmarks import code_answers, sandbox
 from dllm_bench.benchmarks.evalplus import PROBLEM_SETS, _download
@@ -35,8 +39,6 @@ def test_humaneval_prompts_are_the_items_own(real_data: Path) -> None:
 
 def stock_yaml(path: str) -> dict[str, Any]:
     """Return a task file of lm-eval without its functions, whose modules need a network."""
-    import lm_eval.tasks
-    import yaml
 
     class Loader(yaml.SafeLoader):
         pass
@@ -48,8 +50,6 @@ def stock_yaml(path: str) -> dict[str, Any]:
 
 
 def test_mbpp_prompts_are_lm_eval_s_own(real_data: Path) -> None:
-    from jinja2 import Template
-
     stock, shots = stock_yaml("mbpp/mbpp.yaml"), functions_of("mbpp/utils.py")
     question, answer = Template(stock["doc_to_text"]), Template(stock["doc_to_target"])
 
@@ -223,8 +223,6 @@ def test_a_host_that_is_not_there_is_not_reachable(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(monkeypatch) -> None:
-    import datasets
-
     offline = []
 
     def load_dataset(*asked: object, **more: object) -> None:
