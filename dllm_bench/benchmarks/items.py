@@ -301,18 +301,17 @@ def option_of(context: str | Turns, continuation: str, encode: Encode) -> Option
     DllmBenchError if a chat template renders the begun answer differently from a new one.
     """
     if isinstance(context, str):
-        bare = context.rstrip()
-        whole, before = encode(context + continuation), encode(bare)
-        return Option(tuple(before), tuple(whole[len(before) :]))
-    begun = context[-1]["content"] if context[-1]["role"] == "assistant" else ""
-    turns = list(context[:-1] if begun else context)
-    answer = {"role": "assistant", "content": begun + continuation}
-    whole, before = encode([*turns, answer]), encode(context)
-    if whole[: len(before)] != before:
-        raise DllmBenchError(
-            f"The chat template writes a begun answer ({continuation[:40]!r}) in another way than "
-            "the start of one, so its likelihood cannot be told; use plain prompts."
-        )
+        before, whole = encode(context.rstrip()), encode(context + continuation)
+    else:
+        begun = context[-1]["content"] if context[-1]["role"] == "assistant" else ""
+        turns = list(context[:-1] if begun else context)
+        answer = {"role": "assistant", "content": begun + continuation}
+        before, whole = encode(context), encode([*turns, answer])
+        if whole[: len(before)] != before:
+            raise DllmBenchError(
+                f"The chat template writes a begun answer ({continuation[:40]!r}) in another way "
+                "than the start of one, so its likelihood cannot be told; use plain prompts."
+            )
     return Option(tuple(before), tuple(whole[len(before) :]))
 
 

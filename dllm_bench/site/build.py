@@ -146,15 +146,14 @@ class SiteBuilder:
         for group in groups:
             self._write(group.address, comparison_page(group, run_pages))
         figures = list(self._build_figures(run_pages, left_out))
+        titles = {name: load_table(name).title for name in names_of("table")}
         listed: Plain = {
             "tables": tables,
+            "without_runs": [pair for pair in titles.items() if pair[0] not in built_tables],
             "figures": figures,
             "entries": entries,
             "records": records,
         }
-        listed["without_runs"] = [
-            (name, load_table(name).title) for name in names_of("table") if name not in built_tables
-        ]
         self._write(FIRST_PAGE, self._first_page(listed, groups, run_pages))
         self.settings.save()
         yield from (f"left out: {sentence}" for sentence in left_out)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from math import isnan
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -38,6 +39,7 @@ from dllm_bench.store.spec import SHOWN, slug
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.render import environment
+from dllm_bench.tables.spec import parse_number
 
 TEMPLATES = Path(__file__).parent / "templates"
 Plain = dict[str, Any]
@@ -201,10 +203,8 @@ def shown_entry(name: str, text: str | None) -> str:
 
 def is_number(text: str | None) -> bool:
     """Return whether an entry is a number, or empty."""
-    try:
-        return not text or float(text) == float(text)
-    except ValueError:
-        return False
+    number = parse_number(text or "0")
+    return number is not None and not isnan(number)
 
 
 def findings_page(found: Findings) -> str:
