@@ -38,10 +38,11 @@ FILTERED = (Confidence, Union)
 FILTER = "decoder.select.first.head.source"
 
 
-def leaves(table: str, **keys: str) -> list[Cell]:
-    """Return the cells with runs of their own at these facet values."""
-    cells = run_cells(load_table(table))
-    return [cell for cell in cells if keys.items() <= cell.keys.items()]
+def leaves(row: str) -> list[Cell]:
+    """Return the cells with runs of their own of a row: "TABLE FACET=VALUE …"."""
+    table, *pairs = row.split()
+    keys = dict(pair.split("=") for pair in pairs)
+    return [c for c in run_cells(load_table(table)) if keys.items() <= c.keys.items()]
 
 
 @lru_cache
@@ -54,9 +55,9 @@ def config(query: tuple[str, ...]) -> Mapping[str, Any]:
     return compose([f"{key}={value}" for key, value in chosen.items()])
 
 
-def decoder(table: str, **keys: str) -> MaskedDecoder:
+def decoder(row: str) -> MaskedDecoder:
     """Return the decoder of the row; any of its benchmarks has it."""
-    plain = config(leaves(table, **keys)[0].run)["decoder"]
+    plain = config(leaves(row)[0].run)["decoder"]
     made = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
     assert isinstance(made, MaskedDecoder)
     return made
@@ -68,18 +69,18 @@ def pieces(made: MaskedDecoder) -> tuple[type, ...]:
 
 def test_the_numbers_of_credit_are_the_papers() -> None:
     plain, full = (
-        decoder("creditdecoding/table5", decoder=name).score
+        decoder(f"creditdecoding/table5 decoder={name}").score
         for name in ("credit", "credit-full-dist")
     )
     assert (plain.alpha, plain.beta, plain.gamma) == (0.65, 0.7, 0.2)
     assert (plain.full_distribution, full.full_distribution) == (False, True)
-    adaptive = decoder("creditdecoding/table2", decoder="credit-adaptive").score
+    adaptive = decoder("creditdecoding/table2 decoder=credit-adaptive").score
     assert adaptive.adaptive and not plain.adaptive
 
 
 @pytest.mark.parametrize("name", ["fast-dllm", "credit", "credit-adaptive"])
 def test_llada2_is_decoded_by_block_diffusion(name) -> None:
-    made = decoder("creditdecoding/table2", model="llada2-mini", decoder=name)
+    made = decoder(f"creditdecoding/table2 model=llada2-mini decoder={name}")
     assert (type(made.cache), made.stop) == (BlockCache, Eos("block"))
     schedule = made.schedule
     assert (schedule.block, schedule.sees_future, schedule.absolute) == (32, False, True)
@@ -99,89 +100,75 @@ def test_llada2_is_decoded_by_block_diffusion(name) -> None:
     ],
 )
 def test_credit_table_4_is_what_its_rows_say(row, name, rule, stop, cache, hardware) -> None:
-    keys = {"optimization": row[0], "kv_cache": row[1], "decoder": name}
-    [*cells] = leaves("creditdecoding/table4", **keys)
+    asked = f"creditdecoding/table4 optimization={row[0]} kv_cache={row[1]} decoder={name}"
+    cells = leaves(asked)
     assert {cell.keys["model"] for cell in cells} == (
         {MOE} if row[0] == "fp8" else {LLADA} if row[1] == "kv" else {LLADA, MOE}
     )
-    assert pieces(decoder("creditdecoding/table4", **keys)) == (*rule, stop, cache)
+    assert pieces(decoder(asked)) == (*rule, stop, cache)
     chosen = config(cells[0].run)["hardware"]
     assert (chosen["quantization"], chosen["compile"]) == hardware
 
 
 CREDIT1 = [
-    ("creditdecoding/table1", {"model": model, "decoder": name}, (*rule, Eos, NoCache))
+    (f"creditdecoding/table1 model={model} decoder={name}", (*rule, Eos, NoCache))
     for model in (LLADA, MOE)
     for name, rule in (("vanilla", ONE_TOKEN), ("fast-dllm", PARALLEL), ("credit", CREDIT))
 ]
 
 
 @pytest.mark.parametrize(
-    ("table", "keys", "expected"),
+    ("row", "expected"),
     [
         *CREDIT1,
-        ("learn2pd/table1", {"decoder": "vanilla"}, (*ONE_TOKEN, Filled, NoCache)),
-        ("learn2pd/table1", {"decoder": "learn2pd"}, (*FILTERED, Filled, NoCache)),
-        (
-            "learn2pd/table1",
-            {"decoder": "learn2pd-eotp"},
-            (*FILTERED, EndOfTextPrediction, NoCache),
-        ),
-        ("learn2pd/table2", {"kv_cache": "dual"}, (*FILTERED, EndOfTextPrediction, DualCache)),
-        ("learn2pd/table2", {"kv_cache": "prefix"}, (*FILTERED, EndOfTextPrediction, PrefixCache)),
-        ("learn2pd/table2", {"decoder": "vanilla"}, (*ONE_TOKEN, Filled, NoCache)),
-        ("learn2pd/table5", {"decoder": "vanilla"}, (NegEntropy, Epsilon, Filled, NoCache)),
-        ("learn2pd/table5", {"decoder": "learn2pd"}, (*FILTERED, Filled, NoCache)),
-        ("learn2pd/table6", {"decoder": "eotp"}, (*ONE_TOKEN, EndOfTextPrediction, NoCache)),
+        ("learn2pd/table1 decoder=vanilla", (*ONE_TOKEN, Filled, NoCache)),
+        ("learn2pd/table1 decoder=learn2pd", (*FILTERED, Filled, NoCache)),
+        ("learn2pd/table1 decoder=learn2pd-eotp", (*FILTERED, EndOfTextPrediction, NoCache)),
+        ("learn2pd/table2 kv_cache=dual", (*FILTERED, EndOfTextPrediction, DualCache)),
+        ("learn2pd/table2 kv_cache=prefix", (*FILTERED, EndOfTextPrediction, PrefixCache)),
+        ("learn2pd/table2 decoder=vanilla", (*ONE_TOKEN, Filled, NoCache)),
+        ("learn2pd/table5 decoder=vanilla", (NegEntropy, Epsilon, Filled, NoCache)),
+        ("learn2pd/table5 decoder=learn2pd", (*FILTERED, Filled, NoCache)),
+        ("learn2pd/table6 decoder=eotp", (*ONE_TOKEN, EndOfTextPrediction, NoCache)),
     ],
 )
-def test_rows_are_what_they_say(table, keys, expected) -> None:
-    made = decoder(table, **keys)
+def test_rows_are_what_they_say(row, expected) -> None:
+    made = decoder(row)
     assert pieces(made) == expected
     if Eos in expected:  # CreditDecoding stops early
         assert (made.stop, made.schedule.block) == (Eos("token"), 64)
 
 
 def test_every_depth_has_a_filter_of_its_own() -> None:
-    def source(table: str, **keys: str) -> str:
-        [found] = {o for c in leaves(table, **keys) for o in c.run if o.startswith(FILTER)}
+    def source(row: str) -> str:
+        [found] = {o for c in leaves(row) for o in c.run if o.startswith(FILTER)}
         return found
 
-    depths = [source("learn2pd/table3", filter_mlp_layers=depth) for depth in ("1", "2", "4")]
+    depths = [source(f"learn2pd/table3 filter_mlp_layers={depth}") for depth in ("1", "2", "4")]
     assert len(set(depths)) == 3
-    assert depths[1] == source("learn2pd/table1", decoder="learn2pd")
-    assert decoder("learn2pd/table1", decoder="learn2pd").select.first.tau == 0.96
+    assert depths[1] == source("learn2pd/table1 decoder=learn2pd")
+    assert decoder("learn2pd/table1 decoder=learn2pd").select.first.tau == 0.96
 
 
 FIVE = ("mmlu", "squad2", "korbench", "humaneval", "gsm8k")
+CREDIT4 = "creditdecoding/table4 decoder=credit optimization="
 SAME = [
-    *(
-        (("creditdecoding/table1", {"model": m}), (f"creditdecoding/table{n}", {}))
-        for m, n in ((LLADA, 5), (MOE, 6))
-    ),
-    (("creditdecoding/table1", {}), ("creditdecoding/table2", {})),
+    (f"creditdecoding/table1 model={LLADA}", "creditdecoding/table5"),
+    (f"creditdecoding/table1 model={MOE}", "creditdecoding/table6"),
+    ("creditdecoding/table1", "creditdecoding/table2"),
+    ("creditdecoding/table1 decoder=credit", f"{CREDIT4}early-stop"),
+    (f"{CREDIT4}vanilla", f"{CREDIT4}fast-dllm kv_cache=none"),
+    ("learn2pd/table1 benchmark=gsm8k", "learn2pd/table4"),
+    ("learn2pd/table1 decoder=vanilla", "learn2pd/table6 decoder=vanilla"),
     (
-        ("creditdecoding/table1", {"decoder": "credit"}),
-        ("creditdecoding/table4", {"optimization": "early-stop", "decoder": "credit"}),
-    ),
-    (
-        ("creditdecoding/table4", {"optimization": "vanilla", "decoder": "credit"}),
-        (
-            "creditdecoding/table4",
-            {"optimization": "fast-dllm", "kv_cache": "none", "decoder": "credit"},
-        ),
-    ),
-    (("learn2pd/table1", {"benchmark": "gsm8k"}), ("learn2pd/table4", {})),
-    (("learn2pd/table1", {"decoder": "vanilla"}), ("learn2pd/table6", {"decoder": "vanilla"})),
-    (
-        ("learn2pd/table1", {"decoder": "learn2pd-eotp"}),
-        ("learn2pd/table2", {"decoder": "learn2pd-eotp", "kv_cache": "none"}),
+        "learn2pd/table1 decoder=learn2pd-eotp",
+        "learn2pd/table2 decoder=learn2pd-eotp kv_cache=none",
     ),
 ]
 AT = ("model", "benchmark", "gen_length", "decoder")
 
 
-def runs(table: str, keys: Mapping[str, str], at: set[str]) -> dict[tuple[str, ...], Any]:
+def runs(row: str, at: set[str]) -> dict[tuple[str, ...], Any]:
     """Return what is asked for, by what both tables call a cell; no cache is what decoders begin
     with."""
 
@@ -189,14 +176,14 @@ def runs(table: str, keys: Mapping[str, str], at: set[str]) -> dict[tuple[str, .
         chosen = dict(override.split("=", 1) for override in cell.run)
         return set(chosen.items()) - {("decoder/cache", "none")}
 
-    cells = leaves(table, **keys)
-    return {tuple(cell.keys[f] for f in AT if f in at): asked(cell) for cell in cells}
+    return {tuple(c.keys[f] for f in AT if f in at): asked(c) for c in leaves(row)}
 
 
-@pytest.mark.parametrize(("one", "other"), SAME, ids=lambda side: side[0])
+@pytest.mark.parametrize(("one", "other"), SAME)
 def test_cells_that_two_tables_share_are_one_run(one, other) -> None:
-    at = {facet for facet in AT if all(facet in load_table(t).facets for t, _ in (one, other))}
-    ours, theirs = runs(*one, at), runs(*other, at)
+    facets = [load_table(row.split()[0]).facets for row in (one, other)]
+    at = {facet for facet in AT if all(facet in known for known in facets)}
+    ours, theirs = runs(one, at), runs(other, at)
     shared = ours.keys() & theirs.keys()
     assert shared
     assert all(ours[key] == theirs[key] for key in shared)
@@ -245,7 +232,7 @@ def test_learn2pd_has_an_embedded_counterpart_throughout(name: str) -> None:
 
 def test_fp8_has_no_embedded_counterpart() -> None:
     """The small models run on a CPU, which multiplies no fp8."""
-    for cell in leaves("creditdecoding/table4", optimization="fp8"):
+    for cell in leaves("creditdecoding/table4 optimization=fp8"):
         assert "hardware.quantization=fp8" in cell.run
     with pytest.raises(DllmBenchError, match="no counterpart of hardware.quantization=fp8"):
         load_profile("embedded").translate(("hardware.quantization=fp8",))
