@@ -249,15 +249,15 @@ def _definition(name: str, entry: dict[str, Any]) -> MetricDefinition:
     return MetricDefinition(name, function=function, **entry)
 
 
-PLAIN: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
-TEXTS: dict[str, str] = PLAIN.pop("texts")
-"""Definitions in words of what is no metric by itself."""
-SECTIONS: dict[str, dict[str, MetricDefinition]] = {
-    section: {name: _definition(name, entry) for name, entry in entries.items()}
-    for section, entries in PLAIN.items()
-}
+SECTIONS: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Section of definitions.yaml -> its metrics, by name."""
-DEFINITIONS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+TEXTS: dict[str, str] = SECTIONS.pop("texts")
+"""Definitions in words of what is no metric by itself."""
+DEFINITIONS = {
+    name: _definition(name, dict(entry))
+    for section in SECTIONS.values()
+    for name, entry in section.items()
+}
 """Metrics without a position, by name."""
 MEASURES: dict[str, Callable[[Outcomes], float | None]] = {
     "ece": drafts.ece,

@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show
@@ -82,15 +81,12 @@ def send(
             r.folder: slurm.SlurmRun(r.spec, store, deps) for r in group if r.spec
         }
         sent = slurm.submit(jobs, store=store, hardware=_hardware(group), changes=changes)
-        lines.append(f"submitted {len(sent)} runs as one array, {_name(sent[0])}")
+        job = str(sent[0].job_id).partition("_")[0]
+        lines.append(f"submitted {len(sent)} runs as one array, job {job}")
     lines += _submit_with_training(_untrained(runs), store, changes, active)
     left = len(open_runs) - len(new_runs)
     lines += [f"{left} runs are queued or running since before"] if left else []
     return [*lines, "`dllm-bench status` follows them"] if lines else ["nothing to submit"]
-
-
-def _name(job: Any) -> str:
-    return f"job {str(job.job_id).partition('_')[0]}"
 
 
 def _by_resources(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:

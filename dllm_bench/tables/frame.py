@@ -146,14 +146,7 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
     keys = [[entry.cell.keys[facet] for entry in planned] for facet in facets]
     keys.append([entry.cell.metric.name for entry in planned])
     index = pd.MultiIndex.from_arrays(keys, names=[*facets, "metric"])
-    return pd.DataFrame([_row(entry, profile) for entry in planned], index, COLUMNS)
-
-
-COLUMNS = (
-    *("definition", "unit", "state", "status", "value", "low", "high", "n", "text", "reported"),
-    *("delta", "verdict", "reason", "disturbed", "runs", "curve", "draws", "items"),
-    "planned",
-)
+    return pd.DataFrame([_row(entry, profile) for entry in planned], index)
 
 
 def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
