@@ -302,7 +302,7 @@ class Examiner:
     """Whether everything that is printed is discarded."""
 
 
-def compare_calls(stages: Mapping[str, Any], asked: Mapping[str, Any]) -> Examiner:
+def compare_calls(stages: dict[str, Any], asked: Mapping[str, Any]) -> Examiner:
     """Return the examiner that compares the results of a function's calls with those of a reference
     solution, or with given ones.
 

@@ -39,26 +39,21 @@ Answers = Callable[[ParallelCase], list[Words]]
 """All right answers of a case."""
 
 
-def _replaced(case: ParallelCase, place: int) -> Words:
-    return (*case.words[:place], case.name, *case.words[place + 1 :])
+def _line(case: ParallelCase, place: int, joins: bool, leaves: bool) -> Words:
+    """Return the line after the name joins at a place, the one who stands there leaves, or both."""
+    return (*case.words[:place], *[case.name] * joins, *case.words[place + leaves :])
 
 
-def _inserted(case: ParallelCase, place: int) -> Words:
-    return (*case.words[:place], case.name, *case.words[place:])
-
-
-def _removed(case: ParallelCase, place: int) -> Words:
-    return (*case.words[:place], *case.words[place + 1 :])
-
-
-def _at_place(change: Callable[[ParallelCase, int], Words]) -> Answers:
+def _at_place(joins: bool = False, leaves: bool = False) -> Answers:
     """Return the change at the case's place."""
-    return lambda case: [change(case, case.place)]
+    return lambda case: [_line(case, case.place, joins, leaves)]
 
 
-def _anywhere(change: Callable[[ParallelCase, int], Words], more: int = 0) -> Answers:
-    """Return the change at each place of the line, and at `more` places after it."""
-    return lambda case: [change(case, i) for i in range(len(case.words) + more)]
+def _anywhere(joins: bool = False, leaves: bool = False) -> Answers:
+    """Return the change at each place of the line; who only joins may also stand last."""
+    return lambda case: [
+        _line(case, place, joins, leaves) for place in range(len(case.words) + (not leaves))
+    ]
 
 
 @cache
@@ -100,12 +95,12 @@ FAMILIES: Mapping[str, Answers] = {
     "reverse": lambda case: [case.words[::-1]],
     "sort": lambda case: [tuple(sorted(case.words))],
     "shuffle": lambda case: [*permutations(case.words)][1:],
-    "replace_index": _at_place(_replaced),
-    "replace_random": _anywhere(_replaced),
-    "insert_index": _at_place(_inserted),
-    "insert_random": _anywhere(_inserted, 1),
-    "remove_index": _at_place(_removed),
-    "remove_random": _anywhere(_removed),
+    "replace_index": _at_place(joins=True, leaves=True),
+    "replace_random": _anywhere(joins=True, leaves=True),
+    "insert_index": _at_place(joins=True),
+    "insert_random": _anywhere(joins=True),
+    "remove_index": _at_place(leaves=True),
+    "remove_random": _anywhere(leaves=True),
     "latin_square": lambda case: [itemgetter(*square)(case.words) for square in latin_squares()],
     "sudoku": _solutions,
 }
