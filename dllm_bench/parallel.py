@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -59,19 +59,6 @@ from dllm_bench.models.transformer import TransformerDenoiser
 EXCHANGE, COMMIT = "branch exchange", "branch commit"  # names in a profile
 
 
-@dataclass
-class TrafficLog:
-    """Bytes that a worker received, one number per round."""
-
-    exchanged: list[int] = field(default_factory=list)  # ratings, scores and memo
-    committed: list[int] = field(default_factory=list)  # K/V
-
-    def open_round(self) -> None:
-        """Begin the count of a round."""
-        self.exchanged.append(0)
-        self.committed.append(0)
-
-
 class BranchWorkerGroup(WorkerGroup):
     """The workers of a process group, `size` of them; this one is `rank`.
 
@@ -84,7 +71,6 @@ class BranchWorkerGroup(WorkerGroup):
         self.commits = commits
         if not commits:  # every worker keeps K/V of its own branch
             self.needs = {"hardware.commit=none": needing({"cache": Condition.FINAL_KV})}
-        self.traffic = TrafficLog()
         self._branches = 1
         self._before: dict[MemoKey[Tensor], Tensor] = {}  # memo before this worker's scores
 
@@ -93,7 +79,6 @@ class BranchWorkerGroup(WorkerGroup):
     ) -> tuple[DecodeState, Window, ForwardPlan]:
         """Return every size-th branch. All workers get equally many; a branch may go to two of
         them."""
-        self.traffic.open_round()
         self._branches = branches.branches
         turns = torch.arange(-(-self._branches // self.size), device=branches.tokens_KL.device)
         index = (self.rank + self.size * turns) % self._branches
@@ -118,7 +103,6 @@ class BranchWorkerGroup(WorkerGroup):
             packed = self._winners(winner, kv.packed(plan))
             dist.all_reduce(packed.view(torch.uint8), group=self.group)
             kv.unpack(plan, packed)
-        self.traffic.committed[-1] += packed.nbytes
 
     def collect_winner(
         self, winner: Tensor, branches: DecodeState, own: DecodeState, scores: Scores, drafts: bool
@@ -166,7 +150,6 @@ class BranchWorkerGroup(WorkerGroup):
         """Copy the values of the only worker where they are not 0 to every worker, bit for bit."""
         with record_function(EXCHANGE):
             dist.all_reduce(values.view(torch.uint8), group=self.group)
-        self.traffic.exchanged[-1] += values.nbytes
         return values
 
 

@@ -20,8 +20,8 @@ from dllm_bench.figures.draw import write
 from dllm_bench.figures.points import MEASURED, NUMBERS, BuiltFigure, build_figure, frame_of_points
 from dllm_bench.figures.run_series import Point
 from dllm_bench.figures.spec import PaperFigure, load_figure, number_or_text
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.files import csv_rows
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, names_of

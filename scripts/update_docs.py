@@ -26,7 +26,7 @@ from dllm_bench.claims.findings import Findings, markdown, statements, tables_ne
 from dllm_bench.claims.verdict import Judgement, judge_stored
 from dllm_bench.paths import assets_dir, conf_dir, options
 from dllm_bench.registry import TARGET, find, name_of
-from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.store import RunState, Store, read_record
 from dllm_bench.tables.derive import measure_run
 from dllm_bench.tables.frame import build

@@ -29,8 +29,8 @@ from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.cli.main import main
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.store.archive import REPLAYS, SAMPLES
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.index import RecordIndex
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.plan import Planner

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,32 +80,30 @@ def root() -> Path:
     return ROOT
 
 
+def shared(variable: str, name: str, what: str) -> Path:
+    """Return a folder of data: $VARIABLE, else ../shared/NAME; skip the test if it is not there."""
+    path = Path(os.environ.get(variable, ROOT.parent / "shared" / name))
+    if not path.is_dir():
+        pytest.skip(f"{what} not found at {path}; set {variable}")
+    return path
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
-    """Directory of reference traces: $DLLM_BENCH_GOLDEN, else ../shared/golden."""
-    path = Path(os.environ.get("DLLM_BENCH_GOLDEN", ROOT.parent / "shared" / "golden"))
-    if not path.is_dir():
-        pytest.skip(f"reference data not found at {path}; set DLLM_BENCH_GOLDEN")
-    return path
+    """Directory of reference traces."""
+    return shared("DLLM_BENCH_GOLDEN", "golden", "reference data")
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Directory of original benchmark files: $DLLM_BENCH_DATA, else ../shared/data."""
-    path = Path(os.environ.get("DLLM_BENCH_DATA", ROOT.parent / "shared" / "data"))
-    if not path.is_dir():
-        pytest.skip(f"benchmark data not found at {path}; set DLLM_BENCH_DATA")
-    return path
+    """Directory of original benchmark files."""
+    return shared("DLLM_BENCH_DATA", "data", "benchmark data")
 
 
 @pytest.fixture(scope="session")
 def paper_tables() -> Path:
-    """Directory of transcribed tables: $DLLM_BENCH_PAPER_TABLES, else ../shared/paper_tables."""
-    default = ROOT.parent / "shared" / "paper_tables"
-    path = Path(os.environ.get("DLLM_BENCH_PAPER_TABLES", default))
-    if not path.is_dir():
-        pytest.skip(f"no transcribed tables at {path}; set DLLM_BENCH_PAPER_TABLES")
-    return path
+    """Directory of transcribed tables."""
+    return shared("DLLM_BENCH_PAPER_TABLES", "paper_tables", "transcribed tables")
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +113,19 @@ def forgotten() -> None:
         sandbox._JUDGED.clear()
     if files := sys.modules.get("dllm_bench.store.files"):
         files._results.clear()
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs `dllm-bench FIRST WORDS` in this process, checks the exit code,
+    and returns what was printed; `here`: with the test's own results directory.
+    """
+    from dllm_bench.cli.main import main
+
+    def run(first: str, *words: str, code: int = 0, here: bool = True) -> str:
+        results = ["--results", str(tmp_path)] * here
+        assert main([*first.split(), *words, *results]) == code
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    return run

@@ -33,11 +33,11 @@ from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.models.spec import NONE
 from dllm_bench.registry import describe
 from dllm_bench.site.texts import keep_tokenizer
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import HARDWARE_SETTINGS_OF_MODELS, ObjectInputs, resolve
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, leaves, slug
 from dllm_bench.store.store import Store, read_record, read_samples
 from dllm_bench.tables.cost import measured_runs

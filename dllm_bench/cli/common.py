@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from dllm_bench.core.terminal import show, show_error
+from dllm_bench.core.output import show, show_error
 from dllm_bench.paths import GROUPS
+from dllm_bench.store.cache import default_paths
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Paths, RunConfig
-from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
 
 Line = tuple[str, str, str]
 """Of the doctor's report: mark, topic, text."""
 OK, OPTIONAL_MISSING, REQUIRED_MISSING = "ok", "--", "no"
 SETTINGS = "NAME=VALUE"  # metavar of settings
-
-
-# --- arguments that `train` adds ------------------------------------------------------------------
-
-
-def add_results_option(parser: ArgumentParser) -> None:
-    """Add `--results`."""
-    parser.add_argument("--results", metavar="DIR", help="results directory (default: ./results)")
-
-
-def add_runs_argument(parser: ArgumentParser, remark: str = "") -> None:
-    """Add `--results` and the positional arguments RUN …, with a remark in their help."""
-    add_results_option(parser)
-    text = f"hashes of runs, or their beginnings (see status){remark}"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
-
-
-def add_settings_argument(parser: ArgumentParser, text: str = "as in `run`") -> None:
-    """Add the positional arguments NAME=VALUE …, which may be left out."""
-    parser.add_argument("settings", nargs="*", default=[], metavar=SETTINGS, help=text)
-
-
-def add_out_option(parser: ArgumentParser, text: str, metavar: str = "DIR") -> None:
-    """Add `--out`, the folder or file to write."""
-    parser.add_argument("--out", type=Path, metavar=metavar, help=text)
-
-
-def add_name_argument(parser: ArgumentParser, group: str, text: str) -> None:
-    """Add a positional argument that names a choice of a configuration group."""
-    parser.add_argument(group, metavar=group.upper(), type=choice_of(group), help=text)
 
 
 # --- types of arguments ---------------------------------------------------------------------------
@@ -101,6 +71,7 @@ TYPES = {
     "path": Path,
     "positive_int": positive_int,
     "positive_ints": positive_ints,
+    "positive_float": positive_float,
     "positive_floats": positive_floats,
     **{group: choice_of(group) for group in ("model", "decoder", "benchmark")},
 }

@@ -17,7 +17,7 @@ from typing import Any
 import argcomplete
 from argcomplete.lexers import split_line
 
-from dllm_bench.cli.common import SETTINGS, add_settings_argument, print_lines
+from dllm_bench.cli.common import SETTINGS, print_lines
 from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, parsers
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_dirs, conf_file, options, read_yaml
@@ -58,7 +58,7 @@ def parser_of(words: Sequence[str]) -> ArgumentParser:
     if words[:1] == ["run"]:
         for flag in OF_RUN:
             parser.add_argument(flag, action="store_true")
-        add_settings_argument(parser)
+        parser.add_argument("settings", nargs="*", metavar=SETTINGS)
     return top
 
 

@@ -27,7 +27,7 @@ from dllm_bench.cli.common import (
     configured_paths,
 )
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.terminal import show
+from dllm_bench.core.output import show
 from dllm_bench.paths import PACKAGE, assets_dir
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Paths

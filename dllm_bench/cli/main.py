@@ -20,7 +20,7 @@ from typing import Any
 
 from dllm_bench import __version__
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.terminal import clean_warnings, show, show_error
+from dllm_bench.core.output import clean_warnings, show, show_error
 from dllm_bench.paths import CONFIG_DIR, options, read_yaml
 from dllm_bench.paths import GROUPS as CHOICES
 
@@ -140,9 +140,9 @@ def add_arguments(parser: ArgumentParser, command: Mapping[str, Any]) -> None:
         settings: dict[str, Any] = {"action": "store_true", "help": given} if is_flag else {**given}
         if "type" in settings:
             settings["type"] = TYPES[settings["type"]]
+        if isinstance(settings.get("metavar"), list):
+            settings["metavar"] = tuple(settings["metavar"])
         parser.add_argument(name, **settings)
-    if "options" in command:
-        imported(command["options"])(parser)
     if "lists" in command:
         parser.formatter_class = RawDescriptionHelpFormatter
         parser.epilog = "\n".join(list_lines(command["lists"]))

@@ -16,7 +16,7 @@ from dllm_bench.cli.common import print_failures, print_lines
 from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, MULTIRUN
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.terminal import show_error
+from dllm_bench.core.output import show_error
 from dllm_bench.runs.progress import RunProgress, headline, summary
 from dllm_bench.site.format import align, looked_up, number, percent
 from dllm_bench.store.groups import RunConfig

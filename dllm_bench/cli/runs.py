@@ -35,7 +35,12 @@ from dllm_bench.store.spec import differing, flat_settings
 from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove, verify
 
 if TYPE_CHECKING:
-    from dllm_bench.serving.load_simulation import FrontierPoint, ServicePoint, ServingSystem
+    from dllm_bench.serving.load_simulation import (
+        FrontierPoint,
+        ServicePoint,
+        ServingSystem,
+        StoredDrafts,
+    )
 
     Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
 
@@ -278,28 +283,39 @@ def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
     """Return the points that the options describe: autoregressive decoding once, then each drafter
     under every rule."""
     # torch takes seconds to import
-    from dllm_bench.figures.run_series import StoredRun
+    from dllm_bench.figures import run_series
     from dllm_bench.methods.drafting import read_temperatures
-    from dllm_bench.runs import simulated_load as load
     from dllm_bench.serving.load_simulation import frontier, under_arrivals
 
     is_given = arguments.raw or arguments.temperatures
     given = read_temperatures(arguments.temperatures) if is_given else None
-    profile = load.profile_of(arguments.profile, (entry.spec.model.name for entry in entries))
+    profile = run_series.profile_of(arguments.profile, (entry.spec.model.name for entry in entries))
     systems: list[ServingSystem] = []
     labels = Counter(entry.spec.label for entry in entries)
     for entry in entries:
         label = entry.spec.label
         name = label if labels[label] == 1 else f"{label}-{entry.spec.short}"
-        run = StoredRun(sealed_record(entry), entry.path)
-        drafts = load.drafts_of(entry.spec, run.samples)
-        rules = load.compared_rules(name, drafts, arguments.tau)
-        plain, *drafted = load.systems_of(drafts, profile, rules, given)
+        drafts = run_series.drafts_of(run_series.StoredRun(sealed_record(entry), entry.path))
+        rules = compared_rules(name, drafts, arguments.tau)
+        plain, *drafted = run_series.systems_of(drafts, profile, rules, given)
         systems += drafted if systems else [plain, *drafted]
     if not arguments.arrivals:
         return frontier(systems, profile, arguments.requests)
     most, level = max(arguments.requests), arguments.level
     return under_arrivals(systems, profile, most, arguments.arrivals, level, arguments.seed)
+
+
+def compared_rules(name: str, drafts: StoredDrafts, tau: float) -> dict[str, dict[str, Any]]:
+    """Return the rules that `simulate` compares: none, whole drafts and, with a confidence head,
+    those that cut them."""
+    rules = {"autoregressive": {"rule": "none"}, name: {"rule": "fixed"}}
+    if not drafts.halves()[0].observed():
+        return rules
+    return rules | {
+        f"{name} threshold {tau}": {"rule": "threshold", "tau": tau},
+        f"{name} scheduler": {"rule": "hardware_aware"},
+        f"{name} two steps ahead": {"rule": "asynchronous"},
+    }
 
 
 def point_lines(points: Points) -> Iterator[str]:

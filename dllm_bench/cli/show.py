@@ -27,8 +27,8 @@ from rich.text import Text
 from dllm_bench.cli.common import compose, open_store, print_lines
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.terminal import console as clean_console
-from dllm_bench.core.terminal import show_error, show_painted
+from dllm_bench.core.output import console as clean_console
+from dllm_bench.core.output import show_error, show_painted
 from dllm_bench.runs import progress
 from dllm_bench.site.decoding_order import (
     CanvasToken,

@@ -1,5 +1,6 @@
-"""`dllm-bench table`, `figure` and `claims`: render tables of the papers, draw their figures and
-judge their claims from stored runs; `--run` makes missing runs.
+"""`dllm-bench table`, `figure`, `claims` and `report`: render tables of the papers, draw their
+figures, judge their claims and build a static site of them from stored runs; `--run` makes missing
+runs.
 
 All claims are planned and judged together, because Holm's correction needs the whole family. Only
 the named ones are run and shown, on the items of their tables or, with --limit, on that many items
@@ -16,17 +17,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dllm_bench.claims import verdict
 from dllm_bench.claims.evidence import one_token_runs
 from dllm_bench.claims.spec import load_claim
-from dllm_bench.cli.common import compose, open_store, print_failures, print_lines
+from dllm_bench.cli.common import (
+    compose,
+    configured_paths,
+    open_store,
+    print_failures,
+    print_lines,
+)
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.output import console
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.site.format import align, looked_up
-from dllm_bench.store.files import explain_write_errors
+from dllm_bench.store.cache import SettingsCache
+from dllm_bench.store.files import explain_write_errors, is_folder, results_directory
 from dllm_bench.store.provenance import machine
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store, remove
 from dllm_bench.tables import load, plan, render
 from dllm_bench.tables.cost import cost_in_words, measured_runs
@@ -429,3 +438,41 @@ def verdict_lines(judgements: Sequence[verdict.Judgement], arguments: Namespace)
         yield f"missing runs: {again} --run"
     if verdict.ClaimVerdict.NOT_SETTLED in verdicts:
         yield f"runs of more items, of every claim: {again} --run --limit N"
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def build_report(arguments: Namespace) -> int:
+    """Build the site and print what was built."""
+    store = open_store(arguments)
+    for prefix in arguments.runs:
+        store.find(prefix)  # raises if the hash names no run, or several
+    # an archive of runs is read-only: nothing is written next to it
+    own = store.root.parent if is_folder(store.root) else None
+    results = own or configured_paths(Namespace(results=None)).results
+    out = arguments.out or results_directory(str(results)) / "site"
+    if out.exists() and not out.is_dir():
+        raise DllmBenchError(
+            f"The report was to be written to {out}, which is a file; name a directory."
+        )
+    from dllm_bench.site.build import SiteBuilder  # takes half a second to import
+
+    builder = SiteBuilder(
+        store=store,
+        out=out,
+        profile=arguments.profile,
+        compose=compose,
+        track=with_progress,
+        only=tuple(arguments.runs),
+        most_pages=arguments.pages,
+        all_tables=arguments.tables,
+    )
+    return print_lines(builder.build())
+
+
+def with_progress(items: Sequence[Any], what: str) -> Iterator[Any]:
+    """Yield the items one by one, with a progress bar on stderr."""
+    from rich.progress import track
+
+    yield from track(items, what, console=console(stderr=True), transient=True)

@@ -1,7 +1,10 @@
-"""`DllmBenchError`, for mistakes that the user can correct, and its message for an unknown name."""
+"""`DllmBenchError`, for mistakes that the user can correct, and its message for an unknown name;
+the warning that this machine forces a slower path.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -47,3 +50,18 @@ def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
     near."""
     near = get_close_matches(name, known, n=1)
     return f"did you mean {prefix + near[0]!r}? " if near else ""
+
+
+FALLBACKS: list[str] = []
+"""Slower paths that this process takes, each with its reason; records store them."""
+
+
+def fall_back(what: str, why: str, stacklevel: int = 2) -> None:
+    """Note that this process takes a slower path, with a warning.
+
+    what: that path, as a sentence.
+    """
+    message = f"{what}: {why}."
+    if message not in FALLBACKS:
+        FALLBACKS.append(message)
+    warnings.warn(message, stacklevel=stacklevel + 1)

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dllm_bench.fallbacks import fall_back
+from dllm_bench.core.errors import fall_back
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SPAN = 8192  # logits of one part of a row, which one program reads

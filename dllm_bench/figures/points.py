@@ -18,7 +18,7 @@ from statistics import mode
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.terminal import show_error
+from dllm_bench.core.output import show_error
 from dllm_bench.figures.run_series import Point, StoredRun, run_series
 from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall, number_or_text
 from dllm_bench.figures.trade_off import pareto_front

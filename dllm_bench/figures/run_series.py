@@ -20,12 +20,27 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.methods.drafting import StepProfile
+from dllm_bench.core.trace import Trace
+from dllm_bench.methods.drafting import (
+    StepProfile,
+    Temperatures,
+    check_step_profile,
+    read_step_profile,
+)
 from dllm_bench.metrics import drafts
 from dllm_bench.paths import place_of
-from dllm_bench.runs.simulated_load import drafts_of, profile_of, systems_of
 from dllm_bench.runs.token_replay import TokenReplay, read_replays
-from dllm_bench.serving.load_simulation import FrontierPoint, StoredDrafts, frontier
+from dllm_bench.serving.load_simulation import (
+    FrontierPoint,
+    NewLengthRule,
+    ServingSystem,
+    StoredDrafts,
+    asynchronous_rule,
+    fixed_rule,
+    frontier,
+    hardware_aware_rule,
+    threshold_rule,
+)
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import read_samples
@@ -344,6 +359,14 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
 # by model), `requests` (numbers of concurrent requests).
 
 
+LENGTH_RULES: Mapping[str, Callable[[StepProfile, Mapping[str, Any]], NewLengthRule]] = {
+    "none": lambda profile, settings: fixed_rule(0),
+    "fixed": lambda profile, settings: fixed_rule(settings.get("tokens")),
+    "threshold": lambda profile, settings: threshold_rule(settings["tau"]),
+    "hardware_aware": lambda profile, settings: hardware_aware_rule(profile),
+    "asynchronous": lambda profile, settings: asynchronous_rule(profile),
+}
+"""Name of a rule -> makes it from a step profile and settings (`tokens` or `tau`)."""
 SIMULATED: Mapping[str, tuple[str, str]] = {
     "user_and_device_speed": ("tokens_per_s_user", "tokens_per_s_device"),
     "device_speed": ("requests", "tokens_per_s_device"),
@@ -375,7 +398,7 @@ def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
 def _served(run: StoredRun, settings_json: str) -> list[FrontierPoint]:
     settings = json.loads(settings_json)
     profile = _profile(run.record.spec.model.name, settings["profile"])
-    systems = systems_of(_drafts(run), profile, {"": settings})
+    systems = systems_of(drafts_of(run), profile, {"": settings})
     return frontier(systems, profile, settings["requests"])
 
 
@@ -391,8 +414,53 @@ def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
 
 
 @lru_cache(maxsize=8)
-def _drafts(run: StoredRun) -> StoredDrafts:
-    return drafts_of(run.record.spec, run.samples)
+def drafts_of(run: StoredRun) -> StoredDrafts:
+    """Return the drafts that a greedy run stored; DllmBenchError if it cannot be simulated."""
+    spec = run.record.spec
+    temperature = setting_in(spec.decoder, "temperature", 0)
+    if temperature > 0:
+        raise DllmBenchError(
+            f"Run {spec.short} sampled at temperature {temperature}; drafts are "
+            "recorded along greedy text, run it with decoder.temperature=0."
+        )
+    stored = StoredDrafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in run.samples)
+    if len(stored.texts) < 2:
+        raise DllmBenchError(
+            f"Run {spec.short} holds drafts of {len(stored.texts)} texts; name a run of a "
+            "speculative decoder with more items."
+        )
+    return stored
+
+
+def profile_of(source: str, models: Iterable[str]) -> StepProfile:
+    """Return the step times in a file; they must be measured with the model of all runs."""
+    for model in dict.fromkeys(models):
+        check_step_profile(source, model)
+    return read_step_profile(source)
+
+
+def systems_of(
+    stored: StoredDrafts,
+    profile: StepProfile,
+    rules: Mapping[str, Mapping[str, Any]],
+    temperatures: Temperatures | None = None,
+) -> list[ServingSystem]:
+    """Return the systems that serve the second half of the texts, one for each length rule.
+
+    rules: name of the system -> settings of its rule: `rule` (of `LENGTH_RULES`), `tokens` or
+        `tau`; temperatures: of the confidence head, fitted on the first half if None.
+    """
+    first, second = stored.halves()
+    texts = second.served(temperatures or Temperatures(drafts.fit_temperatures(first.observed())))
+
+    def system(name: str, settings: Mapping[str, Any]) -> ServingSystem:
+        rule = LENGTH_RULES[settings["rule"]](profile, settings)
+        if settings["rule"] == "none":
+            return ServingSystem(name, texts, rule)
+        drafting = second.drafting(profile, settings.get("tokens"))
+        return ServingSystem(name, texts, rule, drafting)
+
+    return [system(name, settings) for name, settings in rules.items()]
 
 
 def run_series(name: str) -> RunSeries:

@@ -284,7 +284,7 @@ class _WorkerPool:
             self.idle.append(worker)
             return
         self.current[worker] = take_next(self.waiting, previous)
-        worker.send(RunJob(self.current[worker], self.store, self.deps))
+        worker.pipe.send(RunJob(self.current[worker], self.store, self.deps))
 
     def _handle(self, worker: Worker, message: object) -> None:
         """Handle a message: a line of progress, outcomes, or the death of the worker (out of
@@ -298,7 +298,7 @@ class _WorkerPool:
                 self._note(outcomes, results)
                 self._give(worker, group[0])
             case Failed(text):
-                worker.dismiss()
+                worker.pipe.close()
                 self._replace(worker, text)
             case Ended(exit_code):
                 text = f"its process ended with exit code {exit_code}; start it again to resume"

@@ -235,7 +235,7 @@ def _make(processes: Sequence[RunProcess], observer: Observer) -> None:
             watch = _Watch(workers, observer)
             watch.start([replace(one, session=session, zero_s=zero_s) for one in processes])
             watch.until(Milestone.DECODED, times=replicas)
-        workers.started[0].send("seal")
+        workers.started[0].pipe.send("seal")
         watch.until(Milestone.SEALED)
 
 

@@ -292,13 +292,13 @@ def job_lines(store: Store) -> Iterator[str]:
     """Yield a line per job whose run is not sealed and per command that is not over."""
     jobs = SlurmJobs.of(store)
     for key, ticket in jobs.tickets.items():
-        if jobs.is_active(key) or (ticket.run and not is_sealed(store, ticket)):
+        if jobs.is_active(key) or is_unsealed(store, ticket):
             yield f"{ticket.what}: {jobs.remark(key)[1]}"
 
 
-def is_sealed(store: Store, ticket: JobTicket) -> bool:
-    """Return whether the ticket's run is complete."""
-    return bool(ticket.run) and bool(record_fingerprint(Path(store.root) / ticket.what))
+def is_unsealed(store: Store, ticket: JobTicket) -> bool:
+    """Return whether the ticket is of a run that is not complete."""
+    return bool(ticket.run) and not record_fingerprint(Path(store.root) / ticket.what)
 
 
 def wait_for_jobs(
@@ -318,7 +318,7 @@ def wait_for_jobs(
             waiting = [key for key in waiting if jobs.is_active(key)]
             for key in over:
                 ticket = jobs.tickets[key]
-                why = jobs.remark(key)[1] if ticket.run and not is_sealed(store, ticket) else ""
+                why = jobs.remark(key)[1] if is_unsealed(store, ticket) else ""
                 progress.end(ticket.what, why or "done")
                 failed += [f"{ticket.what}: {why}"] if why else []
             for key in waiting:

@@ -47,15 +47,9 @@ class Worker:
     """A started process, as its parent sees it."""
 
     process: BaseProcess
-    pipe: Connection  # to the process and back; closed once the process has ended
-
-    def send(self, message: object) -> None:
-        """Send anything that can be pickled."""
-        self.pipe.send(message)
-
-    def dismiss(self) -> None:
-        """Close the pipe; a worker that waits for a message then ends by itself."""
-        self.pipe.close()
+    pipe: Connection
+    """To the process and back, closed once the process has ended; a worker that waits for a message
+    ends by itself when it is closed."""
 
 
 @dataclass

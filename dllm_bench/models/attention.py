@@ -30,8 +30,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan, fed_positions
-from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.fallbacks import fall_back
+from dllm_bench.core.errors import DllmBenchError, fall_back
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import has_kernels, join, windows_kernel
 

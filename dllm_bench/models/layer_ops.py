@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from dllm_bench.fallbacks import fall_back
+from dllm_bench.core.errors import fall_back
 
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of each position's angles, (1, F, E) each; both halves of E are equal."""

@@ -17,8 +17,7 @@ from typing import Any
 
 from dllm_bench.benchmarks.items import in_passes
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.secrets import strike_out_of
-from dllm_bench.core.terminal import show_error
+from dllm_bench.core.output import show_error, strike_out_of
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import register
 from dllm_bench.runs.progress import TPF, TPS, Observer, RunningMetrics

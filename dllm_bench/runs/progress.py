@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
-from dllm_bench.core.terminal import console, show
+from dllm_bench.core.output import console, show
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import MeanScore, mean_score
 from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats

@@ -15,13 +15,13 @@ from typing import Any
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.cache import Compose, on_this_machine
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import BenchmarkGroup, RunConfig
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.seal import seal
-from dllm_bench.store.settings import Compose, on_this_machine
 from dllm_bench.store.store import (
     LOCK,
     RECORD,

@@ -23,15 +23,13 @@ from torch import Tensor
 from dllm_bench.benchmarks.items import cut_at_stop, in_passes, repetition_of, text_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, Benchmark, SampleScore
 from dllm_bench.core.decoder import Decoder
-from dllm_bench.core.denoiser import Denoiser
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan
+from dllm_bench.core.errors import FALLBACKS, DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons
 from dllm_bench.core.state import check_no_masks
-from dllm_bench.core.trace import Trace
-from dllm_bench.fallbacks import FALLBACKS
+from dllm_bench.core.trace import GIVEN, ForwardKind, Trace
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded, restore_scheduling
-from dllm_bench.runs.parent import Parent
 from dllm_bench.runs.progress import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
 from dllm_bench.store.inputs import memory_bytes
@@ -200,12 +198,6 @@ class Decoded:
     raw: str  # the text before it was cut at a stop string
     seconds: float | None  # None if it was decoded in a batch, or measured
 
-    @property
-    def as_baseline(self) -> BaselineSample:
-        """Return the data that a sample stores about its baseline."""
-        assert self.seconds is not None  # runs in batches have no baseline
-        return BaselineSample(list(self.generation.ids[: self.generation.emitted]), self.seconds)
-
 
 @dataclass
 class RunSession:
@@ -260,12 +252,11 @@ class RunSession:
             and (passes is None or repetition_of(request.id) < passes)
         ]
         if missing:
-            session = self._started = (
-                self._begin(requests) if self._started is None else self._started
-            )
+            if self._started is None:
+                self._started = self._begin(requests)
             started = self.deps.clock()
             asked = {request.id: request for _, request in missing}
-            for sample in self._samples(missing, session):
+            for sample in self._samples(missing, self._started):
                 if self.parent:
                     sample = self.parent.read(sample, asked[sample.id])
                 self.opened.append(sample)
@@ -329,10 +320,10 @@ class RunSession:
         """Return a warning if the decoder uses another attention than the weights were trained
         with, or if its combination of pieces lowers the score.
         """
-        decoder, notes = self.decoder.summary(), list[str | None]()
-        if decoder.attention is not None:
-            notes.append(self.loaded.attention_warning(decoder.attention, decoder.block or 0))
-        return " ".join(filter(None, [*notes, decoder.warning])) or None
+        decoder, loaded = self.decoder.summary(), self.loaded
+        form, block = decoder.attention, decoder.block or 0
+        attention = None if form is None else loaded.attention_warning(form, block)
+        return " ".join(filter(None, [attention, decoder.warning])) or None
 
     def _begin(self, requests: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are discarded, and store the session's start."""
@@ -404,9 +395,13 @@ class RunSession:
         """Decode one request, with the baseline too if there is one."""
         started_at = self.deps.now()
         decoded = [self._decode(decoder, request) for decoder in self._in_turn(turn)]
-        own, *baseline = decoded[:: -1 if turn % 2 else 1]
+        own, *others = decoded[:: -1 if turn % 2 else 1]
         sample = sample_record(request, own, self.loaded, started_at, session)
-        return replace(sample, baseline=baseline[0].as_baseline if baseline else None)
+        for other in others:
+            assert other.seconds is not None  # runs in batches have no baseline
+            ids = list(other.generation.ids[: other.generation.emitted])
+            sample = replace(sample, baseline=BaselineSample(ids, other.seconds))
+        return sample
 
     def _value(self, sample: SampleRecord) -> float | None:
         """Return the sample's score for the progress display, if the benchmark can score
@@ -529,7 +524,8 @@ def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
     text = cut_at_stop(whole, request.stop)
     if text != whole:
         kept = _tokens_within(ids, len(text), loaded)
-        reasons["stop"] = _position(generation.ids, kept, special.mask)
+        filled = [index for index, token in enumerate(generation.ids) if token != special.mask]
+        reasons["stop"] = [*filled, len(generation.ids)][kept]
     return replace(generation, cut=reasons, text=text)
 
 
@@ -540,7 +536,65 @@ def _tokens_within(ids: Sequence[int], length: int, loaded: Loaded) -> int:
     )
 
 
-def _position(ids: Sequence[int], kept: int, mask: int) -> int:
-    """Return the index in `ids` of the token after `kept` tokens that are not masks."""
-    filled = [index for index, token in enumerate(ids) if token != mask]
-    return filled[kept] if kept < len(filled) else len(ids)
+# --- the parent -----------------------------------------------------------------------------------
+
+PROBE = "Ten birds, 3.5 km away: it's a test.\n"
+"""Text that model and parent must encode alike."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """An autoregressive model that reads the texts of a run (`model@parent=NAME`).
+
+    Meant for open text, which has no right answer: the parent is the model that a diffusion model
+    was adapted from. After a sample is decoded, outside of the clock, it computes the probability
+    of each token given all before it. Repetition is probable too, so trigrams are counted as well.
+    """
+
+    loaded: Loaded
+    name: str
+
+    def check(self, model: Loaded) -> None:
+        """Refuse a parent that sees later tokens or has another tokenizer than the run's model."""
+        if getattr(self.loaded.denoiser, "attention_form", None) != "causal":
+            raise DllmBenchError(
+                f"model@parent={self.name} sees tokens after the one it predicts, so it gives no "
+                "probability of a text; choose an autoregressive model."
+            )
+        if self.loaded.encode(PROBE) != model.encode(PROBE):
+            raise DllmBenchError(
+                f"model@parent={self.name} has another tokenizer than the run's model; choose the "
+                "model that this one was adapted from."
+            )
+
+    def read(self, sample: SampleRecord, request: Request) -> SampleRecord:
+        """Return the sample with the counts that the metrics `quality/…` need."""
+        ids = emitted(sample, self.loaded.denoiser.special.mask)
+        trigrams = list(zip(ids, ids[1:], ids[2:], strict=False))
+        counts = {"trigrams": len(trigrams), "distinct_trigrams": len(set(trigrams))}
+        return replace(sample, counts={**sample.counts, **counts, **self.likelihood(request, ids)})
+
+    @torch.inference_mode()
+    def likelihood(self, request: Request, ids: Sequence[int]) -> dict[str, float]:
+        """Return −log p of T tokens after the prompt, in nats, and how many of them are the most
+        probable token of their position. One forward of the whole text.
+        """
+        if not ids:
+            return {"parent_nats": 0.0, "parent_choices": 0}
+        denoiser, first = self.loaded.denoiser, len(request.prompt_ids)
+        tokens_L = torch.tensor((*request.prompt_ids, *ids), device=denoiser.device)
+        plan = ForwardPlan(ForwardKind.VERIFY, (0, len(tokens_L)), (first, len(tokens_L)), (0, 0))
+        plan = replace(plan, attention="block_causal", block=1)
+        logits_TV = denoiser.forward(tokens_L[None], plan, denoiser.new_cache(len(tokens_L)))[0]
+        wanted_T = tokens_L[first:]
+        nats_T = torch.nn.functional.cross_entropy(logits_TV.float(), wanted_T, reduction="none")
+        choices_T = logits_TV.argmax(-1) == wanted_T
+        return {"parent_nats": nats_T.sum().item(), "parent_choices": int(choices_T.sum())}
+
+
+def emitted(sample: SampleRecord, mask: int) -> list[int]:
+    """Return the decoded tokens before the first reason to stop, which the column `emitted`
+    counts."""
+    end = min([*sample.cut.values(), len(sample.ids)])
+    decoded = zip(sample.ids[:end], sample.born[:end], strict=True)
+    return [token for token, born in decoded if token != mask and born != GIVEN]

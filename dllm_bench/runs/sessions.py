@@ -40,7 +40,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.sample_stats import UNREPORTED
 from dllm_bench.runs import runner
 from dllm_bench.runs.dependencies import Loaded
-from dllm_bench.serving.client import Answer, Client
+from dllm_bench.serving.client import Client
 from dllm_bench.serving.served_model import prompt_of, warmup_prompt
 from dllm_bench.store import provenance
 from dllm_bench.store.groups import setting_in
@@ -329,8 +329,18 @@ class ServedRunSession(runner.RunSession):
         text = cut_at_stop(answer.text, request.stop)
         for problem in answer.problems:
             self.opened.note(f"{request.id}: {problem}")
-        reported = answer.tokens
-        tokens = self.client.tokens_in(answer.text) if reported is None else reported
+        is_reported = answer.tokens is not None
+        tokens = answer.tokens if is_reported else self.client.tokens_in(answer.text)
+        served = ServedSample(
+            ttft_s=answer.ttft_s,
+            began_s=answer.began - self.began,
+            ended_s=answer.ended - self.began,
+            tries=answer.tries,
+            prompt_tokens=answer.prompt_tokens,
+            retokenised=not is_reported and tokens is not None,
+            finish=answer.finish,
+            problems=list(answer.problems),
+        )
         return SampleRecord(
             id=request.id,
             prompt_sha256=prompt_sha256(request),
@@ -345,20 +355,8 @@ class ServedRunSession(runner.RunSession):
             first_step_s=answer.ttft_s,
             started_at=started_at,
             session=session,
-            served=self._served(answer, retokenised=reported is None and tokens is not None),
+            served=served,
             prompt=request.prompt,
-        )
-
-    def _served(self, answer: Answer, retokenised: bool) -> ServedSample:
-        return ServedSample(
-            ttft_s=answer.ttft_s,
-            began_s=answer.began - self.began,
-            ended_s=answer.ended - self.began,
-            tries=answer.tries,
-            prompt_tokens=answer.prompt_tokens,
-            retokenised=retokenised,
-            finish=answer.finish,
-            problems=list(answer.problems),
         )
 
 

@@ -130,12 +130,6 @@ class LoggedStop(Stop):
         self.log.found_SP[forward, columns][: len(waited_A)][waited_A] = found_A[waited_A]
 
 
-def with_log(decoder: MaskedDecoder, log: TokenLog) -> MaskedDecoder:
-    """Return the decoder with its innermost score and its stop rule wrapped by logging pieces."""
-    score, stop = with_logged_score(decoder.score, log), LoggedStop(decoder.stop, log)
-    return replace(decoder, score=score, stop=stop)
-
-
 def with_logged_score(score: Score, log: TokenLog) -> Score:
     """Return the score with its innermost one wrapped, whose logits hold the evidence of earlier
     steps."""
@@ -153,7 +147,8 @@ def replay(
 ) -> TokenReplay | None:
     """Decode `request` to the tokens it had before; None if other tokens come out."""
     log = TokenLog.empty(request, ids, 2 * len(ids) + 2)
-    generation = with_log(decoder, log).generate(model, request)
+    score, stop = with_logged_score(decoder.score, log), LoggedStop(decoder.stop, log)
+    generation = replace(decoder, score=score, stop=stop).generate(model, request)
     if list(generation.ids) != list(ids):
         return None
     steps = slice(len(generation.trace))

@@ -3,7 +3,7 @@
 Refused connections, cut or broken streams, time-outs, 429 and 5xx are tried again, after the wait
 that the server requests (Retry-After) or else a growing one; other errors end the request at once
 with a DllmBenchError. Times are those of the try that succeeded. The key is only used in the
-request header: `core.secrets` removes it from everything that is stored or shown.
+request header: `core.output` removes it from everything that is stored or shown.
 
 One thread reads all connections (asyncio), which allows a time limit for a whole try. The limits of
 a blocking client apply to each read, so a server that keeps sending single bytes would never reach
@@ -31,8 +31,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.output import STRUCK, keep_out, strike_out, strike_out_of
 from dllm_bench.core.request import Request
-from dllm_bench.core.secrets import STRUCK, keep_out, strike_out, strike_out_of
 from dllm_bench.serving.served_model import ServedModel, encode
 
 if TYPE_CHECKING:

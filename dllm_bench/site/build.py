@@ -49,6 +49,7 @@ from dllm_bench.site.pages import (
 )
 from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
+from dllm_bench.store.cache import Compose, SettingsCache
 from dllm_bench.store.files import (
     csv_rows,
     is_file,
@@ -60,7 +61,6 @@ from dllm_bench.store.files import (
 )
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.record import RunRecord, SampleRecord
-from dllm_bench.store.settings import Compose, SettingsCache
 from dllm_bench.store.spec import differing_settings
 from dllm_bench.store.store import RunEntry, Store, read_record, read_samples, record_fingerprint
 from dllm_bench.tables.cost import measured_runs

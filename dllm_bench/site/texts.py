@@ -24,10 +24,10 @@ from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.models.text import read_token_texts, read_tokenizer
 from dllm_bench.paths import user_folder
 from dllm_bench.store import inputs
+from dllm_bench.store.cache import Compose, on_this_machine
 from dllm_bench.store.files import is_file, write_atomic
 from dllm_bench.store.groups import BenchmarkGroup, ModelGroup
 from dllm_bench.store.record import SampleRecord, prompt_sha256
-from dllm_bench.store.settings import Compose, on_this_machine
 from dllm_bench.store.spec import RunSpec, digest
 
 DecodeTokens = Callable[[Sequence[int]], str]  # token ids to text

@@ -1,9 +1,9 @@
 """Read sealed runs that are packed into one archive next to the runs folder (`runs.tar.xz`).
 
 It contains a record for each run, and samples and token replays if figures need them. An archive
-may come from a stranger. Its members are read in order, as a stream. Every name, type and size is
-checked before the member is read, and nothing is unpacked to disk. Only names of run folders are
-accepted. A run in an archive has no folder, so it cannot be removed.
+may come from a stranger. Its members are read in order. Every name, type and size is checked before
+the member is read, and nothing is unpacked to disk. Only names of run folders are accepted. A run
+in an archive has no folder, so it cannot be removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import lstat, open_file
@@ -54,31 +53,6 @@ class RunArchive:
         return {name[-SHOWN:]: name for name in self.records}
 
 
-class _Unpacked(io.RawIOBase):
-    """The decompressed content of an xz file, of which at most `MAX_BYTES` are read."""
-
-    def __init__(self, file: io.BufferedReader) -> None:
-        self.file = file
-        self.decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)
-        self.total = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = b""
-        while not content and not self.decompressor.eof:
-            packed = self.file.read(CHUNK) if self.decompressor.needs_input else b""
-            if self.decompressor.needs_input and not packed:
-                raise EOFError("it ends too early")
-            content = self.decompressor.decompress(packed, len(buffer))
-        self.total += len(content)
-        if self.total > MAX_BYTES:
-            raise ValueError(f"it unpacks to more than {MAX_BYTES >> 20} MiB")
-        buffer[: len(content)] = content
-        return len(content)
-
-
 def archive_of(runs: Path) -> Path:
     """Return the path of the archive of a runs folder."""
     return runs.with_name(runs.name + ".tar.xz")
@@ -94,8 +68,17 @@ def unpacked(path: Path) -> bytes:
     """Return the content of an xz file below a results folder; OSError, EOFError, ValueError or
     LZMAError if it is not there, damaged or too large.
     """
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)
+    content = bytearray()
     with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
-        return io.BufferedReader(_Unpacked(file), CHUNK).read()
+        while not decompressor.eof:
+            packed = file.read(CHUNK) if decompressor.needs_input else b""
+            if decompressor.needs_input and not packed:
+                raise EOFError("it ends too early")
+            content += decompressor.decompress(packed, CHUNK)
+            if len(content) > MAX_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_BYTES >> 20} MiB")
+    return bytes(content)
 
 
 def sha256_of(path: Path) -> str:
@@ -119,16 +102,15 @@ def archived(runs: Path) -> RunArchive:
 @lru_cache(maxsize=4)
 def _read(path: Path, _fingerprint: tuple[int, ...]) -> RunArchive:
     """Return the content of an archive, cached in memory until its file changes."""
+    files: dict[str, dict[str, bytes]] = {}
     try:
-        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
-            stream = io.BufferedReader(_Unpacked(file), CHUNK)
-            files: dict[str, dict[str, bytes]] = {}
-            with tarfile.open(fileobj=stream, mode="r|", errorlevel=2) as packed:
-                for folder, name, content in _members(packed):
-                    files.setdefault(name, {})[folder] = content
-            if stream.read().strip(b"\0"):  # also raises EOFError where the file was cut
-                raise ValueError("something follows its end")
-            return RunArchive(files)
+        stream = io.BytesIO(unpacked(path))
+        with tarfile.open(fileobj=stream, mode="r|", errorlevel=2) as packed:
+            for folder, name, content in _members(packed):
+                files.setdefault(name, {})[folder] = content
+        if stream.read().strip(b"\0"):
+            raise ValueError("something follows its end")
+        return RunArchive(files)
     except (OSError, EOFError, ValueError, OverflowError, tarfile.TarError, lzma.LZMAError) as why:
         raise DllmBenchError(
             f"{path} is no archive of run records ({why}); restore it, or move it away."

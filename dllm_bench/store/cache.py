@@ -1,28 +1,52 @@
-"""Cache of derived values: a value is valid as long as the fingerprint of its files is unchanged.
+"""Caches of derived values, for each results directory: a value is valid as long as the fingerprint
+of its files is unchanged.
 
-Each results directory has a file for each kind of values. It lies in this user's cache folder: a
-results directory may come from a stranger, and some are read-only. A fingerprint identifies one
-state of files (path, time of change, size, inode). Everything else that a value depends on is in
-`made_by`; a file with another `made_by` is ignored. The file may be deleted at any time. If it is
-damaged or cannot be written, values are computed again. If several processes save at once, the
-values of the last one stay.
+Each kind of values has a file. It lies in this user's cache folder: a results directory may come
+from a stranger, and some are read-only. A fingerprint identifies one state of files (path, time of
+change, size, inode). Everything else that a value depends on is in `made_by`; a file with another
+`made_by` is ignored. The file may be deleted at any time. If it is damaged or cannot be written,
+values are computed again. If several processes save at once, the values of the last one stay.
+
+`SettingsCache` keeps composed and resolved settings. Composing a run's configuration needs Hydra,
+instantiating its decoder needs torch, and hashing its items needs generating them. For a table this
+takes seconds, with the same result every time. The results depend on the content of conf and of the
+package, the environment variables that conf reads, the versions of the libraries, and the files
+that the settings name. Those that depend on anything else (devices of this machine, the hub's
+cache, original data) are computed every time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.secrets import strike_out
-from dllm_bench.paths import cache_file
+from dllm_bench.core.output import strike_out
+from dllm_bench.paths import (
+    PACKAGE,
+    cache_file,
+    conf_dir,
+    further_conf_dirs,
+    options,
+    plugin_folders,
+    read_yaml,
+)
+from dllm_bench.store import inputs
 from dllm_bench.store.files import lstat, stored_bytes, write_atomic
-from dllm_bench.store.spec import digest
+from dllm_bench.store.groups import KINDS, Plain
+from dllm_bench.store.provenance import packages
+from dllm_bench.store.spec import Role, digest, split
 
 Fingerprint = list[Any]
+Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 
 
 class DerivedCache:
@@ -90,3 +114,116 @@ def fingerprints(paths: Iterable[Path]) -> Fingerprint:
         if not file.is_dir()
     }
     return [[str(file), *fingerprint(file)] for file in sorted(files)]
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+KIND = "settings"
+OMEGACONF = "omegaconf"  # records do not store its version
+SKIPPED = ("assets", "__pycache__")  # assets count only if settings name them; the other is derived
+VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")
+SIMPLE_PATH = re.compile(r"\$\{oc\.env:(\w+),(null|results)\}")
+
+
+class SettingsCache:
+    """`compose` and `inputs.resolve`, computed once as long as their dependencies are unchanged.
+
+    folder: the results directory; compose: overrides -> the composed configuration.
+    """
+
+    def __init__(self, folder: Path, compose: Compose) -> None:
+        self._compose = compose
+        self._cache = DerivedCache(folder, KIND, made_by())
+        self.save = self._cache.save
+
+    def compose(self, overrides: Sequence[str]) -> Plain:
+        """Return the configuration for `overrides`, as plain data."""
+        key = f"compose {json.dumps(list(overrides))}"
+        return dict(self.cached(key, lambda: dict(self._compose(overrides))))
+
+    def cached(self, key: str, make: Callable[[], Any], files: Sequence[Path] = ()) -> Any:
+        """Return the result of `make`: plain data that depends only on conf, the package and
+        `files`."""
+        state = fingerprints(files)
+        value = self._cache.get(key, state)
+        if value is None:
+            value = make()
+            self._cache.put(key, state, value)
+        return value
+
+    def resolve(self, config: Plain) -> Plain:
+        """Return the resolved configuration, see `inputs.resolve`."""
+        files = inputs.files_of(config)
+        if files is None:
+            return inputs.resolve(config)
+
+        def changed() -> Plain:
+            groups = inputs.resolve(config).items()
+            return {name: group for name, group in groups if group != config.get(name)}
+
+        digits = hashlib.sha256(json.dumps(config).encode()).hexdigest()
+        return {**config, **self.cached(f"resolve {digits}", changed, files)}
+
+
+def on_this_machine(group: str, stored: Mapping[str, Any], compose: Compose) -> Plain:
+    """Return settings of a stored run that are safe to use here, even if a stranger wrote them.
+
+    Settings that affect the output are those stored. Locations of files, server addresses and
+    consents come from this machine's configuration of that name, if there is one.
+    """
+    chosen: Any = KINDS[group](stored)
+    is_object = group == "model" and chosen.is_object  # it only shares a name
+    known = chosen.name in options(group) and not is_object
+    own = compose([f"{group}={chosen.name}"])[group] if known else {}
+    identity = split({group: stored})[Role.IDENTITY].get(group, {})
+    return {**identity, **split({group: own})[Role.RUNTIME].get(group, {})}
+
+
+def made_by() -> list[str]:
+    """Return a hash of conf, the package and plug-ins, the environment variables conf reads,
+    library versions.
+    """
+    hashed, variables = hashlib.sha256(), set[str]()
+    for root in (conf_dir(), PACKAGE, *further_conf_dirs(), *plugin_folders()):
+        for path in _texts(root):
+            content = path.read_bytes()
+            hashed.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
+            if path.suffix == ".yaml":
+                variables |= set(VARIABLE.findall(content.decode()))
+    return [
+        hashed.hexdigest(),
+        *(f"{name}={os.environ.get(name)!r}" for name in sorted(variables)),
+        *(f"{name} {installed}" for name, installed in packages().items()),
+        f"omegaconf {version(OMEGACONF)}",
+        platform.python_version(),
+    ]
+
+
+def _texts(root: Path) -> list[Path]:
+    """Return all files below `root`, except for those in `SKIPPED` folders."""
+    paths = []
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in SKIPPED]
+        paths += [Path(folder, file) for file in files]
+    return sorted(paths)
+
+
+def default_paths() -> Plain | None:
+    """Return the `paths` group as composed without overrides, read without Hydra; None if that
+    fails.
+
+    A value must be an environment variable with the default `null` or `results`.
+    """
+    run = read_yaml(conf_dir() / "run.yaml")
+    chosen = [entry["paths"] for entry in run["defaults"] if "paths" in entry]
+    if len(chosen) != 1 or "paths" in run:
+        return None
+    group = read_yaml(conf_dir() / "paths" / f"{chosen[0]}.yaml")
+    paths: Plain = {}
+    for name, text in group.items():
+        variable = SIMPLE_PATH.fullmatch(str(text))
+        if not variable:
+            return None
+        instead = None if variable[2] == "null" else variable[2]
+        paths[name] = os.environ.get(variable[1], instead)
+    return paths

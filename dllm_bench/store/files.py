@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.secrets import strike_out, strike_out_of
+from dllm_bench.core.output import strike_out, strike_out_of
 from dllm_bench.paths import expanded
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -78,20 +78,22 @@ class TimedRun:
     @classmethod
     def of(cls, record: RunRecord) -> Self | None:
         """Return the cost of a record; None without forwards and timings, as for served engines and
-        batches."""
+        batches, and if its settings have types that no run has."""
         spec, columns = record.spec, record.columns
         if any(None in columns[name] for name in TIMED):
             return None
         groups = {name: getattr(spec, name) for name in GROUPS} | {"decoder": {"name": spec.label}}
-        kept = {
-            name: {key: group[key] for key in SETTINGS if key in group}
-            for name, group in groups.items()
-        }
-        # without sources: a record must not decide which files are opened
-        identity = split({"decoder": spec.decoder})[Role.IDENTITY].get("decoder", {})
-        forwards, seconds = (float(sum(columns[name])) for name in TIMED)
-        config = {**kept, "limit": spec.limit}
-        return cls(config, summary_of(identity), len(columns["id"]), seconds, forwards)
+        with suppress(DllmBenchError, *OTHER_TYPES):
+            kept = {
+                name: {key: group[key] for key in SETTINGS if key in group}
+                for name, group in groups.items()
+            }
+            config = {**kept, "limit": spec.limit}
+            forwards, seconds = (float(sum(columns[name])) for name in TIMED)
+            # without sources: a record must not decide which files are opened
+            identity = split({"decoder": spec.decoder})[Role.IDENTITY].get("decoder", {})
+            return cls(config, summary_of(identity), len(columns["id"]), seconds, forwards)
+        return None
 
 
 def summary_of(decoder: Mapping[str, Any]) -> DecoderSummary:
@@ -172,7 +174,7 @@ class IndexedRun:
             interval=[score.low, score.high] if score else None,
             ungraded=record.ungraded,
             metrics={name: record.summary.get(name) for name in SHOWN_METRICS},
-            timed=_timed(record),
+            timed=TimedRun.of(record),
             listed=json.dumps(rest),
         )
 
@@ -200,13 +202,6 @@ class IndexedRun:
         vars(spec)["identity_hash"] = identity_hash  # a line of this user: it was checked before
         score = rest["score"] and MeanScore(**rest["score"])
         return RunRecord(spec, identity_hash, score, self.metrics, columns, [], rest["sealed_at"])
-
-
-def _timed(record: RunRecord) -> TimedRun | None:
-    """Return the cost of a record; None also if its settings have types that no run has."""
-    with suppress(DllmBenchError, *OTHER_TYPES):
-        return TimedRun.of(record)
-    return None
 
 
 class RecordIndex:

@@ -16,6 +16,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ PACKAGES = (
 )  # fmt: skip
 CODE = ("dllm_bench", "conf", "pyproject.toml", "constraints.txt")
 DIFF_CHARS = 4000
-HASH, TEXT = "hash", "text"  # choices of provenance.diff
 STRUCK = "[struck out]"
 SECRETS = tuple(
     re.compile(pattern)
@@ -51,7 +51,7 @@ GIT_TIMEOUT_S = 5.0
 
 def environment_of(spec: RunSpec) -> dict[str, Any]:
     """Return the environment of a run on its device."""
-    return environment(spec.hardware.device, with_text=spec.runtime.provenance.diff == TEXT)
+    return environment(spec.hardware.device, with_text=spec.runtime.provenance.diff == "text")
 
 
 def environment(device: str = "cpu", with_text: bool = False) -> dict[str, Any]:
@@ -92,20 +92,16 @@ def code(root: Path, with_text: bool = False) -> dict[str, Any]:
     where, _, commit = top.strip().partition("\n")
     if Path(where).resolve() != root.resolve():
         return unknown  # the package is installed inside another repository
-    diff = (_git(root, "diff", "HEAD", "--", *CODE) or "") + _untracked(root)
+    untracked = _code_files(root, "ls-files", "--others", "--exclude-standard")
+    changed = _code_files(root, "diff", "--name-only", "HEAD")
+    diff = (_git(root, "diff", "HEAD", "--", *CODE) or "") + _hashes(root, untracked)
     return {
         "commit": commit,
         "dirty": bool(diff),
         "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
-        "changed": _changed(root),
+        "changed": sorted([*changed, *untracked]),
         "diff": without_secrets(diff)[:DIFF_CHARS] or None if with_text else None,
     }
-
-
-def _changed(root: Path) -> list[str]:
-    """Return names of the code files that differ from the commit."""
-    names = _git(root, "diff", "--name-only", "HEAD", "--", *CODE) or ""
-    return sorted([*filter(None, names.split("\n")), *_untracked_names(root)])
 
 
 def without_secrets(text: str) -> str:
@@ -115,18 +111,19 @@ def without_secrets(text: str) -> str:
     return text
 
 
-def _untracked(root: Path) -> str:
-    """Return names and content hashes of code files that git does not track."""
+def _hashes(root: Path, untracked: Sequence[str]) -> str:
+    """Return names and content hashes of files that git does not track."""
     lines = []
-    for name in _untracked_names(root):
+    for name in untracked:
         path = root / name
         content = path.read_bytes() if path.is_file() else b""
         lines.append(f"untracked {name} {hashlib.sha256(content).hexdigest()[:16]}\n")
     return "".join(lines)
 
 
-def _untracked_names(root: Path) -> list[str]:
-    names = _git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE) or ""
+def _code_files(root: Path, *arguments: str) -> list[str]:
+    """Return the names of code files that a command of git lists, sorted."""
+    names = _git(root, *arguments, "--", *CODE) or ""
     return sorted(filter(None, names.split("\n")))
 
 

@@ -24,8 +24,8 @@ from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
 from dllm_bench.core.declared import Count, Moment, Range, Seconds, fits, in_words, made_from
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.output import strike_out_of
 from dllm_bench.core.request import Request
-from dllm_bench.core.secrets import strike_out_of
 from dllm_bench.core.trace import GIVEN, Token, Trace
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.drafts import speculative_columns
@@ -97,12 +97,6 @@ class ServedSample:
     problems: list[str] = field(default_factory=list)
     """Flaws of the answer that were left out or replaced."""
 
-    def stats(self) -> Plain:
-        """Return the fields that `SampleStats` has too."""
-        return {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name in SampleStats.columns()
-        }
-
 
 @dataclass(frozen=True)
 class SampleRecord:
@@ -164,10 +158,10 @@ class SampleRecord:
             ours = self.ids[: min([*self.cut.values(), len(self.ids)])]
             further["baseline_s"] = self.baseline.seconds
             further["baseline_equal"] = ours == self.baseline.ids
-        if self.served:
-            further |= {**self.served.stats(), "session": self.session}
-        if self.span:
-            further |= {**asdict(self.span), "session": self.session}
+        if part := self.served or self.span:
+            shared = asdict(part).items()
+            further |= {name: value for name, value in shared if name in SampleStats.columns()}
+            further["session"] = self.session
         steps_s = sum(forward.ms for forward in trace.forwards) / 1000
         return SampleStats(
             seconds=self.seconds,
@@ -311,14 +305,14 @@ class RunRecord:
         plain["score"] = asdict(self.score) if self.score else None
         plain["sessions"] = [asdict(session) for session in self.sessions]
         plain = strike_out_of(plain)
-        columns = {name: _Line(column) for name, column in plain["columns"].items()}
-        text = _dump({**plain, "columns": columns})
+        text = _dump(plain, plain["columns"])
         return text.replace(BEFORE, f'\n "sha256": "{_sha256(text)}",{BEFORE}', 1)
 
     @classmethod
-    def from_json(cls, text: str, source: str = "record.json") -> Self:
+    def from_json(cls, content: str | bytes, source: str = "record.json") -> Self:
         """Read what `to_json` wrote; `source` names the file in an error."""
         try:
+            text = content.decode() if isinstance(content, bytes) else content
             plain = parse(text)
             _check_schema(plain.get("schema"), source)
             _check_content(text, plain.pop("sha256", None), source)
@@ -337,25 +331,13 @@ class RunRecord:
             ) from error
 
 
-class _Line:
-    """A list to be written on one line."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
-
-
-def _dump(plain: Plain) -> str:
-    lines: list[str] = []
-
-    def mark(value: object) -> str:
-        if not isinstance(value, _Line):
-            raise TypeError(f"{type(value).__name__} cannot be stored")
-        lines.append(value.text)
-        return f"\0{len(lines) - 1}\0"
-
-    text = json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, default=mark)
-    for index, line in enumerate(lines):
-        text = text.replace(f'"\\u0000{index}\\u0000"', line)
+def _dump(plain: Plain, columns: Mapping[str, list]) -> str:
+    """Return indented JSON, with each column on one line."""
+    marks = {name: f"\0{index}\0" for index, name in enumerate(sorted(columns))}
+    text = json.dumps({**plain, "columns": marks}, indent=1, sort_keys=True, ensure_ascii=False)
+    for name, mark in marks.items():
+        line = json.dumps(columns[name], ensure_ascii=False, separators=(",", ":"))
+        text = text.replace(json.dumps(mark), line)
     return text + "\n"
 
 

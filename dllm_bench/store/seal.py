@@ -50,7 +50,9 @@ def seal(
     columns["value"] = [_number(scores[sample.id].value) for sample in samples]
     columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
     for name in SampleStats.columns():
-        column = [_short(getattr(one, name)) for one in stats]
+        column = [getattr(one, name) for one in stats]
+        # microseconds: more digits are noise and cost space
+        column = [round(value, 6) if isinstance(value, float) else value for value in column]
         if name in SampleStats.required() or any(value not in (None, []) for value in column):
             columns[name] = column
     further = sorted({name for score in scores.values() for name in score.metrics})
@@ -121,11 +123,6 @@ def _means(columns: Mapping[str, list]) -> dict[str, float]:
         if name.startswith(SCORE)
     }
     return {name: fmean(column) for name, column in values.items() if column}
-
-
-def _short(value: Any) -> Any:
-    """Return seconds to the microsecond: more digits are noise and cost space."""
-    return round(value, 6) if isinstance(value, float) else value
 
 
 def _number(value: float | None) -> float | None:

@@ -136,7 +136,8 @@ class RunSpec:
         resolved = resolve(dict(config))
         own = {f.name for f in fields(cls)} & resolved.keys() - {"decoder"}
         decoder = dict(resolved["decoder"])
-        label = decoder.pop("name", None) or _class_name(decoder)
+        class_name = str(decoder.get(TARGET, "decoder")).rpartition(".")[2].lower()
+        label = decoder.pop("name", None) or class_name
         runtime = {key: config[key] for key in config if key not in own | {"decoder"}}
         groups = {name: resolved[name] for name in own if resolved[name] is not None}
         try:
@@ -222,10 +223,6 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
 
 
-def _class_name(plain: Mapping[str, Any]) -> str:
-    return str(plain.get(TARGET, "decoder")).rpartition(".")[2].lower()
-
-
 Settings = Mapping[str, str]
 """Dotted name of a setting -> its value as text."""
 
@@ -249,13 +246,13 @@ def differing(runs: Iterable[tuple[str, Hashable, Settings]]) -> dict[str, str]:
     groups: dict[Hashable, dict[str, Settings]] = {}
     for short, name, settings in runs:
         groups.setdefault(name, {})[short] = settings
-    return dict(pair for group in groups.values() for pair in _of_group(group))
-
-
-def _of_group(group: Mapping[str, Settings]) -> Iterator[tuple[str, str]]:
-    rows = setting_rows(list(group.values()))
-    for index, short in enumerate(group):
-        yield short, ", ".join(f"{name} {values[index]}" for name, *values in rows if values[index])
+    apart = dict[str, str]()
+    for group in groups.values():
+        rows = setting_rows(list(group.values()))
+        for index, short in enumerate(group):
+            own = (f"{name} {values[index]}" for name, *values in rows if values[index])
+            apart[short] = ", ".join(own)
+    return apart
 
 
 def setting_rows(runs: Sequence[Settings]) -> list[tuple[str, ...]]:

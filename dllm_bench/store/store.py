@@ -29,7 +29,7 @@ from typing import Any, Self, TypeVar
 
 from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.secrets import strike_out, strike_out_of
+from dllm_bench.core.output import strike_out, strike_out_of
 from dllm_bench.metrics.sample_stats import SessionIndex
 from dllm_bench.store.archive import RECORD, SAMPLES, archive_of, archived
 from dllm_bench.store.cache import fingerprint
@@ -261,18 +261,8 @@ def hash_in_name(folder: Path) -> str:
 
 def read_record(folder: Path) -> RunRecord | None:
     """Return the sealed record in `folder`, or the archive's for that folder."""
-    path = folder / RECORD
     content = file_of_run(folder, RECORD)
-    if content is None:
-        return None
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise DllmBenchError(
-            f"{path} is damaged ({error}); move it away and make the run again, which seals the "
-            "finished samples."
-        ) from error
-    return RunRecord.from_json(text, str(path))
+    return None if content is None else RunRecord.from_json(content, str(folder / RECORD))
 
 
 def record_fingerprint(folder: Path) -> list[int]:
@@ -523,11 +513,6 @@ class OpenRunFolder:
             lock.release()
             raise
         return run
-
-    @property
-    def state(self) -> RunState:
-        """Sealed, or partial."""
-        return RunState.SEALED if self.record else RunState.PARTIAL
 
     def _load(self) -> None:
         sealed = read_record(self.folder)

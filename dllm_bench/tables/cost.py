@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir, read_yaml
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.groups import RunConfig, setting_in
 from dllm_bench.store.index import OTHER_TYPES, RecordIndex, TimedRun, summary_of
 from dllm_bench.store.inputs import files_of_pieces
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Query

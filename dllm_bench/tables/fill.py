@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.terminal import show
+from dllm_bench.core.output import show
 from dllm_bench.launch import slurm
 from dllm_bench.launch.local import run_all
 from dllm_bench.launch.slurm import SlurmJobs

@@ -24,12 +24,12 @@ from dllm_bench.benchmarks.items import local_data_only
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.paths import conf_file, default_pieces, options, read_yaml
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.files import is_folder
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import MissingInputError, missing_device, resolve, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.seal import first_items
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, slug
 from dllm_bench.store.store import RunState, Store
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query

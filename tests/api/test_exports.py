@@ -19,7 +19,7 @@ from lm_eval.utils import get_results_filenames, get_sample_results_filenames, m
 
 import dllm_bench as db
 from dllm_bench.api.exports import EXPORTS
-from dllm_bench.cli.export import FORMS
+from dllm_bench.cli.exchange import FORMS
 from dllm_bench.cli.main import main
 from dllm_bench.store.record import RunRecord
 

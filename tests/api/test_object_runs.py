@@ -18,8 +18,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.paths import assets_dir
 from dllm_bench.site.texts import TextSource
+from dllm_bench.store.cache import on_this_machine
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.settings import on_this_machine
 from tests.api.models import loaded, logits, transformers_object
 
 SETTINGS: dict[str, Any] = {"limit": 1, "benchmark.max_new_tokens": 32}

@@ -16,8 +16,8 @@ import scipy.stats
 
 from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import Judgement, judge_stored
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.frame import Row

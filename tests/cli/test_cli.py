@@ -7,19 +7,28 @@ Mostly called in this process for speed; what has to hold for the installed comm
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra._internal.hydra import Hydra
 
+import dllm_bench as db
 from dllm_bench import __version__
+from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import COMMANDS, main
-from dllm_bench.paths import options, read_yaml
+from dllm_bench.core.errors import SHOWN, DllmBenchError, unknown_name
+from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.paths import assets_dir, options, read_yaml
+from dllm_bench.training import DRAFTER_BENCHMARKS, FILTER_BENCHMARKS
+from dllm_bench.training.prompts import TASKS
 from tests.tiers import covering
 
 Capture = pytest.CaptureFixture[str]
@@ -76,12 +85,9 @@ def test_a_setting_in_the_place_of_a_name_is_told_what_belongs_there(line, group
     assert f"the name of a {group} belongs here" in refused(capsys, *line.split())
 
 
-def test_a_name_may_be_given_as_in_run(capsys: Capture) -> None:
-    printed = []
-    for name in ("minigsm", "benchmark=minigsm"):
-        assert main(["prompt", name]) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
+def test_a_name_may_be_given_as_in_run(command) -> None:
+    given = command("prompt", "minigsm", here=False)
+    assert given == command("prompt", "benchmark=minigsm", here=False)
 
 
 def test_console_script_is_the_same_command(tmp_path: Path) -> None:
@@ -99,9 +105,13 @@ MISTAKES, OTHER_MISTAKES, COMPLETED = (LINES[name] for name in ("run", "other", 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_is_one_sentence(line, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    started = time.process_time()
     assert main(["run", f"paths.results={tmp_path}", *line.split()]) == 2
+    assert time.process_time() - started < 10
     sentence = only_sentence(capsys)
     assert all(word in sentence for word in MISTAKES[line]) and ".py" not in sentence, sentence
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_run_is_composed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,25 +128,24 @@ def test_a_run_is_composed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("benchmark", ["minicode", "humaneval"])
 def test_unset_consent_is_one_sentence_before_anything_is_decoded(
-    benchmark: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    benchmark, command, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.delenv("DLLM_BENCH_ALLOW_CODE", raising=False)
-    arguments = [f"benchmark={benchmark}", f"paths.results={tmp_path}", "paths.data=."]
-    assert main(["run", "limit=1", *arguments]) == 2
-    assert "benchmark.allow_code_execution=true" in only_sentence(capsys)
+    said = command(f"run limit=1 benchmark={benchmark} paths.data=.", code=2)
+    assert "benchmark.allow_code_execution=true" in said and len(said.splitlines()) == 1
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("line", OTHER_MISTAKES)
-def test_other_mistakes_are_one_sentence(line: str, capsys: Capture, tmp_path: Path) -> None:
-    assert main([*line.split(), "--results", str(tmp_path)]) == 2
-    assert OTHER_MISTAKES[line] in only_sentence(capsys)
+def test_other_mistakes_are_one_sentence(line: str, command) -> None:
+    (sentence,) = command(line, code=2).splitlines()
+    assert sentence.startswith("dllm-bench: ") and OTHER_MISTAKES[line] in sentence
 
 
-def test_a_number_of_new_tokens_goes_with_no_prompt_that_has_masks(capsys: Capture) -> None:
-    prompt = "3 <|mask|> 4 = 7"
-    assert main(["generate", "tiny-llada", "fast_dllm", prompt, "--max-new-tokens", "8"]) == 2
-    assert "max_new_tokens=8 was given; leave that out" in only_sentence(capsys)
+def test_a_number_of_new_tokens_goes_with_no_prompt_that_has_masks(command) -> None:
+    words = ["3 <|mask|> 4 = 7", "--max-new-tokens", "8"]
+    said = command("generate tiny-llada fast_dllm", *words, code=2, here=False)
+    assert "max_new_tokens=8 was given; leave that out" in said
 
 
 def test_unknown_command_exits_2(capsys: Capture) -> None:
@@ -183,21 +192,18 @@ def test_a_closed_pipe_ends_the_print_of_defaults_in_silence(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_estimate_names_cost_and_memory_and_runs_nothing(capsys, tmp_path) -> None:
-    settings = ["hardware=cpu", "limit=10", f"paths.results={tmp_path}"]
-    assert main(["run", "--estimate", "decoder=lopa", *settings]) == 0
-    cost, memory = capsys.readouterr().out.splitlines()
+def test_an_estimate_names_cost_and_memory_and_runs_nothing(command, tmp_path) -> None:
+    said = command("run --estimate decoder=lopa hardware=cpu limit=10")
+    cost, memory = said.splitlines()
     assert cost.startswith("cost: about ") and "640 forwards" in cost
     assert "memory: weights 4." in memory and "cpu has" in memory
     assert os.listdir(tmp_path) == []
 
 
-def test_the_prompt_of_an_item_has_the_special_tokens_of_its_template(capsys: Capture) -> None:
-    assert main(["prompt", "minigsm", "model=tiny-dream-instruct", "--sample", "1"]) == 0
-    shown = capsys.readouterr().out
+def test_the_prompt_of_an_item_has_the_special_tokens_of_its_template(command) -> None:
+    shown = command("prompt minigsm model=tiny-dream-instruct --sample 1", here=False)
     assert shown.startswith("<|user|>Question:") and "<|assistant|>" in shown
-    assert main(["prompt", "minigsm", "--sample", "5000"]) == 2
-    assert "1000 items" in capsys.readouterr().err
+    assert "1000 items" in command("prompt minigsm --sample 5000", code=2, here=False)
 
 
 def completed(line: str, folder: Path) -> list[str]:
@@ -218,17 +224,14 @@ def test_the_shell_completes_commands_choices_and_settings(line: str, tmp_path: 
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-def test_the_lines_for_a_shell_are_read_by_bash(capsys: Capture) -> None:
-    assert main(["completion"]) == 0
-    lines = capsys.readouterr().out
-    script = f"set -e\n{lines}\ncomplete -p dllm-bench"
+def test_the_lines_for_a_shell_are_read_by_bash(command) -> None:
+    script = f"set -e\n{command('completion', here=False)}\ncomplete -p dllm-bench"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert "_python_argcomplete" in done.stdout, done
 
 
-def test_status_of_an_empty_store(capsys: Capture, tmp_path: Path) -> None:
-    assert main(["status", "--results", str(tmp_path)]) == 0
-    assert "No runs" in capsys.readouterr().out
+def test_status_of_an_empty_store(command) -> None:
+    assert "No runs" in command("status")
 
 
 def test_no_results_directory_is_no_working_directory(capsys, tmp_path, monkeypatch) -> None:
@@ -239,18 +242,15 @@ def test_no_results_directory_is_no_working_directory(capsys, tmp_path, monkeypa
     assert os.listdir(tmp_path) == []
 
 
-def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(capsys, tmp_path) -> None:
+def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(command, tmp_path) -> None:
     for name, text in (
         ("tables/lopa/table4.json", '{"cells": [{'),
         ("tables/lopa/table5.json", '{"cells": [{"state": "setting"}]}'),
-        ("figures/embedded/lopa/figure1.csv", "torn"),
+        ("figures/embedded/lopa/figure1.csv", "torn\n1,2"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
-    with (tmp_path / "figures/embedded/lopa/figure1.csv").open("a") as file:
-        file.write("1,2\n")
-    assert main(["status", "--results", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said = command("status")
     assert "`dllm-bench table lopa/table4` writes it again" in said
     assert "table lopa/table5: 1 cells, 1 setting" in said
     assert "`dllm-bench figure lopa/figure1` draws it again" in said
@@ -262,9 +262,8 @@ def test_doctor_looks_where_results_are_asked_for(capsys: Capture, tmp_path: Pat
     assert line.endswith(str(tmp_path))
 
 
-def test_only_a_manifest_that_was_written_is_named(capsys: Capture, tmp_path: Path) -> None:
-    assert main(["prefetch", "tiny-llada", "--to", str(tmp_path)]) == 0
-    assert "manifest" not in capsys.readouterr().out
+def test_only_a_manifest_that_was_written_is_named(command, tmp_path) -> None:
+    assert "manifest" not in command(f"prefetch tiny-llada --to {tmp_path}")
     assert os.listdir(tmp_path) == []
 
 
@@ -272,3 +271,60 @@ def test_only_a_manifest_that_was_written_is_named(capsys: Capture, tmp_path: Pa
 def test_a_learning_rate_is_above_zero(rate: str, capsys: Capture) -> None:
     for kind in (["filter", "tiny-llada"], ["drafter", "tiny-qwen3", "dflash"]):
         assert repr(rate) in refused(capsys, "train", *kind, "--lr", rate)
+
+
+def test_training_takes_prompts_of_every_task_and_names_the_usual_ones() -> None:
+    usual = {"filter": FILTER_BENCHMARKS, "drafter": DRAFTER_BENCHMARKS, "adapter": ("sentences",)}
+    for kind, names in usual.items():
+        option = COMMANDS["train"]["kinds"][kind]["arguments"]["--benchmark"]
+        assert option["choices"] == list(TASKS)
+        assert option["help"].endswith(f"default: {', '.join(names)}")
+
+
+Capture = pytest.CaptureFixture[str]
+MASK_TEXT = "<|mask|>"
+
+
+def test_of_many_names_the_nearest_five_are_shown() -> None:
+    known = [f"model-{number}" for number in range(90)]
+    message = unknown_name("model", "model-7x", known, listing="dllm-bench run --help")
+    assert message.count("model-") == SHOWN + 1 + 1  # those shown, the asked one, the question
+    assert "the nearest of 90; `dllm-bench run --help` lists them" in message
+    assert "did you mean 'model-7'" in message
+
+
+def test_a_mask_token_is_given_as_its_text() -> None:
+    for text in (f"model.mask_token={MASK_TEXT}", f"model.mask_token='{MASK_TEXT}'"):
+        assert compose(["model=tiny-llada", text])["model"]["mask_token"] == MASK_TEXT
+
+
+def test_a_lora_folder_whose_base_is_absent_is_told_how_to_name_it(tmp_path: Path) -> None:
+    config = {"base_model_name_or_path": "owner/base"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(DllmBenchError, match="adapter of 'owner/base', which was not") as error:
+        db.load_model(tmp_path)
+    assert f"model.lora={tmp_path}" in str(error.value)
+
+
+def test_an_autoregressive_layout_is_told_how_to_be_a_diffusion_model(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(assets_dir() / "tiny-qwen3", folder)
+    with pytest.raises(DllmBenchError, match=r"model\.attention_form=full"):
+        db.generate(folder, "Tom has 3 apples.", "vanilla", 32)
+    model = db.load_model(folder, attention_form="full")
+    assert len(db.generate(model, "Tom has 3 apples.", "vanilla", 32)) == 1
+
+
+@pytest.mark.parametrize("adapter", ["dream", "sdar", "llada_moe", "llada2"])
+def test_a_rotary_embedding_that_is_spelled_out_as_usual_is_accepted(adapter: str) -> None:
+    layout = ADAPTERS[adapter]
+    for usual in (None, {"rope_type": "default"}, {"type": "default"}):
+        layout.check({"rope_scaling": usual})
+    with pytest.raises(DllmBenchError, match="rope_scaling"):
+        layout.check({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+
+
+def test_messages_name_only_commands_that_there_are() -> None:
+    texts = [path.read_text() for path in Path(db.__file__).parent.rglob("*.py")]
+    named = re.findall(r"`dllm-bench ([a-z][a-z-]*)", " ".join(texts))
+    assert {"run", "status"} < set(named) <= set(COMMANDS)

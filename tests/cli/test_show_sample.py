@@ -21,10 +21,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dllm_bench.cli import show
-from dllm_bench.cli.main import main
 from dllm_bench.cli.show import named_sample
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.terminal import painted
+from dllm_bench.core.output import painted
 from dllm_bench.core.trace import AGAIN_MASKED, GIVEN, Change, Forward, ForwardKind, Trace
 from dllm_bench.site.decoding_order import DecodingOrder, block_borders, decoding_order
 from dllm_bench.store.record import SampleRecord, Session
@@ -279,16 +278,13 @@ def stored(root: Path) -> str:
     return spec.short
 
 
-def test_show_prints_the_picture_and_its_data(tmp_path, capsys) -> None:
-    show = ["show", stored(tmp_path).split("-")[-1], "--results", str(tmp_path)]
-    assert main([*show, "--sample", "a", "--canvas"]) == 0
-    picture = capsys.readouterr().out
+def test_show_prints_the_picture_and_its_data(command, tmp_path) -> None:
+    show = f"show {stored(tmp_path)}"
+    picture = command(f"{show} --sample a --canvas")
     assert "○●□" in picture and "after forward 2 (90%)" in picture
-    assert main([*show, "--sample", "a", "--json"]) == 0
-    plain = json.loads(capsys.readouterr().out)
+    plain = json.loads(command(f"{show} --sample a --json"))
     assert [token["born"] for token in plain["tokens"]] == [0, 1, 2, 2, 0, 0, 2, 2, 2, None]
-    assert main([*show, "--json"]) == 2
-    assert "add --sample ID" in capsys.readouterr().err
+    assert "add --sample ID" in command(f"{show} --json", code=2)
 
 
 def test_a_number_counts_samples_in_the_order_of_the_record() -> None:

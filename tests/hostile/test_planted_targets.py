@@ -22,44 +22,20 @@ import pytest
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 from dllm_bench.registry import TARGET, instantiate
 from dllm_bench.runs import rescore
 from dllm_bench.runs.runner import run
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store import cache
+from dllm_bench.store.cache import on_this_machine
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.settings import on_this_machine
 from dllm_bench.store.spec import SHOWN, RunSpec
 from dllm_bench.store.store import RECORD, SPEC, Store, read_samples
 from tests.resume import fakes
 from tests.tiers import covering
 
-PLANTS: dict[str, dict[str, Any]] = {
-    "a shell": {TARGET: "os.system", "command": "touch {canary}"},
-    "an open file": {TARGET: "builtins.open", "file": "{canary}", "mode": "w"},
-    "a writer of the package": {
-        TARGET: "dllm_bench.store.files.write_atomic",
-        "path": "{canary}",
-        "content": "x",
-    },
-    "a rule that is executed": {
-        TARGET: "builtins.exec",
-        "source": "open('{canary}', 'w')",
-    },
-    "the module of the command line": {TARGET: "dllm_bench.__main__.main"},
-    "a profile from a file": {TARGET: "length.read_step_profile", "source": "{canary}"},
-    "a filter from a file": {TARGET: "filter.learned", "source": "{canary}"},
-    "a drafter from a file": {TARGET: "drafter.model", "source": "{canary}"},
-    "another benchmark": {
-        TARGET: "benchmark.prompts",
-        "name": "x",
-        "dataset": "gsm8k",
-        "max_new_tokens": 1,
-        "data_dir": "{canary}",
-    },
-    "a logger": {TARGET: "logger.wandb"},
-    "no text at all": {TARGET: ["os.system"]},
-}
+PLANTS = read_yaml(Path(__file__).with_name("planted_targets.yaml"))
 EVENTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect")
 DECODERS = ("fast_dllm", "lopa_dream", "learn2pd", "dspark")
 _watched: list[tuple[Path, list[str]]] = []
@@ -170,16 +146,13 @@ def test_a_served_request_cannot_carry_a_target(tmp_path: Path) -> None:
                 instantiate({**engine, "body": body}, "model")
 
 
-def test_an_override_cannot_plant_a_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_override_cannot_plant_a_target(tmp_path, command) -> None:
     canary = tmp_path / "canary"
     target = f"{{_target_: dllm_bench.store.files.write_atomic, path: '{canary}', content: x}}"
     for setting in ("benchmark.stop", "benchmark.template"):
-        words = ["run", f"{setting}=[{target}]", f"paths.results={tmp_path}", "limit=1"]
         with nothing_runs(canary):
-            assert main(words) == 2
-        assert "write_atomic" in capsys.readouterr().err
+            said = command("run limit=1", f"{setting}=[{target}]", code=2)
+        assert "write_atomic" in said
 
 
 # --- a stranger's results folder -----------------------------------------------------------------
@@ -213,9 +186,7 @@ def replant(store: Store, record: RunRecord, plain: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", covering(12, PLANTS))
-def test_reading_a_strangers_results_runs_nothing(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reading_a_strangers_results_runs_nothing(name, tmp_path, capsys) -> None:
     """Planted everywhere in a sealed record; no command reading it may call, open or crash."""
     store, record = sealed(tmp_path)
     canary, results = tmp_path / "canary", str(tmp_path)
@@ -250,20 +221,14 @@ PIECES: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("slot", ["explore", "cache", "stop", "revise"])
 def test_a_piece_of_another_slot_does_not_stop_rescoring(
-    slot: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    slot, tmp_path, monkeypatch, command
 ) -> None:
     """Grading succeeds, so that the record is sealed again from its planted settings."""
     store, record = sealed(tmp_path)
     monkeypatch.setattr(rescore, "benchmark_of", lambda plain: fakes.Letters())
     for piece in PIECES:
-        shown = replant(
-            store, record, planted(record.spec.to_plain(), ("decoder", slot), piece, False)
-        )
-        assert main(["rescore", shown[:10], "--results", str(tmp_path)]) == 0, piece
-        assert "samples changed" in capsys.readouterr().out
+        plain = planted(record.spec.to_plain(), ("decoder", slot), piece, False)
+        assert "samples changed" in command("rescore", replant(store, record, plain)[:10]), piece
 
 
 def test_paths_consent_and_servers_of_a_record_are_not_used(tmp_path: Path) -> None:
@@ -279,9 +244,7 @@ def test_paths_consent_and_servers_of_a_record_are_not_used(tmp_path: Path) -> N
     assert "path" not in on_this_machine("model", {**model, "name": "../x,a=b"}, compose)
 
 
-def test_a_cache_that_came_with_a_results_folder_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_came_with_a_results_folder_is_ignored(tmp_path, monkeypatch) -> None:
     """A cache holds composed settings, consent among them: only this user's own counts."""
     own = cache.DerivedCache(tmp_path / "results", "settings", ["v"])
     own.put("compose []", [], {"allow_code_execution": False})

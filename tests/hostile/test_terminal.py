@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from dllm_bench.cli.main import main
-from dllm_bench.core import secrets, terminal
+from dllm_bench.core import output
 from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.store.store import SAMPLES, read_samples
 from tests.hostile.test_planted_targets import sealed
@@ -33,9 +32,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("field", ["id", "text", "raw", "cut"])
-def test_show_writes_no_code_of_a_sample(
-    field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_writes_no_code_of_a_sample(field, tmp_path, capsys) -> None:
     store, record = sealed(tmp_path)
     path = store.path(record.spec) / SAMPLES
     (name, sample), *_ = read_samples(store.path(record.spec)).items()
@@ -51,28 +48,24 @@ def test_show_writes_no_code_of_a_sample(
         assert field != "cut" or code == 0
 
 
-def test_names_in_files_and_folders_are_written_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_in_files_and_folders_are_written_out(tmp_path, command) -> None:
     folder = tmp_path / "tables" / f"x{HOSTILE.replace('/', '')}"
     folder.mkdir(parents=True)
     (folder / "t.json").write_text("{}")
     figures = tmp_path / "figures" / "embedded" / f"y{HOSTILE}"
     figures.mkdir(parents=True)
     (figures / "f.csv").write_text(f"kind,y,state\nmeasured,,{HOSTILE[:4]}\n", encoding="utf-8")
-    assert main(["status", "--results", str(tmp_path)]) == 0
-    assert main(["show", HOSTILE, "--results", str(tmp_path)]) == 2
-    assert main(["run", f"model={HOSTILE}", f"paths.results={tmp_path}"]) == 2
-    printed = capsys.readouterr()
-    assert "\\x1b" in printed.out and "\\x1b" in printed.err
-    assert_clean(printed.out + printed.err)
+    listed = command("status")
+    refused = command("show", HOSTILE, code=2) + command("run", f"model={HOSTILE}", code=2)
+    assert "\\x1b" in listed and "\\x1b" in refused
+    assert_clean(listed + refused)
 
 
 @pytest.mark.parametrize("tty", [True, False])
 def test_progress_shows_no_code_and_no_secret(tty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_secrets", {})
+    monkeypatch.setattr(output, "_secrets", {})
     monkeypatch.setenv("TERM", "xterm")
-    secrets.keep_out(KEY)
+    output.keep_out(KEY)
     stream = Terminal() if tty else io.StringIO()
     with ManyRunsProgress(2, stream) as progress:
         progress.update("a", f"{HOSTILE} {KEY}")
@@ -83,15 +76,13 @@ def test_progress_shows_no_code_and_no_secret(tty: bool, monkeypatch: pytest.Mon
     assert "\x1b]0;" not in text
 
 
-def test_errors_warnings_and_consoles_are_cleaned(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(secrets, "_secrets", {})
-    secrets.keep_out(KEY)
-    terminal.clean_warnings()
-    terminal.show(HOSTILE + KEY)
-    terminal.show_error(HOSTILE + KEY)
-    terminal.console(width=80).print(HOSTILE + KEY, markup=False)
+def test_errors_warnings_and_consoles_are_cleaned(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(output, "_secrets", {})
+    output.keep_out(KEY)
+    output.clean_warnings()
+    output.show(HOSTILE + KEY)
+    output.show_error(HOSTILE + KEY)
+    output.console(width=80).print(HOSTILE + KEY, markup=False)
     shown = warnings.formatwarning(HOSTILE + KEY, UserWarning, "file", 1, "line")
     printed = capsys.readouterr()
     for text in (shown, printed.out, printed.err):

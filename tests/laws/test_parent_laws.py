@@ -16,7 +16,7 @@ from dllm_bench.core.request import Option
 from dllm_bench.launch.local import run
 from dllm_bench.methods.likelihood import LikelihoodDecoder
 from dllm_bench.models.load import load_model
-from dllm_bench.runs.parent import Parent, emitted
+from dllm_bench.runs.runner import Parent, emitted
 from dllm_bench.store.inputs import model_spec
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch import Tensor
 
+from dllm_bench import parallel
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Option, Request
 from dllm_bench.decoding.defaults import Greedy
@@ -46,12 +49,26 @@ FINAL = {
     for name, case in CASES.items()
 }
 REQUEST = Request("dist", tuple(range(3, 14)), 32, seed=5)
-Found = tuple[Generation, list[int], list[int]]
+Found = tuple[Generation, list[int]]
+
+
+class CountedSums:
+    """torch.distributed, with the bytes of every sum over the processes."""
+
+    def __init__(self) -> None:
+        self.sent = list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def all_reduce(self, values: Tensor, group: dist.ProcessGroup) -> None:
+        self.sent.append(values.nbytes)
+        dist.all_reduce(values, group=group)
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Every decoder in turn on the same tiny model; with the bytes of its rounds."""
+    """Every decoder in turn on the same tiny model; with the bytes of its sums over processes."""
 
     decoders: dict[str, MaskedDecoder]
     layout: str = "dream"
@@ -60,10 +77,9 @@ class Decode:
         model, found = tiny_denoiser(self.layout, seed=1), {}
         ranks.split(model)
         for name, decoder in self.decoders.items():
-            before = len(ranks.workers.traffic.exchanged)
-            generation = ranks.generate(decoder, model, REQUEST)
-            traffic = ranks.workers.traffic
-            found[name] = generation, traffic.exchanged[before:], traffic.committed[before:]
+            parallel.dist = counted = CountedSums()
+            found[name] = ranks.generate(decoder, model, REQUEST), counted.sent
+        parallel.dist = dist
         return found
 
 
@@ -93,7 +109,7 @@ def test_branches_on_several_processes_decode_what_one_does(layout, decoders, tm
     expected = alone(decoders)
     assert max(expected["lopa"]["branches"]) == 4 and max(expected["lopa"]["winner"]) > 0
     for found in on_all_ranks(layout, Decode(decoders), tmp_path):
-        assert {name: facts(generation) for name, (generation, *_) in found.items()} == expected
+        assert {name: facts(generation) for name, (generation, _) in found.items()} == expected
 
 
 def test_a_round_sends_a_number_a_branch_and_three_a_position(tmp_path: Path) -> None:
@@ -103,16 +119,15 @@ def test_a_round_sends_a_number_a_branch_and_three_a_position(tmp_path: Path) ->
     decoders = {"window": decoder, "credit": replace(decoder, score=Confidence()), "kv": finishing}
     for found in on_all_ranks(ParallelLayout(branches=2), Decode(decoders), tmp_path):
         for name, numbers in (("window", 3), ("credit", 2)):  # a probability that ranks goes once
-            generation, exchanged, committed = found[name]
+            generation, sent = found[name]
             branches = [forward.branches for forward in generation.trace.forwards]
-            assert exchanged == [(4 * k + 4 * numbers * 32) * (k > 1) for k in branches]
-            assert not any(committed)
-        generation, _, committed = found["kv"]
+            assert sent == [size for k in branches if k > 1 for size in (4 * k, 4 * numbers * 32)]
+        _, sent = found["kv"]
         model = tiny_denoiser("dream", seed=1).module.config
         heads = model.num_key_value_heads * model.hidden_size // model.num_attention_heads
         block = 4 * 2 * model.num_hidden_layers * heads * 8  # keys and values of a finished block
-        assert {size // block for size in committed if size} == {1}
-        assert len([size for size in committed if size]) >= 2
+        committed = [size for size in sent if size >= block]
+        assert {size // block for size in committed} == {1} and len(committed) >= 2
 
 
 def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path) -> None:
@@ -127,7 +142,7 @@ def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, tmp_path)
     decoders = {name: CASES[name] for name in ("lopa", "greedy", "dual")}
     layout = ParallelLayout(branches=branches, tensors=2)
     for found in on_all_ranks(layout, Decode(decoders, "llada"), tmp_path):
-        here = {name: facts(generation) for name, (generation, *_) in found.items()}
+        here = {name: facts(generation) for name, (generation, _) in found.items()}
         assert here == alone(decoders, "llada")
 
 

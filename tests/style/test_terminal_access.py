@@ -1,4 +1,4 @@
-"""Only `core/terminal.py` writes to the terminal, so that all that is shown is cleaned."""
+"""Only `core/output.py` writes to the terminal, so that all that is shown is cleaned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.style.trees import tree_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "dllm_bench"
-WRITER = "core/terminal.py"
+WRITER = "core/output.py"
 STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
 OTHERS = {"cli/main.py": "redirects a closed standard output", "runs/progress.py": "names a stream"}
 

@@ -11,8 +11,8 @@ import pytest
 
 from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.paths import options
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.groups import RunConfig
-from dllm_bench.store.settings import SettingsCache
 from dllm_bench.tables import cost
 from dllm_bench.tables.cost import (
     Cost,

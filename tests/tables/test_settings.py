@@ -12,12 +12,17 @@ import pytest
 from dllm_bench import paths
 from dllm_bench.api import compose as composing
 from dllm_bench.cli.main import main
-from dllm_bench.core import secrets
+from dllm_bench.core import output
 from dllm_bench.paths import assets_dir, conf_dir
-from dllm_bench.store import inputs, settings
-from dllm_bench.store.cache import DerivedCache, fingerprint, fingerprints
+from dllm_bench.store import cache, inputs
+from dllm_bench.store.cache import (
+    DerivedCache,
+    SettingsCache,
+    default_paths,
+    fingerprint,
+    fingerprints,
+)
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.settings import SettingsCache, default_paths
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import load
@@ -38,7 +43,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a copy of conf that may be changed."""
     copy = tmp_path / "conf"
     shutil.copytree(conf_dir(), copy)
-    for module in (paths, composing, settings, load):
+    for module in (paths, composing, cache, load):
         monkeypatch.setattr(module, "conf_dir", lambda: copy)
     forget_composed()
     yield copy
@@ -83,7 +88,7 @@ def test_without_a_home_directory_nothing_is_kept_and_nothing_fails(tmp_path, mo
 
 
 def test_a_secret_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_secrets", {"sk-0123456789abcdef": None})
+    monkeypatch.setattr(output, "_secrets", {"sk-0123456789abcdef": None})
     cache = DerivedCache(tmp_path, "kind", ["1"])
     cache.put("key", [], {"url": "x?key=sk-0123456789abcdef"})
     assert cache.get("key", []) is None
@@ -167,12 +172,12 @@ def test_a_changed_line_of_the_package_forgets_everything(tmp_path, monkeypatch)
     package = tmp_path / "package"
     (package / "assets").mkdir(parents=True)
     (package / "code.py").write_text("a = 1\n")
-    monkeypatch.setattr(settings, "PACKAGE", package)
-    before = settings.made_by()
+    monkeypatch.setattr(cache, "PACKAGE", package)
+    before = cache.made_by()
     (package / "assets" / "weights").write_text("read where settings name it")
-    assert settings.made_by() == before
+    assert cache.made_by() == before
     (package / "code.py").write_text("a = 2\n")
-    assert settings.made_by() != before
+    assert cache.made_by() != before
 
 
 def test_a_file_that_a_decoder_names_is_part_of_what_it_is_remembered_by(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from dllm_bench.core.errors import FALLBACKS
 from dllm_bench.decoding import fused, numerics
 from dllm_bench.decoding.numerics import (
     argmax,
@@ -23,7 +24,6 @@ from dllm_bench.decoding.numerics import (
     neg_entropy,
     read_logits,
 )
-from dllm_bench.fallbacks import FALLBACKS
 
 LENGTHS = (7, 552, 2**12, 4613, 2**17 + 1)
 

@@ -26,10 +26,9 @@ from torch.utils._pytree import tree_leaves
 from dllm_bench.api.compose import compose
 from dllm_bench.api.generation import decoder as decoder_named
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import FALLBACKS, DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.fallbacks import FALLBACKS
 from dllm_bench.methods.remasking import leave_one_out
 from dllm_bench.models import acceleration, attention
 from dllm_bench.models.acceleration import (

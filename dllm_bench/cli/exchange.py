@@ -1,0 +1,168 @@
+"""`dllm-bench prefetch`, `import`, `export` and `lm-eval`: models from elsewhere, runs and decoders
+for other programs.
+
+Models are downloaded for machines without network, downloads are verified, and GGUF files become
+checkpoint folders. Runs are written in forms that other programs read, a decoder for transformers'
+`custom_generate`. lm-eval's own command line runs with this project's models and decoders.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.cli.common import as_model, compose, open_store, print_lines
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.output import show
+from dllm_bench.paths import IMPORTED, expanded, place_of
+from dllm_bench.registry import require_known
+from dllm_bench.store.files import explain_write_errors, make_folder
+from dllm_bench.store.groups import RunConfig
+from dllm_bench.store.inputs import model_spec
+
+if TYPE_CHECKING:
+    from dllm_bench.runs.prompts import PromptGenerator
+
+CUSTOM_GENERATE = "custom-generate"
+FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
+"""Formats for runs, listed here because the modules that write them import torch."""
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def prefetch_models(arguments: Namespace) -> int:
+    """Download or verify; with --verify, 1 if a file is missing or damaged."""
+    named = [compose([as_model(name)])["model"] for name in arguments.models]
+    from dllm_bench.models.sources import MANIFEST, hub_cache, prefetch, verify_manifest
+
+    cache = (arguments.to or hub_cache()).expanduser().absolute()
+    if arguments.verify:
+        results = list(verify_manifest(cache))
+        print_lines(
+            f"{'no' if bad else 'ok'}  {source}  {'; '.join(bad)}" for source, bad in results
+        )
+        return 1 if any(problems for _, problems in results) else 0
+    if not arguments.models:
+        raise DllmBenchError("prefetch needs the names of models, as in model=NAME, or --verify.")
+    specs = [model_spec(model) for model in named]
+    for source, folder in prefetch(specs, cache):
+        show(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
+    manifest = cache / MANIFEST
+    line = f"manifest: {manifest}; copy it together with its folder"
+    return print_lines([line] if manifest.is_file() else [])
+
+
+def import_file(arguments: Namespace) -> int:
+    """Write the folder and say how to use it."""
+    file = expanded(arguments.file)
+    if find_spec("gguf") is None:
+        raise DllmBenchError(
+            "Reading a GGUF file needs the package gguf, which is not installed; install it: "
+            "pip install 'dllm-bench[real]'"
+        )
+    source = arguments.to or f"{IMPORTED}{file.stem}"
+    from dllm_bench.models.gguf_import import import_gguf  # torch takes seconds to import
+
+    import_gguf(Path(file), place_of(source))
+    return print_lines(
+        [
+            f"written: {place_of(source)}",
+            f'use it: dllm-bench generate {source} ar --chat "What is a prime number?"',
+        ]
+    )
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+def export(arguments: Namespace) -> int:
+    """Write runs in one of the forms, or a decoder, and list the files."""
+    kind, *rest = arguments.words
+    if kind == CUSTOM_GENERATE:
+        return export_decoder(rest, Path(arguments.to))
+    require_known("form", arguments.to, FORMS)
+    if arguments.to == "eee" and not arguments.organization:
+        raise DllmBenchError(
+            "--to eee needs the name of who ran the evaluation; add --organization NAME, and "
+            "--relationship if it is not a third party."
+        )
+    store, out = open_store(arguments), arguments.out or Path("export")
+    entries = [store.find(name) for name in arguments.words]
+    # torch takes seconds to import: only after the names were checked
+    from dllm_bench.api.exports import EXPORTS, Export
+    from dllm_bench.site.texts import TextSource
+
+    publisher = (arguments.organization, arguments.relationship, arguments.dataset, arguments.task)
+    with explain_write_errors(out):
+        make_folder(out)
+        return listed(EXPORTS[arguments.to](Export(entries, TextSource(compose), out, *publisher)))
+
+
+def export_decoder(words: list[str], folder: Path) -> int:
+    """Write a folder that transformers can load a decoder from, and list its files."""
+    if not words:
+        raise DllmBenchError(f"export {CUSTOM_GENERATE} needs a decoder: a name of conf/decoder.")
+    from dllm_bench.api.compose import compose_decoder
+
+    name, *settings = words
+    compose_decoder(name, settings)
+    # torch takes seconds to import: only after the names were checked
+    from dllm_bench.api import custom_generate
+    from dllm_bench.api.generation import composed_decoder
+
+    decoder = composed_decoder(name, settings)
+    with explain_write_errors(folder):
+        written = custom_generate.export(name, decoder, folder)
+    return listed(written)
+
+
+def listed(paths: Iterable[Path | str]) -> int:
+    """Print what was written."""
+    return print_lines([f"written: {path}" for path in paths])
+
+
+# --- lm-eval --------------------------------------------------------------------------------------
+
+
+def run_lm_eval(arguments: Sequence[str]) -> int:
+    """Check the names of this project in the arguments, then pass all arguments to lm-eval."""
+    parsed = parsed_by_lm_eval(arguments)
+    if getattr(parsed, "model", None) == "dllm_bench":
+        composed(parsed.model_args or {})
+    from dllm_bench.benchmarks.lm_eval_model import execute
+
+    execute(parsed, build_generator)
+    return 0
+
+
+def parsed_by_lm_eval(arguments: Sequence[str]) -> Namespace:
+    """Return the arguments as lm-eval parses them; `func` runs what they ask for. Exits on --help
+    and on mistakes.
+    """
+    # importing lm-eval takes a second, importing its arguments alone less
+    from lm_eval._cli import HarnessCLI
+
+    argv = sys.argv
+    sys.argv = ["dllm-bench lm-eval", *arguments]
+    try:
+        return HarnessCLI().parse_args()
+    finally:
+        sys.argv = argv
+
+
+def composed(settings: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration for `--model_args NAME=VALUE,…`, as lm-eval reads them."""
+    return compose([f"{name}={value}" for name, value in settings.items()])
+
+
+def build_generator(settings: Mapping[str, Any]) -> PromptGenerator:
+    """Return the text generator that lm-eval calls for `--model_args`."""
+    config = composed(settings)
+    from dllm_bench.runs.prompts import generator  # torch takes seconds to import
+
+    return generator(config)
