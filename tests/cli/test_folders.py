@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.api.compose import check_folder, compose
-from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import assets_dir, options
 from dllm_bench.store.groups import ModelGroup
@@ -88,15 +87,12 @@ def test_an_experiment_is_a_preset_of_settings() -> None:
     assert compose(["+experiment=first_run", "decoder=vanilla"])["decoder"]["name"] == "vanilla"
 
 
-def test_doctor_and_prefetch_take_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prefetch", f"model='{folder}'"]) == 0
-    assert "nothing to fetch" in capsys.readouterr().out
-    main(["doctor", str(folder), "model.chat=false", "hardware.dtype=bfloat16"])
-    said = capsys.readouterr().out
+def test_doctor_and_prefetch_take_folders(folder: Path, command) -> None:
+    assert "nothing to fetch" in command("prefetch", f"model='{folder}'")
+    said = command("doctor", str(folder), "model.chat=false", "hardware.dtype=bfloat16")
     assert "plain prompts" in said and "run in bfloat16" in said
     (folder / "tokenizer.json").unlink()
-    assert main(["doctor", f"model='{folder}'"]) == 2
-    assert "lacks a tokenizer" in capsys.readouterr().err
+    assert "lacks a tokenizer" in command("doctor", f"model='{folder}'", code=2)
 
 
 def test_shipped_models_lack_nothing() -> None:

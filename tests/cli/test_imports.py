@@ -64,17 +64,15 @@ def endings(stdout: str) -> list[str]:
     return [line for line in stdout.splitlines() if ": exit code " in line]
 
 
-def test_help_imports_nothing_that_is_slow(tmp_path: Path) -> None:
-    commands = [[*words, "--help"] for words in HELP]
-    stdout, _ = imported(NOT_FOR_HELP, commands, tmp_path)
-    expected = [f"{' '.join(words)}: exit code 0, imported []" for words in commands]
-    assert endings(stdout) == expected
-
-
-def test_help_of_what_makes_runs_imports_no_bars(tmp_path: Path) -> None:
-    commands = [[command, "--help"] for command in ("table", "figure", "claims")]
-    stdout, _ = imported(("rich",), commands, tmp_path)
-    assert endings(stdout) == [f"{' '.join(c)}: exit code 0, imported []" for c in commands]
+@pytest.mark.parametrize(
+    ("slow", "words"),
+    [(NOT_FOR_HELP, HELP), (("rich",), [["table"], ["figure"], ["claims"]])],  # rich: bars of runs
+    ids=["every command", "commands that make runs"],
+)
+def test_help_imports_nothing_that_is_slow(slow, words, tmp_path) -> None:
+    commands = [[*one, "--help"] for one in words]
+    stdout, _ = imported(slow, commands, tmp_path)
+    assert endings(stdout) == [f"{' '.join(one)}: exit code 0, imported []" for one in commands]
 
 
 def test_a_wrong_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from dllm_bench.cli.run import overview
 from dllm_bench.core.benchmark import SampleScore, judge_error
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.metrics.definitions import measure
+from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.runs.progress import headline
 from dllm_bench.site.run_page import tiles
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
+from scripts.check_reference import reference_records
 from tests.sample_stats import stored_sample
 
 
@@ -61,15 +65,6 @@ def store_of(root: Path, *records: RunRecord) -> Store:
     return store
 
 
-def begin(store: Store, run: RunSpec, *samples: SampleRecord) -> None:
-    """Leave a run of five items that has these samples."""
-    with store.open(run) as opened:
-        opened.expect(5)
-        opened.begin(Session(0.0, 0, {}))
-        for one in samples:
-            opened.append(one)
-
-
 def test_summary_names_definition_machine_and_commit() -> None:
     text = "\n".join(show.summary_lines(record([1.0, 0.0])))
     assert "score 50.0 [" in text
@@ -105,27 +100,27 @@ def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) 
 
 def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
     store = store_of(tmp_path, record([1.0, 1.0]))
-    begin(store, spec(seed=1), sample())
+    with store.open(spec(seed=1)) as opened:
+        opened.expect(5)
+        opened.begin(Session(0.0, 0, {}))
+        opened.append(sample())
     lines = list(runs.run_lines(store))
     assert sorted(line.split()[1] for line in lines[1:3]) == ["partial", "sealed"]
     assert any(" 1/5 " in line for line in lines)
     assert any("100.0 [" in line and " 2.00 " in line for line in lines)
 
 
-def test_runs_are_told_apart_chosen_and_sorted(tmp_path, capsys) -> None:
+def test_runs_are_told_apart_chosen_and_sorted(command, tmp_path) -> None:
     scores = enumerate(([1.0, 0.0], [1.0, 1.0], [0.0, 0.0]))
     store_of(tmp_path, *(record(values, seed=seed) for seed, values in scores))
 
-    def rows(*options: str) -> list[dict[str, Any]]:
-        assert main(["status", "--results", str(tmp_path), "--json", *options]) == 0
-        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-        return found
+    def rows(*options: str) -> list[Any]:
+        return list(json.loads(command("status --json", *options)))
 
     assert [row["settings"] for row in rows("--sort", "score")] == ["seed 1", "seed 0", "seed 2"]
     assert [row["score"] for row in rows("--where", "seed 2")] == [0.0]
     assert rows("--where", "seed 2", "seed 1") == []
-    assert main(["status", "--results", str(tmp_path), "--sort", "scor"]) == 2
-    assert "did you mean 'score'?" in capsys.readouterr().err
+    assert "did you mean 'score'?" in command("status --sort scor", code=2)
 
 
 def test_a_multirun_ends_with_a_table_of_its_runs() -> None:
@@ -149,15 +144,14 @@ def test_a_run_of_a_multirun_is_one_line(tmp_path, capsys) -> None:
         assert "done" not in said.err
 
 
-def test_removed_runs_are_gone_and_runs_in_use_stay(tmp_path, capsys) -> None:
+def test_removed_runs_are_gone_and_runs_in_use_stay(command, tmp_path) -> None:
     store = Store(tmp_path / "runs")
     one, other = (spec(seed=seed) for seed in (0, 1))
     with store.open(one), store.open(other):
-        assert main(["runs", "rm", one.short, "--results", str(tmp_path)]) == 2
-        assert "being written by process" in capsys.readouterr().err
-    assert main(["runs", "rm", one.short, "nothing", "--results", str(tmp_path)]) == 2
+        assert "being written by process" in command("runs rm", one.short, code=2)
+    command("runs rm", one.short, "nothing", code=2)
     assert store.path(one).is_dir()
-    assert main(["runs", "rm", one.short, "--results", str(tmp_path)]) == 0
+    command("runs rm", one.short)
     assert [entry.spec for entry in store.entries()] == [other]
 
 
@@ -178,3 +172,41 @@ def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
     (entry,) = store.entries()
     with pytest.raises(DllmBenchError, match="partial"):
         sealed_record(entry)
+
+
+@pytest.fixture(scope="module")
+def records() -> list[RunRecord]:
+    """Return three runs of LoPA on one model and benchmark."""
+    alike = (
+        record
+        for record in reference_records()
+        if (record.spec.label, record.spec.model.name, record.spec.benchmark.name)
+        == ("lopa", "tiny-d2f-dream-instruct-free", "minigsm_free")
+        and record.spec.repeats == 1
+    )
+    return [next(alike), next(alike), next(alike)]
+
+
+def first_rows(record: RunRecord, rows: slice) -> RunRecord:
+    return replace(record, columns={name: values[rows] for name, values in record.columns.items()})
+
+
+def row(lines: Sequence[str], name: str) -> list[str]:
+    return next(line for line in lines if line.startswith(f"{name} ")).split()
+
+
+def test_settings_that_differ_are_shown_with_the_values_of_each_run(records) -> None:
+    lines = list(RunComparison(tuple(records)).lines())
+    k = [str(record.spec.decoder["explore"]["k"]) for record in records]
+    assert len(set(k)) > 1
+    assert row(lines, "explore.k")[1:] == k
+    assert not any(line.startswith("schedule.block ") for line in lines)
+
+
+def test_metrics_are_those_of_the_shared_samples(records: list[RunRecord]) -> None:
+    a, b = first_rows(records[0], slice(0, 40)), first_rows(records[1], slice(20, 60))
+    lines = list(RunComparison((a, b)).lines())
+    assert "metrics over 20 shared samples" in lines
+    shared = {name: values[20:] for name, values in a.columns.items()}
+    expected = measure("tpf/emitted", from_columns(shared))
+    assert row(lines, "tpf/emitted")[1] == f"{expected:.3f}"

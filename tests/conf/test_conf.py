@@ -104,23 +104,15 @@ def decoder_of(overrides: list[str]) -> Any:
     return instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
 
 
-@pytest.mark.parametrize("name", ["credit", "klass"])
-def test_a_short_answer_fits_into_a_decoder_of_long_blocks(name: str) -> None:
-    decoder = decoder_of([f"decoder={name}"])
-    request = Request("short", tuple(range(20, 30)), 32)
-    generation = decoder.generate(tiny_denoiser("llada", seed=1), request)
-    assert decoder.schedule.block == 64 and len(generation.ids) == 32
-
-
-FREE = 96  # new tokens of minigsm_free
-OF_LENGTH = re.compile(r"decoder\.(schedule\.\w+=true)")  # a setting that a refusal names
-
-
+@pytest.mark.parametrize("new", [32, 96], ids=["shorter", "not a multiple"])
 @pytest.mark.parametrize("name", ["credit", "credit_lopa", "klass"])
-def test_a_length_that_long_blocks_do_not_divide_ends_with_a_short_one(name: str) -> None:
-    request = Request("free", tuple(range(20, 30)), FREE)
-    generation = decoder_of([f"decoder={name}"]).generate(tiny_denoiser("llada", seed=1), request)
-    assert len(generation.ids) == FREE
+def test_a_decoder_of_long_blocks_ends_any_length_with_a_short_one(name: str, new: int) -> None:
+    decoder, request = decoder_of([f"decoder={name}"]), Request("r", tuple(range(20, 30)), new)
+    generation = decoder.generate(tiny_denoiser("llada", seed=1), request)
+    assert decoder.schedule.block == 64 and len(generation.ids) == new
+
+
+OF_LENGTH = re.compile(r"decoder\.(schedule\.\w+=true)")  # a setting that a refusal names
 
 
 @pytest.mark.parametrize("name", ["credit", "credit_adaptive", "klass"])
@@ -219,9 +211,7 @@ def test_every_launcher_composes(name: str) -> None:
     assert compose([f"hydra/launcher={name}"]) == compose([])
 
 
-def test_an_experiment_chooses_the_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_experiment_chooses_the_launcher(tmp_path, monkeypatch, capsys) -> None:
     """Its jobs go where it says; a single run, for which Hydra starts no launcher, is refused."""
     (tmp_path / "experiment").mkdir()
     (tmp_path / "hydra/launcher").mkdir(parents=True)

@@ -90,9 +90,7 @@ def test_a_bad_member_is_refused_by_an_error_that_names_it(what: str, tmp_path: 
     assert not set(map(chr, range(32))) & set(str(caught.value))
 
 
-def test_too_many_and_too_large_records_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_and_too_large_records_are_refused(tmp_path, monkeypatch) -> None:
     def several(packed: tarfile.TarFile) -> None:
         for index in range(4):
             member(f"runs/a/b/c-{index:010}/record.json")(packed)
@@ -105,9 +103,7 @@ def test_too_many_and_too_large_records_are_refused(
         store_of(tmp_path, member(NAME, b"x" * 11)).folders()
 
 
-def test_a_small_file_that_unpacks_to_gigabytes_ends_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_that_unpacks_to_gigabytes_ends_early(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(archive, "MAX_BYTES", 2**22)
 
     def zeros(packed: tarfile.TarFile) -> None:
@@ -156,9 +152,7 @@ def test_an_archive_that_is_a_link_is_refused(tmp_path: Path) -> None:
         Store(tmp_path / "theirs" / "runs").folders()
 
 
-def test_a_run_of_an_archive_has_no_folder_that_could_be_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_an_archive_has_no_folder_that_could_be_removed(tmp_path, capsys) -> None:
     store = Store(tmp_path / "made" / "runs")
     record = run(SPEC_3, store=store, deps=fakes.deps())
     text = (store.path(SPEC_3) / RECORD).read_bytes()

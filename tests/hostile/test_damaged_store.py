@@ -85,9 +85,18 @@ def seeds(name: str) -> range:
     return range(start, start + FLIPS)
 
 
-def check_flips(store: Store, name: str, chosen: range) -> None:
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "part",
+    [
+        slice(SAMPLE_OF_FLIPS),
+        pytest.param(slice(SAMPLE_OF_FLIPS, None), marks=pytest.mark.exhaustive),
+    ],
+    ids=["some", "all others"],
+)
+def test_a_flipped_byte_is_named_or_changes_nothing(store: Store, name: str, part: slice) -> None:
     """Each flip is named by `verify`, without a traceback, or what is read is the same."""
-    folder = store.path(SPEC_N)
+    folder, chosen = store.path(SPEC_N), seeds(name)[part]
     before, content = content_of(folder), (folder / name).read_bytes()
     named = 0
     for seed in chosen:
@@ -101,17 +110,6 @@ def check_flips(store: Store, name: str, chosen: range) -> None:
     assert named > 0.9 * len(chosen)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_flipped_byte_is_named_or_changes_nothing(store: Store, name: str) -> None:
-    check_flips(store, name, seeds(name)[:SAMPLE_OF_FLIPS])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", FILES)
-def test_hundreds_of_flipped_bytes_are_named_or_change_nothing(store: Store, name: str) -> None:
-    check_flips(store, name, seeds(name)[SAMPLE_OF_FLIPS:])
-
-
 def test_a_lost_end_of_the_only_session_is_named(store: Store) -> None:
     folder = store.path(SPEC_N)
     content = (folder / SESSIONS).read_bytes()
@@ -123,13 +121,10 @@ def test_a_lost_end_of_the_only_session_is_named(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", covering(3, [SPEC, SESSIONS, SAMPLES]))
-def test_a_run_with_a_flipped_byte_goes_on_and_ends_as_if_nothing_had_been(
-    store: Store, name: str
-) -> None:
+def test_a_run_with_a_flipped_byte_goes_on_and_ends_as_if_nothing_had_been(store, name) -> None:
     """What was damaged is set aside, its sample is decoded again, the record is the same."""
     folder = store.path(SPEC_N)
     first = store.record(SPEC_N)
-    assert first is not None
     (folder / RECORD).unlink()
     content = (folder / name).read_bytes()
     for seed in seeds(name)[:12]:
@@ -150,9 +145,7 @@ def lose_a_sample(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("torn", ["at the end", "in the middle"])
-def test_rescoring_never_loses_a_sample(
-    store: Store, torn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rescoring_never_loses_a_sample(store, torn, monkeypatch) -> None:
     from dllm_bench.runs import rescore
 
     folder = store.path(SPEC_N)
@@ -178,9 +171,7 @@ class Strict(fakes.Letters):
         return type(score)(1.0 - score.value, "other", score.metrics)
 
 
-def test_status_names_damaged_runs_and_lists_the_others(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_names_damaged_runs_and_lists_the_others(store, command) -> None:
     for n, name in ((5, RECORD), (6, SPEC), (7, SAMPLES)):
         spec = fakes.spec(n)
         run(spec, store=store, deps=fakes.deps())
@@ -188,22 +179,16 @@ def test_status_names_damaged_runs_and_lists_the_others(
         if name != RECORD:
             (folder / RECORD).unlink()
         (folder / name).write_bytes(b"\xff\xfe" + (folder / name).read_bytes())
-    for word in ("status", "runs verify"):
-        code = main([*word.split(), "--results", str(tmp_path)])
-        printed = capsys.readouterr()
-        text = printed.out + printed.err
-        assert code == (0 if word == "status" else 1), text
+    for words, code in (("runs verify", 1), ("status", 0)):
+        text = command(words, code=code)
         for n in (5, 6, 7):
-            assert str(store.path(fakes.spec(n))) in text, word
+            assert str(store.path(fakes.spec(n))) in text, words
         assert "Traceback" not in text
-    main(["status", "--results", str(tmp_path)])
-    out = capsys.readouterr().out
-    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
     assert f" {RunState.SEALED.value} " in rows[SPEC_N.short]
     assert all(" damaged " in rows[fakes.spec(n).short] for n in (5, 6, 7))
-    assert main(["show", fakes.spec(6).short, "--results", str(tmp_path)]) == 2
-    assert "spec.json is damaged" in capsys.readouterr().err
-    assert "move it away" in out and "give the command that made the run again" in out
+    assert "spec.json is damaged" in command("show", fakes.spec(6).short, code=2)
+    assert "move it away" in text and "give the command that made the run again" in text
 
 
 def test_samples_of_another_run_are_not_adopted(store: Store) -> None:
@@ -228,12 +213,11 @@ def test_samples_of_another_run_are_not_adopted(store: Store) -> None:
 def test_a_damaged_session_keeps_the_numbers_of_the_others(store: Store) -> None:
     folder = store.path(SPEC_N)
     (folder / RECORD).unlink()
-    session = json.loads((folder / SESSIONS).read_text())
+    assert json.loads((folder / SESSIONS).read_text())["index"] == 0
     (folder / SESSIONS).write_text("damaged\n")
     with store.open(SPEC_N) as opened:
         assert [s.environment for s in opened.sessions] == [{}]
         assert opened.begin(opened.sessions[0]) == 1
-    assert session["index"] == 0
 
 
 # --- the lock ------------------------------------------------------------------------------------
@@ -277,25 +261,17 @@ def test_a_worker_notices_that_its_file_was_deleted(store: Store) -> None:
             share.append(samples[1])
 
 
-def test_a_run_is_unlocked_unless_its_process_lives(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, words = store.path(SPEC_N), ["runs", "unlock", SPEC_N.short, "--results", str(tmp_path)]
+def test_a_run_is_unlocked_unless_its_process_lives(store, command) -> None:
+    folder, unlock = store.path(SPEC_N), f"runs unlock {SPEC_N.short}"
     (folder / RECORD).unlink()
-    assert main(words) == 2
-    assert "locked by nobody" in capsys.readouterr().err
+    assert "locked by nobody" in command(unlock, code=2)
     with store.open(SPEC_N):
-        assert main(words) == 2
-        assert f"kill {os.getpid()}" in capsys.readouterr().err
-        with pytest.raises(DllmBenchError, match=f"runs unlock {SPEC_N.short}"):
+        assert f"kill {os.getpid()}" in command(unlock, code=2)
+        with pytest.raises(DllmBenchError, match=unlock):
             Lock(folder / LOCK).acquire()
-    for owner in (
-        {"pid": 1, "host": "elsewhere"},
-        {"pid": 2**22 + 1, "host": socket.gethostname()},
-    ):
-        (folder / LOCK).write_text(json.dumps(owner))
-        assert main(words) == 0
-        assert f"process {owner['pid']}" in capsys.readouterr().out
+    for pid, host in ((1, "elsewhere"), (2**22 + 1, socket.gethostname())):
+        (folder / LOCK).write_text(json.dumps({"pid": pid, "host": host}))
+        assert f"process {pid}" in command(unlock)
         with store.open(SPEC_N):
             pass
 
@@ -303,9 +279,7 @@ def test_a_run_is_unlocked_unless_its_process_lives(
 # --- what is printed -----------------------------------------------------------------------------
 
 
-def test_escape_sequences_of_a_record_are_not_sent_to_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_escape_sequences_of_a_record_are_not_sent_to_the_terminal(tmp_path, capsys) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj"
     spec = fakes.spec(
         N, label=evil, model={"name": evil}, benchmark={**SPEC_N.benchmark, "name": evil}
@@ -330,17 +304,14 @@ def test_escape_sequences_of_a_record_are_not_sent_to_the_terminal(
     assert r"\x1b]0;owned\x07" in printed.out
 
 
+@pytest.mark.parametrize("function", ["makedirs", "replace"])
 def test_a_report_on_a_disk_that_cannot_be_written_ends_with_a_sentence(
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    function, store, command, monkeypatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    for function in ("makedirs", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, function, refuse)
-            assert main(["report", "--results", str(tmp_path)]) == 2
-        assert "could not be written (Read-only file system)" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, refuse)
+        said = command("report", code=2)
+    assert "could not be written (Read-only file system)" in said

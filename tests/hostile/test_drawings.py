@@ -8,32 +8,12 @@ from xml.etree import ElementTree
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 from dllm_bench.site.pages import LINK, SVG, harmless, shapes_of
 from tests.site.builders import fill, make
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-RUNNING = {
-    "a script": "<script>alert(1)</script>",
-    "a script of its own name": "<s:script xmlns:s='http://www.w3.org/2000/svg'>alert(1)</s:script>",
-    "a script in another document": '<foreignObject><script xmlns="http://www.w3.org/1999/xhtml">'
-    "alert(1)</script></foreignObject>",
-    "a handler": '<rect onclick="alert(1)" width="9"/>',
-    "a link": '<a xlink:href="javascript:alert(1)"><rect width="9"/></a>',
-    "a link in a shape": '<path xlink:href="javascript:alert(1)" d="M 0 0"/>',
-    "a foreign file": '<use xlink:href="https://example.org/x.svg#a"/>',
-    "an image": '<image href="https://example.org/x.png"/>',
-    "an image that is a document": '<image xlink:href="data:image/svg+xml;base64,PHN2Zz4="/>',
-    "a set value": '<set attributeName="href" to="javascript:alert(1)"/>',
-    "an animation": '<path d=""><animate attributeName="href" to="javascript:alert(1)"/></path>',
-    "a style sheet": "<style>@import url(https://example.org);</style>",
-    "a style": '<rect style="fill: url(https://example.org/x)"/>',
-    "an escaped style": '<rect style="fill: u\\72l(https://example.org/x)"/>',
-    "a style in capitals": '<rect style="fill: URL(https://example.org/x)"/>',
-    "a clip": "<rect clip-path=\"url('https://example.org/x')\"/>",
-    "an instruction": '<?xml-stylesheet href="https://example.org"?>',
-    "metadata": "<metadata>alert(1)</metadata>",
-    "text": "alert(1)",
-}
+RUNNING = read_yaml(Path(__file__).with_name("drawings.yaml"))
 
 
 @pytest.mark.parametrize("name", RUNNING)

@@ -92,52 +92,41 @@ HUGE = {
 }
 
 
-RUN = ["run", "model=tiny-llada", "hardware=cpu", "limit=1"]
+RUN = "run model=tiny-llada hardware=cpu limit=1"
 
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A small run, which imports all that a run takes."""
-    folder = tmp_path_factory.mktemp("imported")
-    assert main([*RUN, "benchmark.max_new_tokens=32", f"paths.results={folder}"]) == 0
+    results = f"paths.results={tmp_path_factory.mktemp('imported')}"
+    assert main([*RUN.split(), "benchmark.max_new_tokens=32", results]) == 0
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("name", covering(4, HUGE))
-def test_a_setting_beyond_the_memory_is_refused_at_once(
-    name: str,
-    imported: None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_setting_beyond_the_memory_is_refused_at_once(name, command, monkeypatch) -> None:
     """The bound follows from the memory; here the same 16 GiB on every machine."""
     monkeypatch.setattr(runner, "memory_bytes", lambda device: 16 * 2**30)
     overrides, words = HUGE[name]
     started = time.process_time()
-    assert main([*RUN, f"paths.results={tmp_path}", *overrides]) == 2
+    (line,) = command(RUN, *overrides, code=2).splitlines()
     assert time.process_time() - started < 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and words in lines[0], lines
+    assert words in line
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize(
     ("share", "words"), [(1.5, "set hardware.dtype=bfloat16"), (0.5, "choose a smaller model")]
 )
 def test_weights_beyond_the_memory_are_refused_before_a_run_exists(
-    share: float,
-    words: str,
-    imported: None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    share, words, tmp_path, command, monkeypatch
 ) -> None:
     """`share` is the memory in sizes of the weights in bfloat16."""
     weights = (assets_dir() / "tiny-llada" / "model.safetensors").stat().st_size
     monkeypatch.setattr(inputs, "memory_bytes", lambda device: int(share * weights))
     started = time.process_time()
-    assert main([*RUN, f"paths.results={tmp_path}"]) == 2
+    (line,) = command(RUN, code=2).splitlines()
     assert time.process_time() - started < 2
-    (line,) = capsys.readouterr().err.splitlines()
     assert "in float32" in line and words in line
     assert not list(tmp_path.iterdir())
 

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.sandbox import ProgramOutcome
-from dllm_bench.cli.main import main
 from dllm_bench.cli.run import with_flags_as_settings
 from tests.benchmark_helpers import evalplus_benchmark, gold
 
-RUN = ["run", "model=tiny-llada", "benchmark=minicode", "limit=2", "benchmark.max_new_tokens=32",
-       "benchmark.allow_code_execution=true"]  # fmt: skip
+RUN = (
+    "run model=tiny-llada benchmark=minicode limit=2 benchmark.max_new_tokens=32 "
+    "benchmark.allow_code_execution=true"
+)
 BROKEN = ProgramOutcome("judge_error", "", 0.0, "the process that judges ended with status -9")
 
 
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Judges that break for every program."""
-    monkeypatch.setattr(sandbox, "examine", lambda *args: BROKEN)
-    return monkeypatch
-
-
-def test_a_broken_judge_gives_no_score_to_its_own_sample_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_broken_judge_gives_no_score_to_its_own_sample_alone(monkeypatch) -> None:
     benchmark = evalplus_benchmark("minicode", limit=4)
     texts, whole = gold(benchmark), sandbox.examine
     victim = next(iter(texts))
@@ -43,48 +32,38 @@ def test_a_broken_judge_gives_no_score_to_its_own_sample_alone(
     assert {score.verdict for score in scores.values()} == {"correct"}
 
 
-def test_a_run_seals_within_the_limit_and_grades_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command, whole, judged = [*RUN, f"paths.results={tmp_path}"], sandbox.examine, []
+def test_a_run_seals_within_the_limit_and_grades_again(monkeypatch, tmp_path, command) -> None:
+    whole, judged = sandbox.examine, []
 
     def examine(*args: Any) -> ProgramOutcome:
         judged.append(args)
         return BROKEN if len(judged) % 2 else whole(*args)
 
     monkeypatch.setattr(sandbox, "examine", examine)
-    assert main(command) == 2
-    error = capsys.readouterr().err
+    error = command(RUN, code=2)
     assert "At most 0 samples may fail to be graded and grading failed for 1 of 2" in error
     assert not list(tmp_path.glob("runs/**/record.json"))
     (texts,) = tmp_path.glob("runs/**/samples.jsonl")
     assert len(texts.read_text().splitlines()) == 2
-    assert main([*command, "--max-judge-errors", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert "judge_error 1" in shown
-    assert "n = 1, 1 not graded)" in shown
+    shown = command(f"{RUN} --max-judge-errors 1")
+    assert "judge_error 1" in shown and "n = 1, 1 not graded)" in shown
     monkeypatch.undo()
-    assert main(command) == 0
-    assert "judge_error 1" in capsys.readouterr().out
-    assert main([*command, "--retry-errors"]) == 0
-    assert "judge_error" not in capsys.readouterr().out
-    assert main(command) == 0
-    assert "not graded" not in capsys.readouterr().out
+    assert "judge_error 1" in command(RUN)
+    assert "judge_error" not in command(f"{RUN} --retry-errors")
+    assert "not graded" not in command(RUN)
 
 
 def test_a_run_of_which_nothing_can_be_graded_is_an_error_whatever_is_allowed(
-    broken: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch, tmp_path, command
 ) -> None:
-    command = [*RUN, f"paths.results={tmp_path}", "max_judge_errors=null"]
-    assert main(command) == 2
-    assert "At least one sample must be graded and grading failed for 2" in capsys.readouterr().err
+    monkeypatch.setattr(sandbox, "examine", lambda *args: BROKEN)
+    error = command(f"{RUN} max_judge_errors=null", code=2)
+    assert "At least one sample must be graded and grading failed for 2" in error
     assert not list(tmp_path.glob("runs/**/record.json"))
 
 
-def test_grading_again_replaces_no_grade_by_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*RUN, f"paths.results={tmp_path}"]) == 0
+def test_grading_again_replaces_no_grade_by_none(monkeypatch, tmp_path, command) -> None:
+    command(RUN)
     (record,) = tmp_path.glob("runs/**/record.json")
     before = record.read_bytes()
     whole, judged = sandbox.examine, []
@@ -95,15 +74,12 @@ def test_grading_again_replaces_no_grade_by_none(
 
     monkeypatch.setattr(sandbox, "examine", examine)
     name = record.parent.name.rpartition("-")[2]
-    settings = ["allow_code_execution=true"]
-    assert main(["rescore", name, *settings, "--results", str(tmp_path)]) == 2
-    assert "grading failed for 1 of 2" in capsys.readouterr().err
+    said = command(f"rescore {name} allow_code_execution=true", code=2)
+    assert "grading failed for 1 of 2" in said
     assert record.read_bytes() == before
 
 
-def test_a_container_tool_that_does_not_work_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_container_tool_that_does_not_work_is_an_error(monkeypatch, tmp_path, command) -> None:
     """The tool is there and its service is not; what it says stands in the error."""
     tool = tmp_path / "docker"
     tool.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon. >&2\nexit 125\n")
@@ -111,8 +87,7 @@ def test_a_container_tool_that_does_not_work_is_an_error(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, "docker")
     sandbox.container_tool.cache_clear()
-    assert main([*RUN, f"paths.results={tmp_path}"]) == 2
-    assert "Cannot connect to the Docker daemon" in capsys.readouterr().err
+    assert "Cannot connect to the Docker daemon" in command(RUN, code=2)
     assert not list(tmp_path.glob("runs/**/record.json"))
     assert list(tmp_path.glob("runs/**/samples.jsonl"))
     sandbox.container_tool.cache_clear()

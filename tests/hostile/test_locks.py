@@ -33,12 +33,23 @@ from tests.resume import fakes
 NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-@pytest.fixture(params=NO_FLOCK, ids=errno.errorcode.get)
-def no_flock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_flock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def flock(descriptor: int, how: int) -> None:
-        raise OSError(request.param, os.strerror(request.param))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(locks.fcntl, "flock", flock)
+
+
+@pytest.fixture(params=NO_FLOCK, ids=errno.errorcode.get)
+def no_flock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_flock(monkeypatch, request.param)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait less for a run that another process makes."""
+    monkeypatch.setattr(stores, "WAIT_S", 0.02)
+    monkeypatch.setattr(locks, "DYING_S", 0.02)
 
 
 def owner(**changes: Any) -> str:
@@ -64,9 +75,7 @@ def test_without_flock_one_process_writes_at_a_time(no_flock: None, tmp_path: Pa
 
 
 @pytest.mark.parametrize("gone", [{"pid": 2**22 + 1}, {"start": "1"}])
-def test_without_flock_a_dead_owner_is_succeeded(
-    gone: dict[str, Any], no_flock: None, tmp_path: Path
-) -> None:
+def test_without_flock_a_dead_owner_is_succeeded(gone, no_flock, tmp_path) -> None:
     """A process that is gone, or whose pid another process has by now."""
     lock = Lock(tmp_path / LOCK)
     lock.path.write_text(owner(**gone))
@@ -76,32 +85,36 @@ def test_without_flock_a_dead_owner_is_succeeded(
     lock.release()
 
 
-@pytest.mark.parametrize("beats", [True, False])
-def test_without_flock_an_owner_elsewhere_is_respected_while_it_beats(
-    beats: bool, no_flock: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flock", [True, False])
+def test_an_owner_elsewhere_is_respected_while_it_shows_itself(
+    flock, tmp_path, monkeypatch
 ) -> None:
-    lock, slept_s = Lock(tmp_path / LOCK), [0.0]
-    for path in (lock.path, lock.exclusive):
-        path.write_text(owner(host="elsewhere"))
+    """Its heart beats for a while on this machine's monotonic clock, then it is given up."""
+    lock, slept_s, beats_until_s = Lock(tmp_path / LOCK), [0.0], 40.0
+    lock.path.write_text(owner(host="elsewhere"))
+    beating = lock.path
+    if not flock:
+        refuse_flock(monkeypatch, errno.ENOLCK)
+        beating = lock.exclusive
+        beating.write_text(owner(host="elsewhere"))
 
     def sleep(seconds: float) -> None:
         slept_s[0] += seconds
-        if beats:
-            os.utime(lock.exclusive, (0, slept_s[0]))
+        if slept_s[0] < beats_until_s:
+            os.utime(beating, (0, 1000 - slept_s[0]))  # of a clock that runs backwards
 
     monkeypatch.setattr(locks.time, "sleep", sleep)
     monkeypatch.setattr(locks.time, "monotonic", lambda: slept_s[0])
-    if beats:
-        with pytest.raises(BusyError, match="on elsewhere"):
-            lock.acquire()
-    else:
+    with pytest.raises(BusyError, match="on elsewhere"):
         lock.acquire()
-        lock.release()
+    assert 0 < slept_s[0] <= locks.BEAT_S, "the first beat is enough"
+    slept_s[0] = beats_until_s
+    with Lock(tmp_path / LOCK) as ours:
+        assert slept_s[0] >= beats_until_s + locks.GONE_S
+        assert json.loads(ours.path.read_text())["host"] == socket.gethostname()
 
 
-def test_an_owner_by_flock_is_respected_where_this_process_has_none(
-    no_flock: None, tmp_path: Path
-) -> None:
+def test_an_owner_by_flock_is_respected_where_this_process_has_none(no_flock, tmp_path) -> None:
     lock = Lock(tmp_path / LOCK)
     lock.path.write_text(owner())
     with pytest.raises(BusyError):
@@ -130,11 +143,7 @@ def test_doctor_says_where_flock_does_not_work(no_flock: None, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_sweeps_over_one_folder_both_end_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stores, "WAIT_S", 0.02)
-    monkeypatch.setattr(locks, "DYING_S", 0.02)
+def test_two_sweeps_over_one_folder_both_end_well(quick, tmp_path) -> None:
     specs = [fakes.spec(3, seed=seed) for seed in range(3)]
     store, outcomes = Store(tmp_path / "runs"), list[Any]()
     with store.open(specs[0]), store.open(specs[2]):
@@ -153,11 +162,9 @@ def test_two_sweeps_over_one_folder_both_end_well(
 
 @pytest.mark.parametrize("local", [True, False], ids=["here", "by a launcher"])
 def test_a_job_waits_for_the_one_that_makes_its_run_with_fewer_items(
-    local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local, quick, tmp_path, monkeypatch
 ) -> None:
     """Jobs that differ in `limit` alone share a run folder: the second continues the first."""
-    monkeypatch.setattr(stores, "WAIT_S", 0.02)
-    monkeypatch.setattr(locks, "DYING_S", 0.02)
     monkeypatch.setattr(command.compose, "runs_in_this_process", lambda: local)
     begun, waited, shown = threading.Event(), threading.Event(), list[str]()
 
@@ -185,20 +192,16 @@ def test_a_job_waits_for_the_one_that_makes_its_run_with_fewer_items(
     first.join(60)
     assert f"postponed: process {os.getpid()}" in shown[0]
     record = store.record(replace(few, limit=5))
-    assert record is not None
     assert record.columns["id"] == [f"item-{i}" for i in range(5)]
     calls = (tmp_path / "calls").read_text().split()[1::2]
     assert {calls.count(f"item-{i}") for i in (2, 3, 4)} == {1}, "warm-ups take the first"
     assert store.record(few) is not None
 
 
-def test_waiting_ends_when_the_other_process_leaves_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_ends_when_the_other_process_leaves_the_run(tmp_path, monkeypatch) -> None:
     store, spec = Store(tmp_path / "runs"), fakes.spec(3)
     waited = list[str]()
     held = store.open(spec)
-    monkeypatch.setattr(stores, "WAIT_S", 0.0)
     monkeypatch.setattr(locks, "DYING_S", 0.0)
     monkeypatch.setattr(stores.time, "sleep", lambda _: held.close())
     store.wait_for(spec, waited.append)

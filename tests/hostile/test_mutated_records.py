@@ -1,13 +1,15 @@
-"""Every value of a run's files replaced by bad ones: each reader shows the run or names it.
+"""Every value of a run's files replaced by bad ones, under hashes that fit: each reader shows the
+run or names it in a sentence, without a traceback.
 
 What the commands compute of a run is called in this process: `views` has one call per command.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,14 +31,94 @@ from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import checksum
 from dllm_bench.store.index import IndexedRun
-from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.record import BEFORE, RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SESSIONS, SPEC, Store, read_entry, read_record, verify
 from dllm_bench.tables.cost import measured_runs
-from tests.hostile.test_forged_records import NO_HASH, forged, replaced, spots
 from tests.hostile.test_planted_targets import sealed
 from tests.site.builders import drafts, fill, lookaheads, make, revisions
 from tests.tiers import covering
+
+TYPES: tuple[Any, ...] = (5, "x", None, [], {}, True, [None], {"a": 5})
+TYPE_TURNS = 8  # spots are divided among the cases; each meets another value in each of them
+Spot = tuple[str | int, ...]
+NO_HASH = (DllmBenchError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What ends the hashing of a specification that no hash fits."""
+
+
+def spots(plain: Any, path: Spot = ()) -> Iterator[Spot]:
+    """Yield where a value can be replaced, at every depth; of a list, its first entry."""
+    inner = plain if isinstance(plain, dict) else dict(enumerate(plain[:1]))
+    for key, value in inner.items():
+        yield (*path, key)
+        if isinstance(value, (dict, list)):
+            yield from spots(value, (*path, key))
+
+
+def replaced(plain: dict[str, Any], spot: Spot, value: Any) -> dict[str, Any]:
+    """Return a copy of plain data with another value at a spot."""
+    changed: dict[str, Any] = json.loads(json.dumps(plain))
+    node: Any = changed
+    for key in spot[:-1]:
+        node = node[key]
+    node[spot[-1]] = value
+    return changed
+
+
+def forged(plain: dict[str, Any], spot: Spot, value: Any) -> str:
+    """Return the record's text with another value at a spot, and both of its hashes made to fit."""
+    changed = replaced(plain, spot, value)
+    changed.pop("sha256", None)
+    with suppress(*NO_HASH):
+        changed["identity_hash"] = RunSpec.from_plain(changed["spec"]).identity_hash
+    text = json.dumps(changed, indent=1, sort_keys=True) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return text.replace(BEFORE, f'\n "sha256": "{digest}",{BEFORE}', 1)
+
+
+def forgeries(text: str, turn: int, of: int = TYPE_TURNS) -> Iterator[tuple[Spot, str]]:
+    """(where, the record's text) for every `of`-th spot from `turn` on."""
+    plain = json.loads(text)
+    plain.pop("sha256")
+    for number, spot in enumerate(spots(plain)):
+        if number % of == turn:
+            yield spot, forged(plain, spot, TYPES[(number // of + turn) % len(TYPES)])
+
+
+@pytest.mark.parametrize("turn", covering(TYPE_TURNS, range(TYPE_TURNS)))
+def test_commands_name_a_forged_record_or_show_it(turn, tmp_path, capsys) -> None:
+    store, record = sealed(tmp_path)
+    folder, results = store.path(record.spec), str(tmp_path)
+    (folder / SPEC).unlink()
+    for spot, text in forgeries(record.to_json(), turn):
+        (folder / RECORD).write_text(text)
+        short = str(json.loads(text)["identity_hash"])[:10]
+        named = ""
+        try:
+            read_record(folder)
+        except DllmBenchError as error:
+            named = str(error)
+        for command in (["status"], ["show", short], ["compare", short, short], ["rescore", short]):
+            code = main([*command, "--results", results])
+            printed = capsys.readouterr()
+            assert code in (0, 2), (spot, command)
+            if named and command == ["status"]:
+                assert folder.name in printed.out and "damaged" in printed.out, spot
+
+
+@pytest.mark.parametrize("turn", covering(3, range(3)))
+def test_pages_and_tables_leave_a_forged_record_out_or_show_it(turn: int, tmp_path: Path) -> None:
+    made = fill(tmp_path)
+    for name, record in made.items():
+        (folder,) = tmp_path.glob(f"runs/*/*/*-{record.spec.short}")
+        whole = (folder / RECORD).read_text()
+        length: Spot = ("spec", "benchmark", "max_new_tokens")  # costs are estimated from it
+        further = [(length, forged(json.loads(whole), length, TYPES[1 + turn % 3]))]
+        for spot, text in [*forgeries(whole, turn, of=64), *further]:
+            (folder / RECORD).write_text(text)
+            lines = make(tmp_path)
+            assert any(line.startswith("written: ") for line in lines), (name, spot)
+        (folder / RECORD).write_text(whole)
 
 
 def nested(levels: int) -> Any:
@@ -101,10 +183,14 @@ def views(
     yield lambda: TextSource(lambda _: defaultdict(dict)).prompts(record.spec, {})
 
 
-def shown_or_refused(call: Callable[[], Any]) -> None:
-    """Nothing but a sentence ends the call, and what it gives can be written."""
-    with suppress(DllmBenchError):
-        str(call()).encode()
+def check(views: Iterable[Callable[[], Any]], where: object) -> None:
+    """Nothing but a sentence ends each of the calls, and what it gives can be written."""
+    for view in views:
+        try:
+            with suppress(DllmBenchError):
+                str(view()).encode()
+        except Exception as error:
+            raise AssertionError(f"{where}: {error!r}") from error
 
 
 @pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=13))
@@ -122,11 +208,8 @@ def test_a_mutated_record_is_refused_in_a_sentence_or_shown(turn: int, tmp_path:
                 assert str(folder) in str(error), spot
                 continue
             assert record, spot
-            for view in views(record, other, folder, tmp_path / "out"):
-                try:
-                    shown_or_refused(view)
-                except Exception as error:
-                    raise AssertionError(f"{spot} = {str(value)[:40]!r}: {error!r}") from error
+            where = f"{spot} = {str(value)[:40]!r}"
+            check(views(record, other, folder, tmp_path / "out"), where)
         (folder / RECORD).write_text(whole, encoding="utf-8")
 
 
@@ -152,11 +235,7 @@ def test_a_mutated_sample_is_refused_in_a_sentence_or_shown(turn: int, tmp_path:
                 sample = SampleRecord.from_line(line)
             except ValueError:
                 continue
-            for view in sample_views(record, sample):
-                try:
-                    shown_or_refused(view)
-                except Exception as error:
-                    raise AssertionError(f"{spot} = {str(value)[:40]!r}: {error!r}") from error
+            check(sample_views(record, sample), f"{spot} = {str(value)[:40]!r}")
 
 
 def mutated_files(folder: Path, turn: int) -> Iterator[tuple[str, Any]]:
@@ -185,12 +264,8 @@ def test_a_mutated_start_of_a_run_is_named_or_shown(turn: int, tmp_path: Path) -
     store, record = sealed(tmp_path)
     folder = store.path(record.spec)
     (folder / RECORD).unlink()
-    for name, spot in mutated_files(folder, turn):
-        for view in (lambda: read_entry(folder), lambda: verify(folder)):
-            try:
-                shown_or_refused(view)
-            except Exception as error:
-                raise AssertionError(f"{name} {spot}: {error!r}") from error
+    for where in mutated_files(folder, turn):
+        check((partial(read_entry, folder), partial(verify, folder)), where)
 
 
 # --- the commands --------------------------------------------------------------------------------
@@ -206,9 +281,7 @@ BAD: Mapping[str, tuple[tuple[str, ...], Any]] = {
 
 
 @pytest.mark.parametrize("bad", covering(2, BAD))
-def test_every_command_shows_the_good_runs_beside_a_bad_one(
-    bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_shows_the_good_runs_beside_a_bad_one(bad, tmp_path, capsys) -> None:
     made = fill(tmp_path)
     store, good, other = Store(tmp_path / "runs"), made["lookahead"].spec, made["drafts"].spec
     folder = store.path(other)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.launch import slurm
 from dllm_bench.runs.runner import run
 from dllm_bench.store import files
 from dllm_bench.store.files import LinkError, append_bytes, guard, stored_bytes, write_atomic
@@ -73,9 +76,7 @@ def test_a_run_never_writes_through_a_link(name: str, store: Store, secret: Path
 
 @pytest.mark.parametrize("command", ["status", "runs verify", "runs rm"])
 @pytest.mark.parametrize("place", NAMES)
-def test_a_command_never_writes_through_a_link(
-    command: str, place: str, store: Store, secret: Path
-) -> None:
+def test_a_command_never_writes_through_a_link(command, place, store, secret) -> None:
     plant(store.path(SPEC_3) / place, secret)
     short = [SPEC_3.short] if command == "runs rm" else []
     main([*command.split(), *short, "--results", str(store.root.parent)])
@@ -83,9 +84,7 @@ def test_a_command_never_writes_through_a_link(
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_a_folder_behind_a_link_is_neither_removed_nor_written(
-    level: int, store: Store, tmp_path: Path
-) -> None:
+def test_a_folder_behind_a_link_is_neither_removed_nor_written(level, store, tmp_path) -> None:
     place = [store.root, *reversed(store.path(SPEC_3).parents[:2]), store.path(SPEC_3)][level]
     shutil.move(place, tmp_path / "outside")
     place.symlink_to(tmp_path / "outside")
@@ -100,9 +99,7 @@ def test_a_folder_behind_a_link_is_neither_removed_nor_written(
     assert sorted(tmp_path.joinpath("outside").rglob("*")) == before
 
 
-def test_a_link_inside_a_run_is_removed_with_it_and_not_followed(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_link_inside_a_run_is_removed_with_it_and_not_followed(store, tmp_path) -> None:
     outside = tmp_path / "outside"
     (outside / "inner").mkdir(parents=True)
     (store.path(SPEC_3) / "more").symlink_to(outside)
@@ -171,9 +168,7 @@ def test_a_folder_that_cannot_be_synced_does_not_stop_storing(
     assert (tmp_path / "file").read_text() == "text"
 
 
-def test_samples_that_were_cut_under_a_run_are_not_sealed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_that_were_cut_under_a_run_are_not_sealed(tmp_path, monkeypatch) -> None:
     store, score = Store(tmp_path / "runs"), fakes.Letters.score
 
     def cut_then_score(self: Any, texts: Any) -> Any:
@@ -189,3 +184,26 @@ def test_samples_that_were_cut_under_a_run_are_not_sealed(
     assert store.record(SPEC_3) is None
     record = run(SPEC_3, store=store, deps=fakes.deps())
     assert len(record.columns["id"]) == len(files.whole_lines(store.path(SPEC_3) / SAMPLES)) == 3
+
+
+TICKET = slurm.JobTicket("a" * 64, "minigsm/tiny/x", "17_0", "/etc/passwd")
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file that exists once squeue was started."""
+    path, program = tmp_path / "asked", tmp_path / "bin" / "squeue"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n: > {path}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    return path
+
+
+def test_status_looks_up_this_users_jobs_alone(tmp_path, asked, command) -> None:
+    for folder in (tmp_path / name for name in ("", ".launch", "runs")):
+        folder.mkdir(exist_ok=True)
+        (folder / slurm.TICKETS).write_text(json.dumps(asdict(TICKET)) + "\n", encoding="utf-8")
+    assert "/etc/passwd" not in command("status") and not asked.exists()
+    slurm.record_tickets(Store(tmp_path / "runs"), [TICKET])
+    assert "/etc/passwd" in command("status") and asked.exists()

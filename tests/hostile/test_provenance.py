@@ -1,8 +1,11 @@
-"""Secrets in uncommitted code: not stored unless asked for, and then struck out."""
+"""Provenance: commit and local changes; secrets in these are not stored, or struck out."""
 
 from __future__ import annotations
 
+import json
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,43 +16,51 @@ from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.store import SESSIONS, Store
 from tests.resume import fakes
 
-SECRETS = (
-    'api_key = "abcd-efgh-1234"',
-    "OPENAI_API_KEY=sk-proj-abcdefghijklmnop1234",
-    "export HF_TOKEN=hf_abcdefghijklmnopqrstuvwx",
-    "password: hunter2hunter2",
-    '{"client_secret": "0123456789abcdef"}',
-    "url = https://me:opensesame@host/x",
-    "Authorization: Bearer abcdef.ghijkl-mnop",
-    "ghp_abcdefghijklmnopqrstuvwxyz0123",
-    "AKIAABCDEFGHIJKLMNOP",
-    "xoxb-123456789-abcdef",
-    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
-    "-----BEGIN RSA PRIVATE KEY-----\nMIIEabc\nMIIEdef\n-----END RSA PRIVATE KEY-----",
-)
-TELLING = (
-    "abcd-efgh", "sk-proj", "hf_abc", "hunter2", "0123456789abcdef", "opensesame",
-    "abcdef.ghijkl", "ghp_", "AKIAABC", "xoxb-123", "eyJhbGci", "MIIE",
-)  # fmt: skip
+KEY = 'api_key = "abcd-efgh-1234"'
+SECRETS = {  # text -> part of it that may not be stored
+    KEY: "abcd-efgh",
+    "OPENAI_API_KEY=sk-proj-abcdefghijklmnop1234": "sk-proj",
+    "export HF_TOKEN=hf_abcdefghijklmnopqrstuvwx": "hf_abc",
+    "password: hunter2hunter2": "hunter2",
+    '{"client_secret": "0123456789abcdef"}': "0123456789abcdef",
+    "url = https://me:opensesame@host/x": "opensesame",
+    "Authorization: Bearer abcdef.ghijkl-mnop": "abcdef.ghijkl",
+    "ghp_abcdefghijklmnopqrstuvwxyz0123": "ghp_",
+    "AKIAABCDEFGHIJKLMNOP": "AKIAABC",
+    "xoxb-123456789-abcdef": "xoxb-123",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl": "eyJhbGci",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEabc\nMIIEdef\n-----END RSA PRIVATE KEY-----": "MIIE",
+}
 
 
-@pytest.mark.parametrize(("secret", "telling"), zip(SECRETS, TELLING, strict=True))
+@pytest.mark.parametrize(("secret", "telling"), SECRETS.items())
 def test_what_looks_like_a_secret_is_struck_out(secret: str, telling: str) -> None:
     text = provenance.without_secrets(f"+before\n+{secret}\n+after = 1\n")
     assert telling not in text
     assert provenance.STRUCK in text and "+before" in text and "+after = 1" in text
 
 
-def test_the_text_of_changes_is_stored_only_on_request(tmp_path, monkeypatch) -> None:
-    root = tmp_path / "code"
-    (root / "dllm_bench").mkdir(parents=True)
-    file = root / "dllm_bench" / "a.py"
-    file.write_text("a = 1\n")
+def git(where: Path, *arguments: str) -> None:
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(
+        ["git", "-C", str(where), *settings, *arguments], check=True, capture_output=True
+    )
+
+
+def committed(root: Path) -> Path:
+    """Return the package folder of a new repository, whose one file is committed."""
+    package = root / "dllm_bench"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("a = 1\n")
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
-        git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", *words]
-        subprocess.run(git, check=True, capture_output=True)
-    file.write_text(f"a = 2\n{SECRETS[0]}\n" + "b = 3\n" * 2000)
-    monkeypatch.setattr(provenance, "PACKAGE", root / "dllm_bench")
+        git(root, *words)
+    return package
+
+
+def test_the_text_of_changes_is_stored_only_on_request(tmp_path, monkeypatch) -> None:
+    package = committed(tmp_path / "code")
+    (package / "a.py").write_text(f"a = 2\n{KEY}\n" + "b = 3\n" * 2000)
+    monkeypatch.setattr(provenance, "PACKAGE", package)
     for choice, kept in (("hash", False), ("text", True)):
         spec = fakes.spec(2, runtime={"provenance": {"diff": choice}})
         store = Store(tmp_path / choice)
@@ -61,3 +72,41 @@ def test_the_text_of_changes_is_stored_only_on_request(tmp_path, monkeypatch) ->
         assert "efgh-1234" not in (store.path(spec) / SESSIONS).read_text()
     with pytest.raises(DllmBenchError, match="provenance.diff is 'all'; give 'hash' or 'text'"):
         RunConfig({"provenance": {"diff": "all"}})
+
+
+def test_commit_and_local_changes(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("commit", "dirty", "diff_sha256", "changed", "diff"))
+    assert provenance.code(tmp_path) == nothing, "outside of a repository"
+    git(tmp_path, "init", "-q")
+    assert provenance.code(tmp_path) == nothing, "before the first commit"
+    package = committed(tmp_path)
+    clean = provenance.code(tmp_path)
+    assert (len(clean["commit"]), clean["dirty"], clean["diff_sha256"]) == (40, False, None)
+    (tmp_path / "results.txt").write_text("not code")
+    assert provenance.code(tmp_path) == clean
+    (package / "b.py").write_text("b = 1\n")
+    untracked = provenance.code(tmp_path)
+    assert untracked["dirty"] is True
+    assert (untracked["changed"], untracked["diff"]) == (["dllm_bench/b.py"], None)
+    (package / "a.py").write_text("a = 2\n")
+    changed = provenance.code(tmp_path)
+    assert changed["changed"] == ["dllm_bench/a.py", "dllm_bench/b.py"]
+    assert len({str(x["diff_sha256"]) for x in (clean, untracked, changed)}) == 3
+    assert provenance.code(package) == nothing, "inside somebody else's repository"
+
+
+def test_provenance_is_cheap_and_complete() -> None:
+    provenance.environment()  # file caches
+    started = time.process_time()
+    facts = provenance.environment()
+    assert time.process_time() - started < 0.3
+    assert facts["packages"]["torch"]
+    assert isinstance(facts["packages"]["submitit"], str | None)
+    assert facts["cpu"] and facts["device"] == facts["cpu"]
+    assert facts["threads"] == 1 and facts["load"] >= 0
+    json.dumps(facts)
+
+
+def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.environment()["commit"] is None

@@ -194,6 +194,18 @@ def spec() -> RunSpec:
     return RunSpec.from_config(compose(["benchmark=minigsm", "limit=1", "model=served", *settings]))
 
 
+@pytest.fixture(autouse=True)
+def with_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+
+
+def stored_text(folder: Path) -> str:
+    """Return everything that is stored below a folder."""
+    stored = [path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.is_file()]
+    assert len(stored) > 3
+    return "\n".join(stored)
+
+
 def attempt(spec: RunSpec, url: str, timeout_s: float, folder: Path) -> SampleRecord:
     """Return the only sample of a run."""
     there = replace(spec, model={**spec.model, "url": url, "timeout_s": timeout_s})
@@ -203,10 +215,7 @@ def attempt(spec: RunSpec, url: str, timeout_s: float, folder: Path) -> SampleRe
 
 
 @pytest.mark.parametrize("name", covering(9, CASES))
-def test_a_hostile_answer_ends_in_a_sentence_or_a_mark(
-    name: str, spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TEST_KEY", KEY)
+def test_a_hostile_answer_ends_in_a_sentence_or_a_mark(name, spec, tmp_path) -> None:
     case = CASES[name]
 
     def answer(received: ReceivedRequest) -> Reply:
@@ -225,8 +234,7 @@ def test_a_hostile_answer_ends_in_a_sentence_or_a_mark(
             assert str(failure.value).isprintable() and len(str(failure.value)) < 600
             assert attempt(spec, server.url, 20.0, tmp_path).text == "#### 1"
     assert time.monotonic() - started < 30
-    stored = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()]
-    assert stored and not [text for text in stored if KEY in text]
+    assert KEY not in stored_text(tmp_path)
 
 
 LISTS = {
@@ -244,10 +252,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("name", covering(4, LISTS))
-def test_a_hostile_list_of_models_is_read_within_limits(
-    name: str, spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TEST_KEY", KEY)
+def test_a_hostile_list_of_models_is_read_within_limits(name, spec, tmp_path) -> None:
     case = LISTS[name]
     with Server(lambda received: GOOD) as server:
         server.models = case.reply()
@@ -256,8 +261,7 @@ def test_a_hostile_list_of_models_is_read_within_limits(
                 attempt(spec, server.url, case.timeout_s, tmp_path)
             server.models = Reply([b'{"data": []}'])
         assert attempt(spec, server.url, 20.0, tmp_path).text == "#### 1"
-    stored = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()]
-    assert not [text for text in stored if KEY in text]
+    assert KEY not in stored_text(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -283,17 +287,13 @@ def test_a_wait_is_a_number_within_limits(header: str, wait_s: float | None) -> 
         ({"url": "http://host:99999/v1"}, "no address"),
     ],
 )
-def test_a_setting_that_no_server_can_be_sent_is_refused(
-    settings: dict[str, Any], words: str
-) -> None:
+def test_a_setting_that_no_server_can_be_sent_is_refused(settings, words) -> None:
     with pytest.raises(DllmBenchError, match=words):
         ServedModel(**{"name": "tiny", "url": "http://host/v1", **settings})
 
 
 @pytest.mark.parametrize("key", ["ends\n", "two\nlines", "kluč", "\x1b[2J", " "])
-def test_a_key_that_no_header_can_hold_is_refused_unseen(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_no_header_can_hold_is_refused_unseen(key, monkeypatch) -> None:
     monkeypatch.setenv("TEST_KEY", key)
     with pytest.raises(DllmBenchError, match="TEST_KEY") as refusal:
         Client(ServedModel("tiny", "http://host/v1", key_env="TEST_KEY"))
@@ -312,29 +312,22 @@ def test_no_part_of_a_key_is_stored_logged_or_sent_to_a_logger(
     with Server(lambda received: Reply(said_key)) as server:
         there = replace(spec, model={**spec.model, "url": server.url})
         run(there, store=Store(tmp_path), logger=WandbLogger())
-    stored = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(stored) > 3 and len(shown) > 3
+    assert len(shown) > 3
     for part in (key[:12], json.dumps(key)[1:13], repr(key)[1:13]):
-        assert not [text for text in (*stored, *map(str, shown)) if part in text]
+        assert part not in stored_text(tmp_path) and part not in str(shown)
     assert read_record(Store(tmp_path).path(there))
 
 
-def test_settings_that_hold_the_key_are_not_stored(
-    spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TEST_KEY", KEY)
+def test_settings_that_hold_the_key_are_not_stored(spec, tmp_path) -> None:
     with Server(lambda received: GOOD) as server:
         attempt(spec, server.url, 20.0, tmp_path / "first")
         there = {**spec.model, "url": server.url, "body": {"user": KEY}}
         with pytest.raises(DllmBenchError, match="hold a key that is in use"):
             run(replace(spec, model=there), store=Store(tmp_path / "second"))
-    stored = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()]
-    assert not [text for text in stored if KEY in text]
+    assert KEY not in stored_text(tmp_path)
 
 
-def test_a_short_key_is_a_word_and_stays_in_texts(
-    spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_key_is_a_word_and_stays_in_texts(spec, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TEST_KEY", "EMPTY")
     with Server(lambda received: said("EMPTY", new=1, chat=False)) as server:
         assert attempt(spec, server.url, 20.0, tmp_path).text == "EMPTY"

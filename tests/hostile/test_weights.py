@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_bench.cli import doctor_torch
-from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import sources
 from dllm_bench.models.filters import LearnedFilter
@@ -67,6 +66,14 @@ def index(folder: Path, file: object) -> None:
     path.write_text(json.dumps(plain))
 
 
+def indexed(file: object) -> Callable[[Path], None]:
+    return lambda folder: index(folder, file)
+
+
+def configured(**entries: object) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", **entries)
+
+
 def text_in(name: str, text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text(text) and None
 
@@ -111,17 +118,17 @@ DAMAGE: dict[str, Fault] = {
         f"integers: {NAME} (I8)",
     ),
     "size as text": (
-        lambda f: edit(f / "config.json", hidden_size="32"),
+        configured(hidden_size="32"),
         "does not describe a dream model (StrictDataclassFieldValidationError",
     ),
     "no heads": (
-        lambda f: edit(f / "config.json", num_attention_heads=0),
+        configured(num_attention_heads=0),
         "does not describe a dream model (ZeroDivisionError",
     ),
     "empty index": (text_in("model.safetensors.index.json", "{}"), "has no weight_map of tensors"),
     "cut tokenizer": (text_in("tokenizer.json", '{"version"'), "cannot be read (JSONDecodeError"),
     "empty tokenizer": (text_in("tokenizer.json", "{}"), "cannot be read (KeyError: 'added_tok"),
-    "wrong mask": (lambda f: edit(f / "config.json", mask_token_id=7), "mask_token_id=7, the tok"),
+    "wrong mask": (configured(mask_token_id=7), "mask_token_id=7, the tok"),
     "pickle": (pickled, "pickled weights only (pytorch_model.bin)"),
 }
 FAULTS: dict[str, Fault] = {
@@ -129,13 +136,13 @@ FAULTS: dict[str, Fault] = {
     "inf": (lambda f: with_number(f, float("inf")), f"{NAME} holds numbers that are NaN"),
     "nan in the head": (lambda f: with_number(f, float("nan"), "lm_head.weight"), "NaN"),
     "overflow": (overflowing, "gives logits that are NaN or infinite in float32"),
-    "index of numbers": (lambda f: index(f, 5), "'5', which is no safetensors file"),
-    "index of lists": (lambda f: index(f, ["a"]), "which is no safetensors file"),
-    "index of null": (lambda f: index(f, None), "which is no safetensors file"),
-    "index out of the folder": (lambda f: index(f, "../a.safetensors"), "'../a.safetensors'"),
-    "index of a full path": (lambda f: index(f, "/etc/passwd"), "'/etc/passwd'"),
-    "index of a subfolder": (lambda f: index(f, "x/a.safetensors"), "'x/a.safetensors'"),
-    "index of a pickle": (lambda f: index(f, "a.bin"), "'a.bin'"),
+    "index of numbers": (indexed(5), "'5', which is no safetensors file"),
+    "index of lists": (indexed(["a"]), "which is no safetensors file"),
+    "index of null": (indexed(None), "which is no safetensors file"),
+    "index out of the folder": (indexed("../a.safetensors"), "'../a.safetensors'"),
+    "index of a full path": (indexed("/etc/passwd"), "'/etc/passwd'"),
+    "index of a subfolder": (indexed("x/a.safetensors"), "'x/a.safetensors'"),
+    "index of a pickle": (indexed("a.bin"), "'a.bin'"),
     "index as a list": (text_in("model.safetensors.index.json", "[]"), "is not a JSON object"),
     "deep index": (text_in("model.safetensors.index.json", DEEP), "is not valid JSON"),
     "deep config": (text_in("config.json", DEEP), "config.json is not valid JSON"),
@@ -157,25 +164,21 @@ FAULTS: dict[str, Fault] = {
     ),
     "many tokens": (many_tokens, "lists 100,000 added tokens"),
     "many names": (many_names, "names 1,000,000 tensors"),
-    "layers": (lambda f: edit(f / "config.json", num_hidden_layers=10**7), "have 2 layers"),
-    "no layers": (lambda f: edit(f / "config.json", num_hidden_layers=0), "have 2 layers"),
-    "minus a layer": (lambda f: edit(f / "config.json", num_hidden_layers=-1), "have 2 layers"),
+    "layers": (configured(num_hidden_layers=10**7), "have 2 layers"),
+    "no layers": (configured(num_hidden_layers=0), "have 2 layers"),
+    "minus a layer": (configured(num_hidden_layers=-1), "have 2 layers"),
 }
 
 
 @pytest.mark.parametrize("name", [*DAMAGE, *covering(4, FAULTS)])
-def test_a_hostile_checkpoint_decodes_nothing(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hostile_checkpoint_decodes_nothing(name, tmp_path, command) -> None:
     plant, words = {**DAMAGE, **FAULTS}[name]
     folder = tiny_checkpoint("dream", tmp_path / "planted", seed=5)
     plant(folder)
     started = time.process_time()
-    model = ["model=tiny-dream-base", f"model.path={folder}", "benchmark.max_new_tokens=32"]
-    arguments = [*model, "hardware=cpu", "limit=1", f"paths.results={tmp_path}"]
-    assert main(["run", *arguments]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and words in lines[0], lines
+    model = f"model=tiny-dream-base model.path={folder} benchmark.max_new_tokens=32"
+    (line,) = command(f"run {model} hardware=cpu limit=1", code=2).splitlines()
+    assert words in line
     assert time.process_time() - started < 10
     assert not [*tmp_path.rglob("record.json")]
     assert not [path for path in tmp_path.rglob("samples.jsonl") if path.read_text()]
@@ -193,9 +196,7 @@ def test_a_pattern_that_the_tokenizers_library_gives_up_on_is_named() -> None:
 
 
 @pytest.mark.parametrize(("layout", "key"), [("llada", "n_layers"), ("llada_moe", "num_experts")])
-def test_a_huge_count_is_refused_before_a_module_is_built(
-    layout: str, key: str, tmp_path: Path
-) -> None:
+def test_a_huge_count_is_refused_before_a_module_is_built(layout, key, tmp_path) -> None:
     folder = tiny_checkpoint(layout, tmp_path, seed=5)
     edit(folder / "config.json", **{key: 10**7})
     started = time.process_time()
@@ -210,9 +211,7 @@ VALUES: tuple[Any, ...] = ("32", -1, 0, 2**70, 1e400, [1], {"a": 1}, None, True,
 @pytest.mark.parametrize(
     ("layout", "name"), covering(8, [(k, n) for k in ("dream", "llada") for n in CONFIGS[k]])
 )
-def test_a_wrong_value_in_a_config_is_a_sentence_or_has_no_effect(
-    layout: str, name: str, tmp_path: Path
-) -> None:
+def test_a_wrong_value_in_a_config_is_a_sentence_or_has_no_effect(layout, name, tmp_path) -> None:
     folder = tiny_checkpoint(layout, tmp_path, seed=5)
     config = (folder / "config.json").read_text()
     for value in VALUES:
@@ -234,9 +233,7 @@ def test_a_filter_of_no_numbers_is_refused(tmp_path: Path) -> None:
         assert LearnedFilter(str(tmp_path)).block
 
 
-def test_doctor_compares_files_with_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_compares_files_with_the_manifest(tmp_path, monkeypatch) -> None:
     """A swap of two tensors of one shape leaves every name and size as it was."""
     folder = tiny_checkpoint("dream", tmp_path / "snapshot", seed=5)
     monkeypatch.setattr(doctor_torch, "hub_cache", lambda: tmp_path)

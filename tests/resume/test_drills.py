@@ -78,7 +78,6 @@ def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(kills, tmp_pa
             killed += books.live(life, kill_after_s=chance.uniform(0, takes_s)) != 0
         books.live(life)
         record = books.store.record(spec)
-        assert record is not None
         assert fakes.timeless(record) == fakes.timeless(undisturbed)
         assert sum(session.samples for session in record.sessions) == 6
         if killed >= kills:
@@ -176,28 +175,32 @@ class Hunter:
         self.thread.join()
 
 
-@pytest.mark.exhaustive
-def test_a_full_disk_at_any_file_is_a_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_at_any_file_is_a_sentence_and_costs_one_sample(tmp_path: Path) -> None:
     """A real limit on the size of files, a little short of what each file of a run needs."""
-    undisturbed = whole(tmp_path)
-    folder = Store(tmp_path / "whole").path(fakes.spec(N))
-    sizes = {path.stat().st_size for path in folder.iterdir() if path.suffix != ".txt"}
-    for limit in sorted({size * 19 // 20 for size in sizes}):  # 0 among them: the lock's
+    undisturbed, spec = whole(tmp_path), fakes.spec(N)
+    folder = Store(tmp_path / "whole").path(spec)
+    short = {p.name: p.stat().st_size * 19 // 20 for p in folder.iterdir() if p.suffix != ".txt"}
+    for limit in sorted(set(short.values())):  # 0 among them: the lock's
         store, words = Store(tmp_path / str(limit)), tmp_path / f"{limit}.words"
 
         def starved(limit: int = limit, store: Store = store) -> None:
             _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
             try:
-                run(fakes.spec(N), store=store, deps=fakes.deps())
+                run(spec, store=store, deps=fakes.deps())
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
         assert ended(fork(starved, words)) == REFUSED, limit
         assert "File too large" in words.read_text() and "make room" in words.read_text()
         assert not list(store.root.rglob("*.tmp")), "rubbish on a full disk"
-        assert store.record(fakes.spec(N)) is None
-        record = run(fakes.spec(N), store=store, deps=fakes.deps())
+        assert store.record(spec) is None
+        if limit == short[SAMPLES]:
+            entry = store.entry(spec)
+            assert (entry.state, entry.done) == (RunState.FAILED, N - 1)
+            assert "File too large" in entry.error
+            assert (store.path(spec) / SAMPLES).read_bytes().endswith(b"}\n")
+        record = run(spec, store=store, deps=fakes.deps())
         assert fakes.timeless(record) == fakes.timeless(undisturbed)
 
 

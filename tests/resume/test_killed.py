@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs import runner
 from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.runs.runner import run
 from dllm_bench.store import files
 from dllm_bench.store import store as store_module
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.store import SAMPLES, RunState, Store
+from dllm_bench.store.store import RunState, Store
 from tests.resume import fakes
 from tests.resume.drill import Books, ended, fork
 from tests.tiers import covering
@@ -102,34 +101,6 @@ def test_death_at_a_point_of_the_path(point, tmp_path, whole, monkeypatch) -> No
     assert state is (RunState.SEALED if point == "after the record" else RunState.PARTIAL)
     record = run(fakes.spec(N), store=store, deps=fakes.deps())
     assert fakes.timeless(record) == fakes.timeless(whole)
-
-
-def test_a_full_disk_is_a_sentence_and_costs_one_sample(tmp_path, whole, monkeypatch) -> None:
-    store = Store(tmp_path)
-    written = files.os.write
-
-    def full(descriptor: int, data: Any) -> int:
-        """Room for 9,000 bytes: the last line goes in by half."""
-        size = files.os.fstat(descriptor).st_size
-        if size >= 9000:
-            raise OSError(28, "No space left on device")
-        return written(descriptor, bytes(data)[: 9000 - size])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files.os, "write", full)
-        with pytest.raises(DllmBenchError, match="No space left on device"):
-            run(fakes.spec(N), store=store, deps=fakes.deps())
-    folder = store.path(fakes.spec(N))
-    assert 0 < len((folder / SAMPLES).read_bytes()) < 9000
-    assert (folder / SAMPLES).read_bytes().endswith(b"}\n")
-    assert store.state(fakes.spec(N)) is RunState.FAILED
-    entry = store.entry(fakes.spec(N))
-    assert entry is not None
-    assert 0 < entry.done < N
-    assert "No space left" in entry.error
-    record = run(fakes.spec(N), store=store, deps=fakes.deps())
-    assert fakes.timeless(record) == fakes.timeless(whole)
-    assert store.state(fakes.spec(N)) is RunState.SEALED
 
 
 def test_a_sealed_run_is_read_and_nothing_is_built(tmp_path: Path) -> None:

@@ -196,11 +196,9 @@ def test_the_record_alone_gives_the_numbers(tmp_path: Path) -> None:
     assert [s.stats().emitted for s in samples.values()] == record.columns["emitted"]
     assert record.summary["tpf/emitted"] == sum(record.columns["emitted"]) / (20 * 3)
     assert record.summary["row_cost"] == 20 * 72 / sum(record.columns["emitted"])
-    assert record.score is not None
     assert record.score.mean == sum(record.columns["value"]) / 20
     assert record.columns["score/length"] == [len(s.text) for s in samples.values()]
     reread = store.record(record.spec)
-    assert reread is not None
     assert reread.to_json() == record.to_json()
 
 
@@ -213,7 +211,6 @@ def test_a_failing_run_leaves_its_reason(tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match="without a score"):
         run(fakes.spec(3), store=store, deps=fakes.deps(benchmark=Broken(scores_fast=False)))
     entry = store.entry(fakes.spec(3))
-    assert entry is not None
     assert (entry.state, entry.done, entry.total) == ("failed", 3, 3)
     assert "without a score" in entry.error
 

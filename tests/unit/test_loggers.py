@@ -114,7 +114,6 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
             sum(record.columns["value"][: index + 1]) / (index + 1)
         )
     last = rows[-1]
-    assert record.score is not None
     assert last["score"] == record.score.mean
     assert (last["score/low"], last["score/high"]) == (record.score.low, record.score.high)
     assert last["latency"] == record.summary["latency/mean"]

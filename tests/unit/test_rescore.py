@@ -17,7 +17,6 @@ import pytest
 import dllm_bench.methods
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import item_id_of
-from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -30,23 +29,14 @@ from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.seal import seal, settings_without_effect
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import RECORD, SAMPLES, Store, read_record, read_samples
+from dllm_bench.store.store import RECORD, SAMPLES, RunEntry, Store, read_record, read_samples
 from tests.benchmark_helpers import GOLD
 from tests.resume import fakes
 
 MINIGSM = {
+    **compose(["benchmark=minigsm", "model=tiny-llada"])["benchmark"],
     "_target_": "benchmark.lm_eval",
-    "name": "minigsm",
-    "task": "minigsm",
     "max_new_tokens": 200,
-    "primary": "exact_match,strict-match",
-    "template": "chat",
-    "chat": False,
-    "stop": ["Question:"],
-    "escape_until": False,
-    "shots": 0,
-    "repeats": 1,
-    "allow_code_execution": False,
 }
 FORGETFUL = "benchmark.prompts"
 
@@ -109,15 +99,25 @@ def samples_of(root: Path) -> list[SampleRecord]:
     return list(read_samples(store.path(record.spec)).values())
 
 
+def entry_of(root: Path) -> tuple[RunEntry, RunRecord]:
+    """Return a stored run and its record."""
+    store, record = made(root)
+    (entry,) = store.entries()
+    return entry, record
+
+
+def graded_again(entry: RunEntry, **changes: Any) -> again.Rescored:
+    return again.rescore(entry, again.settings(entry, changes, compose))
+
+
 def columns(record: RunRecord, *names: str) -> list[list[Any]]:
     return [record.columns[name] for name in names]
 
 
 def test_grading_again_changes_nothing(tmp_path: Path) -> None:
-    store, record = made(tmp_path)
-    (entry,) = store.entries()
+    entry, record = entry_of(tmp_path)
     before = (entry.path / RECORD).read_bytes()
-    found = again.rescore(entry, again.settings(entry, {}, compose))
+    found = graded_again(entry)
     assert (found.changed, found.stored) == ({}, False)
     assert found.record.columns == record.columns
     assert found.record.score == record.score
@@ -125,28 +125,22 @@ def test_grading_again_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_grade_is_mended(tmp_path: Path) -> None:
-    store, record = made(tmp_path)
-    (entry,) = store.entries()
+    entry, record = entry_of(tmp_path)
     values = [0.0] * len(record.columns["value"])
     broken = replace(record, columns={**record.columns, "value": values})
     (entry.path / RECORD).write_text(broken.to_json())
-    found = again.rescore(entry, again.settings(entry, {}, compose))
+    found = graded_again(entry)
     assert found.stored
     assert set(found.changed.values()) == {("correct", "correct")}
     mended = read_record(entry.path)
-    assert mended is not None
     assert (mended.columns, mended.score) == (record.columns, record.score)
     assert mended.sessions == record.sessions
 
 
 def test_another_reading_is_shown_and_not_stored(tmp_path: Path) -> None:
     """Without the stop string the last number is that of the second question."""
-    store, record = made(tmp_path)
-    (entry,) = store.entries()
-    changes = {"escape_until": True, "primary": "exact_match,flexible-extract"}
-    found = again.rescore(entry, again.settings(entry, changes, compose))
-    assert record.score is not None
-    assert found.record.score is not None
+    entry, record = entry_of(tmp_path)
+    found = graded_again(entry, escape_until=True, primary="exact_match,flexible-extract")
     assert (record.score.mean, found.record.score.mean) == (4 / 6, 0)
     assert not found.stored
     assert read_record(entry.path) == record
@@ -154,44 +148,34 @@ def test_another_reading_is_shown_and_not_stored(tmp_path: Path) -> None:
         again.settings(entry, {"colour": "red"}, compose)
 
 
-def test_rescore_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, record = made(tmp_path)
-    name = record.identity_hash[:8]
-    assert main(["rescore", name, "--results", str(tmp_path)]) == 0
-    assert "0 of 6 samples changed; nothing written" in capsys.readouterr().out
-    reading = ["escape_until=true", "primary=exact_match,flexible-extract"]
-    assert main(["rescore", name, *reading, "--results", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert "correct -> wrong" in printed
-    assert "4 of 6 samples changed" in printed
-    assert main(["rescore", name, "--evalplus", "x.jsonl", "--results", str(tmp_path)]) == 2
-    assert "which EvalPlus does not know" in capsys.readouterr().err
+def test_rescore_on_the_command_line(command, tmp_path) -> None:
+    again = f"rescore {made(tmp_path)[1].identity_hash[:8]}"
+    assert "0 of 6 samples changed; nothing written" in command(again)
+    printed = command(f"{again} escape_until=true primary=exact_match,flexible-extract")
+    assert "correct -> wrong" in printed and "4 of 6 samples changed" in printed
+    assert "which EvalPlus does not know" in command(f"{again} --evalplus x.jsonl", code=2)
 
 
 def test_a_limited_run_says_that_evalplus_wants_every_problem(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command, tmp_path, monkeypatch
 ) -> None:
-    _, record = made(tmp_path)
+    short, out = made(tmp_path)[1].identity_hash[:8], tmp_path / "x.jsonl"
     monkeypatch.setattr(again, "evalplus_lines", lambda *_: ["{}\n"])
-    out = tmp_path / "x.jsonl"
-    arguments = ["rescore", record.identity_hash[:8], "--evalplus", str(out)]
-    assert main([*arguments, "--results", str(tmp_path)]) == 0
-    assert "a line for every problem" in capsys.readouterr().out and out.is_file()
+    assert "a line for every problem" in command(f"rescore {short} --evalplus {out}")
+    assert out.is_file()
 
 
 def test_a_run_without_texts_is_one_sentence(tmp_path: Path) -> None:
-    store, _ = made(tmp_path)
-    (entry,) = store.entries()
+    entry, _ = entry_of(tmp_path)
     (entry.path / SAMPLES).unlink()
     with pytest.raises(DllmBenchError, match="has no stored text"):
-        again.rescore(entry, again.settings(entry, {}, compose))
+        graded_again(entry)
 
 
 def test_repeats_give_avg_and_pass_at_k(tmp_path: Path) -> None:
     """Three items four times each, wrong in repetitions 0 and 3: a limit counts items."""
     store, record = made(tmp_path, 3, repeats=4)
     assert len(record.columns["id"]) == 12
-    assert record.score is not None
     assert (record.score.n, record.score.mean) == (3, 0.5)
     assert record.scores["avg@4"] == 0.5
     assert record.scores["pass@1"] == 0.5

@@ -17,6 +17,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.methods.learn2pd import Filter
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file, save_filter
+from dllm_bench.paths import read_yaml
 from dllm_bench.registry import TARGET, describe, instantiate
 from dllm_bench.store import inputs
 from dllm_bench.store.spec import (
@@ -29,37 +30,8 @@ from dllm_bench.store.spec import (
     split,
 )
 
-DECODER: dict[str, Any] = {
-    TARGET: "dllm_bench.decoding.masked.MaskedDecoder",
-    "score": {TARGET: "dllm_bench.methods.common.Confidence"},
-    "select": {TARGET: "dllm_bench.methods.common.Threshold", "tau": 0.9},
-    "schedule": {TARGET: "dllm_bench.methods.common.Blocks", "block": 16},
-    "cache": {TARGET: "dllm_bench.methods.caches.NoCache"},
-}
-CONFIG: dict[str, Any] = {
-    "model": {
-        "name": "tiny-llada",
-        "path": "assets/tiny-llada",
-        "adapter": "llada",
-        "revision": None,
-        "chat": False,
-        "bos": False,
-    },
-    "decoder": DECODER,
-    "benchmark": {TARGET: "dllm_bench.benchmarks.lm_eval.LmEval", "name": "minigsm"},
-    "hardware": {
-        "name": "cpu",
-        "device": "cpu",
-        "dtype": "float32",
-        "attention": "sdpa",
-        "threads": 1,
-        "match": None,
-    },
-    "logger": {TARGET: "dllm_bench.runs.loggers.NoLogger"},
-    "paths": {"results": "results", "data": None, "models": None},
-    "seed": 0,
-    "limit": 50,
-}
+PLAIN = read_yaml(Path(__file__).with_name("spec.yaml"))
+DECODER, CONFIG, LEARN2PD = (PLAIN[name] for name in ("decoder", "config", "learn2pd"))
 SOME_OTHER: dict[type, Any] = {bool: True, str: "other", int: 7, float: 0.123, type(None): "other"}
 
 
@@ -91,19 +63,6 @@ def test_identity_keys_change_the_hash_and_runtime_keys_do_not(key: str) -> None
     other = not value if isinstance(value, bool) else SOME_OTHER[type(value)]
     changed = spec(**{key.replace(".", "__"): other})
     assert (changed.identity_hash != spec().identity_hash) == (role_of(key) is Role.IDENTITY)
-
-
-LEARN2PD: dict[str, Any] = {
-    **DECODER,
-    "schedule": {TARGET: "dllm_bench.methods.common.Blocks", "block": 32},
-    "select": {
-        TARGET: "dllm_bench.methods.learn2pd.Filter",
-        "head": {
-            TARGET: "dllm_bench.models.filters.LearnedFilter",
-            "source": "assets/filters/tiny-llada-block32",
-        },
-    },
-}
 
 
 def test_a_filter_is_its_content_wherever_it_lies(tmp_path: Path) -> None:
@@ -167,19 +126,18 @@ def test_what_is_not_here_is_told_from_what_does_not_fit(overrides, absent) -> N
     assert isinstance(refused.value, inputs.MissingInputError) == absent
 
 
-@pytest.mark.parametrize(
-    ("key", "role"),
-    [
-        ("decoder.select.head.source", Role.RUNTIME),
-        ("decoder.select.first.head.source", Role.RUNTIME),
-        ("decoder.select.head.sha256", Role.IDENTITY),
-        ("decoder.source", Role.IDENTITY),
-        ("decoder.select.sources", Role.IDENTITY),
-        ("logger.mode", Role.RUNTIME),
-    ],
-)
-def test_the_longest_pattern_counts(key: str, role: Role) -> None:
-    assert role_of(key) is role
+ROLES = {
+    "decoder.select.head.source": Role.RUNTIME,
+    "decoder.select.first.head.source": Role.RUNTIME,
+    "decoder.select.head.sha256": Role.IDENTITY,
+    "decoder.source": Role.IDENTITY,
+    "decoder.select.sources": Role.IDENTITY,
+    "logger.mode": Role.RUNTIME,
+}
+
+
+def test_the_longest_pattern_counts() -> None:
+    assert {key: role_of(key) for key in ROLES} == ROLES
 
 
 BASELINE: dict[str, Any] = {**DECODER, "name": "plain"}
@@ -215,10 +173,13 @@ def test_equal_content_is_one_run_however_it_is_written(one: RunSpec, other: Run
 
 def test_other_content_is_another_run_and_survives_json() -> None:
     assert len({one.identity_hash for one in OTHERS}) == len(OTHERS)
-    for one in OTHERS:
-        assert RunSpec.from_plain(json.loads(json.dumps(one.to_plain()))) == one
-        assert one.folder.endswith(one.short)
-    assert spec(decoder__name="my-label").label == "my-label"
+    for one in (*OTHERS, spec(decoder__name="lopa")):
+        again = RunSpec.from_plain(json.loads(json.dumps(one.to_plain())))
+        assert again == one and (again.folder, again.label) == (one.folder, one.label)
+        assert again.folder.endswith(one.short)
+    assert again.label == "lopa" and again.model.path == "assets/tiny-llada"
+    assert "results" not in json.dumps(again.to_plain()["hardware"])
+    assert instantiate(again.decoder, "decoder") == instantiate(DECODER, "decoder")
     assert len({spec(), spec(decoder__name="b"), spec(seed=1)}) == 2
 
 
@@ -258,16 +219,6 @@ def test_the_hash_is_the_same_in_another_process_and_pinned() -> None:
         check=True,
     )
     assert done.stdout.strip() == pinned
-
-
-def test_a_run_survives_json() -> None:
-    run = spec(decoder__name="lopa")
-    again = RunSpec.from_plain(json.loads(json.dumps(run.to_plain())))
-    assert again == run
-    assert (again.folder, again.label) == (run.folder, "lopa")
-    assert again.model.path == "assets/tiny-llada"
-    assert "results" not in json.dumps(run.to_plain()["hardware"])
-    assert instantiate(again.decoder, "decoder") == instantiate(DECODER, "decoder")
 
 
 def test_the_folder_names_benchmark_model_decoder_and_hash() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
-from dllm_bench.store import files, provenance
+from dllm_bench.store import files
 from dllm_bench.store import lock as locks
 from dllm_bench.store import store as store_module
 from dllm_bench.store.files import Appender, whole_lines, write_atomic
@@ -34,6 +33,7 @@ from dllm_bench.store.store import (
 )
 from dllm_bench.tables.plan import CellState, look_up
 from tests.resume import fakes
+from tests.resume.drill import ended, fork
 
 SPEC_5 = fakes.spec(5)
 
@@ -112,53 +112,17 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 
 def test_another_process_is_refused_and_a_dead_one_is_succeeded(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from dllm_bench.store.lock import Lock;"
-        "Lock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)"
-    )
     path = tmp_path / LOCK
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)],
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(DllmBenchError, match=f"process {holder.pid} on"):
+    holder = fork(lambda: (Lock(path).acquire(), time.sleep(60)))
+    while not path.exists() or not path.read_bytes():
+        time.sleep(0.01)
+    with pytest.raises(DllmBenchError, match=f"process {holder} on"):
         Lock(path).acquire()
-    holder.kill()
-    holder.wait()
-    assert json.loads(path.read_text())["pid"] == holder.pid
-    lock = Lock(path)
-    lock.acquire()
-    assert json.loads(path.read_text())["pid"] == os.getpid()
-    lock.release()
-
-
-def test_an_owner_on_another_machine_is_respected_while_it_shows_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its heart beats for a minute on this machine's monotonic clock, then it is given up."""
-    path, slept_s = tmp_path / LOCK, [0.0]
-    path.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
-    beats_until_s = 40.0
-
-    def sleep(seconds: float) -> None:
-        slept_s[0] += seconds
-        if slept_s[0] < beats_until_s:
-            os.utime(path, (0, 1000 - slept_s[0]))  # of a clock that runs backwards
-
-    monkeypatch.setattr(files.time, "sleep", sleep)
-    monkeypatch.setattr(files.time, "monotonic", lambda: slept_s[0])
-    with pytest.raises(DllmBenchError, match="process 1 on elsewhere"):
-        Lock(path).acquire()
-    assert 0 < slept_s[0] <= locks.BEAT_S, "the first beat is enough"
-    slept_s[0] = beats_until_s
-    lock = Lock(path)
-    lock.acquire()
-    assert slept_s[0] >= beats_until_s + locks.GONE_S
-    assert json.loads(path.read_text())["pid"] == os.getpid()
-    lock.release()
+    os.kill(holder, signal.SIGKILL)
+    assert ended(holder) == -signal.SIGKILL
+    assert json.loads(path.read_text())["pid"] == holder
+    with Lock(path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
 
 
 def test_a_lock_beats_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,56 +251,3 @@ def test_a_record_of_a_newer_version_is_refused_loudly(tmp_path: Path) -> None:
             store.record(SPEC_5)
     path.write_text(record.to_json())
     assert store.record(SPEC_5) == record
-
-
-def test_provenance_is_cheap_and_complete(root: Path) -> None:
-    provenance.environment()  # file caches
-    started = time.process_time()
-    facts = provenance.environment()
-    assert time.process_time() - started < 0.3
-    assert facts["packages"]["torch"]
-    assert facts["packages"]["submitit"] is None or isinstance(facts["packages"]["submitit"], str)
-    assert facts["cpu"]
-    assert facts["device"] == facts["cpu"]
-    assert facts["threads"] == 1
-    assert facts["load"] >= 0
-    json.dumps(facts)
-
-
-def git(where: Path, *arguments: str) -> None:
-    settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(
-        ["git", "-C", str(where), *settings, *arguments], check=True, capture_output=True
-    )
-
-
-def test_commit_and_local_changes(tmp_path: Path) -> None:
-    nothing = dict.fromkeys(("commit", "dirty", "diff_sha256", "changed", "diff"))
-    assert provenance.code(tmp_path) == nothing, "outside of a repository"
-    git(tmp_path, "init", "-q")
-    assert provenance.code(tmp_path) == nothing, "before the first commit"
-    package = tmp_path / "dllm_bench"
-    package.mkdir()
-    (package / "a.py").write_text("a = 1\n")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-q", "-m", "one")
-    clean = provenance.code(tmp_path)
-    assert (len(clean["commit"]), clean["dirty"], clean["diff_sha256"]) == (40, False, None)
-    (tmp_path / "results.txt").write_text("not code")
-    assert provenance.code(tmp_path) == clean
-    (package / "b.py").write_text("b = 1\n")
-    untracked = provenance.code(tmp_path)
-    assert untracked["dirty"] is True
-    assert (untracked["changed"], untracked["diff"]) == (["dllm_bench/b.py"], None)
-    (package / "a.py").write_text("a = 2\n")
-    changed = provenance.code(tmp_path)
-    assert changed["changed"] == ["dllm_bench/a.py", "dllm_bench/b.py"]
-    assert changed["diff"] is None
-    assert "+a = 2" in provenance.code(tmp_path, with_text=True)["diff"]
-    assert len({str(x["diff_sha256"]) for x in (clean, untracked, changed)}) == 3
-    assert provenance.code(package) == nothing, "inside somebody else's repository"
-
-
-def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.environment()["commit"] is None

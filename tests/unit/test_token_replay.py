@@ -44,7 +44,6 @@ def vanilla(model) -> tuple[Generation, TokenReplay]:
     own = decoder("decoder=vanilla")
     before = own.generate(model, REQUEST)
     found = token_replay.replay(own, model, REQUEST, before.ids)
-    assert found is not None
     return before, found
 
 
@@ -64,7 +63,6 @@ def test_listening_changes_no_token_and_sees_every_open_position(overrides, mode
     own = decoder(*overrides)
     before = own.generate(model, REQUEST)
     found = token_replay.replay(own, model, REQUEST, before.ids)
-    assert found is not None
     steps, positions = len(before.trace), len(before.ids)
     assert found.chance_SP.shape == found.rank_SP.shape == found.found_SP.shape
     assert found.chance_SP.shape == (steps, positions)
@@ -117,9 +115,7 @@ class Held:
 
 
 def deps(own: object, model: object) -> Dependencies:
-    given: dict[str, Any] = {"model": Held(model), "decoder": own, "benchmark": OneRequest()}
-    return Dependencies(**{name: fakes.Always(value) for name, value in given.items()},
-                 prepare=fakes.Always(None))  # fmt: skip
+    return fakes.deps(model=Held(model), decoder=own, benchmark=OneRequest())
 
 
 def test_what_is_written_is_read(tmp_path, vanilla, model) -> None:
