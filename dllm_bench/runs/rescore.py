@@ -8,7 +8,7 @@ stored, since that would be another run.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,20 +75,18 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
 
     Raises DllmBenchError if grading fails for more samples than when the run was sealed.
     """
-    samples = list(read_samples(entry.path).values())
-    if not samples:
+    stored = read_samples(entry.path)
+    if not stored:
         raise DllmBenchError(
             f"Run {entry.spec.short} has no stored text at {entry.path}; decode it again with the "
             "command that made it."
         )
     before = read_record(entry.path)
     if before:
-        check_ids(entry, before, [sample.id for sample in samples])
-        sealed = set(before.columns["id"])  # a run that is being continued has more samples
-        samples = [sample for sample in samples if sample.id in sealed]
+        check_ids(entry, before, stored)
+    # a run that is being continued has more samples than its record
+    samples = [stored[key] for key in (before.columns["id"] if before else stored)]
     scores = benchmark_of(plain).score(texts(samples))
-    order = {key: i for i, key in enumerate(before.columns["id"])} if before else {}
-    samples.sort(key=lambda sample: order.get(sample.id, len(order)))
     sessions = before.sessions if before else []
     ungraded = before.verdicts.get(JUDGE_ERROR, 0) if before else 0
     allowed = replace(entry.spec, runtime=RunConfig({"max_judge_errors": ungraded}))
@@ -102,10 +100,10 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     return replace(rescored, stored=True)
 
 
-def check_ids(entry: RunEntry, before: RunRecord, ids: Sequence[str]) -> None:
-    """Raise DllmBenchError unless all samples of the sealed record are stored."""
+def check_ids(entry: RunEntry, before: RunRecord, stored: Iterable[str]) -> None:
+    """Raise DllmBenchError unless all samples of the sealed record are among the ids stored."""
     sealed = before.columns["id"]
-    missing = sorted(set(sealed) - set(ids))
+    missing = sorted(set(sealed) - set(stored))
     if not missing:
         return
     raise DllmBenchError(

@@ -155,16 +155,6 @@ def test_removed_runs_are_gone_and_runs_in_use_stay(command, tmp_path) -> None:
     assert [entry.spec for entry in store.entries()] == [other]
 
 
-def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
-    folder = tmp_path / "tables" / "lopa"
-    folder.mkdir(parents=True)
-    states = ["sealed", "sealed", "missing"]
-    cells = ", ".join(f'{{"state": "{state}"}}' for state in states)
-    (folder / "table4.json").write_text(f'{{"cells": [{cells}]}}')
-    lines = list(runs.table_lines(tmp_path / "tables"))
-    assert lines[-1] == "table lopa/table4: 3 cells, 1 missing, 2 sealed"
-
-
 def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.open(spec()) as opened:

@@ -197,9 +197,7 @@ def test_a_multirun_that_no_node_can_make_says_what_to_set(cluster: None, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_a_table_survives_what_befalls_its_jobs(
-    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_survives_what_befalls_its_jobs(sweep, tmp_path, monkeypatch) -> None:
     store, specs, sent = sweep.store, sweep.specs, sweep.tickets
     tell_that_time_is_over(sent["timed-out"], life=2)
     failed = slurm.wait_for_jobs(store, ManyRunsProgress(0), sweep.asked, poll_s=0.5)

@@ -65,9 +65,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(tmp_path / "bin", monkeypatch)
 
 
-def test_a_table_is_one_array_of_exactly_what_is_missing(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_one_array_of_exactly_what_is_missing(cluster, tmp_path, monkeypatch) -> None:
     store = Store(tmp_path / "runs")
 
     def runs() -> list[PlannedRun]:
@@ -162,17 +160,13 @@ def test_a_signal_while_a_job_starts_does_not_end_it(cluster: Cluster, tmp_path:
     subprocess.run(f"{command[1]} -c '{signals}'", shell=True, check=True)
 
 
-def test_without_submitit_a_sentence_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_submitit_a_sentence_says_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(DllmBenchError, match=r"dllm-bench\[slurm\]"):
         submit({}, store=Store(tmp_path), hardware=CPU)
 
 
-def test_without_slurm_a_sentence_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_slurm_a_sentence_says_what_to_do(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     command = {"a": SlurmCommand(("--version",))}
     with pytest.raises(DllmBenchError, match=r"did not take 1 jobs .*srun.*--run"):
@@ -181,9 +175,7 @@ def test_without_slurm_a_sentence_says_what_to_do(
         submit(command, store=Store(tmp_path), hardware=CPU, changes=["partition"])
 
 
-def test_training_is_sent_before_the_runs_that_read_it(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_is_sent_before_the_runs_that_read_it(cluster, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = f"{TRAINED}sps/tiny-qwen3-cpu.json"
     more = ["decoder/length=hardware_aware", f"decoder.length.profile.source={source}"]
@@ -229,9 +221,7 @@ def test_tickets_outlive_a_half_written_line(tmp_path: Path) -> None:
     assert list(slurm.SlurmJobs.of(store).tickets) == ["a" * 64]
 
 
-def test_the_command_sends_waits_and_renders(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_sends_waits_and_renders(cluster, tmp_path, capsys) -> None:
     """The jobs of this cluster are over at once, without a trace."""
     common = ["--results", str(tmp_path)]
     table = ["table", "learn2pd/table6", "--limit", "1", *common]
@@ -247,9 +237,7 @@ def test_the_command_sends_waits_and_renders(
     assert len(re.findall(r"its job 1_\d+ is over", capsys.readouterr().out)) == count
 
 
-def test_a_multirun_is_sent_like_a_table_s_runs(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_multirun_is_sent_like_a_table_s_runs(cluster, tmp_path, capsys) -> None:
     """On a cluster without devices and with small nodes; runs that share a folder are one job."""
     settings = ["model=tiny-llada", "hardware=cpu", f"paths.results={tmp_path}"]
     launcher = ["hydra/launcher=slurm", "hydra.launcher.partition=small"]
@@ -267,9 +255,7 @@ def test_a_multirun_is_sent_like_a_table_s_runs(
     assert "job 1_0 is pending" in shown and "job 1_1 is running" in shown
 
 
-def test_an_experiment_may_choose_the_launcher(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_may_choose_the_launcher(cluster, tmp_path, monkeypatch) -> None:
     mine = tmp_path / "conf" / "experiment" / "sent.yaml"
     mine.parent.mkdir(parents=True)
     mine.write_text(
@@ -294,9 +280,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("refusal", REFUSED)
-def test_a_refusal_of_sbatch_says_what_to_set(
-    refusal: str, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_refusal_of_sbatch_says_what_to_set(refusal, cluster, tmp_path) -> None:
     (cluster.folder / "sbatch").write_text(
         f"#!/bin/sh\necho 'sbatch: error: {refusal}' >&2; exit 1\n"
     )

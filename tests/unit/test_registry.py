@@ -7,7 +7,6 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,18 +23,9 @@ from dllm_bench.registry import (
     describe,
     find,
     instantiate,
-    name_of,
     register,
 )
 from dllm_bench.store.spec import RunSpec
-
-
-def targets(plain: Any) -> list[str]:
-    """Return every `_target_` of plain data, at any depth."""
-    if isinstance(plain, dict):
-        own = [plain[TARGET]] if TARGET in plain else []
-        return own + [t for value in plain.values() for t in targets(value)]
-    return [t for value in plain for t in targets(value)] if isinstance(plain, list) else []
 
 
 def test_a_class_moved_to_another_module_keeps_every_hash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,14 +37,6 @@ def test_a_class_moved_to_another_module_keeps_every_hash(monkeypatch: pytest.Mo
     monkeypatch.setattr(Threshold, "__module__", elsewhere.__name__)
     config["decoder"]["select"][TARGET] = f"{elsewhere.__name__}.Threshold"
     assert RunSpec.from_config(config).identity_hash == before
-
-
-@pytest.mark.parametrize("path", sorted((conf_dir() / "decoder").rglob("*.yaml")), ids=str)
-def test_every_configured_target_is_registered_under_its_slot(path: Path) -> None:
-    for target in targets(yaml.safe_load(path.read_text())):
-        name = name_of(find(target))
-        assert find(name) is find(target)
-        assert name.partition(".")[0] in registry.HOMES
 
 
 def test_a_name_is_given_once() -> None:
