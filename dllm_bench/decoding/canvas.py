@@ -44,8 +44,8 @@ from dllm_bench.decoding.batching import (
     run_batched,
     run_forward,
 )
-from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.numerics import read_logits
+from dllm_bench.decoding.rounds import Clock
 from dllm_bench.registry import register
 
 # --- the contracts --------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ from dllm_bench.core.speculative import (
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import constant, to_device, to_host
-from dllm_bench.decoding.clock import Clock
 from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
+from dllm_bench.decoding.rounds import Clock
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 # --- what is sampled, the length of drafts, and which tokens are kept -----------------------------

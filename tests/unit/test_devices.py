@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.decoding.clock import Clock
+from dllm_bench.decoding.rounds import Clock
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.inputs import missing_device, wait_for
 
