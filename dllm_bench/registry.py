@@ -242,12 +242,6 @@ def _build(plain: Any) -> Any:
     return plain
 
 
-def construct(factory: Callable[..., Any], arguments: Mapping[str, Any], title: str) -> Any:
-    """Call `factory(**arguments)` after checking names and types; `title` begins the errors."""
-    check_arguments(factory, arguments, title)
-    return factory(**arguments)
-
-
 def check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], title: str) -> None:
     """Raise DllmBenchError for names or types that `factory` does not declare, at any depth."""
     signature = inspect.signature(factory)

@@ -40,7 +40,7 @@ from dllm_bench.paths import place_of
 from dllm_bench.registry import (
     PACKAGE,
     TARGET,
-    construct,
+    check_arguments,
     describe,
     find,
     instantiate,
@@ -401,8 +401,8 @@ def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
             f"Model {chosen.name!r} is an object of the Python program that made the run, so "
             "its weights are in no file; decode with it in that program (dllm_bench.run)."
         )
-    model: ModelSpec = construct(ModelSpec, plain, f"Model {chosen.name!r}")
-    return model
+    check_arguments(ModelSpec, plain, f"Model {chosen.name!r}")
+    return ModelSpec(**plain)
 
 
 def require_memory(plain: Mapping[str, Any]) -> None:
