@@ -129,6 +129,8 @@ def compose_decoder(name: str, overrides: Sequence[str]) -> Plain:
             f"{others[0]!r} is no setting of a decoder; write decoder.SLOT.NAME=VALUE or "
             "decoder/SLOT=PIECE."
         )
+    if name not in options("decoder"):
+        raise DllmBenchError(unknown_option("decoder", name))
     return dict(compose([f"decoder={name}", *overrides])["decoder"])
 
 
@@ -536,7 +538,7 @@ def sentence(error: Exception) -> str:
     unreadable = getattr(error, "override", None)
     if absent:
         group, _, name = str(absent).rpartition("/")
-        return unknown_name(group, name, options(group), listing="dllm-bench run --help")
+        return unknown_option(group, name)
     if unknown:
         return unknown_setting(unknown[1], error.__cause__)
     if several:
@@ -544,6 +546,11 @@ def sentence(error: Exception) -> str:
     if unreadable:
         return f"{unreadable!r} cannot be read; write name=value, see `dllm-bench run --help`."
     return text.removesuffix(".") + "; see `dllm-bench run --help`."
+
+
+def unknown_option(group: str, name: str) -> str:
+    """Return the message for a name that no yaml of a group has."""
+    return unknown_name(group, name, options(group), listing="dllm-bench run --help")
 
 
 def unknown_setting(name: str, cause: object) -> str:

@@ -92,6 +92,7 @@ def unknown_class(_: Path) -> None:
     [
         (generate(GAPS, decoder="ngram_speculative"), "writes a text after the prompt"),
         (generate(GAPS, decoder="daedal"), "keep their places, which schedule Daedal does not"),
+        (generate("fast_dllm", decoder="2 + 2 ="), "There is no decoder '2 [+] 2 ='"),
         (generate(GAPS, max_new_tokens=32), "max_new_tokens=32 was given; leave that"),
         (generate(GAPS, "2 + 2 ="), "those with masks in a call of their own"),
         (generate("<|mask|> 4 = 7"), "begin the prompt with a text"),
