@@ -26,8 +26,8 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import Rejection, SpeculativeDecoder
 from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.methods.trained_drafts import DFlash, DSpark, Eagle3
-from dllm_bench.metrics import drafts as draft_metrics
 from dllm_bench.metrics.definitions import measure
+from dllm_bench.metrics.drafts import rounds_of
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.golden.cases import GOLDEN, Case, Settings, cases, each, override
 from tests.helpers import DEVICE, load_denoiser
@@ -141,7 +141,7 @@ def test_the_authors_loop(case: Case) -> None:
     assert list(generation.ids[: len(case["output"])]) == case["output"]
     rounds, found = case["rounds"], verified(generation)
     if "proposal_lengths" in case:
-        own = draft_metrics.rounds(generation)
+        own = rounds_of(generation.trace, generation.born)
         assert [r.committed for r in own] == case["acceptance_lengths"]
         assert [r.proposed for r in own] == case["proposal_lengths"]
     assert len(found) == len(rounds) == len(drafts)
@@ -155,7 +155,8 @@ def test_zlabs_blocks_of_one_slot_are_the_plain_loop(case: Case) -> None:
     """A block holds nothing but the anchor: one token a round, and no drafter."""
     generation, _ = decode(case | {"block_size": 1})
     assert list(generation.ids[: len(case["output"])]) == case["target_greedy"]
-    assert all(r.committed == 1 and r.proposed == 0 for r in draft_metrics.rounds(generation))
+    rounds = rounds_of(generation.trace, generation.born)
+    assert {(r.committed, r.proposed) for r in rounds} == {(1, 0)}
     assert {f.kind for f in generation.trace.forwards} == {ForwardKind.PREFILL, ForwardKind.VERIFY}
     with pytest.raises(DllmBenchError, match="choose 1 to 16"):
         decode(case | {"block_size": 0})
@@ -166,7 +167,7 @@ def test_zlabs_blocks_of_one_slot_are_the_plain_loop(case: Case) -> None:
 def test_zlab_makes_a_round_after_a_first_token_that_stops(case: Case, checks_first: bool) -> None:
     """Their loop looks for stop tokens after a round only; the round is the recorded one."""
     generation, _ = decode(case | {"stop_token_ids": [case["first_token"]]}, checks_first)
-    rounds = draft_metrics.rounds(generation)
+    rounds = rounds_of(generation.trace, generation.born)
     first = [] if checks_first else case["acceptance_lengths"][:1]
     assert [r.committed for r in rounds] == first
     assert generation.cut["eos"] == 0, "the text is the same"
@@ -217,7 +218,7 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
     """Over the four prompts of the reference; rounds of the three it keeps one by one."""
     recorded = read(f"trace_{kind}.json")
     prompts = [case["prompt"] for case in read("target_greedy.json")["cases"]]
-    rounds = [draft_metrics.rounds(generation) for generation, _ in greedy_runs(kind)]
+    rounds = [rounds_of(generation.trace, generation.born) for generation, _ in greedy_runs(kind)]
     for reference in recorded["runs"]:
         own = rounds[prompts.index(reference["prompt"])]
         assert [r.committed for r in own] == reference["acceptance_lengths"]
