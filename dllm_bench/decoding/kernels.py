@@ -140,8 +140,8 @@ def least_of(
     PARTS: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Return the largest key, as far as the digits before `digit` say, whose equals and betters in
-    this program's row sum to more than `enough`.
+    """Return the first digits, those before `digit`, of the key that is searched: the largest one
+    for which the probabilities at or above it, in this program's row, sum to more than `enough`.
     """
     later, part_P = digit > 0, tl.arange(0, triton.next_power_of_2(PARTS))
     last = (digit - 1) * (tl.num_programs(0) // PARTS) + tl.program_id(0) // PARTS
