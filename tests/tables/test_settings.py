@@ -104,7 +104,7 @@ def test_composing_group_by_group_is_hydras_own_composition() -> None:
 
 
 def test_what_is_remembered_is_what_was_worked_out(tmp_path, monkeypatch) -> None:
-    real = ("", "-block4", "-block8", "-open4")
+    real = ("", "-block4", "-block8", "-open4", "-open4-long")
     outside = {"model=served", *("model=smollm2" + kind for kind in real)}
     queries = [query for query in sampled(40) if not outside & set(query)]
     first = SettingsCache(tmp_path, composing.compose)
