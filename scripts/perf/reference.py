@@ -8,6 +8,7 @@ decoders; the comparison checks that. Left out: end of text.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -66,7 +67,7 @@ class Reference:
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`scores` of everything in the first forward of a block; then of the block, and of what is
         not cached after it."""
-        length, block = x.shape[1], self.open_block(x)
+        length, block = x.shape[1], -1 if self.caching == "none" else self.open_block(x)
         fed, kept = (0, length), {"none": 0, "prefix": block, "dual": length}[self.caching]
         if self.caching != "none" and block == self.renewed:
             fed, kept = (block, length if self.caching == "prefix" else block + self.block), 0
@@ -85,19 +86,19 @@ class Reference:
         return pad(ids, around), pad(confidence, around)
 
     def open_block(self, x: Tensor) -> int:
-        """First position of the first block that has masks; that of the first block without any."""
-        new = min(self.open_positions(x), default=self.prompt) - self.prompt
+        """First position of the first block that has masks."""
+        new = self.open_positions(x)[0] - self.prompt
         return self.prompt + new // self.block * self.block
 
     def open_positions(self, x: Tensor) -> list[int]:
         """Masked positions of the first block that has some."""
         return next(filter(None, self.masks_of_blocks(x)), [])
 
-    def masks_of_blocks(self, x: Tensor) -> list[list[int]]:
-        """Masked positions of each block."""
-        starts = range(self.prompt, x.shape[1], self.block)
-        blocks = [range(start, min(start + self.block, x.shape[1])) for start in starts]
-        return [[p for p in block if x[0, p].item() == self.mask] for block in blocks]
+    def masks_of_blocks(self, x: Tensor) -> Iterator[list[int]]:
+        """Masked positions of one block after the other."""
+        for start in range(self.prompt, x.shape[1], self.block):
+            block = range(start, min(start + self.block, x.shape[1]))
+            yield [position for position in block if x[0, position].item() == self.mask]
 
     def mean_confidence(self, x: Tensor, confidence: Tensor) -> float:
         """Mean over the masked positions of the open block; 1 without any."""
@@ -142,12 +143,13 @@ class PipelinedReference(Reference):
         """See `Reference`."""
         x, opened, rounds = self.canvas(request), 0, 0
         self.kv = self.model.new_cache(x.shape[1])
-        while self.open_positions(x) and rounds < steps:
-            masks = self.masks_of_blocks(x)
+        while any(masks := list(self.masks_of_blocks(x))) and rounds < steps:
             done = [1 - len(positions) / self.block for positions in masks]
             if opened < len(masks) and (opened == 0 or done[opened - 1] >= self.opens_at):
                 opened += 1
-            ids, confidence = self.scores(x, self.plan(self.open_block(x), opened))
+            first = next(n for n, positions in enumerate(masks) if positions)
+            plan = self.plan(self.prompt + first * self.block, opened)
+            ids, confidence = self.scores(x, plan)
             for n in range(opened):
                 must = n == 0 or done[n - 1] >= self.must_at
                 x = self.commit(x, masks[n], ids, confidence, must)

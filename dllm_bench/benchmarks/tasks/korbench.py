@@ -205,5 +205,5 @@ def arithmetic(text: str) -> float | None:
     """Return the value of an expression of + - * / and numbers; None for anything else."""
     try:
         return math_answers.arithmetic(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
