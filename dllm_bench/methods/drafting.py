@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
@@ -276,14 +276,15 @@ def read_step_profile(source: str) -> StepProfile:
 
 
 def check_step_profile(source: str, model: str) -> None:
-    """Refuse a profile that was measured with a model other than `model`."""
-    measured: str | None = read_measurement(
-        source, lambda plain: plain.get("model", {}).get("name"), "step profile", "train sps MODEL"
+    """Refuse a profile that was measured with a model other than `model`; one written by hand may
+    name none."""
+    measured: Mapping[str, Any] = read_measurement(
+        source, lambda plain: plain.get("model", {"name": model}), "step profile", "train sps MODEL"
     )
-    if measured not in (None, model):
+    if measured["name"] != model:
         raise DllmBenchError(
-            f"Step profile {source!r} was measured with {measured}, but the model is {model}; "
-            f"measure one with `dllm-bench train sps {model}` and name its file."
+            f"Step profile {source!r} was measured with {measured['name']}, but the model is "
+            f"{model}; measure one with `dllm-bench train sps {model}` and name its file."
         )
 
 
