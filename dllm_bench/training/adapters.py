@@ -148,6 +148,7 @@ def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Param
         if ".lora_" in name
     }
     for parameter in learned.values():
+        parameter.data = parameter.data.float()  # a shorter dtype would lose small steps
         parameter.requires_grad_(True)
     return learned
 
@@ -246,8 +247,9 @@ def logits_of(module: Any, batch: MaskedBatch, block: int, shifted: bool) -> tup
     texts, length = batch.clean_BL.shape
     ids_BS = torch.cat([batch.clean_BL, batch.noised_BN], 1).to(device)
     place_BS = torch.cat([torch.arange(length).expand(texts, -1), batch.place_BN], 1).to(device)
-    mask_B1SS = seen(batch, block)[:, None].to(device)
     hidden_BSH = model.embed_tokens(ids_BS)
+    unseen_B1SS = ~seen(batch, block)[:, None].to(device)
+    mask_B1SS = hidden_BSH.new_zeros(unseen_B1SS.shape).masked_fill(unseen_B1SS, -torch.inf)
     rotation = model.rotary_emb(hidden_BSH, place_BS)
     for layer in model.layers:
         hidden_BSH = layer(hidden_BSH, attention_mask=mask_B1SS, position_embeddings=rotation)
@@ -301,8 +303,13 @@ class AdapterTraining(Training):
         return masked_batch(texts, self.job.block, special.mask, special.eos, rng)
 
     def predict(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-        """Return logits and tokens of the masked positions."""
-        return logits_of(self.denoiser.module, batch, self.job.block, self.denoiser.shifted)
+        """Return logits, in float32, and tokens of the masked positions; products are computed in
+        the dtype of the model's weights."""
+        denoiser = self.denoiser
+        shorter = denoiser.dtype != torch.float32
+        with torch.autocast(self.device.type, denoiser.dtype, enabled=shorter):
+            logits_RV, token_R = logits_of(denoiser.module, batch, self.job.block, denoiser.shifted)
+        return logits_RV.float(), token_R
 
     def loss_of(self, texts: list[TrainingText], rng: torch.Generator) -> tuple[Tensor, Numbers]:
         loss = functional.cross_entropy(*self.predict(self.batch(texts, rng)))
@@ -341,6 +348,7 @@ class AdapterTraining(Training):
     def facts(self) -> dict[str, Any]:
         return {
             "model": self.loaded.metadata.name,
+            "dtype": self.loaded.metadata.dtype,
             "count": sum(parameter.numel() for parameter in self.learned.values()),
             "shown": self.curve[:: -max(1, -(-len(self.curve) // SHOWN_POINTS))][::-1],
             "all_masked": ALL_MASKED,

@@ -36,10 +36,10 @@ def loaded(folder: Path, kind: str, **changes: str) -> LoadedModel:
     return load_model(spec(source, **{**form, **changes}))
 
 
-def started(folder: Path, job: AdapterJob = JOB) -> AdapterTraining:
+def started(folder: Path, job: AdapterJob = JOB, **changes: str) -> AdapterTraining:
     """Return a training on many texts, of the model in `folder` / model."""
     texts = TEXTS * (adapters.HELD_OUT // len(TEXTS) + 1)
-    return AdapterTraining.start(job, loaded(folder / "model", "qwen3"), texts)
+    return AdapterTraining.start(job, loaded(folder / "model", "qwen3", **changes), texts)
 
 
 def trained(out: Path, job: AdapterJob = JOB) -> AdapterTraining:
@@ -105,6 +105,18 @@ def test_an_adapter_learns_and_is_loaded_by_a_model(tmp_path: Path) -> None:
         merged, _ = adapters.logits_of(adapted.denoiser.module, batch, BLOCK, True)
     assert (own - merged).abs().max() < 0.05 * own.abs().max()  # bfloat16
     assert "blocks of 4" in (tmp_path / "out" / "CARD.md").read_text()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_products_in_bfloat16_learn_what_those_in_float32_do(attention: str, tmp_path) -> None:
+    whole = started(tmp_path)
+    short = started(tmp_path, dtype="bfloat16", attention=attention)
+    for _ in range(6):
+        losses = [one.optimizer_step()[0] for one in (whole, short)]
+        torch.testing.assert_close(*losses, rtol=0.02, atol=0)
+    assert {weight.dtype for weight in short.learned.values()} == {torch.float32}
+    short.save(tmp_path / "out")
+    assert "products in bfloat16" in (tmp_path / "out" / "CARD.md").read_text()
 
 
 def test_a_resumed_training_gives_the_same_weights(tmp_path: Path) -> None:
