@@ -9,7 +9,9 @@ order in which the text was filled. `on_commit` is called with the tokens of eve
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -22,25 +24,28 @@ from typing import Any, Literal, cast
 from torch import Tensor
 
 from dllm_bench.api.compose import as_override, compose, compose_decoder
+from dllm_bench.benchmarks.items import likelihoods_of, option_of, request_of
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
-from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import Likelihood, Request, filling
 from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.definitions import measure_all
+from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.models import wrapped
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.load import load_model as load_checkpoint
 from dllm_bench.models.spec import CANVAS
 from dllm_bench.paths import conf_dirs, options
 from dllm_bench.registry import describe
-from dllm_bench.runs.prompts import PromptGenerator, timed_sample
+from dllm_bench.runs.dependencies import Loaded
+from dllm_bench.runs.runner import ready, sample_record, timed
 from dllm_bench.runs.sessions import check_batched, untimed_sample
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
-from dllm_bench.store.inputs import decoder_of, model_spec, resolve_model
+from dllm_bench.store.inputs import decoder_of, model_spec, resolve_model, wait_for
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -292,7 +297,9 @@ def generate(
     requests = (generator.request(one, new, tuple(stop)) for one in several)
     if batch == 1:
         samples = [
-            _decode(loaded, chosen, request, index, on_commit)
+            generator.decode(request)
+            if on_commit is None
+            else _watched(generator, loaded, request, index, on_commit)
             for index, request in enumerate(requests)
         ]
     else:
@@ -373,16 +380,80 @@ def spec_of(model: LoadedModel, decoder: Decoder, **settings: Any) -> RunSpec:
     )
 
 
-def _decode(
-    model: LoadedModel, decoder: Decoder, request: Request, index: int, on_commit: OnCommit | None
-) -> SampleRecord:
-    """Decode one request under the clock, calling `on_commit` while it runs."""
-    if on_commit is None:
-        return timed_sample(decoder, request, model, model.denoiser)
-    watched = WatchedDenoiser(model, request, index, on_commit)
-    sample = timed_sample(decoder, request, model, cast(Any, watched))
-    watched.finish(sample)
-    return sample
+@dataclass
+class PromptGenerator:
+    """Decodes prompts from outside a benchmark, one at a time: those of `generate` and of lm-eval.
+
+    Requests are prepared, decoded and cut as in the runner, so all three give the same text for a
+    prompt. A repeated prompt is another sample with another seed, as repetitions of a task intend.
+    """
+
+    spec: RunSpec
+    decoder: Decoder
+    loaded: Loaded
+    seen: Counter[str] = field(default_factory=Counter)  # prompt hash -> how often it came
+    stats: list[SampleStats] = field(default_factory=list)  # one per text so far
+
+    @property
+    def name(self) -> str:
+        """Model, decoder and hash of the settings."""
+        return f"{self.spec.model.name}-{self.spec.label}-{self.spec.short}"
+
+    def request(self, prompt: Prompt, max_new_tokens: int | None, stop: tuple[str, ...]) -> Request:
+        """Return the request for a prompt, ready for the decoder; without `max_new_tokens` the
+        prompt's own masks are filled.
+        """
+        ids = tuple(self.loaded.encode(prompt))
+        request = Request(self._name(ids), ids, max_new_tokens or 1, stop, str(prompt))
+        if max_new_tokens is None:
+            request = filling(request, self.loaded.denoiser.special)
+        return ready(self.spec, self.decoder, self.loaded, request)
+
+    def _name(self, ids: tuple[int, ...]) -> str:
+        """Return the id of a request, from its tokens and how often they came."""
+        key = hashlib.sha256(repr(ids).encode()).hexdigest()
+        name = f"{key}#{self.seen[key]}"
+        self.seen[key] += 1
+        return name
+
+    def __call__(self, prompt: Prompt, max_new_tokens: int, stop: tuple[str, ...]) -> str:
+        """Return the text for a prompt."""
+        return self.decode(self.request(prompt, max_new_tokens, stop)).text
+
+    def likelihood(self, context: Prompt, continuation: str) -> Likelihood:
+        """Return the log-likelihood of a continuation; of a whole text after an empty context.
+
+        DllmBenchError if the decoder generates texts.
+        """
+        if not self.decoder.summary().scores_options:
+            raise DllmBenchError(
+                f"A likelihood was asked for, and {self.spec.label} generates text; choose "
+                "decoder=likelihood (LLaDA's Monte-Carlo bound; decoder.draws, decoder.guidance) "
+                "or decoder=likelihood_exact (decoder.block)."
+            )
+        option = option_of(context, continuation, self.loaded.encode)
+        made = request_of(self._name((*option.prompt_ids, -1, *option.ids)), [option])
+        return likelihoods_of(self.decode(ready(self.spec, self.decoder, self.loaded, made)).text)[
+            0
+        ]
+
+    def decode(self, request: Request, denoiser: Denoiser | None = None) -> SampleRecord:
+        """Decode a prepared request under the clock and keep its counts; `denoiser` may wrap the
+        model's own."""
+        model, started_at = self.loaded.denoiser, time.time()
+        decoded = timed(
+            lambda: self.decoder.generate(denoiser or model, request),
+            request,
+            self.loaded,
+            wait=lambda: wait_for(model.device),
+        )
+        sample = sample_record(request, decoded, self.loaded, started_at)
+        self.stats.append(sample.stats())
+        return sample
+
+    def metrics(self) -> dict[str, float | None]:
+        """Return the metrics of all texts so far, by name."""
+        return measure_all(self.stats)
 
 
 def _decode_batch(
@@ -398,6 +469,20 @@ def _decode_batch(
 
 
 # --- tokens while they are committed -------------------------------------------------------------
+
+
+def _watched(
+    generator: PromptGenerator,
+    model: LoadedModel,
+    request: Request,
+    index: int,
+    on_commit: OnCommit,
+) -> SampleRecord:
+    """Decode a request, calling `on_commit` while it runs."""
+    watched = WatchedDenoiser(model, request, index, on_commit)
+    sample = generator.decode(request, cast(Any, watched))
+    watched.finish(sample)
+    return sample
 
 
 @dataclass(eq=False, repr=False)

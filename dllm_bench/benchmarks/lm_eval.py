@@ -2,7 +2,7 @@
 
 The tasks are the yaml files of `tasks/`, loaded without lm-eval's own index. lm-eval is imported
 only when a request is built or a text is graded; names, data and hashes do not need it.
-`lm_eval_model` is the other direction: our decoders as a model of lm-eval.
+`api/lm_eval_model.py` is the other direction: our decoders as a model of lm-eval.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from dllm_bench.cli.common import as_model, compose, open_store, print_lines
 from dllm_bench.core.errors import DllmBenchError
@@ -21,11 +20,7 @@ from dllm_bench.core.output import show
 from dllm_bench.paths import IMPORTED, expanded, place_of
 from dllm_bench.registry import require_known
 from dllm_bench.store.files import explain_write_errors, make_folder
-from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import model_spec
-
-if TYPE_CHECKING:
-    from dllm_bench.runs.prompts import PromptGenerator
 
 CUSTOM_GENERATE = "custom-generate"
 FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
@@ -133,10 +128,10 @@ def run_lm_eval(arguments: Sequence[str]) -> int:
     """Check the names of this project in the arguments, then pass all arguments to lm-eval."""
     parsed = parsed_by_lm_eval(arguments)
     if getattr(parsed, "model", None) == "dllm_bench":
-        composed(parsed.model_args or {})
-    from dllm_bench.benchmarks.lm_eval_model import execute
+        compose([f"{name}={value}" for name, value in (parsed.model_args or {}).items()])
+    from dllm_bench.api.lm_eval_model import execute
 
-    execute(parsed, build_generator)
+    execute(parsed)
     return 0
 
 
@@ -153,16 +148,3 @@ def parsed_by_lm_eval(arguments: Sequence[str]) -> Namespace:
         return HarnessCLI().parse_args()
     finally:
         sys.argv = argv
-
-
-def composed(settings: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration for `--model_args NAME=VALUE,…`, as lm-eval reads them."""
-    return compose([f"{name}={value}" for name, value in settings.items()])
-
-
-def build_generator(settings: Mapping[str, Any]) -> PromptGenerator:
-    """Return the text generator that lm-eval calls for `--model_args`."""
-    config = composed(settings)
-    from dllm_bench.runs.prompts import generator  # torch takes seconds to import
-
-    return generator(config)

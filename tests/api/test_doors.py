@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM
 
 import dllm_bench as db
 from dllm_bench.api.compose import compose
-from dllm_bench.benchmarks.lm_eval_model import DllmBenchLM
+from dllm_bench.api.lm_eval_model import DllmBenchLM, generator
 from dllm_bench.cli.main import main
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.runs.prompts import generator
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.store import Store, read_samples
@@ -70,7 +69,7 @@ class Recorder:
 
 def by_lm_eval(model: str, decoder: str, prompt: Any, request: Request) -> tuple[str, Generation]:
     """lm-eval's answer to the prompt."""
-    generate = generator(compose([f"model={model}", f"decoder={decoder}", *SETTINGS]))
+    generate = generator([f"model={model}", f"decoder={decoder}", *SETTINGS])
     generate.decoder = recorder = Recorder(generate.decoder)  # type: ignore[assignment]
     lm = DllmBenchLM(generate)
     text = prompt if isinstance(prompt, str) else lm.apply_chat_template(prompt)

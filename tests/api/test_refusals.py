@@ -12,13 +12,12 @@ import torch
 
 import dllm_bench as db
 from dllm_bench.api.custom_generate import generate_with
-from dllm_bench.api.generation import spec_of
+from dllm_bench.api.generation import PromptGenerator, spec_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
 from dllm_bench.methods.remasking import Wino
-from dllm_bench.runs.prompts import PromptGenerator
 from tests.api.models import loaded, logits, transformers_object
 
 GAPS = "Tom has 3 apples and buys <|mask|><|mask|> more, so he has <|mask|><|mask|> apples."

@@ -21,10 +21,10 @@ import lm_eval
 import pytest
 from lm_eval.api.instance import Instance
 
+from dllm_bench.api.lm_eval_model import DllmBenchLM
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.evalplus import PROBLEM_SETS
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, load_task, task_file, task_names
-from dllm_bench.benchmarks.lm_eval_model import DllmBenchLM
 from dllm_bench.benchmarks.tasks import code_scorers, sources
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
@@ -231,35 +231,37 @@ def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None
             benchmark.score({item: "    return 1\n"})
 
 
+def lm(generate: Any) -> DllmBenchLM:
+    """Return lm-eval's model around a function in place of a decoder."""
+    generate.name, generate.metrics = "function", dict
+    return DllmBenchLM(generate)
+
+
 def test_lm_eval_s_evaluator_runs_our_tasks() -> None:
     """lm-eval's own `evaluate` gives the same mean with the same task file."""
     benchmark = lm_eval_benchmark("minigsm", limit=12)
     texts = gold(benchmark)
     wrong = next(iter(texts))
     by_prompt = {r.prompt: texts[r.id] for r in benchmark.requests(encode) if r.id != wrong}
-    model = DllmBenchLM(lambda prompt, budget, stop: by_prompt.get(str(prompt), "#### 1000"))
+    model = lm(lambda prompt, budget, stop: by_prompt.get(str(prompt), "#### 1000"))
     task = load_task("minigsm", {"limit": 12})
     found = lm_eval.evaluate(model, {"minigsm": task}, bootstrap_iters=0, log_samples=False)
     assert found["results"]["minigsm"][STRICT] == pytest.approx(11 / 12)
 
 
-def test_the_adapter_cuts_and_has_no_likelihoods() -> None:
-    model = DllmBenchLM(lambda prompt, budget, stop: f"{prompt} a b c")
+def test_the_adapter_cuts() -> None:
+    model = lm(lambda prompt, budget, stop: f"{prompt} a b c")
 
     def ask(until: Any) -> Instance:
         return Instance("generate_until", {}, ("x", {"until": until}), 0)
 
     assert model.generate_until([ask([" b"]), ask(" c"), ask([])]) == ["x a", "x a b", "x a b c"]
-    with pytest.raises(DllmBenchError, match="output_type generate_until"):
-        model.loglikelihood([ask([])])
-    with pytest.raises(DllmBenchError, match="output_type generate_until"):
-        model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("x",), 0)])
 
 
 def test_a_task_may_begin_the_answer_of_a_chat() -> None:
     """lm-eval's gen_prefix is a last turn of the assistant, which the model continues."""
     asked: list[Any] = []
-    model = DllmBenchLM(lambda prompt, budget, stop: asked.append(prompt) or "")  # type: ignore[func-returns-value]
+    model = lm(lambda prompt, budget, stop: asked.append(prompt) or "")
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "def f():"}]
     text = model.apply_chat_template(turns, False)
     model.generate_until([Instance("generate_until", {}, (text, {"until": []}), 0)])
@@ -332,7 +334,7 @@ def ask_with(settings: dict[str, Any]) -> tuple[list[str], list[int]]:
     """Return the texts of one request with generation settings, and the budgets it was decoded
     with."""
     budgets: list[int] = []
-    model = DllmBenchLM(lambda prompt, budget, stop: budgets.append(budget) or "a. b")
+    model = lm(lambda prompt, budget, stop: budgets.append(budget) or "a. b")
     return model.generate_until([Instance("generate_until", {}, ("x", settings), 0)]), budgets
 
 

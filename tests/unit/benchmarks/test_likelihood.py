@@ -16,15 +16,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 from dllm_bench.api.compose import compose
+from dllm_bench.api.lm_eval_model import DllmBenchLM, generator
 from dllm_bench.benchmarks import items
 from dllm_bench.benchmarks.lm_eval import LikelihoodBenchmark
-from dllm_bench.benchmarks.lm_eval_model import DllmBenchLM
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Likelihood
 from dllm_bench.models.load import load_text_codec
-from dllm_bench.runs.prompts import generator
 from dllm_bench.store.inputs import benchmark_of, model_spec
 from tests.benchmark_helpers import encode, lm_eval_likelihood, stock_config
 
@@ -189,20 +188,20 @@ def test_a_decoder_that_cannot_is_refused(more, words, tmp_path, capsys) -> None
 
 def test_lm_eval_gets_the_likelihoods_of_the_decoder() -> None:
     given = ["model=tiny-llada", "decoder=likelihood", "decoder.draws=8", "decoder.together=8"]
-    made = generator(compose([*given, "hardware=cpu"]))
+    made = generator([*given, "hardware=cpu"])
     model = DllmBenchLM(made)
     pairs = [("Question: 2 + 3?\nAnswer:", " 5"), ("Question: 2 + 3?\nAnswer:", " five")]
     asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
     found = model.loglikelihood(asked)
     assert all(nats < 0 and greedy is False for nats, greedy in found)
-    again = generator(compose([*given, "hardware=cpu"]))
+    again = generator([*given, "hardware=cpu"])
     model = DllmBenchLM(again)
     assert model.loglikelihood(asked) == found
     (rolling,) = model.loglikelihood_rolling(
         [Instance("loglikelihood_rolling", {}, ("Tom has 3 apples.",), 0)]
     )
     assert rolling < 0
-    other = generator(compose(["model=tiny-llada", "hardware=cpu"]))
+    other = generator(["model=tiny-llada", "hardware=cpu"])
     with pytest.raises(DllmBenchError, match="vanilla generates text; choose decoder=likelihood"):
         other.likelihood("x", " y")
 

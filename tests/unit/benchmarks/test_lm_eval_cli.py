@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.api.compose import compose
+from dllm_bench.api.lm_eval_model import MODEL
 from dllm_bench.benchmarks.lm_eval import TASKS
-from dllm_bench.benchmarks.lm_eval_model import MODEL
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run

@@ -1,17 +1,16 @@
 """Our decoders as a model of lm-eval, and lm-eval's own command line with that model.
 
-`DllmBenchLM` wraps a function from a prompt to a text. `execute` runs lm-eval with the model under
-the name "dllm_bench". Only decoder=likelihood gives likelihoods.
-Importing this module imports lm-eval.
+`DllmBenchLM` wraps a `PromptGenerator`. `execute` runs lm-eval with the model under the name
+"dllm_bench". Only decoder=likelihood gives likelihoods. Importing this module imports lm-eval.
 """
 
 from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import lm_eval.models  # noqa: F401 (else lm-eval would not register its own models)
 from lm_eval.api.instance import Instance
@@ -21,10 +20,13 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import setup_logging
 from tqdm import tqdm
 
+from dllm_bench.api.compose import compose
+from dllm_bench.api.generation import PromptGenerator
 from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.core.request import Likelihood
+from dllm_bench.runs.dependencies import REAL
+from dllm_bench.store.spec import RunSpec
 
 MODEL = "dllm_bench"
 """Name of our models on lm-eval's command line."""
@@ -38,44 +40,14 @@ OF_SAMPLING = ("top_p", "top_k", "min_p", "seed")
 """Generation settings that ask for nothing where a task does not sample."""
 ANY_DEVICE = "auto"
 """Stands for the device that `hardware` chooses; lm-eval itself would ask for cuda:0."""
-Generate = Callable[["str | Turns", int, tuple[str, ...]], str]
-"""(prompt text or chat turns, new tokens, stop strings) -> text."""
-Metrics = Mapping[str, float | None]
-"""Name -> value; None where it cannot be measured."""
-
-
-class NamedGenerate(Protocol):
-    """A `Generate` whose name distinguishes its model, decoder and settings from others."""
-
-    @property
-    def name(self) -> str:
-        """Fit to name a folder."""
-
-    def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:
-        """Return the text for a prompt."""
-
-    def likelihood(self, context: str | Turns, continuation: str) -> Likelihood:
-        """Return the log-likelihood of a continuation; DllmBenchError if its decoder gives none."""
-
-    def metrics(self) -> Metrics:
-        """Return the metrics of all texts so far, by name."""
-
-
-BuildGenerate = Callable[[Mapping[str, Any]], NamedGenerate]
-"""Settings of `--model_args` -> what generates."""
 
 
 class DllmBenchLM(LM):
-    """An lm-eval model around a function from a prompt to a text."""
+    """An lm-eval model around what decodes prompts."""
 
-    build: ClassVar[BuildGenerate]
-    """What `--model_args` are turned into a model with; set by `execute`."""
-
-    def __init__(self, generate: Generate | NamedGenerate) -> None:
-        """Wrap what generates; of a mere function there are no metrics and no likelihoods."""
+    def __init__(self, generate: PromptGenerator) -> None:
         super().__init__()
         self._generate = generate
-        self._name = getattr(generate, "name", MODEL)
         self._turns: dict[str, Turns] = {}
 
     @classmethod
@@ -89,7 +61,7 @@ class DllmBenchLM(LM):
         """
         device = (additional_config or {}).get("device", ANY_DEVICE)
         own = {} if device == ANY_DEVICE else {"+model.device": device}
-        generate = cls.build({**arg_dict, **own})
+        generate = generator([f"{name}={value}" for name, value in {**arg_dict, **own}.items()])
         arg_dict["pretrained"] = generate.name
         return cls(generate)
 
@@ -118,28 +90,18 @@ class DllmBenchLM(LM):
         DllmBenchError, before anything is decoded, for a decoder that generates texts.
         """
         shown = tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood requests")
-        return [self._scored("loglikelihood", *request.args, of=requests) for request in shown]
+        return [self._scored("loglikelihood", *request.args) for request in shown]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return the log-likelihood of each text, whole, after the token that begins a text."""
         shown = tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood_rolling requests")
-        asked = ((request.args[0],) for request in shown)
-        kind = "loglikelihood_rolling"
-        return [self._scored(kind, "", *text, of=requests)[0] for text in asked]
+        texts = (request.args[0] for request in shown)
+        return [self._scored("loglikelihood_rolling", "", text)[0] for text in texts]
 
-    def _scored(
-        self, kind: str, context: str, continuation: str, *, of: Sequence[object]
-    ) -> tuple[float, bool]:
-        likelihood = getattr(self._generate, "likelihood", None)
-        if likelihood is None:
-            raise DllmBenchError(
-                f"A task asked for {len(of)} likelihoods, and this model is a function from "
-                "prompts to texts, which gives none; choose a task that generates (output_type "
-                "generate_until)."
-            )
-        said = likelihood(self._turns.get(context, context), continuation)
+    def _scored(self, kind: str, context: str, continuation: str) -> tuple[float, bool]:
+        said = self._generate.likelihood(self._turns.get(context, context), continuation)
         answer = (said.nats, said.greedy)
         rolling = kind == "loglikelihood_rolling"
         asked = (continuation,) if rolling else (context, continuation)
@@ -160,18 +122,31 @@ class DllmBenchLM(LM):
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Return a name for lm-eval's cache; the model always uses its own template."""
-        return self._name
+        return self._generate.name
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what lm-eval adds to the "config" of its results: TPF, TPS, forwards and all
         metrics."""
-        metrics: Metrics = getattr(self._generate, "metrics", dict)()
-        return {MODEL: {name: value for name, value in metrics.items() if value is not None}}
+        metrics = self._generate.metrics().items()
+        return {MODEL: {name: value for name, value in metrics if value is not None}}
 
     @property
     def tokenizer_name(self) -> str:
         """Tells apart lm-eval's cached requests of different models."""
-        return self._name
+        return self._generate.name
+
+
+def generator(overrides: Sequence[str]) -> PromptGenerator:
+    """Return what decodes prompts with a model and decoder of this package."""
+    spec = RunSpec.from_config(compose(overrides))
+    if spec.model.is_served:
+        raise DllmBenchError(
+            f"Model {spec.model.name!r} is served; lm-eval can use servers directly, with "
+            "--model local-completions or local-chat-completions."
+        )
+    decoder = REAL.decoder(spec)
+    REAL.prepare(spec)
+    return PromptGenerator(spec, decoder, REAL.model(spec))
 
 
 def generation_settings(given: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
@@ -218,11 +193,10 @@ def _register() -> None:
     register_model(MODEL)(DllmBenchLM)
 
 
-def execute(parsed: Namespace, build: BuildGenerate) -> None:
+def execute(parsed: Namespace) -> None:
     """Run lm-eval's own command line with our models as `--model dllm_bench --model_args ...`."""
     setup_logging()
     _register()
-    DllmBenchLM.build = staticmethod(build)
     if hasattr(parsed, "model") and not parsed.config:
         check_model(parsed.model or LM_EVAL_DEFAULT, parsed.model_args or {})
     if getattr(parsed, "model", None) == MODEL and not (parsed.device or parsed.config):
