@@ -17,8 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import TEST, GeneratedTask
-from dllm_bench.benchmarks.embedded.sentences import OPEN_TEXT
+from dllm_bench.benchmarks.embedded import OPEN_TEXT, TEST, GeneratedTask
 from dllm_bench.benchmarks.items import (
     Item,
     answered_items,

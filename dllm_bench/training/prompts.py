@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import GeneratedTask, read_lines, sentences, texts_file
+from dllm_bench.benchmarks.embedded import (
+    OPEN_TEXT,
+    SENTENCES,
+    SPELLING,
+    GeneratedTask,
+    read_lines,
+    texts_file,
+)
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 
@@ -26,9 +33,9 @@ STORED = (
 )  # fmt: skip
 """Tasks whose train split is in a file, all of their forms included."""
 DRAWN: Mapping[str, GeneratedTask] = {
-    "sentences": sentences.TASK,
-    "sentences_spelling": sentences.SPELLING,
-    "open_text": sentences.OPEN_TEXT,
+    "sentences": SENTENCES,
+    "sentences_spelling": SPELLING,
+    "open_text": OPEN_TEXT,
 }
 """Task -> its problems, of which any number can be drawn."""
 TASKS = (*STORED, *DRAWN)

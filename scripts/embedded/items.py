@@ -18,13 +18,13 @@ from typing import Any
 
 from dllm_bench.benchmarks.embedded import (
     FROZEN,
+    SENTENCES,
     SPLITS,
     TEST,
     TEXTS,
     TRAIN,
     UNSEEN,
     GeneratedTask,
-    sentences,
     texts_file,
 )
 from dllm_bench.training.prompts import DRAWN, Pair
@@ -47,7 +47,7 @@ FROZEN_TASKS: Mapping[str, GeneratedTask] = {
     task.name: task
     for task in (
         minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
-        minirule.RANGE, minigsm.STORY, minigsm.FREE, sentences.TASK, minicode.TASK, minicode.FREE,
+        minirule.RANGE, minigsm.STORY, minigsm.FREE, SENTENCES, minicode.TASK, minicode.FREE,
         *miniparallel.OF_FAMILY.values(),
     )
 }  # fmt: skip

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dllm_bench.benchmarks.embedded.sentences import POOL, words_of
+from dllm_bench.benchmarks.embedded import POOL, words_of
 
 COUNT, WORDS = 4_000, range(7, 17)
 PLAIN = re.compile(r"[A-Z][A-Za-z0-9 ,'$%-]+\.")

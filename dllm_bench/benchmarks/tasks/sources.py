@@ -17,7 +17,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks.embedded import FrozenTask, sentences
+from dllm_bench.benchmarks.embedded import SENTENCES, FrozenTask
 from dllm_bench.benchmarks.items import (
     Item,
     choose_items,
@@ -28,7 +28,7 @@ from dllm_bench.benchmarks.items import (
     require_cache_or_server,
     require_fields,
 )
-from dllm_bench.benchmarks.tasks import miniparallel, readers
+from dllm_bench.benchmarks.tasks import readers, text_scorers
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import expanded, read_yaml
 from dllm_bench.registry import require_known
@@ -48,8 +48,8 @@ EMBEDDED = (
 )  # fmt: skip
 GENERATED: Mapping[str, FrozenTask] = {
     **{name: FrozenTask(name) for name in EMBEDDED},
-    "miniparallel": FrozenTask("miniparallel", splits=tuple(miniparallel.FAMILIES)),
-    "sentences": sentences.TASK,
+    "miniparallel": FrozenTask("miniparallel", splits=tuple(text_scorers.FAMILIES)),
+    "sentences": SENTENCES,
 }
 """Item sets of this project."""
 

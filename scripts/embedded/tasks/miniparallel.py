@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 
 from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask, text_problem
-from dllm_bench.benchmarks.tasks.miniparallel import EMPTY, FAMILIES, SIDE, ParallelCase, sudokus
+from dllm_bench.benchmarks.tasks.text_scorers import EMPTY, FAMILIES, SIDE, ParallelCase, sudokus
 from scripts.embedded.tasks import Draw, from_draw, mixture
 from scripts.embedded.tasks.minigsm import MAX_VALUE, NAMES
 

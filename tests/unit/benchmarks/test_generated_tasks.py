@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.benchmarks import embedded as sentences
 from dllm_bench.benchmarks import evalplus, prompts
-from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask, sentences, split_of
+from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask, split_of
 from dllm_bench.benchmarks.lm_eval import task_file
 from dllm_bench.benchmarks.tasks import sources
-from dllm_bench.benchmarks.tasks.miniparallel import FAMILIES, ParallelCase, score
+from dllm_bench.benchmarks.tasks.text_scorers import FAMILIES, ParallelCase
+from dllm_bench.benchmarks.tasks.text_scorers import miniparallel as score
 from dllm_bench.core.errors import DllmBenchError
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded.items import FROZEN_TASKS
@@ -473,9 +475,9 @@ RIGHT: dict[str, Right] = {
 }
 
 
-@pytest.mark.parametrize("kind", sentences.KINDS)
+@pytest.mark.parametrize("kind", sentences.CHANGES)
 def test_every_answer_is_what_its_prompt_asks_for(kind: str) -> None:
-    items = [item for item in sentences.TASK.items("test") if item["kind"] == kind]
+    items = [item for item in sentences.SENTENCES.items("test") if item["kind"] == kind]
     asked = [(item["prompt"].removesuffix("\nAnswer:"), item["answer"]) for item in items]
     if kind == "spelling":  # where no word can be misspelled, the sentence is to be repeated
         asked = [(prompt, answer) for prompt, answer in asked if not prompt.startswith("Repeat")]
@@ -484,16 +486,16 @@ def test_every_answer_is_what_its_prompt_asks_for(kind: str) -> None:
 
 
 def test_kinds_are_about_equally_frequent_and_answers_are_single_lines() -> None:
-    items = sentences.TASK.items("test")
+    items = sentences.SENTENCES.items("test")
     counts = Counter(item["kind"] for item in items)
-    assert set(counts) == set(sentences.KINDS) and min(counts.values()) > 100
+    assert set(counts) == set(sentences.CHANGES) and min(counts.values()) > 100
     assert all(
         item["answer"] == item["answer"].strip() and "\n" not in item["answer"] for item in items
     )
 
 
 def test_no_sentence_of_the_test_split_is_shown_in_training() -> None:
-    train = [problem.prompt for problem in sentences.TASK.problems("train", 2_000)]
+    train = [problem.prompt for problem in sentences.SENTENCES.problems("train", 2_000)]
     held_out = sentences.pool("test")
     assert len(held_out) > 400 and not set(held_out) & set(sentences.pool("train"))
     assert not [prompt for prompt in train if any(one in prompt for one in held_out)]
@@ -502,7 +504,9 @@ def test_no_sentence_of_the_test_split_is_shown_in_training() -> None:
 def test_the_sentences_ship_with_their_licence_and_are_small() -> None:
     licence = sentences.POOL.with_name("gsm8k_sentences.LICENSE").read_text()
     assert "MIT License" in licence and "OpenAI" in licence
-    assert sentences.POOL.stat().st_size + sentences.TASK.frozen_file().stat().st_size < 200_000
+    assert (
+        sentences.POOL.stat().st_size + sentences.SENTENCES.frozen_file().stat().st_size < 200_000
+    )
 
 
 # --- miniparallel: any right answer counts and no other, and only some families leave a choice ----
