@@ -30,7 +30,6 @@ import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from dllm_bench import __version__
-from dllm_bench.api.comparison import sealed_record
 from dllm_bench.api.runs import of_one_type, sample_rows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, MeanScore
@@ -39,7 +38,7 @@ from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import GROUPS, RunSpec, digest, slug
-from dllm_bench.store.store import RunEntry, read_samples
+from dllm_bench.store.store import RunEntry, read_samples, sealed_record
 
 Plain = dict[str, Any]
 Metric, Filter = "score", "none"  # lm-eval's names, for benchmarks without their own

@@ -38,7 +38,6 @@ from dllm_bench.tables.plan import (
     CellState,
     PlannedCell,
     PlannedRun,
-    PlannedTable,
     Planner,
     distinct_runs,
 )
@@ -208,18 +207,10 @@ def judge_stored(profile: Profile, planner: Planner) -> list[Judgement]:
     claim is not composed, and counts as not run even if its runs would be unavailable.
     """
     claims = [load_claim(name) for name in names_of("claim")]
-    testable = planner.common((one.cells() for one in claims if not one.untestable), profile)
-    return judge_claims(
-        claims, cells_of_claims(claims, testable), profile, one_token_runs(planner.store)
-    )
-
-
-def cells_of_claims(
-    claims: Sequence[Claim], testable: Sequence[PlannedTable]
-) -> list[list[PlannedCell]]:
-    """Return the cells of each claim, none for an untestable one."""
-    planned = iter(testable)
-    return [[] if one.untestable else next(planned).cells for one in claims]
+    tables = planner.common((one.cells() for one in claims if not one.untestable), profile)
+    testable = iter(tables)
+    planned = [[] if one.untestable else next(testable).cells for one in claims]
+    return judge_claims(claims, planned, profile, one_token_runs(planner.store))
 
 
 def tests_of(judgement: Judgement) -> int:

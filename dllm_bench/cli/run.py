@@ -18,7 +18,7 @@ from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show_error
 from dllm_bench.runs.progress import RunProgress, headline, summary
-from dllm_bench.site.format import align, looked_up, number, percent
+from dllm_bench.site.texts import align, looked_up, number, percent
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import memory_bytes, model_here, model_spec, resolve_hardware
 from dllm_bench.store.lock import BusyError

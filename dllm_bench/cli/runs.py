@@ -19,20 +19,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.api.comparison import RunComparison, require_two, sealed_record
 from dllm_bench.cli.common import compose, open_store, print_failures, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.paths import read_settings
 from dllm_bench.registry import require_known
 from dllm_bench.runs import rescore
-from dllm_bench.site.format import align, number, percent_of
+from dllm_bench.site.texts import align, number, percent_of
 from dllm_bench.store.files import csv_rows, csv_text, matching, stored_bytes, write_atomic
 from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock
 from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import differing, flat_settings
-from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove, verify
+from dllm_bench.store.store import (
+    LOCK,
+    RunEntry,
+    RunState,
+    Store,
+    remove,
+    sealed_record,
+    verify,
+)
 
 if TYPE_CHECKING:
     from dllm_bench.serving.load_simulation import (
@@ -207,10 +214,10 @@ def figure_lines(figures: Path) -> Iterator[str]:
 
 def compare(arguments: Namespace) -> int:
     """Print the comparison of two or more runs."""
-    require_two(arguments.runs)
-    store = open_store(arguments)
-    found = tuple(sealed_record(store.find(name)) for name in arguments.runs)
-    return print_lines(RunComparison(found).lines())
+    from dllm_bench.api import runs  # imports Hydra
+
+    results = open_store(arguments).root.parent
+    return print_lines(runs.compare(*arguments.runs, results=results).lines())
 
 
 def rescore_texts(arguments: Namespace) -> int:

@@ -37,8 +37,15 @@ from dllm_bench.site.decoding_order import (
     colours_of_forward,
     decoding_order,
 )
-from dllm_bench.site.format import align, commit, number, printable
-from dllm_bench.site.texts import TextSource, requests_of, token_decoder
+from dllm_bench.site.texts import (
+    TextSource,
+    align,
+    commit,
+    number,
+    printable,
+    requests_of,
+    token_decoder,
+)
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.inputs import resolve_model
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord, SampleRecord

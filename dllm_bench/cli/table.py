@@ -14,13 +14,13 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.claims import verdict
-from dllm_bench.claims.evidence import one_token_runs
 from dllm_bench.claims.spec import load_claim
 from dllm_bench.cli.common import (
     compose,
@@ -32,7 +32,7 @@ from dllm_bench.cli.common import (
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import console
 from dllm_bench.figures.spec import load_figure
-from dllm_bench.site.format import align, looked_up
+from dllm_bench.site.texts import align, looked_up
 from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.files import explain_write_errors, is_folder, results_directory
 from dllm_bench.store.provenance import machine
@@ -40,7 +40,7 @@ from dllm_bench.store.store import Store, remove
 from dllm_bench.tables import load, plan, render
 from dllm_bench.tables.cost import cost_in_words, measured_runs
 from dllm_bench.tables.frame import LOAD_PER_CORE, BuiltTable, build, disturbed_runs, is_loaded
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, PlannedTable
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, PlannedTable, Planner
 from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
 SINGLE_COMMANDS = 3  # commands printed for missing runs; the rendered table lists all
@@ -100,13 +100,16 @@ def plan_whole(
     arguments: Namespace, papers: Sequence[PaperTable], store: Store, profile: Profile | None = None
 ) -> list[PlannedTable]:
     """Plan each table with a profile, by default the one that the arguments choose."""
-    fills = arguments.run or arguments.submit
-    settings = SettingsCache(store.root.parent, compose)
-    parts = (settings.compose, store, settings.resolve)
-    planner = plan.Planner(*parts, any_machine=arguments.submit, download=fills)
-    planned = planner.each(papers, profile or chosen_profile(arguments))
+    with planner_of(arguments, store) as planner:
+        return planner.each(papers, profile or chosen_profile(arguments))
+
+
+@contextmanager
+def planner_of(arguments: Namespace, store: Store) -> Iterator[Planner]:
+    """Give a planner of the runs that the arguments make or show, and keep what it composed."""
+    settings, fills = SettingsCache(store.root.parent, compose), arguments.run or arguments.submit
+    yield Planner.cached(settings, store, any_machine=arguments.submit, download=fills)
     settings.save()
-    return planned
 
 
 def chosen_profile(arguments: Namespace) -> Profile:
@@ -408,18 +411,14 @@ def judge(arguments: Namespace) -> int:
     check_options(arguments)
     store, profile = open_store(arguments), chosen_profile(arguments)
     shown = load.matching_names("claim", arguments.claim)
-    claims = [load_claim(name) for name in load.names_of("claim")]
-    testable = {claim.name: claim.cells() for claim in claims if not claim.untestable}
     failed = list[str]()
     if arguments.run or arguments.submit or arguments.commands:
-        asked = [testable[name] for name in shown if name in testable]
+        asked = [one.cells() for one in map(load_claim, shown) if not one.untestable]
         plans, failed = plan_and_fill(arguments, asked, store)
         if arguments.commands:
             return print_lines(command_lines(plans))
-    tables = list(testable.values())
-    planned = plan.plan_common(profile, partial(plan_whole, arguments, tables, store))
-    cells = verdict.cells_of_claims(claims, planned)
-    judgements = verdict.judge_claims(claims, cells, profile, one_token_runs(store))
+    with planner_of(arguments, store) as planner:
+        judgements = verdict.judge_stored(profile, planner)
     chosen = [one for one in judgements if one.claim.name in shown]
     is_one = len(chosen) == 1
     print_lines(chosen[0].details() if is_one else verdict_lines(chosen, arguments))

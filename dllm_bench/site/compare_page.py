@@ -20,8 +20,8 @@ from operator import itemgetter
 
 from dllm_bench.figures.trade_off import KnownRun, front_of, least_covered, outside
 from dllm_bench.metrics import accuracy
-from dllm_bench.site.format import percent, significant
 from dllm_bench.site.pages import Page, Plain, RunPages
+from dllm_bench.site.texts import percent, significant
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import SHOWN, differing_settings, digest, slug
 

@@ -33,7 +33,7 @@ from markupsafe import Markup, escape
 from dllm_bench.claims.findings import Findings, Paragraph
 from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.site.format import commit, number, significant
+from dllm_bench.site.texts import commit, number, significant
 from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import SHOWN, slug
 from dllm_bench.tables.frame import BuiltTable

@@ -27,9 +27,8 @@ from dllm_bench.site.decoding_order import (
     DecodingOrder,
     decoding_order,
 )
-from dllm_bench.site.format import printable, significant
 from dllm_bench.site.pages import Page, Plain, moment, run_address, script_json
-from dllm_bench.site.texts import DecodeTokens
+from dllm_bench.site.texts import DecodeTokens, printable, significant
 from dllm_bench.store.record import SCORE, RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves, setting_value
 from dllm_bench.tables.derive import measure_run

@@ -1,4 +1,5 @@
-"""Texts of stored ids: tokens by the model's tokenizer, prompts and answers by the benchmark.
+"""What is stored, as text: tokens by the model's tokenizer, prompts and answers by the benchmark,
+numbers, and lines for the terminal and the pages.
 
 Samples store their prompt. One that does not has the benchmark's of today, if its ids have the hash
 that the sample was decoded with, so that what is shown is what the model was given. Without a
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from dllm_bench.benchmarks.items import in_passes
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.models.text import read_token_texts, read_tokenizer
 from dllm_bench.paths import user_folder
@@ -27,8 +30,8 @@ from dllm_bench.store import inputs
 from dllm_bench.store.cache import Compose, on_this_machine
 from dllm_bench.store.files import is_file, write_atomic
 from dllm_bench.store.groups import BenchmarkGroup, ModelGroup
-from dllm_bench.store.record import SampleRecord, prompt_sha256
-from dllm_bench.store.spec import RunSpec, digest
+from dllm_bench.store.record import RunRecord, SampleRecord, prompt_sha256
+from dllm_bench.store.spec import SHOWN, RunSpec, digest
 
 DecodeTokens = Callable[[Sequence[int]], str]  # token ids to text
 
@@ -167,3 +170,57 @@ def keep_tokenizer(tokenizer: Any, sha256: object) -> None:
         return
     with suppress(DllmBenchError):  # then ids are shown
         write_atomic(folder / "tokenizer.json", backend.to_str())
+
+
+# --- numbers and lines ---------------------------------------------------------------------------
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a number with `digits` decimals, or a dash."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def significant(value: float | None) -> str:
+    """Return a number with four significant digits, empty if there is none."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def percent(score: MeanScore | None) -> str:
+    """Return a score in percent with its interval, or a dash."""
+    return "–" if score is None else percent_of(score.mean, score.low, score.high)
+
+
+def percent_of(mean: float, low: float, high: float) -> str:
+    """Return a share in percent with the ends of its interval, which are shares too."""
+    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def commit(environment: Mapping[str, Any]) -> str:
+    """Return the commit a run was made with, and whether the code had local changes."""
+    if not environment.get("commit"):
+        return "unknown (not run from a checkout)"
+    changed = " with local changes" if environment.get("dirty") else ""
+    return f"{environment['commit'][:SHOWN]}{changed}"
+
+
+def looked_up(records: Sequence[RunRecord]) -> str:
+    """Return when, and by which commit, records that a command found complete were made."""
+    dates = sorted(f"{datetime.fromtimestamp(one.sealed_at, UTC):%Y-%m-%d}" for one in records)
+    first, *others = dict.fromkeys(commit(record.environment) for record in records)
+    made = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    by = f"by {1 + len(others)} commits" if others else f"by commit {first}"
+    return f"looked up: made on {made} {by}"
+
+
+def printable(text: str) -> str:
+    """Return the text with control, format and other invisible characters written as in Python
+    source."""
+    return "".join(repr(character)[1:-1] for character in text)
+
+
+def align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows as lines of text with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()

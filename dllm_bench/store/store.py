@@ -265,6 +265,17 @@ def read_record(folder: Path) -> RunRecord | None:
     return None if content is None else RunRecord.from_json(content, str(folder / RECORD))
 
 
+def sealed_record(entry: RunEntry) -> RunRecord:
+    """Return the record of a run that must be complete."""
+    record = read_record(entry.path)
+    if record is None:
+        raise DllmBenchError(
+            f"Run {entry.spec.short} is {entry.state.value} ({entry.done} samples); complete it "
+            "with the command that started it."
+        )
+    return record
+
+
 def record_fingerprint(folder: Path) -> list[int]:
     """Return a value that changes whenever the sealed record of `folder` does, beginning with its
     time of change (ns); empty if there is none.

@@ -39,7 +39,7 @@ from dllm_bench.store import inputs, provenance
 from dllm_bench.store.groups import RunConfig, setting_in
 from dllm_bench.store.inputs import wait_for
 from dllm_bench.store.spec import Role, RunSpec, digest, split
-from dllm_bench.store.store import RunEntry, read_record, read_samples
+from dllm_bench.store.store import RunEntry, read_samples, sealed_record
 
 Halves = tuple[list[ObservedDraft], list[ObservedDraft]]
 
@@ -189,12 +189,7 @@ def drafter_identity(spec: RunSpec) -> dict[str, Any]:
 
 def observed_halves(entry: RunEntry) -> Halves:
     """Return confidences and outcomes of the first and of the second half of a run's samples."""
-    record, decoder = read_record(entry.path), entry.spec.decoder
-    if record is None:
-        raise DllmBenchError(
-            f"Run {entry.spec.short} is {entry.state.value} ({entry.done} samples); complete it "
-            "with the command that started it."
-        )
+    record, decoder = sealed_record(entry), entry.spec.decoder
     if not setting_in(decoder, "temperature"):
         stored = read_samples(entry.path)
         samples = [stored[name] for name in record.columns["id"]]

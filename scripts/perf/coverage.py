@@ -22,7 +22,7 @@ from pathlib import Path
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import repetition_of
 from dllm_bench.launch.local import run_all
-from dllm_bench.site.format import align
+from dllm_bench.site.texts import align
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.api.comparison import RunComparison, sealed_record
+from dllm_bench.api.runs import RunComparison
 from dllm_bench.cli import run, runs, show
 from dllm_bench.cli.main import main
 from dllm_bench.cli.run import overview
@@ -25,7 +25,7 @@ from dllm_bench.site.run_page import tiles
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import Store
+from dllm_bench.store.store import Store, sealed_record
 from scripts.check_reference import reference_records
 from tests.sample_stats import stored_sample
 

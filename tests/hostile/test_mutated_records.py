@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.api.comparison import RunComparison
 from dllm_bench.api.exports import EXPORTS, Export
-from dllm_bench.api.runs import records
+from dllm_bench.api.runs import RunComparison, records
 from dllm_bench.cli.main import main
 from dllm_bench.cli.runs import row_of_sealed
 from dllm_bench.cli.show import summary_lines
