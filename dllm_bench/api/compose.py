@@ -80,13 +80,7 @@ NAMED = 3  # settings of one name listed in a message
 PLAIN_TEXT = re.compile(r"""[^'"\[\]{}()$\\,\s]+""")
 """A value to be taken literally: it contains no character that has a meaning in Hydra."""
 BASELINE, PIECES = "decoder@baseline", "decoder/"  # groups
-FOREIGN_NAMES = {
-    **dict.fromkeys(("gen_length", "max_length", "max_gen_toks"), "'benchmark.max_new_tokens'"),
-    **dict.fromkeys(("block_length", "block_size"), "'decoder.schedule.block'"),
-    "steps": "'decoder.select.steps' of decoder=vanilla",
-    "num_fewshot": "'benchmark.shots'",
-    "batch_size": "'batch'",
-}
+FOREIGN_NAMES = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
 """What settings are called in other programs -> what they are called here."""
 OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None}
 """Settings of a model that its yaml may leave out."""

@@ -28,21 +28,15 @@ from dllm_bench.cli.common import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
-from dllm_bench.paths import PACKAGE, assets_dir
+from dllm_bench.paths import PACKAGE, assets_dir, read_yaml
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Paths
 from dllm_bench.store.lock import supports_flock
 from dllm_bench.store.provenance import code, cpu_model, installed_version
 
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "hydra-core", "lm-eval")
-OPTIONAL = {  # distribution -> what does not work without it
-    "evalplus": "code benchmarks; pip install 'dllm-bench[code]'",
-    "wandb": "logger=wandb; pip install 'dllm-bench[wandb]'",
-    "submitit": "table --submit; pip install 'dllm-bench[slurm]'",
-    "triton": "single pass over the logits on a CUDA device; pip install 'dllm-bench[kernels]'",
-    "torchao": "hardware.quantization; pip install 'dllm-bench[quant]'",
-    "hydra-submitit-launcher": "hydra/launcher=slurm; pip install 'dllm-bench[slurm]'",
-}
+OPTIONAL = read_yaml(Path(__file__).with_name("doctor.yaml"))["optional"]
+"""Distribution -> what does not work without it."""
 MEBIBYTE = 2**20
 
 

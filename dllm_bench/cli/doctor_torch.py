@@ -73,6 +73,7 @@ from dllm_bench.models.sources import (
 )
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.paths import read_yaml
 from dllm_bench.runs.runner import FiniteLogits
 from dllm_bench.serving.client import Client
 from dllm_bench.store.files import write_json
@@ -95,17 +96,8 @@ CUDA, CPU = "cuda", "cpu"
 BUDGET_S, QUICK_S = 600.0, 120.0
 FAILED, PASSED, SKIPPED, NOT_RUN = "failed", "passed", "skipped", "not run"
 MARKS = {FAILED: REQUIRED_MISSING, PASSED: OK, SKIPPED: OPTIONAL_MISSING, NOT_RUN: OPTIONAL_MISSING}
-DECODERS = {  # name -> embedded model; the first ones are those of --quick
-    "fast_dllm": "tiny-llada",
-    "lopa": "tiny-d2f-dream-instruct",
-    "dspark": "tiny-qwen3",
-    "vanilla": "tiny-llada",
-    "fast_dllm_dual": "tiny-llada",
-    "credit": "tiny-llada",
-    "d2f": "tiny-d2f-dream-instruct",
-    "ar": "tiny-qwen3",
-    "ngram_speculative": "tiny-qwen3",
-}
+DECODERS = read_yaml(Path(__file__).with_name("doctor.yaml"))["decoders"]
+"""Name -> embedded model; the first ones are those of --quick."""
 QUICK_DECODERS = 3
 NEW = 32  # tokens of a text
 BATCH = 8

@@ -34,21 +34,7 @@ from dllm_bench.store.store import Store, read_entry, record_fingerprint
 TICKETS = "jobs.jsonl"
 ANSWER_S = 30.0  # time limit of a call of squeue
 POLL_S = 3.0
-REFUSALS = {
-    "node configuration is not available": "no node has the {cpus_per_task} cores and "
-    "{gpus_per_node} devices that a job asks for; set hardware.threads, cpus_per_task or "
-    "gpus_per_node to what `sinfo -o '%P %c %G'` lists",
-    "CPU count": "no node has the {cpus_per_task} cores that a job asks for; set hardware.threads "
-    "or cpus_per_task to what `sinfo -o '%P %c'` lists",
-    "generic resource": "no node has the {gpus_per_node} devices that a job asks for; set "
-    "hardware=cpu or gpus_per_node=null, or constraint=…, see `sinfo -o '%P %G'`",
-    "invalid partition": "there is no partition {partition}; set partition to one that `sinfo -s` "
-    "lists",
-    "Invalid account": "account {account} cannot send to this partition; set account, see "
-    "`sacctmgr show associations user=$USER`",
-    "time limit": "timeout_min={timeout_min} is above the partition's limit; set one that "
-    "`sinfo -o '%P %l'` allows",
-}
+REFUSALS = read_yaml(Path(__file__).with_name("refusals.yaml"))
 """Text in a refusal of sbatch -> its meaning, and the settings to change."""
 NEVER = ("PartitionConfig", "BadConstraints", "PartitionTimeLimit", "PartitionNodeLimit")
 """Reasons with which SLURM keeps a job that no node can ever start."""

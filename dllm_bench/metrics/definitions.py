@@ -253,6 +253,10 @@ SECTIONS: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Section of definitions.yaml -> its metrics, by name."""
 TEXTS: dict[str, str] = SECTIONS.pop("texts")
 """Definitions in words of what is no metric by itself."""
+DECIMALS: dict[str, int] = SECTIONS.pop("decimals")
+"""Unit -> decimals shown, if not one."""
+TITLES: dict[str, str] = SECTIONS.pop("titles")
+"""Beginning of a metric's name -> title of its group."""
 DEFINITIONS = {
     name: _definition(name, dict(entry))
     for section in SECTIONS.values()

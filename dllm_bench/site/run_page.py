@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any
 
 from dllm_bench.core.benchmark import GradedAnswer
-from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
+from dllm_bench.metrics.definitions import FAMILIES, TITLES, definition, measure_all
 from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.registry import TARGET
 from dllm_bench.site.decoding_order import (
@@ -34,20 +34,6 @@ from dllm_bench.store.spec import RunSpec, leaves, setting_value
 from dllm_bench.tables.derive import measure_run
 
 TILES = ("tpf/emitted", "tps/e2e", "forwards/mean", "latency/mean", "ttft/p50", "tps/throughput")
-METRIC_GROUPS = {  # beginning of a metric's name -> title of its group, in the order of the page
-    "tpf": "Tokens per forward",
-    "tps": "Tokens per second",
-    "latency": "Latency",
-    "forwards": "Forwards",
-    "acceptance": "Acceptance of drafts",
-    "round_ms": "Time of a round",
-    "calibration": "Calibration of the confidence head",
-    "ttft": "Served engine",
-    "tpot": "Served engine",
-    "requests": "Served engine",
-    "speedup": "Against the baseline",
-    "equal": "Against the baseline",
-}
 OTHER = "Other"
 LISTED = ("id", "verdict", "emitted", "forwards", "seconds")  # columns in the list of samples
 SNIPPET = 90  # characters of a sample's text in the list
@@ -164,9 +150,9 @@ def metric_groups(texts: Mapping[str, str]) -> list[tuple[str, list[Plain]]]:
     """Return the metrics that have a value, by group."""
 
     def group(name: str) -> str:
-        return METRIC_GROUPS.get(name.partition("/")[0], OTHER)
+        return TITLES.get(name.partition("/")[0], OTHER)
 
-    order = [*dict.fromkeys(METRIC_GROUPS.values()), OTHER]
+    order = [*dict.fromkeys(TITLES.values()), OTHER]
     names = sorted(
         (name for name in texts if texts[name]), key=lambda name: order.index(group(name))
     )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench import DECODING_VERSION, __version__
-from dllm_bench.paths import PACKAGE
+from dllm_bench.paths import PACKAGE, read_yaml
 from dllm_bench.store.spec import RunSpec
 
 PACKAGES = (
@@ -32,19 +32,7 @@ PACKAGES = (
 CODE = ("dllm_bench", "conf", "pyproject.toml", "constraints.txt")
 DIFF_CHARS = 4000
 STRUCK = "[struck out]"
-SECRETS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-        r"\b(sk|pk|rk)[-_][\w-]{16,}|\bhf_\w{16,}|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}",
-        r"\b(AKIA|ASIA)[A-Z0-9]{12,}|\bAIza[\w-]{20,}|\bxox[a-z]-[\w-]{8,}",
-        r"\beyJ[\w-]{8,}\.[\w-]{8,}(\.[\w-]*)?",
-        r"(?P<name>\w://[^\s/:@]+:)[^\s@]+(?=@)",
-        r"(?i)(?P<name>\b(bearer|basic)\s+)[\w.~+/=-]{8,}",
-        r"(?i)(?P<name>\w*(api_?-?key|secret|token|passw(or)?d|passphrase|credential|private_?key)"
-        r"\w*[\"']?\s*[:=]\s*)([\"'][^\"'\n]{4,}[\"']|[^\s\"']{8,})",
-    )
-)
+SECRETS = tuple(map(re.compile, read_yaml(Path(__file__).with_name("secrets.yaml"))))
 """Usual forms of secrets; the match of the group `name` is kept."""
 GIT_TIMEOUT_S = 5.0
 

@@ -28,6 +28,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from dllm_bench.metrics.definitions import DECIMALS
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.files import csv_text, write_atomic
 from dllm_bench.tables.cost import cost_in_words
@@ -50,19 +51,6 @@ FORMS = ("md", "html", "tex", "csv", "json")
 MARKDOWN = re.compile(r"[\\`*_\[\]|]")
 CODE = re.compile("`([^`]*)`")
 LATEX = read_yaml(TEMPLATES / "latex.yaml")
-DECIMALS = 1  # shown of measured numbers; more would be noise
-OWN_DECIMALS = {  # for units with small numbers, or with whole numbers
-    "tokens/forward": 2,
-    "nats/token": 2,
-    "tokens/round": 2,
-    "×": 2,
-    "s": 3,  # a small model's
-    "ms": 2,
-    "share": 3,
-    "nats": 4,
-    "bytes": 0,
-    "bytes/forward": 0,
-}
 MIN_CHECKED = 3  # errors of fewer estimates are not meaningful
 SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # shown per row; the json file has all of them
@@ -398,7 +386,7 @@ def own_notes(cell: Row | None, shown: Query) -> Query:
 
 def number(value: float, unit: str) -> str:
     """Return a number with the decimals of its unit; one that rounds to zero has no sign."""
-    return f"{value:z.{OWN_DECIMALS.get(unit, DECIMALS)}f}"
+    return f"{value:z.{DECIMALS.get(unit, 1)}f}"
 
 
 def measured_text(cell: Row | None) -> str:
