@@ -10,7 +10,7 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lm_eval.models  # noqa: F401 (else lm-eval would not register its own models)
 from lm_eval.api.instance import Instance
@@ -21,12 +21,14 @@ from lm_eval.utils import setup_logging
 from tqdm import tqdm
 
 from dllm_bench.api.compose import compose
-from dllm_bench.api.generation import PromptGenerator
 from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.runs.dependencies import REAL
 from dllm_bench.store.spec import RunSpec
+
+if TYPE_CHECKING:
+    from dllm_bench.api.generation import PromptGenerator
 
 MODEL = "dllm_bench"
 """Name of our models on lm-eval's command line."""
@@ -138,6 +140,8 @@ class DllmBenchLM(LM):
 
 def generator(overrides: Sequence[str]) -> PromptGenerator:
     """Return what decodes prompts with a model and decoder of this package."""
+    from dllm_bench.api.generation import PromptGenerator  # imports torch
+
     spec = RunSpec.from_config(compose(overrides))
     if spec.model.is_served:
         raise DllmBenchError(

@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,8 @@ def plan_whole(
 def planner_of(arguments: Namespace, store: Store) -> Iterator[Planner]:
     """Give a planner of the runs that the arguments make or show, and keep what it composed."""
     settings, fills = SettingsCache(store.root.parent, compose), arguments.run or arguments.submit
-    yield Planner.cached(settings, store, any_machine=arguments.submit, download=fills)
+    planner = Planner.cached(settings, store)
+    yield replace(planner, any_machine=arguments.submit, download=fills)
     settings.save()
 
 

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ class SiteBuilder:
         self.settings = SettingsCache(self.store.root.parent, self.compose)
         self.texts = TextSource(self.settings.compose)
         folders = None if self.all_tables else stored_folders(self.store)
-        self.planner = Planner.cached(self.settings, self.store, folders=folders)
+        self.planner = replace(Planner.cached(self.settings, self.store), folders=folders)
 
     def build(self) -> Iterator[str]:
         """Build new and changed pages; yield messages about them."""

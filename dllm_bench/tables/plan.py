@@ -215,9 +215,9 @@ class Planner:
     """The runs planned so far."""
 
     @classmethod
-    def cached(cls, settings: SettingsCache, store: Store, **further: Any) -> Planner:
+    def cached(cls, settings: SettingsCache, store: Store) -> Planner:
         """Return a planner whose settings come from a cache."""
-        return cls(settings.compose, store, settings.resolve, **further)
+        return cls(settings.compose, store, settings.resolve)
 
     def common(self, tables: Iterable[PaperTable], profile: Profile) -> list[PlannedTable]:
         """Plan tables as they are shown, see `plan_common`."""
