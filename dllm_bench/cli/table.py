@@ -88,7 +88,7 @@ def plan_and_fill(
 
     def show(items: int) -> None:
         if growing:
-            growing.show(plans(profile.at_most(items)), items)
+            growing.show(plans(replace(profile, most=items)), items)
 
     failed = fill(arguments, runs, store, stages, show)
     if arguments.submit or (arguments.run and is_open):
@@ -117,7 +117,7 @@ def chosen_profile(arguments: Namespace) -> Profile:
     """Load the profile, with the items and passes that the command line asks for."""
     profile = load.load_profile(arguments.profile)
     if arguments.limit is not None:
-        profile = profile.limited(arguments.limit)
+        profile = replace(profile, limit=arguments.limit)
     return profile if arguments.passes is None else profile.in_passes(arguments.passes)
 
 

@@ -11,11 +11,11 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.items import in_passes
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show_error, strike_out_of
 from dllm_bench.metrics.accuracy import MeanScore
@@ -23,7 +23,7 @@ from dllm_bench.registry import register
 from dllm_bench.runs.progress import TPF, TPS, Observer, RunningMetrics
 from dllm_bench.store.files import matching, remove_folder
 from dllm_bench.store.inputs import benchmark_of
-from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.record import RunRecord, SampleRecord, whole_texts
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import read_samples
 
@@ -157,11 +157,11 @@ class WandbLogger(Observer):
     def _rows(self, record: RunRecord) -> Iterator[list[Any]]:
         """Yield the samples in the run's order, with the columns of `TABLE`."""
         samples = read_samples(self._folder)
-        prompts, targets = _texts(record.spec, samples)
+        targets = _targets(record.spec, samples)
         pairs = zip(record.columns["id"], record.columns["verdict"], strict=True)
         for place, (key, verdict) in enumerate(pairs):
             one = samples[key]
-            yield [place, key, prompts.get(key), targets.get(key), one.text, verdict, one.seconds]
+            yield [place, key, one.prompt, targets.get(key), one.text, verdict, one.seconds]
 
     def _safely(self, action: Callable[[], object]) -> None:
         """Call `action`; the first failure gives a warning and ends the logging."""
@@ -178,19 +178,12 @@ class WandbLogger(Observer):
             )
 
 
-def _texts(
-    spec: RunSpec, samples: Mapping[str, SampleRecord]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return (sample id -> its prompt, sample id -> the right answer); a benchmark may know
-    neither."""
-    try:
-        benchmark = benchmark_of(spec.benchmark)
-        requests = in_passes(benchmark.requests(lambda text: [0]), spec.limit, spec.repeats)
-        answers = benchmark.answers({key: one.raw or one.text for key, one in samples.items()})
-    except DllmBenchError:
-        return {}, {}
-    prompts = {request.id: str(request.prompt) for request in requests}
-    return prompts, {key: answer.gold for key, answer in answers.items()}
+def _targets(spec: RunSpec, samples: Mapping[str, SampleRecord]) -> dict[str, str]:
+    """Return sample id -> the right answer; a benchmark may not know it."""
+    with suppress(DllmBenchError):
+        answers = benchmark_of(spec.benchmark).answers(whole_texts(samples.values()))
+        return {key: answer.gold for key, answer in answers.items()}
+    return {}
 
 
 def _prefixes(running: RunningMetrics) -> Iterator[RunningMetrics]:

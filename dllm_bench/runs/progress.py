@@ -287,8 +287,7 @@ def summary(record: RunRecord) -> list[str]:
     lines = [f"{record.spec.folder}"]
     if score:
         interval = f"[{100 * score.low:.1f}, {100 * score.high:.1f}]"
-        basis = ", ".join(filter(None, [score.method, f"n = {score.n}", record.ungraded]))
-        lines.append(f"score {100 * score.mean:.1f} {interval} ({basis})")
+        lines.append(f"score {100 * score.mean:.1f} {interval} ({record.basis})")
     if len(record.scores) > 1:
         lines.append("also: " + ", ".join(f"{k} {100 * v:.1f}" for k, v in record.scores.items()))
     lines.append(f"verdicts: {verdicts}")

@@ -8,7 +8,7 @@ stored, since that would be another run.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import BenchmarkGroup, RunConfig
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.lock import Lock
-from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.record import RunRecord, whole_texts
 from dllm_bench.store.seal import seal
 from dllm_bench.store.store import (
     LOCK,
@@ -86,7 +86,7 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
         check_ids(entry, before, stored)
     # a run that is being continued has more samples than its record
     samples = [stored[key] for key in (before.columns["id"] if before else stored)]
-    scores = benchmark_of(plain).score(texts(samples))
+    scores = benchmark_of(plain).score(whole_texts(samples))
     sessions = before.sessions if before else []
     ungraded = before.verdicts.get(JUDGE_ERROR, 0) if before else 0
     allowed = replace(entry.spec, runtime=RunConfig({"max_judge_errors": ungraded}))
@@ -113,11 +113,6 @@ def check_ids(entry: RunEntry, before: RunRecord, stored: Iterable[str]) -> None
     )
 
 
-def texts(samples: Sequence[SampleRecord]) -> dict[str, str]:
-    """Return the answers by sample id, not cut at stop strings."""
-    return {sample.id: sample.raw or sample.text for sample in samples}
-
-
 def evalplus_lines(entry: RunEntry, plain: Plain) -> list[str]:
     """Return the run's programs as lines of a samples file for `evalplus.evaluate`."""
     benchmark = benchmark_of(plain)
@@ -126,7 +121,7 @@ def evalplus_lines(entry: RunEntry, plain: Plain) -> list[str]:
             f"Run {entry.spec.short} is of benchmark {plain['name']!r}, which EvalPlus does not "
             "know; choose a run of humaneval_plus or mbpp_plus."
         )
-    return list(benchmark.samples(texts(list(read_samples(entry.path).values()))))
+    return list(benchmark.samples(whole_texts(read_samples(entry.path).values())))
 
 
 def report(rescored: Rescored) -> list[str]:

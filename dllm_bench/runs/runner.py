@@ -341,7 +341,11 @@ class RunSession:
             environment[WARNING] = note
         if FALLBACKS:
             environment[FALLBACK] = " ".join(FALLBACKS)
-        index = self.opened.begin(Session(self.deps.now(), len(warmups), environment))
+        return self._store_session(len(warmups), environment)
+
+    def _store_session(self, warmups: int, environment: dict[str, Any]) -> int:
+        """Store the session's start, and return its index."""
+        index = self.opened.begin(Session(self.deps.now(), warmups, environment))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index
 

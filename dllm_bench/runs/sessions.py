@@ -44,7 +44,7 @@ from dllm_bench.serving.client import Client
 from dllm_bench.serving.served_model import prompt_of, warmup_prompt
 from dllm_bench.store import provenance
 from dllm_bench.store.groups import setting_in
-from dllm_bench.store.record import BatchSpan, SampleRecord, ServedSample, Session, prompt_sha256
+from dllm_bench.store.record import BatchSpan, SampleRecord, ServedSample, prompt_sha256
 from dllm_bench.store.spec import RunSpec
 
 # --- batches --------------------------------------------------------------------------------------
@@ -273,8 +273,7 @@ class ServedRunSession(runner.RunSession):
         here = provenance.environment_of(self.spec)
         device = model.engine or UNSTATED
         environment = {**here, "device": device, "client": here["cpu"], "server": server}
-        index = self.opened.begin(Session(self.deps.now(), count, environment))
-        self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
+        index = self._store_session(count, environment)
         self.began = self.client.clock()
         return index
 

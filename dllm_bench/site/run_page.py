@@ -79,9 +79,7 @@ def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
 def tiles(record: RunRecord) -> Iterator[Plain]:
     """Yield the score and the most important metrics, with their intervals."""
     if score := record.score:
-        interval = bracketed((100 * score.low, 100 * score.high))
-        basis = ", ".join(filter(None, [score.method, f"n = {score.n}", record.ungraded]))
-        below = f"{interval} {basis}"
+        below = f"{bracketed((100 * score.low, 100 * score.high))} {record.basis}"
         yield {"name": "score", "value": f"{100 * score.mean:.1f}", "unit": "%", "below": below}
     for name in TILES:
         value, ends = measure_run(name, record)

@@ -30,7 +30,7 @@ from dllm_bench.store import inputs
 from dllm_bench.store.cache import Compose, on_this_machine
 from dllm_bench.store.files import is_file, write_atomic
 from dllm_bench.store.groups import BenchmarkGroup, ModelGroup
-from dllm_bench.store.record import RunRecord, SampleRecord, prompt_sha256
+from dllm_bench.store.record import RunRecord, SampleRecord, prompt_sha256, whole_texts
 from dllm_bench.store.spec import SHOWN, RunSpec, digest
 
 DecodeTokens = Callable[[Sequence[int]], str]  # token ids to text
@@ -90,7 +90,7 @@ class TextSource:
             benchmark = inputs.benchmark_of(self._here(spec).benchmark)
             if benchmark.dataset_hash() != spec.inputs.get("dataset"):
                 return {}
-            return benchmark.answers({key: one.raw or one.text for key, one in samples.items()})
+            return benchmark.answers(whole_texts(samples.values()))
         except DllmBenchError:
             return {}
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from html import escape
@@ -273,6 +273,13 @@ class RunRecord:
         count = self.columns["verdict"].count(JUDGE_ERROR)
         return f"{count} not graded" if count else ""
 
+    @property
+    def basis(self) -> str:
+        """What the score rests on: its interval's method, the samples, and those not graded."""
+        if self.score is None:
+            return ""
+        return ", ".join(filter(None, [self.score.method, f"n = {self.score.n}", self.ungraded]))
+
     def __repr__(self) -> str:
         head, *rest = [f"{name} {value}" for name, value in self._shown()]
         return f"RunRecord({self.spec.short}, {self._what}: {head}, {', '.join(rest)})"
@@ -408,6 +415,11 @@ def _check_types(plain: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
     for name, value in plain.items():
         if name in declared and not fits(value, declared[name]):
             raise ValueError(f"{name} is not {in_words(declared[name])}")
+
+
+def whole_texts(samples: Iterable[SampleRecord]) -> dict[str, str]:
+    """Return the texts by sample id, not cut at stop strings."""
+    return {sample.id: sample.raw or sample.text for sample in samples}
 
 
 def prompt_sha256(request: Request) -> str:

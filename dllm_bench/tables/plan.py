@@ -184,7 +184,7 @@ def plan_common(
     """
     planned = plans(profile) if planned is None else planned
     fewer = [run.items for run in distinct_runs(cells_of(planned)) if run.open and run.items]
-    return plans(profile.at_most(min(fewer))) if fewer else planned
+    return plans(replace(profile, most=min(fewer))) if fewer else planned
 
 
 @dataclass

@@ -423,14 +423,6 @@ class Profile:
         asked = {"profile": self.name, "limit": self.limit, "passes": self.repeats}
         return " ".join(f"--{name} {value}" for name, value in asked.items() if value)
 
-    def limited(self, items: int) -> Profile:
-        """Return the profile with this number of items per run."""
-        return replace(self, limit=items)
-
-    def at_most(self, items: int) -> Profile:
-        """Return the profile with at most this number of items per run."""
-        return replace(self, most=items)
-
     def in_passes(self, count: int) -> Profile:
         """Return the profile with this many passes over the items of timed runs; with one pass
         the timings come from the runs that give the scores.

@@ -229,7 +229,7 @@ def test_speeds_have_runs_of_their_own(profile, scores, tmp_path, monkeypatch) -
     assert len(distinct_runs(planned)) == 4, "a ratio takes the runs of its two sides"
     lines = list(command.command_lines([PlannedTable(own_table(), profile, planned)]))
     assert sum("limit=12" in line and "benchmark.repeats=5" in line for line in lines) == 2
-    quick = planned_small(Store(tmp_path), profile.limited(3), monkeypatch, own_table())
+    quick = planned_small(Store(tmp_path), replace(profile, limit=3), monkeypatch, own_table())
     assert {run.chosen["limit"] for run in distinct_runs(quick)} == {"3"}
 
 

@@ -230,7 +230,7 @@ def test_the_embedded_profile_translates_a_query(asked: str, found: str) -> None
 
 
 def test_the_flags_of_a_profile_choose_it_again() -> None:
-    profile = load_profile("embedded").limited(20)
+    profile = replace(load_profile("embedded"), limit=20)
     for asked in (profile, profile.in_passes(1), profile.in_passes(3)):
         words = ["table", "lopa/table4", *asked.flags.split()]
         assert chosen_profile(parse(words)) == asked
