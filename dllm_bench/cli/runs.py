@@ -135,19 +135,13 @@ def row_texts(row: StatusRow) -> tuple[str, ...]:
 
 def row_of_sealed(run: IndexedRun) -> StatusRow:
     """Return the row of a sealed run."""
-    tpf, tps = (run.metrics.get(name) for name in SHOWN_METRICS)
+    own = ("benchmark", "model", "decoder", "score", "interval", "ungraded")
     return {
         "run": run.run,
         "state": RunState.SEALED.value,
         "done": f"{run.samples}/{run.samples}",
-        "benchmark": run.benchmark,
-        "model": run.model,
-        "decoder": run.decoder,
-        "score": run.score,
-        "interval": run.interval,
-        "ungraded": run.ungraded,
-        "tpf": tpf,
-        "tps": tps,
+        **{name: getattr(run, name) for name in own},
+        **{name: run.metrics.get(m) for name, m in zip(("tpf", "tps"), SHOWN_METRICS, strict=True)},
         "all": run.settings,
     }
 
@@ -263,17 +257,7 @@ def unlock_named(arguments: Namespace) -> int:
 
 # --- simulate ------------------------------------------------------------------------------------
 
-HEADINGS = {
-    "system": "system",
-    "requests": "requests",
-    "requests_per_s": "requests/s",
-    "tokens_per_s_user": "tokens/s/user",
-    "tokens_per_s_device": "tokens/s/device",
-    "verified_per_request": "verified/request",
-    "tokens_per_round": "tokens/round",
-    "attained": "at the level",
-    "wait_s": "wait s",
-}
+HEADINGS = {"attained": "at the level", "wait_s": "wait s"}  # others follow from the names
 
 
 def simulate(arguments: Namespace) -> int:
@@ -327,9 +311,10 @@ def compared_rules(name: str, drafts: StoredDrafts, tau: float) -> dict[str, dic
 
 def point_lines(points: Points) -> Iterator[str]:
     """Yield the points as an aligned table."""
-    rows = [{HEADINGS[name]: value for name, value in asdict(p).items()} for p in points]
+    rows = list(map(asdict, points))
+    heads = [HEADINGS.get(n) or n.replace("_per_", "/").replace("_", "/") for n in rows[0]]
     shown = [[v if isinstance(v, str) else f"{v:.4g}" for v in row.values()] for row in rows]
-    yield from align([list(rows[0]), *shown])
+    yield from align([heads, *shown])
 
 
 def as_csv(points: Points) -> str:

@@ -51,6 +51,7 @@ FORMS = ("md", "html", "tex", "csv", "json")
 MARKDOWN = re.compile(r"[\\`*_\[\]|]")
 CODE = re.compile("`([^`]*)`")
 LATEX = read_yaml(TEMPLATES / "latex.yaml")
+WORDS = read_yaml(TEMPLATES / "words.yaml")
 MIN_CHECKED = 3  # errors of fewer estimates are not meaningful
 SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # shown per row; the json file has all of them
@@ -66,10 +67,6 @@ MARKS = {
     CellVerdict.NOT_COMPARABLE: "nc",
     CellVerdict.NONE: "",
 }
-LEGEND = (
-    "ci: the reported value lies inside our 95 % interval; tol: inside the table's tolerance; "
-    "eq: the setting is the reported one; out: none of these; nc: not comparable"
-)
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -357,7 +354,13 @@ def verdict_remark(verdicts: Iterable[tuple[str, str]]) -> str:
     marks; empty if nothing was compared.
     """
     texts = [f"{verdict} ({why})" if why else verdict for verdict, why in verdicts]
-    return f"Verdict: {texts[0]}." if len(texts) == 1 else f"Marks: {LEGEND}." if texts else ""
+    return (
+        f"Verdict: {texts[0]}."
+        if len(texts) == 1
+        else f"Marks: {WORDS['legend']}."
+        if texts
+        else ""
+    )
 
 
 def _shown_titles(values: Iterable[FacetValue]) -> Query:
@@ -467,26 +470,16 @@ def cost_lines(built: BuiltTable) -> list[str]:
 
 def profile_text(built: BuiltTable) -> str:
     """Return the meaning of the profile for the columns."""
-    reported = bool(built.table.reported)
-    if built.profile.embedded:
-        apart = " and are not to be compared with the reported columns, which are the paper's"
-        return (
-            "Profile `embedded`: the measured columns are small models and their tasks, named in "
-            "the headers. They show how the decoder behaves"
-            f"{apart if reported else ''}."
-        )
-    what = "Reported columns are the paper's; what" if reported else "What"
-    return (
-        f"Profile `{built.profile.name}`: the published checkpoints and sizes. {what} this machine "
-        "lacks shows `unavailable: needs …`."
-    )
+    kind = "embedded" if built.profile.embedded else "published"
+    form = WORDS[f"{kind}, reported" if built.table.reported else kind]
+    return form.format(name=built.profile.name)
 
 
 def _disturbed_lines(built: BuiltTable) -> list[str]:
     """Return the meaning of the mark of disturbed timings, if a cell has it."""
     count = built.cells.disturbed.sum()
-    meaning = f"began at a load average above {LOAD_PER_CORE:g} per core, which disturbs times"
-    return [f"{DISTURBED} a run {meaning} ({count} cells)"] if count else []
+    line = WORDS["disturbed"].format(mark=DISTURBED, load=LOAD_PER_CORE, count=count)
+    return [line] if count else []
 
 
 def _passes_lines(built: BuiltTable) -> list[str]:
@@ -497,13 +490,8 @@ def _passes_lines(built: BuiltTable) -> list[str]:
         if cell.cell.metric.is_of_times
     ]
     passes = sorted({run.spec.repeats for cell in timed for run in cell.runs if run.spec} - {1})
-    if not passes:
-        return []
     counts = " or ".join(map(str, passes))
-    return [
-        f"Timings use {counts} passes over the items. Their brackets: 95 % prediction interval for "
-        "a second measurement of as many passes, variance between passes included."
-    ]
+    return [WORDS["passes"].format(counts=counts)] if passes else []
 
 
 def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
@@ -514,15 +502,9 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
         for m in built.table.metrics
     ]
     compares_scores = any(m.is_score and m.minus for m in built.table.metrics)
-    paired = "Agresti and Min's for differences of scores, " if compares_scores else ""
-    tail = (
-        f"Brackets: 95 % interval (Wilson for shares, {paired}else percentile bootstrap over "
-        "samples; numbers derived from several runs draw the same items of a benchmark for all of "
-        "them)."
-    )
-    bare = "Extremes (maximum, top-10, percentiles) are shown without one."
+    intervals = WORDS["intervals"].format(paired=WORDS["paired"] if compares_scores else "")
     parts = [
-        ("Definitions", [*definitions, f"{tail} {bare}", *_passes_lines(built)]),
+        ("Definitions", [*definitions, intervals, *_passes_lines(built)]),
         ("Measured on", [*built.hardware, *_disturbed_lines(built)]),
         ("Code", [f"commit {code}" for code in built.code]),
         ("Inputs", built.inputs),
