@@ -73,6 +73,7 @@ class ServingSystem:
 class SimulatedStep:
     """One step of all seated requests."""
 
+    start_s: float
     step_s: float  # its duration
     requests: int  # seated
     verified: int  # tokens: the drafts as cut, and one more per request
@@ -88,6 +89,7 @@ class SimulatedRequest:
     seated_s: float = 0.0  # when it took its seat
     finished_s: float = 0.0
     tokens: int = 0  # committed so far
+    rounds: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -142,7 +144,7 @@ def simulate(
         while waiting and len(active) < seats and waiting[0].arrival_s <= clock_s:
             waiting[0].seated_s = clock_s
             active.append(waiting.popleft())
-        step = serve_step(active, system, profile, rule)
+        step = serve_step(active, system, profile, rule, clock_s)
         steps.append(step)
         clock_s += step.step_s
         for one in active:
@@ -156,6 +158,7 @@ def serve_step(
     system: ServingSystem,
     profile: StepProfile,
     rule: PlainLengthRule,
+    start_s: float,
 ) -> SimulatedStep:
     """Draft, choose lengths, verify and commit for all seated requests."""
     drafts = [one.text[one.tokens] for one in active]
@@ -166,8 +169,9 @@ def serve_step(
     for one, draft, length in zip(active, drafts, lengths, strict=True):
         left = len(one.text) - one.tokens
         one.tokens += min(min(draft.accepted, length) + 1, left)
+        one.rounds += 1
     committed = sum(one.tokens for one in active) - before
-    return SimulatedStep(step_s, len(drafts), verified, committed)
+    return SimulatedStep(start_s, step_s, len(drafts), verified, committed)
 
 
 @dataclass(frozen=True)
