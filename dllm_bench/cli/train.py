@@ -37,7 +37,8 @@ def train_filter(arguments: Namespace) -> int:
     job = filters.FilterJob(**given_fields(arguments, filters.FilterJob))
     model, folder = inputs.model_here(config), training_folder(arguments)
     if arguments.collect_only:
-        return print_lines([f"written: {filters.collect(job, model, folder / 'traces')}"])
+        source, _ = filters.traces_of(job, model, folder / "traces")
+        return print_lines([f"written: {source.file(folder / 'traces')}"])
     out = arguments.out or folder / "filters" / job.name(model.name)
     if arguments.source:
         hashes = inputs.model_hashes(model)

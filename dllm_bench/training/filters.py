@@ -324,12 +324,6 @@ def load_traces(file: Path) -> Traces:
         return Traces(**tensors, done=int(handle.metadata()["done"]))
 
 
-def collect(job: FilterJob, model: ModelGroup, traces_folder: Path, report: Report = print) -> Path:
-    """Collect the traces of a job and return their file."""
-    source, _ = traces_of(job, model, traces_folder, report)
-    return source.file(traces_folder)
-
-
 def trace_source(job: FilterJob, model: ModelGroup, texts: Sequence[str]) -> TraceSource:
     """Return what the traces of a job depend on; at least ten prompts, so that every part has
     some."""
@@ -351,7 +345,7 @@ def trace_source(job: FilterJob, model: ModelGroup, texts: Sequence[str]) -> Tra
 
 
 def traces_of(
-    job: FilterJob, model: ModelGroup, folder: Path, report: Report
+    job: FilterJob, model: ModelGroup, folder: Path, report: Report = print
 ) -> tuple[TraceSource, Traces]:
     """Return the traces of a job, and what they depend on; the model is only loaded if they are not
     stored completely."""
