@@ -95,25 +95,31 @@ FIELDS = (
 CHAT, DIFFUCODER, INSTRUCT = "chat", "diffucoder", "instruct"
 TEMPLATES = (PLAIN, CHAT, DIFFUCODER, INSTRUCT)
 WORDING = TEXTS["evalplus"]
-POSTPROCESS: Mapping[str, Callable[[str, str, str], str]] = {
-    "assembled": lambda answer, prompt, name: code_answers.assemble_program(prompt, answer),
-    "evalplus": lambda answer, prompt, name: evalplus_sanitize(
-        code_answers.assemble_program(prompt, answer), name
-    ),
-    "diffucoder": lambda answer, prompt, name: evalplus_sanitize(
-        code_answers.diffucoder_program(prompt, answer), name
-    ),
-    "lopa": lambda answer, prompt, name: code_answers.lopa_sanitize(
-        code_answers.lopa_program(prompt, answer), name
-    ),
+
+
+def evalplus_sanitize(program: str, entry_point: str) -> str:
+    """Sanitise as EvalPlus does, MAX_LINES lines at most, because its time is quadratic in their
+    number."""
+    from evalplus.sanitize import sanitize
+
+    return sanitize("\n".join(program.split("\n")[: code_answers.MAX_LINES]), entry_point)
+
+
+POSTPROCESS: Mapping[str, tuple[Callable[[str, str], str], Callable[[str, str], str] | None]] = {
+    "assembled": (code_answers.assemble_program, None),
+    "evalplus": (code_answers.assemble_program, evalplus_sanitize),
+    "diffucoder": (code_answers.diffucoder_program, evalplus_sanitize),
+    "lopa": (code_answers.lopa_program, code_answers.lopa_sanitize),
 }
-"""Published ways from (answer, prompt, entry point) to a program; evalplus and diffucoder end in
-evalplus.sanitize."""
+"""Published ways from an answer to a program: (prompt, answer) -> program, then what, if anything,
+sanitises it by its entry point."""
 
 
 def made_program(answer: str, postprocess: str, prompt: str, entry_point: str) -> str:
     """Return the program that one of `POSTPROCESS` makes of an answer; called by a helper."""
-    return POSTPROCESS[postprocess](answer, prompt, entry_point)
+    assemble, sanitize = POSTPROCESS[postprocess]
+    program = assemble(prompt, answer)
+    return sanitize(program, entry_point) if sanitize else program
 
 
 @register("benchmark.evalplus")
@@ -350,11 +356,3 @@ def asked_for(prompt: str) -> str:
 def _prompt_text(problem: Item) -> str:
     """Return the prompt that is sent: without outer white space, ending in a newline."""
     return str(problem["prompt"]).strip() + "\n"
-
-
-def evalplus_sanitize(program: str, entry_point: str) -> str:
-    """Sanitise as EvalPlus does, MAX_LINES lines at most, because its time is quadratic in their
-    number."""
-    from evalplus.sanitize import sanitize
-
-    return sanitize("\n".join(program.split("\n")[: code_answers.MAX_LINES]), entry_point)
