@@ -16,10 +16,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.style.trees import tree_of
+from tests.style.trees import PACKAGE, functions, tree_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "dllm_bench"
 ENGINE = sorted(
     [p for part in ("core", "decoding", "methods") for p in (PACKAGE / part).rglob("*.py")]
     + [PACKAGE / "parallel.py"]
@@ -62,8 +60,8 @@ def tokens(path: Path) -> tuple[list[int], set[str]]:
 
 def code_lines(path: Path) -> int:
     """Return lines that hold code: no blank lines, comments or docstrings."""
-    source, lines = path.read_text("utf-8"), set(tokens(path)[0])
-    for node in ast.walk(tree_of(source)):
+    lines = set(tokens(path)[0])
+    for node in ast.walk(tree_of(path)):
         value = node.value if isinstance(node, ast.Expr) else None
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
@@ -84,7 +82,7 @@ def contract_names() -> set[str]:
 
 def public_names(path: Path, classes: Iterable[str]) -> Iterator[str]:
     """Public fields and methods that the classes declare, each once."""
-    for node in tree_of(path.read_text("utf-8")).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.ClassDef) and node.name in classes:
             for part in node.body:
                 name = getattr(part, "name", None)
@@ -96,13 +94,6 @@ def public_names(path: Path, classes: Iterable[str]) -> Iterator[str]:
                     yield f"{node.name}.{name}"
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef]:
-    """Yield all functions and methods of a file."""
-    for node in ast.walk(tree_of(path.read_text("utf-8"))):
-        if isinstance(node, ast.FunctionDef):
-            yield node
-
-
 def names_in_code(pattern: str, path: Path) -> bool:
     """Return whether an identifier of the file matches; prose does not count."""
     return any(re.search(pattern, name, re.IGNORECASE) for name in tokens(path)[1])
@@ -110,7 +101,7 @@ def names_in_code(pattern: str, path: Path) -> bool:
 
 def counted() -> dict[str, int]:
     """Return the engine in numbers."""
-    loop = {one.name: one for one in functions(PACKAGE / LOOP)}["decode"]
+    loop = {one.name: one for one in functions(tree_of(PACKAGE / LOOP))}["decode"]
     numbers = {
         "code lines": sum(map(code_lines, ENGINE)),
         "files": len(ENGINE),
@@ -120,7 +111,7 @@ def counted() -> dict[str, int]:
         "functions that refuse combinations": sum(
             one.name.startswith("check_") and one.name.removeprefix("check_") not in VALUES
             for path in ENGINE
-            for one in functions(path)
+            for one in functions(tree_of(path))
         ),
     }
     for name, pattern in NAMED.items():

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import yaml
 
-from tests.style.test_engine import PACKAGE, ROOT, code_lines
-from tests.style.trees import tree_of
+from tests.style.test_engine import code_lines
+from tests.style.trees import FILES, ROOT, tree_of
 
 CEILINGS = Path(__file__).with_name("house.yaml")
-FILES = sorted(PACKAGE.rglob("*.py"))
 GROUPS = ("model", "decoder", "benchmark", "hardware")
 NO_INTERVALS = ("Range", "ReliabilityBin", "StatedNumber")
 """Classes with the fields low and high whose meaning is another: bounds of a setting, edges of a
@@ -60,7 +59,7 @@ def group_reads(tree: ast.AST) -> Iterator[str]:
 
 def counted() -> dict[str, int]:
     """Return the house in numbers."""
-    trees = [tree_of(path.read_text("utf-8")) for path in FILES]
+    trees = list(map(tree_of, FILES))
     tests = (ROOT / "tests").rglob("*.py")
     return {
         "code lines": sum(map(code_lines, FILES)),

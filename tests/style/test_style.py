@@ -1,7 +1,8 @@
 """Ratchets: limits the code may not cross. Lower them when there is room, never raise them.
 
-Sizes of files and functions, number of parameters, headers, and a few things that are never
-written here: token ids, path hacks, bare excepts, keyword tunnels, paths of one machine.
+Sizes of files and functions, number of parameters, headers; no import circle, no class name twice,
+no word of the old dialect; and a few things that are never written here: token ids, path hacks,
+bare excepts, keyword tunnels, paths of one machine.
 """
 
 from __future__ import annotations
@@ -9,15 +10,13 @@ from __future__ import annotations
 import ast
 import re
 import statistics
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
+from tests.style.trees import CONF, FILES, PROSE, ROOT, Function, functions, tree_of
 
-from tests.style.trees import tree_of
-
-ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES = 800
 FUNCTION_LINES = 60
 FUNCTION_LINES_P90 = 35
@@ -25,11 +24,9 @@ FUNCTION_LINES_MEDIAN = 12
 PARAMETERS = 8
 HEADER_WORDS = 6
 
-PACKAGE = sorted((ROOT / "dllm_bench").rglob("*.py"))
 API = ROOT / "dllm_bench" / "api"  # whose functions take settings by their names
-PYTHON = sorted([*PACKAGE, *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
-YAML = sorted((ROOT / "conf").rglob("*.yaml"))
-PROSE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
+PYTHON = sorted([*FILES, *SCRIPTS, *(ROOT / "tests").rglob("*.py")])
 
 # Mask, end and padding ids of LLaDA, LLaDA-MoE and Dream/Qwen2 vocabularies.
 TOKEN_IDS = {126080, 126081, 126336, 126346, 126347, 126348, 156892, 156895} | set(
@@ -37,22 +34,37 @@ TOKEN_IDS = {126080, 126081, 126336, 126346, 126347, 126348, 156892, 156895} | s
 )
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(work|root|home|Users|mnt|data\d*|scratch)/\w")
 
+HISTORY = {"CHANGELOG.md"}  # names things as they were called when they changed
 
-def relative(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+DIALECT = {
+    r"\bkin\b": "say what is similar to what",
+    r"\bcrews?\b": "worker group",
+    r"\bteam\b": "worker group",
+    r"\bShelf\b|\bshelves\b": "cache",
+    r"\bglances?\b": "status rows",
+    r"\btwins?\b": "the baseline's sample",
+    r"\bragged\b": "batch of unequal lengths",
+    r"\bside by side\b": "batched, or in one table",
+    r"\bwhat is said of\b|\bis said of\b": "name the quantity",
+    r"\bwho won\b|\bgoes on with\b": "name the branch",
+    r"\bspelled out\b": "written out, instantiated",
+    r"\bis asked\b|\bare asked\b": "say who calls what",
+    r"\bnobody (?:reads|asks|classed)\b": "say what is not used",
+    r"\bin vain\b": "without effect",
+    r"\bleft behind\b": "stored",
+    r"\bmend(?:s|ed|ing)?\b": "correct, fix",
+    r"\bof so many\b|\bso many\b": "give the number or its name",
+    r"\bas it goes\b|\bwhile it goes\b": "while it runs",
+    r"\ba sentence where\b|\ba sentence that\b|\bin a sentence\b": "an error, a message",
+}
+"""Pattern -> what to write instead."""
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def length(function: Function) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
-def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def parameters(function: Function) -> int:
     a = function.args
     names = [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
     return len([name for name in names if name not in ("self", "cls")])
@@ -82,7 +94,7 @@ def offences(path: Path) -> Iterator[str]:
 
 def package_offences(path: Path) -> Iterator[str]:
     """Rules for the package alone."""
-    tree = tree_of(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     for function in functions(tree):
         if function.args.kwarg and path.parent != API:
             yield f"line {function.lineno}: {function.name} takes **{function.args.kwarg.arg}"
@@ -112,9 +124,61 @@ def machine_paths(path: Path) -> Iterator[str]:
     yield from (match[0] for match in MACHINE_PATH.finditer(path.read_text(encoding="utf-8")))
 
 
+def module_of(path: Path, root: Path = ROOT) -> str:
+    """Dotted name of a file."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.AST, known: Iterable[str]) -> Iterator[str]:
+    """Modules of `known` that a file imports anywhere, in functions and for types too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            inside = [name for name in names if name in known]
+            yield from inside
+            if len(inside) < len(names) and node.module in known:
+                yield node.module
+
+
+def circle(files: Iterable[Path], root: Path = ROOT) -> list[str]:
+    """Modules that import each other in a circle; empty where there is none."""
+    trees = {module_of(path, root): tree_of(path) for path in files}
+    graph = {
+        module: {name for name in imported(tree, trees) if name != module}
+        for module, tree in trees.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def repeated_classes(files: Iterable[Path]) -> dict[str, list[str]]:
+    """Public class names that more than one file defines."""
+    places: Mapping[str, list[str]] = defaultdict(list)
+    for path in files:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path.stem)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def dialect(text: str) -> list[str]:
+    """Return every use of a banned word, with its line and what to write instead."""
+    return [
+        f"line {text.count(chr(10), 0, match.start()) + 1}: {match[0]!r} ({instead})"
+        for pattern, instead in DIALECT.items()
+        for match in re.finditer(pattern, text, re.IGNORECASE)
+    ]
+
+
 def found(paths: Iterable[Path], rules: Callable[[Path], Iterable[str]]) -> list[str]:
     """Return the offences of all files, each with its file."""
-    return [f"{relative(path)}: {offence}" for path in paths for offence in rules(path)]
+    return [f"{p.relative_to(ROOT)}: {offence}" for p in paths for offence in rules(p)]
 
 
 def test_python_files_keep_the_limits() -> None:
@@ -122,22 +186,34 @@ def test_python_files_keep_the_limits() -> None:
 
 
 def test_package_files_keep_the_rules() -> None:
-    assert found(PACKAGE, package_offences) == []
+    assert found(FILES, package_offences) == []
 
 
 def test_functions_are_short_as_a_rule() -> None:
-    trees = [tree_of(path.read_text(encoding="utf-8")) for path in PACKAGE]
-    lengths = [length(function) for tree in trees for function in functions(tree)]
+    lengths = [length(function) for path in FILES for function in functions(tree_of(path))]
     assert statistics.median(lengths) <= FUNCTION_LINES_MEDIAN
     assert statistics.quantiles(lengths, n=10)[-1] <= FUNCTION_LINES_P90
 
 
 def test_numbers_in_yaml_have_a_source() -> None:
-    assert found(YAML, yaml_offences) == []
+    assert found(CONF, yaml_offences) == []
 
 
 def test_no_path_of_one_machine() -> None:
-    assert found([*PACKAGE, *YAML, *PROSE], machine_paths) == []
+    assert found([*FILES, *CONF, *PROSE], machine_paths) == []
+
+
+def test_no_import_circle() -> None:
+    assert circle([*FILES, *SCRIPTS]) == []
+
+
+def test_a_public_class_name_is_used_once() -> None:
+    assert repeated_classes(FILES) == {}
+
+
+def test_no_word_of_the_old_dialect() -> None:
+    read = [p for p in [*FILES, *SCRIPTS, *CONF, *PROSE] if p.name not in HISTORY]
+    assert found(read, lambda path: dialect(path.read_text("utf-8"))) == []
 
 
 BROKEN = '''"""A file that breaks the rules, to show that the ratchets can fail."""
@@ -151,7 +227,7 @@ def f(a, b, c, d, e, g, h, i, j, **rest):
 '''
 
 
-def test_the_ratchets_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_can_be_broken(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text(BROKEN)
     found = "\n".join([*offences(path), *package_offences(path)])
@@ -159,7 +235,6 @@ def test_the_ratchets_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert word in found
     path.write_text("x = '/mnt/data1/models'\n")
     assert list(machine_paths(path)) == ["/mnt/d"]
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     short = tmp_path / "one.yaml"
     short.write_text("tau: 0.9\nmask: 126336\n")
     assert len(list(yaml_offences(short))) == 2
@@ -170,3 +245,12 @@ def test_the_ratchets_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         + "    x = 1\n" * 60
     )
     assert any("61 lines" in offence for offence in offences(path))
+
+
+def test_circles_names_and_dialect_are_found(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text("def f():\n    from other import g\nclass Same: ...\n")
+    other.write_text("if TYPE_CHECKING:\n    import one\nclass Same: ...\n")
+    assert set(circle([one, other], tmp_path)) == {"one", "other"}
+    assert repeated_classes([one, other]) == {"Same": ["one", "other"]}
+    assert len(dialect("The crew decodes side by side.")) == 2

@@ -1,0 +1,124 @@
+"""Which modules may touch files and the terminal.
+
+Only the store's modules for files open, list, write or remove below a results folder. Only
+`core/output.py` writes to the terminal, so that all that is shown is cleaned.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.style.trees import FILES, PACKAGE, tree_of
+
+METHODS = frozenset(
+    "write_text write_bytes read_text unlink rmtree rmdir rename touch symlink_to "
+    "hardlink_to mkdir makedirs glob rglob iterdir scandir listdir walk copyfile copytree move "
+    "is_file is_dir exists stat lstat open chmod utime mkfifo truncate".split()
+)
+OS_ALONE = frozenset({"replace", "remove", "rename", "unlink", "link", "symlink", "read_bytes"})
+OPENS = {  # what opens files itself -> which, none of them below a results folder
+    "store/files.py": "the one module that opens below a results folder",
+    "store/lock.py": "/proc",
+    "store/inputs.py": "models, and code of pieces from outside the package",
+    "store/cache.py": "conf, the package and the files a configuration names",
+    "store/provenance.py": "the package and /proc",
+    "paths.py": "conf",
+    "tables/load.py": "conf",
+    "tables/plan.py": "whether a trained source exists",
+    "api/compose.py": "conf, models and data",
+    "api/custom_generate.py": "the package",
+    "api/generation.py": "conf",
+    "cli/completion.py": "conf",
+    "cli/doctor.py": "models and data",
+    "cli/main.py": "the null device",
+    "cli/exchange.py": "models",
+    "cli/table.py": "an output that the user named",
+    "figures/run_series.py": "trained filters",
+    "runs/runner.py": "Store.open",
+    "launch/processes.py": "Store.open",
+    "site/build.py": "the package",
+    "training/prompts.py": "texts that the user named",
+}
+FOLDERS = ("models", "benchmarks", "decoding", "methods", "serving", "core")
+"""Of weights, data and the sandbox."""
+STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
+TERMINAL = {
+    "core/output.py": ["stderr", "stdout"],
+    "cli/main.py": ["stdout"],  # redirects a closed standard output
+    "runs/progress.py": ["stderr"],  # names a stream
+}
+
+
+def file_calls(tree: ast.AST) -> Iterator[str]:
+    """Yield names of calls that open, look up, change or remove files."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        match node.func:
+            case ast.Name(id="open"):
+                yield "open"
+            case ast.Attribute(value=ast.Name(id="os" | "shutil" | "tarfile" as module), attr=name):
+                if name in METHODS | OS_ALONE:
+                    yield f"{module}.{name}"
+            case ast.Attribute(attr=name) if name in METHODS or name == "read_bytes":
+                yield name
+
+
+def terminal_uses(tree: ast.AST) -> Iterator[str]:
+    """Yield what could write to the terminal: print, rich's own consoles and bars, the streams."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="print" | "Console" | "pprint" as name)):
+                yield name
+            case ast.Call(func=ast.Attribute(attr="Console")):
+                yield "Console"
+            case ast.Call(func=ast.Name(id="Live" | "Progress" | "track" | "Status" as name)):
+                if "console" not in {keyword.arg for keyword in node.keywords}:
+                    yield name
+            case ast.ImportFrom(module="rich", names=names):
+                yield from (one.name for one in names if one.name in ("print", "inspect"))
+            case ast.ImportFrom(module="sys", names=names):
+                yield from (one.name for one in names if one.name in STREAMS)
+            case ast.Attribute(value=ast.Name(id="sys"), attr=name) if name in STREAMS:
+                yield name
+
+
+def uses_by_file(uses: Callable[[ast.AST], Iterator[str]]) -> dict[str, list[str]]:
+    """Return the files of the package that have any of these uses."""
+    found = {p.relative_to(PACKAGE).as_posix(): sorted(set(uses(tree_of(p)))) for p in FILES}
+    return {name: names for name, names in found.items() if names}
+
+
+def test_only_the_modules_for_files_touch_a_results_folder() -> None:
+    found = uses_by_file(file_calls)
+    others = {name: calls for name, calls in found.items() if not name.startswith(FOLDERS)}
+    archive = others.pop("store/archive.py")
+    assert archive == ["tarfile.open"]  # of an open stream
+    assert others.keys() == OPENS.keys()
+
+
+def test_only_one_module_writes_to_the_terminal() -> None:
+    """The streams of a judged process are not the terminal."""
+    found = uses_by_file(terminal_uses)
+    judged = [name for name in found if name.startswith("benchmarks/sandbox/")]
+    assert {name: uses for name, uses in found.items() if name not in judged} == TERMINAL
+
+
+@pytest.mark.parametrize("source", [
+    "open('x')", "path.write_text('x')", "path.unlink()", "shutil.rmtree(x)", "os.replace(a, b)",
+    "folder.glob('*')", "path.read_bytes()",
+])  # fmt: skip
+def test_each_way_to_touch_a_file_is_seen(source: str) -> None:
+    assert list(file_calls(ast.parse(source)))
+
+
+@pytest.mark.parametrize("source", [
+    "print('x')", "Console(stderr=True).print('x')", "rich.console.Console()",
+    "from rich import print", "sys.stdout.write('x')", "from sys import stderr", "track(items)",
+    "Live(auto_refresh=False)",
+])  # fmt: skip
+def test_each_way_to_the_terminal_is_seen(source: str) -> None:
+    assert list(terminal_uses(ast.parse(source)))
