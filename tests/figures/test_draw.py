@@ -1,4 +1,6 @@
-"""The drawing: equal bytes for equal points, every kind, words where numbers are absent."""
+"""Points equal what is computed by hand from made-up runs; drawings of every kind, equal bytes for
+equal points, and words where numbers are absent.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pandas import DataFrame
 
 from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.figures import style
-from dllm_bench.figures.draw import as_csv, drawing, images, write
+from dllm_bench.figures.draw import as_csv, drawing, grid, images, lines, write
 from dllm_bench.figures.panels import FRONT_LINE, PANEL_KINDS
 from dllm_bench.figures.points import (
     UNDEFINED,
@@ -22,14 +24,23 @@ from dllm_bench.figures.points import (
     with_front,
 )
 from dllm_bench.figures.run_series import Point
-from dllm_bench.figures.spec import ParetoFront, load_figure
+from dllm_bench.figures.spec import ParetoFront, XAxis, load_figure
 from dllm_bench.runs import token_replay
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, names_of
+from dllm_bench.tables.spec import Instead
 from tests.claims.test_reference_claims import settings
-from tests.figures.builders import built_full, replays_of
-from tests.figures.test_points import built
+from tests.figures.builders import (
+    built,
+    built_full,
+    planned,
+    record_of,
+    samples_of,
+    small,
+    small_built,
+)
 from tests.figures.test_readable import point
+from tests.tables.builders import compose
 from tests.tiers import covering
 
 CURVE = "learn2pd/figure8"  # of a filter's own training, which made-up runs have not
@@ -43,8 +54,8 @@ def texts(found: BuiltFigure) -> list[str]:
 
 
 @pytest.mark.exhaustive
-def test_equal_points_give_equal_bytes(tmp_path, monkeypatch) -> None:
-    found = built(tmp_path, monkeypatch)
+def test_equal_points_give_equal_bytes() -> None:
+    found = small_built()
     first, second = images(found), images(found)
     assert first == second
     assert set(first) == {"svg", "png"}
@@ -53,15 +64,15 @@ def test_equal_points_give_equal_bytes(tmp_path, monkeypatch) -> None:
         assert text not in first["png"]
 
 
-def test_files_lie_by_profile_paper_and_name(tmp_path, monkeypatch) -> None:
-    paths = write(built(tmp_path / "runs", monkeypatch), tmp_path / "figures")
+def test_files_lie_by_profile_paper_and_name(tmp_path) -> None:
+    paths = write(small_built(), tmp_path / "figures")
     folder = tmp_path / "figures" / "embedded" / "small"
     assert sorted(paths) == [folder / f"figure.{form}" for form in ("csv", "png", "svg")]
     assert sorted(folder.iterdir()) == sorted(paths)
 
 
-def test_words_stand_where_numbers_are_absent(tmp_path, monkeypatch) -> None:
-    found = built(tmp_path, monkeypatch)
+def test_words_stand_where_numbers_are_absent() -> None:
+    found = small_built()
     said = texts(found)
     assert said.count("no measured point:\nmissing") == 2
     assert {"Quiz", "tiny-alpha on miniquiz"} <= set(said)
@@ -69,7 +80,7 @@ def test_words_stand_where_numbers_are_absent(tmp_path, monkeypatch) -> None:
     assert any("points have no number here" in text for text in said)
 
 
-def test_the_style_ends_with_the_drawing(tmp_path, monkeypatch) -> None:
+def test_the_style_ends_with_the_drawing() -> None:
     before = dict(matplotlib.rcParams)
     with style.applied():
         assert matplotlib.rcParams["svg.hashsalt"] == "dllm-bench"
@@ -77,8 +88,8 @@ def test_the_style_ends_with_the_drawing(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("kind", PANEL_KINDS)
-def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
-    found = built(tmp_path, monkeypatch)
+def test_every_kind_draws(kind: str) -> None:
+    found = small_built()
     more = {"z": 0.5} if kind == "heat" else {}
     points = [
         point(x=x, y=y, low=y - 0.1, high=y + 0.1, **more)
@@ -98,10 +109,10 @@ def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
 
 @pytest.mark.xdist_group("reference claims")  # which share composed settings
 @pytest.mark.parametrize("name", covering(10, names_of("figure")))
-def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
+def test_committed_figures_draw(name: str, tmp_path: Path) -> None:
     """Every figure expands, composes, reads and draws on made-up runs of the embedded profile."""
     figure, profile = load_figure(name), load_profile("embedded")
-    found = built_full(figure, profile, tmp_path, settings().compose, monkeypatch)
+    found = built_full(figure, profile, tmp_path, settings().compose)
     reasons = set(found.without_number.reason)
     elsewhere = (
         "unavailable: needs ",
@@ -114,15 +125,126 @@ def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
     assert figure.table.title in " ".join(texts(found)).replace("\n", " ")
 
 
-def test_without_a_token_replay_a_run_series_says_so(tmp_path, monkeypatch) -> None:
+def test_without_a_token_replay_a_run_series_says_so(tmp_path) -> None:
     figure, profile = load_figure("learn2pd/figure4"), load_profile("embedded")
-    found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
+    found = built_full(figure, profile, tmp_path, real_compose)
     assert found.without_number.empty
     for path in tmp_path.rglob(token_replay.FILE):
         path.unlink()
     again = build_figure(figure, profile, list(found.built.cells.planned), Store(tmp_path))
     assert set(again.without_number.reason) == {"missing: token replay"}
-    assert replays_of([]) == []
+
+
+# --- points ---------------------------------------------------------------------------------------
+
+
+def test_a_point_is_its_runs_number() -> None:
+    found = small_built()
+    [point] = [
+        p
+        for p in found.points.itertuples()
+        if (p.panel, p.series, p.x) == ("quiz", "alpha", 0.5) and p.run
+    ]
+    spec = found.built.cells.xs("alpha-0.5", level="number").planned.iloc[0].run.spec
+    assert spec
+    record = record_of(spec, samples_of(spec))
+    forwards = sum(record.columns["forwards"])
+    assert point.y == pytest.approx(sum(record.columns["committed"]) / forwards)
+    assert point.low is not None
+    assert point.low <= point.y <= (point.high or 0)
+    assert (point.quantity, point.n, point.kind, point.state) == ("tpf", 8, "measured", "sealed")
+    assert (point.source, point.run) == ("tiny-alpha on miniquiz", spec.identity_hash)
+
+
+def test_what_has_no_number_says_why() -> None:
+    found = small_built()
+    why = {
+        (p.panel, p.series, p.x, p.quantity): (p.state, p.reason)
+        for p in found.without_number.itertuples()
+    }
+    assert why["quiz", "beta", 4.0, "tpf"] == ("partial", "3 of 20 samples")
+    assert why["code", "alpha", 0.5, "tpf"] == ("missing", "missing")
+    assert why["code", "alpha", 0.5, "steps"] == ("missing", "missing")
+    text = as_csv(found)
+    assert text.count(",missing,") == 4
+    assert text.count("partial,3 of 20 samples") == 2
+    said = "\n".join(lines(found))
+    assert "3 runs to fill" in said
+    assert said.count("open (") == 3
+    assert "dllm-bench run decoder=lopa model=tiny-alpha" in said
+
+
+def test_a_run_series_gives_the_points_of_a_run() -> None:
+    measured = small_built().drawn(measured=True)
+    steps = list(measured.query("quantity == 'steps' and series == 'alpha'").itertuples())
+    assert {p.panel for p in steps} == {"quiz"}
+    assert {p.x for p in steps} >= {1, 2, 3}
+    assert all(p.low <= p.high and p.y > 0 for p in steps), "quartiles, which a mean may leave"
+
+
+def test_reported_points_stay_apart() -> None:
+    reported = list(small_built().drawn(measured=False).itertuples())
+    assert [(p.panel, p.series, p.x, p.y, p.kind) for p in reported] == [
+        ("quiz", "alpha", 0.5, 2.5, "printed"),
+        ("quiz", "beta", 2.0, 3.0, "printed"),
+    ]
+    assert all(not p.run and not p.state for p in reported)
+
+
+def test_x_may_be_a_setting_or_another_metric(tmp_path) -> None:
+    figure = small()
+    setting = replace(figure.draw, x=XAxis("Length", setting="benchmark.max_new_tokens"))
+    found = built(tmp_path, replace(figure, draw=setting))
+    assert set(found.drawn(measured=True).query("quantity == 'tpf'").x) == {64.0}
+    metric = replace(figure.draw, x=XAxis("TPF", metric="tpf"))
+    found = built(tmp_path, replace(figure, draw=metric, calls={}))
+    assert set(found.drawn(measured=True).quantity) == {"steps"}
+    by_hand = found.built.cells.xs(("quiz", "tpf"), level=["task", "metric"]).value
+    assert set(found.drawn(measured=True).x) == {by_hand[n] for n in ("alpha-0.5", "alpha-1")}
+
+
+def test_the_papers_points_are_in_the_panel_of_ours() -> None:
+    found = small_built()
+    assert (found.panels, list(found.series)) == (["quiz", "code"], ["alpha", "beta"])
+    rows = grid(found)
+    shapes = [[slot and (slot.quantity, slot.names) for slot in row] for row in rows]
+    assert shapes == [
+        [("tpf", ("quiz",)), ("tpf", ("code",))],
+        [("steps", ("quiz",)), ("steps", ("code",))],
+    ]
+    assert rows[0][0] is not None
+    assert set(rows[0][0].placed.kind) == {"measured", "printed"}
+    assert rows[0][1] is not None
+    assert rows[0][1].placed.empty
+
+
+def test_one_panel_has_its_quantities_side_by_side(tmp_path) -> None:
+    figure = small()
+    draw = replace(figure.draw, panels="")
+    rows = grid(built(tmp_path, replace(figure, draw=draw, reported=())))
+    assert [[place and place.quantity for place in row] for row in rows] == [["tpf", "steps"]]
+
+
+def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path) -> None:
+    """Its place on the axis is that of most of them: of five lengths of 256 tokens, two are 96. A
+    setting that is the axis is seen there, and not said again.
+    """
+    figure, profile = load_figure("creditdecoding/figure7"), load_profile("embedded")
+    block = "decoder.schedule.block=8"
+    asked = ("model=tiny-llada-free", "decoder.schedule.block=64")
+    instead = (*profile.instead, Instead(asked, (asked[0], block)))
+    profile, store = replace(profile, instead=instead), Store(tmp_path)
+    cells = planned(figure, profile, store, compose)
+
+    def said(axis: str) -> dict[object, str]:
+        shown = replace(figure, draw=replace(figure.draw, x=XAxis("x", setting=axis)))
+        points = build_figure(shown, profile, cells, store).points
+        missing = points[(points.kind == "measured") & (points.state == "missing")]
+        return dict(zip(missing.x, missing.switched, strict=True))
+
+    part = f"{block} (2/5)"
+    assert said("benchmark.max_new_tokens") == {32: part, 64: part, 96: part, 128: part}
+    assert set(said("decoder.schedule.block").values()) == {""}
 
 
 # --- the Pareto front -----------------------------------------------------------------------------
@@ -181,8 +303,8 @@ def with_points(found: BuiltFigure, front: ParetoFront | None) -> BuiltFigure:
     return replace(found, figure=figure, points=all_points)
 
 
-def test_the_front_is_drawn_and_written(tmp_path, monkeypatch) -> None:
-    found = built(tmp_path, monkeypatch)
+def test_the_front_is_drawn_and_written() -> None:
+    found = small_built()
     with style.applied():
         plain = drawing(with_points(found, None))
         marked = drawing(with_points(found, ParetoFront("high", without=["oracle"])))

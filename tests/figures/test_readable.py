@@ -22,7 +22,7 @@ from matplotlib.transforms import Affine2D
 
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import as_csv, common_origin, drawing, footnote, grid, stated
-from dllm_bench.figures.panels import BARS, DODGE, REPORTED_BAR, Panel
+from dllm_bench.figures.panels import BARS, DODGE, REPORTED_BAR
 from dllm_bench.figures.points import BuiltFigure, build_figure, frame_of_points
 from dllm_bench.figures.run_series import COUNTED, RUN_SERIES, SIMULATED, Point
 from dllm_bench.figures.spec import REPORTED_FIGURES, SeriesCall, StatedNumber, XAxis, load_figure
@@ -30,22 +30,21 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_profile, names_of
 from scripts.redraw_figures import measured_points
-from tests.figures.builders import planned
-from tests.figures.test_points import built
+from tests.figures.builders import planned, small_built
 from tests.tables.builders import compose
 from tests.tiers import covering
 
 FIGURES = names_of("figure")
 SWEEP = {"alpha_min", "alpha_max", "beta_min", "beta_max", "grid_step", "fixed_beta", "fixed_alpha"}
 """Numbers of CreditDecoding's Figure 6 that say what is swept, and so are settings of ours."""
+MEASURED = cast(BuiltTable, SimpleNamespace(hardware=("a CPU, float32",)))
 
 
 def committed(name: str) -> BuiltFigure:
     """Return a figure with the points of results/reference."""
     figure = load_figure(name)
-    table = SimpleNamespace(hardware=("a CPU, float32, sdpa attention, 1 thread(s), batch 1",))
     points = frame_of_points([*measured_points(figure), *figure.reported])
-    return BuiltFigure(figure, cast(BuiltTable, table), points)
+    return BuiltFigure(figure, MEASURED, points)
 
 
 @pytest.fixture(autouse=True)
@@ -167,14 +166,12 @@ def test_the_numbers_of_a_sweep_are_those_of_ours() -> None:
     assert f"decoder.score.alpha={said['fixed_alpha']:g}" in run
 
 
-def small(tmp_path: Any, monkeypatch: Any, **changes: Any) -> BuiltFigure:
-    """Return a figure of one quantity with the points given."""
-    found = built(tmp_path, monkeypatch)
-    points = changes.pop("points")
-    kind = changes.pop("kind", "lines")
+def figure_of(*points: Point, **changes: Any) -> BuiltFigure:
+    """Return a figure of one quantity with these points."""
+    found, kind = small_built(), changes.pop("kind", "lines")
     draw = replace(found.figure.draw, kind=kind, x=changes.pop("x", found.figure.draw.x))
     figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"}, **changes)
-    return replace(found, figure=figure, points=frame_of_points(points))
+    return replace(found, figure=figure, built=MEASURED, points=frame_of_points(points))
 
 
 def point(series: str = "alpha", x: Any = 1.0, y: float | None = 1.0, **fields: Any) -> Point:
@@ -183,23 +180,23 @@ def point(series: str = "alpha", x: Any = 1.0, y: float | None = 1.0, **fields: 
     return {**of, "series": series, "x": x, "y": y, **fields}
 
 
-def test_the_papers_points_are_hollow_in_the_panel_of_ours(tmp_path, monkeypatch) -> None:
+def test_the_papers_points_are_hollow_in_the_panel_of_ours() -> None:
     points = [point(y=2), point(x=2.0)]
     points += [point(y=5, kind="printed"), point(x=2.0, y=6, kind="printed")]
-    figure = drawn(small(tmp_path, monkeypatch, points=points))
+    figure = drawn(figure_of(*points))
     (ax,) = figure.axes
     lines = {tuple(line.get_ydata()): line.get_markerfacecolor() for line in ax.lines}
     assert lines == {(2, 1): style.look("alpha").colour, (5, 6): "white"}
     assert "the paper's, printed" in [text.get_text() for text in figure.legends[0].get_texts()]
     cells = [point(x="quiz", y=2), point(x="quiz", y=5, kind="printed")]
-    (ax,) = drawn(small(tmp_path, monkeypatch, points=cells, kind="bars")).axes
+    (ax,) = drawn(figure_of(*cells, kind="bars")).axes
     assert [bar.get_height() for bar in ax.patches] == [2]
     (line,) = ax.lines
     assert (list(line.get_ydata()), line.get_marker()) == ([5], REPORTED_BAR["marker"])
     assert line.get_xdata()[0] == pytest.approx(ax.patches[0].get_center()[0])
 
 
-def test_stated_numbers_are_lines_ranges_or_stand_above(tmp_path, monkeypatch) -> None:
+def test_stated_numbers_are_lines_ranges_or_stand_above() -> None:
     numbers = (
         StatedNumber("a", "best at {}", "2", 2.0, 2.0, "x"),
         StatedNumber("b", "flat for {}", "1.2–1.5", 1.2, 1.5, "y"),
@@ -208,7 +205,7 @@ def test_stated_numbers_are_lines_ranges_or_stand_above(tmp_path, monkeypatch) -
         StatedNumber("e", "a {}× speedup", "4", 4, 4),
     )
     points = [point(), point(x=3.0, y=2.0)]
-    found = small(tmp_path, monkeypatch, points=points, stated=numbers)
+    found = figure_of(*points, stated=numbers)
     (ax,) = drawn(found).axes
     assert list(ax.lines[-1].get_xdata()) == [2, 2]
     assert [(bar.get_y(), round(bar.get_height(), 6)) for bar in ax.patches] == [(1.2, 0.3)]
@@ -234,25 +231,25 @@ def test_stated_numbers_are_read_from_their_csv() -> None:
     assert (plateau.low, plateau.high, plateau.value) == (0.21, 0.23, "0.21–0.23")
 
 
-def test_equal_panels_are_one(tmp_path, monkeypatch) -> None:
+def test_equal_panels_are_one() -> None:
     twice = [point(panel=panel) for panel in ("quiz", "code")]
-    figure = drawn(small(tmp_path, monkeypatch, points=twice))
+    figure = drawn(figure_of(*twice))
     assert [ax.get_title() for ax in figure.axes] == ["Quiz = Code"]
     other = [*twice, point(y=3, kind="printed")]
-    titles = [ax.get_title() for ax in drawn(small(tmp_path, monkeypatch, points=other)).axes]
+    titles = [ax.get_title() for ax in drawn(figure_of(*other)).axes]
     assert titles == ["Quiz", "Code\nthe runs of Quiz"]
 
 
-def test_categories_with_the_same_runs_say_so(tmp_path, monkeypatch) -> None:
+def test_categories_with_the_same_runs_say_so() -> None:
     bars = [point(x=x, y=y, run=r) for x, y, r in (("a", 1, "r1"), ("b", 1, "r1"), ("c", 2, "r2"))]
-    (ax,) = drawn(small(tmp_path, monkeypatch, points=bars, kind="bars")).axes
+    (ax,) = drawn(figure_of(*bars, kind="bars")).axes
     assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b\n= a", "c"]
 
 
-def test_a_curve_ends_where_the_profile_changes_a_setting(tmp_path, monkeypatch) -> None:
+def test_a_curve_ends_where_the_profile_changes_a_setting() -> None:
     short = "decoder.schedule.block=32"
     points = [point(x=float(x), switched="" if x % 64 == 0 else short) for x in (32, 64, 96, 128)]
-    found = small(tmp_path, monkeypatch, points=points, x=XAxis("Length", log=True))
+    found = figure_of(*points, x=XAxis("Length", log=True))
     (ax,) = drawn(found).axes
     assert [list(line.get_xdata()) for line in ax.lines] == [[32, 96], [64, 128]]
     labels = [label.get_text() for label in ax.get_xticklabels()]
@@ -268,58 +265,43 @@ def test_a_profile_says_what_it_switched() -> None:
     assert profile.switched("creditdecoding/figure7", cell) == ()
 
 
-def test_bins_of_a_reliability_diagram_show_their_counts(tmp_path, monkeypatch) -> None:
+def test_bins_of_a_reliability_diagram_show_their_counts() -> None:
     bins = [point("before", x, x, n=n) for x, n in ((0.1, 17), (0.9, 230))]
     bins += [point("after", x, x, n=n) for x, n in ((0.2, 40), (0.8, 207))]
-    (ax,) = drawn(small(tmp_path, monkeypatch, points=bins, kind="reliability")).axes
+    (ax,) = drawn(figure_of(*bins, kind="reliability")).axes
     said = {text.get_text(): text.get_position() for text in ax.texts}
     assert set(said) == {"17", "230", "40", "207"}
     assert said["17"][1] == said["230"][1] != said["40"][1]
     assert all(y < 0 for _, y in said.values())
 
 
-def test_numbers_of_a_scatter_stand_apart(tmp_path, monkeypatch) -> None:
+def test_numbers_of_a_scatter_stand_apart() -> None:
     places = (("alpha", 1, 1), ("beta", 1, 1), ("rate", 1.001, 1), ("auroc", 2, 2))
     points = [point(*place) for place in places]
-    (ax,) = drawn(small(tmp_path, monkeypatch, points=points, kind="scatter")).axes
+    (ax,) = drawn(figure_of(*points, kind="scatter")).axes
     boxes = [text.get_window_extent() for text in ax.texts]
     assert len(boxes) == 4
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-def test_a_panel_knows_curves_of_the_paper_apart(tmp_path, monkeypatch) -> None:
-    found = small(tmp_path, monkeypatch, points=[point(), point(kind="digitised", y=3)])
-    panel = Panel(found, "tpf", ("quiz",), found.points)
-    assert [list(curve.kind) for _, curve, _ in panel.curves()] == [["measured"], ["digitised"]]
-
-
 # --- what a drawing says --------------------------------------------------------------------------
 
 
-HARDWARE = ("a CPU, float32",)
 WHY = "3 of 20 samples"
 
 
-def with_hardware(found: BuiltFigure) -> BuiltFigure:
-    return replace(found, built=SimpleNamespace(hardware=HARDWARE))  # type: ignore[arg-type]
-
-
-def figure_of(tmp_path: Any, monkeypatch: Any, *points: Point, **changes: Any) -> BuiltFigure:
-    return with_hardware(small(tmp_path, monkeypatch, points=points, **changes))
-
-
-def test_only_a_measured_point_makes_a_caption_name_the_hardware(tmp_path, monkeypatch) -> None:
+def test_only_a_measured_point_makes_a_caption_name_the_hardware() -> None:
     measured, without = point(n=60), point(x=2.0, y=None, reason=WHY)
-    assert "Measured on a CPU" in footnote(figure_of(tmp_path / "a", monkeypatch, measured))
+    assert "Measured on a CPU" in footnote(figure_of(measured))
     for points in ([without], [without, point(kind="printed", y=3.0)]):
-        said = footnote(figure_of(tmp_path / str(len(points)), monkeypatch, *points))
+        said = footnote(figure_of(*points))
         assert "easured on" not in said
         assert said.startswith("1 points have no number")
 
 
-def test_the_caption_says_how_many_samples_are_behind_a_point(tmp_path, monkeypatch) -> None:
+def test_the_caption_says_how_many_samples_are_behind_a_point() -> None:
     points = [point(n=60), point(x=2.0, n=120), point(x=3.0, n=80), point(x=4.0, kind="printed")]
-    found = figure_of(tmp_path, monkeypatch, *points, calls={})
+    found = figure_of(*points, calls={})
     assert "; n = 60–120 (samples)." in footnote(found)
     same = replace(found, points=found.points.assign(n=60))
     assert "; n = 60 (samples)." in footnote(same)
@@ -328,24 +310,24 @@ def test_the_caption_says_how_many_samples_are_behind_a_point(tmp_path, monkeypa
     assert {*COUNTED, *SIMULATED} <= set(RUN_SERIES)
 
 
-def test_a_figure_without_any_number_is_one_panel_that_says_why(tmp_path, monkeypatch) -> None:
+def test_a_figure_without_any_number_is_one_panel_that_says_why() -> None:
     panels = [point(panel=panel, y=None, reason=WHY) for panel in ("quiz", "code")]
-    figure = drawn(figure_of(tmp_path, monkeypatch, *panels))
+    figure = drawn(figure_of(*panels))
     (ax,) = figure.axes
     assert not ax.axison
     assert [text.get_text() for text in ax.texts] == [f"no measured point:\n{WHY}"]
     assert ax.get_title() == ""
 
 
-def test_panels_without_a_number_are_not_taken_for_equal_ones(tmp_path, monkeypatch) -> None:
+def test_panels_without_a_number_are_not_taken_for_equal_ones() -> None:
     points = [point(panel=panel, y=None, reason=WHY) for panel in ("quiz", "code")]
-    found = figure_of(tmp_path, monkeypatch, *points, point(panel="other"))
+    found = figure_of(*points, point(panel="other"))
     assert [ax.get_title() for ax in drawn(found).axes] == ["Quiz", "Code", "other"]
 
 
-def test_what_all_panels_measured_is_said_once_in_the_legend(tmp_path, monkeypatch) -> None:
+def test_what_all_panels_measured_is_said_once_in_the_legend() -> None:
     points = [point(panel=panel, y=y) for panel, y in (("quiz", 1.0), ("code", 2.0))]
-    found = figure_of(tmp_path, monkeypatch, *points)
+    found = figure_of(*points)
     figure = drawn(found)
     assert [ax.get_title() for ax in figure.axes] == ["Quiz", "Code"]
     assert figure.legends[0].get_title().get_text() == "tiny-alpha on miniquiz"
@@ -356,8 +338,8 @@ def test_what_all_panels_measured_is_said_once_in_the_legend(tmp_path, monkeypat
     assert titles == ["Quiz\ntiny-alpha on miniquiz", "Code\ntiny-beta on minicode"]
 
 
-def test_a_title_stands_once_above_the_panels_of_a_column(tmp_path, monkeypatch) -> None:
-    found = figure_of(tmp_path, monkeypatch, point(), point(panel="code", y=2.0))
+def test_a_title_stands_once_above_the_panels_of_a_column() -> None:
+    found = figure_of(point(), point(panel="code", y=2.0))
     tpf = found.points.to_dict("records")
     rows = frame_of_points([*tpf, *({**one, "quantity": "steps"} for one in tpf)])
     both = replace(found.figure, quantities={"tpf": "TPF", "steps": "Steps"})
@@ -366,10 +348,10 @@ def test_a_title_stands_once_above_the_panels_of_a_column(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["bars", "histogram"])
-def test_a_logarithmic_axis_has_markers_for_bars(kind: str, tmp_path, monkeypatch) -> None:
+def test_a_logarithmic_axis_has_markers_for_bars(kind: str) -> None:
     x: tuple[Any, ...] = ("a", "b") if kind == "bars" else (1.0, 2.0)
     points = [point(x=place, y=y) for place, y in zip(x, (0.5, 64.0), strict=True)]
-    found = figure_of(tmp_path, monkeypatch, *points, kind=kind)
+    found = figure_of(*points, kind=kind)
     assert len(drawn(found).axes[0].patches) == 2
     draw = replace(found.figure.draw, log_y=("tpf",))
     (ax,) = drawn(replace(found, figure=replace(found.figure, draw=draw))).axes
@@ -378,11 +360,11 @@ def test_a_logarithmic_axis_has_markers_for_bars(kind: str, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["lines", "scatter"])
-def test_intervals_that_would_hide_each_other_stand_apart(kind, tmp_path, monkeypatch) -> None:
+def test_intervals_that_would_hide_each_other_stand_apart(kind) -> None:
     """The points stay where they are."""
     ends = {"alpha": (1.0, 1, 3), "beta": (1.002, 2, 4), "rate": (1.0, 8, 9), "auroc": (5.0, 2, 3)}
     points = [point(name, x, low, low=low, high=high) for name, (x, low, high) in ends.items()]
-    (ax,) = drawn(figure_of(tmp_path, monkeypatch, *points, kind=kind)).axes
+    (ax,) = drawn(figure_of(*points, kind=kind)).axes
     moved = [bars.get_offsets()[0][0] for bars in ax.collections if bars.get_label() == BARS]
     assert moved == [-DODGE / 2, DODGE / 2, 0, 0]
     assert [line.get_xdata()[0] for line in ax.lines] == [1.0, 1.002, 1.0, 5.0]
@@ -390,21 +372,21 @@ def test_intervals_that_would_hide_each_other_stand_apart(kind, tmp_path, monkey
     assert pixels == [ax.figure.dpi] * 4
 
 
-def test_categories_of_several_models_are_named_by_what_was_run(tmp_path, monkeypatch) -> None:
+def test_categories_of_several_models_are_named_by_what_was_run() -> None:
     points = [point(x=x, source=f"tiny-{x} on miniquiz") for x in ("a", "b")]
     points += [point(x="c", kind="printed", y=3.0)]
-    (ax,) = drawn(figure_of(tmp_path, monkeypatch, *points, kind="bars")).axes
+    (ax,) = drawn(figure_of(*points, kind="bars")).axes
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert labels == ["tiny-a\npaper: a", "tiny-b\npaper: b", "paper: c"]
     assert ax.get_title() == "Quiz"
 
 
-def test_a_simulated_load_says_on_what_it_is_simulated(tmp_path, monkeypatch) -> None:
+def test_a_simulated_load_says_on_what_it_is_simulated() -> None:
     profiles = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
     calls = {"tpf": SeriesCall("device_speed", {"profile": profiles}, {})}
     ours = point(source="tiny-qwen3 on minigsm_free", n=4)
     theirs = point(panel="paper", kind="printed", y=9.0)
-    found = figure_of(tmp_path, monkeypatch, ours, theirs, calls=calls)
+    found = figure_of(ours, theirs, calls=calls)
     labels = [ax.get_ylabel().replace("\n", " ") for ax in drawn(found).axes]
     assert labels == ["TPF, simulated on AMD EPYC", "TPF"]
     assert footnote(found) == (
@@ -412,20 +394,20 @@ def test_a_simulated_load_says_on_what_it_is_simulated(tmp_path, monkeypatch) ->
     )
 
 
-def test_a_stated_range_comes_with_what_was_measured_there(tmp_path, monkeypatch) -> None:
+def test_a_stated_range_comes_with_what_was_measured_there() -> None:
     numbers = [StatedNumber("s", "stable for {}", "2–3", 2, 3, "x", "tpf", series="alpha")]
     points = [point(x=float(x), y=y) for x, y in ((1, 95.0), (2, 92.54), (3, 90.81), (4, 80.0))]
     points += [point("beta", 2.0, 50.0), point(x=2.5, y=1.0, kind="printed")]
-    found = figure_of(tmp_path, monkeypatch, *points, stated=numbers)
+    found = figure_of(*points, stated=numbers)
     assert stated(found).endswith("stable for 2–3 (measured here: from 92.5 to 90.8).")
     assert "measured" not in stated(replace(found, points=frame_of_points([])))
     (alpha,) = [n for n in load_figure("creditdecoding/figure6").stated if n.series]
     assert (alpha.series, alpha.low, alpha.high) == ("alpha", 0.2, 0.65)
 
 
-def test_the_source_of_a_mean_names_all_its_models_and_tasks(tmp_path, monkeypatch) -> None:
+def test_the_source_of_a_mean_names_all_its_models_and_tasks(tmp_path) -> None:
     figure, profile = load_figure("creditdecoding/figure7"), load_profile("embedded")
-    cells = planned(figure, profile, Store(tmp_path), compose, monkeypatch)
+    cells = planned(figure, profile, Store(tmp_path), compose)
     sources = set(build_figure(figure, profile, cells, Store(tmp_path)).points.source)
     tasks = "minicode, minigsm_free, miniread, minirule, minirule_range"
     assert sources - {""} == {f"tiny-llada, tiny-llada-free on {tasks}"}

@@ -19,9 +19,8 @@ from dllm_bench.runs import token_replay
 from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES
 from dllm_bench.store.store import ERROR, SPEC, Store
 from dllm_bench.tables.plan import PlannedCell
-from tests.figures.builders import planned
-from tests.figures.test_points import ALPHA, small
-from tests.figures.test_points import built as sealed
+from tests.figures.builders import ALPHA, planned, small
+from tests.figures.builders import built as sealed
 from tests.tables.builders import compose
 
 PACKED = (RECORD, SAMPLES, REPLAYS)
@@ -44,13 +43,13 @@ def pack(root: Path) -> None:
     shutil.rmtree(root)
 
 
-def cells(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[PlannedCell]:
-    return planned(small(), ALPHA, Store(root), compose, monkeypatch)
+def cells(root: Path) -> list[PlannedCell]:
+    return planned(small(), ALPHA, Store(root), compose)
 
 
-def drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltFigure:
+def drawn(root: Path) -> BuiltFigure:
     """Return the small figure, of the runs that are stored."""
-    return build_figure(small(), ALPHA, cells(root, monkeypatch), Store(root))
+    return build_figure(small(), ALPHA, cells(root), Store(root))
 
 
 def empty_steps(built: BuiltFigure) -> list[str]:
@@ -59,10 +58,10 @@ def empty_steps(built: BuiltFigure) -> list[str]:
     return list(empty.reason[(empty.quantity == "steps") & (empty.state == "sealed")])
 
 
-def test_a_point_without_samples_says_so_and_what_to_do(tmp_path, monkeypatch) -> None:
-    before = sealed(tmp_path / "runs", monkeypatch)
+def test_a_point_without_samples_says_so_and_what_to_do(tmp_path) -> None:
+    before = sealed(tmp_path / "runs")
     strip(tmp_path)
-    found = drawn(tmp_path / "runs", monkeypatch)
+    found = drawn(tmp_path / "runs")
     reasons = empty_steps(found)
     assert len(reasons) == 3
     assert all("stored without" in reason and "dllm-bench runs rm" in reason for reason in reasons)
@@ -75,31 +74,31 @@ def test_a_point_without_samples_says_so_and_what_to_do(tmp_path, monkeypatch) -
     )
 
 
-def test_a_figure_is_drawn_from_an_archive_alone(tmp_path, monkeypatch) -> None:
-    before = sealed(tmp_path / "runs", monkeypatch)
+def test_a_figure_is_drawn_from_an_archive_alone(tmp_path) -> None:
+    before = sealed(tmp_path / "runs")
     pack(tmp_path / "runs")
-    found = drawn(tmp_path / "runs", monkeypatch)
+    found = drawn(tmp_path / "runs")
     assert found.drawn(measured=True).equals(before.drawn(measured=True))
 
 
-def test_a_damaged_samples_file_is_named_below_the_runs_folder(tmp_path, monkeypatch) -> None:
-    sealed(tmp_path, monkeypatch)
+def test_a_damaged_samples_file_is_named_below_the_runs_folder(tmp_path) -> None:
+    sealed(tmp_path)
     for path in tmp_path.rglob(SAMPLES):
         path.write_text("no sample\n")
-    found = drawn(tmp_path, monkeypatch)
+    found = drawn(tmp_path)
     reasons = empty_steps(found)
     assert len(reasons) == 3
     assert all(r.startswith("miniquiz/") and "is damaged" in r for r in reasons)
 
 
-def test_written_points_are_kept_if_they_would_be_lost(tmp_path, monkeypatch) -> None:
+def test_written_points_are_kept_if_they_would_be_lost(tmp_path) -> None:
     root, folder = tmp_path / "runs", tmp_path / "figures"
-    before = sealed(root, monkeypatch)
+    before = sealed(root)
     assert why_kept(before, folder) == ""
     [path] = [path for path in write(before, folder) if path.suffix == ".csv"]
     assert why_kept(before, folder) == ""
     strip(tmp_path)
-    without = drawn(root, monkeypatch)
+    without = drawn(root)
     said = why_kept(without, folder)
     assert said.startswith(f"{path} was not written again, since it has points of 2 runs")
     assert "stored without" in said
@@ -108,27 +107,25 @@ def test_written_points_are_kept_if_they_would_be_lost(tmp_path, monkeypatch) ->
     assert why_kept(without, folder) == "", "a figure that never had them is written"
 
 
-def test_written_points_are_kept_if_the_run_failed_when_made_again(tmp_path, monkeypatch) -> None:
+def test_written_points_are_kept_if_the_run_failed_when_made_again(tmp_path) -> None:
     root, folder = tmp_path / "runs", tmp_path / "figures"
-    write(sealed(root, monkeypatch), folder)
+    write(sealed(root), folder)
     record = next(root.rglob(RECORD))
     record.unlink()
-    assert why_kept(drawn(root, monkeypatch), folder) == "", "a run to be made is drawn as missing"
+    assert why_kept(drawn(root), folder) == "", "a run to be made is drawn as missing"
     (record.parent / ERROR).write_text("no memory left\n")
-    assert "points of 1 runs that would be lost (failed)" in why_kept(
-        drawn(root, monkeypatch), folder
-    )
+    assert "points of 1 runs that would be lost (failed)" in why_kept(drawn(root), folder)
 
 
-def test_without_samples_no_token_replay_is_recorded(tmp_path, monkeypatch) -> None:
-    sealed(tmp_path, monkeypatch)
+def test_without_samples_no_token_replay_is_recorded(tmp_path) -> None:
+    sealed(tmp_path)
     call = SeriesCall("waiting_steps", {}, {}, replay_samples=2)
     figure = replace(small(), calls={"steps": call})
     for path in tmp_path.rglob(token_replay.FILE):
         path.unlink()
-    assert len(list(missing_replays(figure, cells(tmp_path, monkeypatch), Store(tmp_path)))) == 2
+    assert len(list(missing_replays(figure, cells(tmp_path), Store(tmp_path)))) == 2
     strip(tmp_path)
-    assert list(missing_replays(figure, cells(tmp_path, monkeypatch), Store(tmp_path))) == []
+    assert list(missing_replays(figure, cells(tmp_path), Store(tmp_path))) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\0" * 100])

@@ -17,7 +17,7 @@ from dllm_bench.paths import conf_dir, read_yaml
 from dllm_bench.store.spec import slug
 from dllm_bench.tables.load import load_profile, names_of
 from scripts.figure_points import counted, fewer, known, raise_counts
-from tests.figures.test_points import SMALL, small
+from tests.figures.builders import SMALL, small
 
 FIGURES, CONF = names_of("figure"), conf_dir() / "figure"
 
@@ -121,7 +121,6 @@ def test_figures_compose_at_the_papers_size(name: str) -> None:
 
 
 HEADER = "panel,series,quantity,x,y,kind,run\n"
-COMMAND = "run `python -m scripts.figure_points`"
 
 
 def figure_file(folder: Path, *series: str) -> None:
@@ -133,16 +132,11 @@ def figure_file(folder: Path, *series: str) -> None:
     path.write_text(HEADER + "".join(rows), "utf-8")
 
 
-def test_no_committed_figure_lost_a_measured_point() -> None:
-    assert not list(fewer(known(), counted()))
-
-
-def test_the_points_gained_are_written_down() -> None:
-    assert known() == counted(), COMMAND
-
-
-def test_every_committed_figure_has_a_measured_point() -> None:
-    assert not [name for name, series in counted().items() if not series]
+def test_every_committed_figure_has_the_measured_points_that_are_written_down() -> None:
+    found = counted()
+    assert not list(fewer(known(), found))
+    assert known() == found, "points were gained: run `python -m scripts.figure_points`"
+    assert all(found.values())
 
 
 def test_counts_rise_and_never_fall(tmp_path) -> None:

@@ -97,9 +97,7 @@ def decoded(spec: RunSpec, decoder: dict, label: str, seed: int) -> RunSpec:
 
 def fill(root: Path) -> dict[str, RunRecord]:
     """Results with runs of the small table and two of their own; the sealed ones by name."""
-    patch = pytest.MonkeyPatch()
-    with patch.context() as patched:
-        builders.every_state(root / "runs", builders.TINY, patched)
+    builders.every_state(root / "runs", builders.TINY)
     store = Store(root / "runs")
     of_table, *others = store.records()
     for record in (of_table, *others[:-1]):  # the last has no samples, these their first alone

@@ -142,8 +142,7 @@ def sweep(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Return the array, after one job was queued again by hand and all that ran were preempted."""
     folder = tmp_path_factory.mktemp("sweep")
     store = Store(folder / "runs")
-    with pytest.MonkeyPatch.context() as patch:
-        runs = distinct_runs(planned_small(store, TINY, patch))
+    runs = distinct_runs(planned_small(store, TINY))
     specs = {fate: r.spec for fate, r in zip(FATES, runs, strict=True) if r.spec}
     hashes = {spec.identity_hash: fate for fate, spec in specs.items()}
     deps = replace(fakes.deps(), decoder=Fates(hashes, folder))
@@ -197,13 +196,13 @@ def test_a_multirun_that_no_node_can_make_says_what_to_set(cluster: None, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_a_table_survives_what_befalls_its_jobs(sweep, tmp_path, monkeypatch) -> None:
+def test_a_table_survives_what_befalls_its_jobs(sweep, tmp_path) -> None:
     store, specs, sent = sweep.store, sweep.specs, sweep.tickets
     tell_that_time_is_over(sent["timed-out"], life=2)
     failed = slurm.wait_for_jobs(store, ManyRunsProgress(0), sweep.asked, poll_s=0.5)
 
     assert len(failed) == 1 and sent["dead"].log in failed[0], controller_log()
-    planned = planned_small(store, TINY, monkeypatch)
+    planned = planned_small(store, TINY)
     built = build(small_table(), TINY, planned)
     cells = list(built.cells.itertuples())
     scores = [cell for cell in cells if cell.definition == "score"]  # clocks here are fakes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import re
 import subprocess
 import sys
@@ -65,11 +64,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(tmp_path / "bin", monkeypatch)
 
 
-def test_a_table_is_one_array_of_exactly_what_is_missing(cluster, tmp_path, monkeypatch) -> None:
+def test_a_table_is_one_array_of_exactly_what_is_missing(cluster, tmp_path) -> None:
     store = Store(tmp_path / "runs")
 
     def runs() -> list[PlannedRun]:
-        return distinct_runs(planned_small(store, TINY, monkeypatch))
+        return distinct_runs(planned_small(store, TINY))
 
     first, *others = runs()
     assert first.spec and len(others) == 5
@@ -138,14 +137,6 @@ def test_a_job_makes_the_run_and_can_be_queued_again(tmp_path: Path) -> None:
     assert store.state(spec) is RunState.SEALED
     packed = PackedJob.of(job)
     assert packed.checkpoint().function == packed
-
-
-def test_a_stored_job_is_read_without_what_a_run_needs(tmp_path: Path) -> None:
-    """submitit cannot answer a signal before it has read the job."""
-    packed = pickle.dumps(PackedJob.of(SlurmRun(fakes.spec(3), Store(tmp_path))))
-    read = f"import pickle, sys; pickle.loads({packed!r}); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_a_signal_while_a_job_starts_does_not_end_it(cluster: Cluster, tmp_path: Path) -> None:
@@ -253,19 +244,6 @@ def test_a_multirun_is_sent_like_a_table_s_runs(cluster, tmp_path, capsys) -> No
     assert main(["status", "--results", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "job 1_0 is pending" in shown and "job 1_1 is running" in shown
-
-
-def test_an_experiment_may_choose_the_launcher(cluster, tmp_path, monkeypatch) -> None:
-    mine = tmp_path / "conf" / "experiment" / "sent.yaml"
-    mine.parent.mkdir(parents=True)
-    mine.write_text(
-        "# @package _global_\ndefaults:\n  - override /hydra/launcher: slurm\n"
-        "hydra: {launcher: {account: lab}}\n"
-    )
-    monkeypatch.setenv("DLLM_BENCH_CONFIG_DIR", str(tmp_path / "conf"))
-    settings = ["+experiment=sent", "hardware=cpu", "limit=1", f"paths.results={tmp_path}"]
-    assert main(["run", "-m", "decoder=fast_dllm", *settings]) == 2
-    assert cluster.flags(1)["account"] == "lab"
 
 
 REFUSED = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.accuracy import mean_score
-from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
@@ -17,6 +18,8 @@ from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import read_table
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, Planner, distinct_runs
 from dllm_bench.tables.spec import Cell, PaperTable, Profile
+from tests.sample_stats import record_of as record_of_samples
+from tests.sample_stats import sample, stored_sample
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -80,33 +83,24 @@ def spec_of(config: Mapping[str, Any], resolve: object = None) -> RunSpec:
 
 def record_of(spec: RunSpec, right: int = 11, n: int = 20, speed_up: float = 1.0) -> RunRecord:
     """Return a sealed run of `n` samples of which `right` are right; times are simple fractions."""
-    columns: dict[str, list[Any]] = {"id": [f"item-{i}" for i in range(n)]}
-    columns["value"] = [1.0 if i < right else 0.0 for i in range(n)]
-    columns["verdict"] = ["correct" if i < right else "wrong" for i in range(n)]
     counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), 64)
+    samples = []
     for i in range(n):
-        seconds = (0.25 + 0.0125 * (i % 7)) / speed_up
-        facts = SampleStats(
-            **counts,
-            forwards=10 + i % 3,
-            rows=400,
-            forced=0,
-            seconds=seconds + 0.05,
-            steps_s=seconds,
-            first_step_s=0.05,
-            truncated=False,
-            empty=False,
-        )
-        for name in SampleStats.columns():
-            columns.setdefault(name, []).append(getattr(facts, name))
-    return RunRecord(
+        steps_s = (0.25 + 0.0125 * (i % 7)) / speed_up
+        times = {"seconds": steps_s + 0.05, "steps_s": steps_s, "first_step_s": 0.05}
+        samples.append(sample(**counts, **times, forwards=10 + i % 3, rows=400))
+    grades = {
+        "value": [1.0 if i < right else 0.0 for i in range(n)],
+        "verdict": ["correct" if i < right else "wrong" for i in range(n)],
+    }
+    made = record_of_samples(samples)
+    return replace(
+        made,
         spec=spec,
         identity_hash=spec.identity_hash,
-        score=mean_score(columns["value"], seed=spec.seed),
-        summary={},
-        columns=columns,
+        score=mean_score(grades["value"], seed=spec.seed),
+        columns={**made.columns, **grades},
         sessions=[Session(0.0, 2, dict(ENVIRONMENT), n)],
-        sealed_at=0.0,
     )
 
 
@@ -130,9 +124,7 @@ def start(store: Store, spec: RunSpec, done: int, total: int, error: str = "") -
 
 def sample_of(name: str) -> SampleRecord:
     """Return a sample without tokens."""
-    facts = {"ids": [], "born": [], "cut": {}, "text": "", "trace": {}, "counts": {}}
-    times = {"seconds": 0.01, "first_step_s": 0.005, "started_at": 0.0, "session": 0}
-    return SampleRecord(name, "", **facts, **times)  # type: ignore[arg-type]
+    return stored_sample((), (), Trace(), id=name, text="")
 
 
 def run_cells(table: PaperTable) -> list[Cell]:
@@ -145,11 +137,12 @@ def run_cells(table: PaperTable) -> list[Cell]:
 
 
 def planned_small(
-    store: Store, profile: Profile, monkeypatch: pytest.MonkeyPatch, table: PaperTable | None = None
+    store: Store, profile: Profile, table: PaperTable | None = None
 ) -> list[PlannedCell]:
     """Return a small table's plan, with runs specified by `spec_of`."""
-    monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
-    return Planner(compose, store).cells(table or small_table(), profile)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunSpec, "from_config", staticmethod(spec_of))
+        return Planner(compose, store).cells(table or small_table(), profile)
 
 
 def spec_at(planned: Sequence[PlannedCell], setting: str, benchmark: str) -> RunSpec:
@@ -161,46 +154,45 @@ def spec_at(planned: Sequence[PlannedCell], setting: str, benchmark: str) -> Run
     raise AssertionError(f"no run for {setting}, {benchmark}")
 
 
-def every_state(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
+def every_state(root: Path, profile: Profile) -> BuiltTable:
     """Return the small table with a sealed, a partial, a failed and a missing run.
 
     S3 is impossible under the paper profile and sealed under the embedded one.
     """
     store = Store(root)
-    planned = planned_small(store, profile, monkeypatch)
+    planned = planned_small(store, profile)
     seal(store, record_of(spec_at(planned, "S1", "quiz")))
     start(store, spec_at(planned, "S1", "code"), done=7, total=20)
     start(store, spec_at(planned, "S2", "quiz"), done=3, total=20, error="The disk is full.")
     if profile.embedded:
         seal(store, record_of(spec_at(planned, "S3", "quiz"), right=10, speed_up=2.0))
         seal(store, record_of(spec_at(planned, "S3", "code"), right=4))
-    return build(small_table(), profile, planned_small(store, profile, monkeypatch))
+    return build(small_table(), profile, planned_small(store, profile))
 
 
 def sealed(
     table: PaperTable,
     store: Store,
     profile: Profile,
-    monkeypatch: pytest.MonkeyPatch,
     made: Callable[[PlannedRun], RunRecord | None],
 ) -> BuiltTable:
     """Return a table with the records that `made` gives of its runs."""
-    for run in distinct_runs(planned_small(store, profile, monkeypatch, table)):
+    for run in distinct_runs(planned_small(store, profile, table)):
         if run.spec and (record := made(run)):
             seal(store, record)
-    return build(table, profile, planned_small(store, profile, monkeypatch, table))
+    return build(table, profile, planned_small(store, profile, table))
 
 
-def nothing_reported(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
+def nothing_reported(root: Path, profile: Profile) -> BuiltTable:
     """Return the table that reports nothing, with a sealed and a missing run."""
 
     def made(run: PlannedRun) -> RunRecord | None:
         return record_of(run.spec) if run.chosen["decoder"] == "plain" else None
 
-    return sealed(small_table("own"), Store(root), profile, monkeypatch, made)
+    return sealed(small_table("own"), Store(root), profile, made)
 
 
-def derived(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
+def derived(root: Path, profile: Profile) -> BuiltTable:
     """Return the table of derived numbers; the decoder `lost` is not run, `quick` is twice as
     fast."""
     right = {"plain": 10, "quick": 12}
@@ -211,6 +203,6 @@ def derived(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> Bu
             return None
         return record_of(run.spec, right[run.spec.label] + more, speed_up=1 + (decoder == "quick"))
 
-    built = sealed(small_table("derived"), Store(root), profile, monkeypatch, made)
+    built = sealed(small_table("derived"), Store(root), profile, made)
     assert len(built.records) == 6
     return built

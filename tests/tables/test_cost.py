@@ -152,14 +152,10 @@ def test_nothing_is_guessed_of_an_unknown_model_or_task() -> None:
     assert cost_in_words([Cost(10, 30, 1e6), None]).endswith("and 1 runs of unknown cost")
 
 
-@pytest.mark.parametrize("name", [n for n in options("model") if n != "served"])
-def test_every_model_has_its_parameters(name: str) -> None:
-    assert _entry("parameters", name)
-
-
-@pytest.mark.parametrize("name", [n for n in options("benchmark") if n != "acceptance"])
-def test_every_benchmark_has_its_items(name: str) -> None:
-    assert _entry("items", name)
+def test_every_model_has_its_parameters_and_every_benchmark_its_items() -> None:
+    lacking = [name for name in options("model") if not _entry("parameters", name)]
+    lacking += [name for name in options("benchmark") if not _entry("items", name)]
+    assert lacking == ["served", "acceptance"]
 
 
 def test_branches_canvas_and_cache_make_the_positions() -> None:
@@ -192,8 +188,8 @@ def test_estimates_are_checked_on_each_run_from_the_others() -> None:
     assert 1 < last <= 2
 
 
-def test_a_table_says_what_its_open_runs_cost(tmp_path: Path, monkeypatch) -> None:
-    built = every_state(tmp_path, FULL, monkeypatch)
+def test_a_table_says_what_its_open_runs_cost(tmp_path: Path) -> None:
+    built = every_state(tmp_path, FULL)
     assert list(map(built.costs.estimate, built.open)) == [None] * 3  # of a made-up model
     assert cost_lines(built) == ["3 runs to make, unknown"]  # made-up hardware is nowhere
 

@@ -43,9 +43,9 @@ SCORE = TableMetric("score", "Score", "score")
 TPF = TableMetric("tpf", "TPF", "tpf/committed")
 
 
-@pytest.fixture
-def built(tmp_path, monkeypatch) -> BuiltTable:
-    return derived(tmp_path, FULL, monkeypatch)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltTable:
+    return derived(tmp_path_factory.mktemp("runs"), FULL)
 
 
 def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> Row:
@@ -120,8 +120,8 @@ def test_what_is_derived_from_an_average_is_derived_from_averages(built) -> None
     assert found.value == pytest.approx(own / base)
 
 
-def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path, monkeypatch) -> None:
-    built = derived(tmp_path, TINY, monkeypatch)
+def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path) -> None:
+    built = derived(tmp_path, TINY)
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
     assert equal.verdict == CellVerdict.EQUAL
     assert (differs.verdict, differs.reason) == (
@@ -219,11 +219,11 @@ def test_formulas_nest() -> None:
     assert measure(gain)[0] == pytest.approx(100 * (fmean(values[:2]) / fmean(values[2:]) - 1))
 
 
-def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path, monkeypatch) -> None:
+def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path) -> None:
     one_task = {**TINY.replace, "benchmark": {"quiz": "miniquiz", "code": "miniquiz"}}
     parts = []
     for profile in (TINY, replace(TINY, replace=one_task)):
-        cells = planned_small(Store(tmp_path), profile, monkeypatch, small_table("derived"))
+        cells = planned_small(Store(tmp_path), profile, small_table("derived"))
         keys = {"model": "alpha", "decoder": "quick", "benchmark": "average"}
         [score] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "score"]
         [speedup] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "speedup"]
@@ -239,24 +239,24 @@ def of_s1(built: BuiltTable, metric: str) -> Row:
     return built.cells.loc["alpha_7b", "S1", "quiz", metric]
 
 
-def sealed(tmp_path, monkeypatch, **record) -> BuiltTable:
+def sealed(tmp_path, **record) -> BuiltTable:
     """Return the small table with one sealed run, S1 on quiz."""
     store = Store(tmp_path)
-    spec = spec_at(planned_small(store, FULL, monkeypatch), "S1", "quiz")
+    spec = spec_at(planned_small(store, FULL), "S1", "quiz")
     seal(store, record_of(spec, **record))
-    return build(small_table(), FULL, planned_small(store, FULL, monkeypatch))
+    return build(small_table(), FULL, planned_small(store, FULL))
 
 
-def test_a_score_is_a_percentage_with_its_wilson_interval(tmp_path, monkeypatch) -> None:
-    found = of_s1(sealed(tmp_path, monkeypatch), "score")
+def test_a_score_is_a_percentage_with_its_wilson_interval(tmp_path) -> None:
+    found = of_s1(sealed(tmp_path), "score")
     low, high = wilson(11, 20)
     assert found.value == pytest.approx(55.0)
     assert (found.low, found.high) == pytest.approx((100 * low, 100 * high))
     assert (found.unit, found.n) == ("%", 20)
 
 
-def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, monkeypatch) -> None:
-    built = sealed(tmp_path, monkeypatch)
+def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path) -> None:
+    built = sealed(tmp_path)
     average, largest = (of_s1(built, m) for m in ("tps_avg", "tps_max"))
     facts = average.planned.run.record.samples
     each = list(64 / (facts.seconds - facts.first_step_s))
@@ -276,24 +276,22 @@ def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, mon
         (1, CellVerdict.OUTSIDE),
     ],
 )
-def test_a_score_is_judged_by_its_interval(tmp_path, monkeypatch, right, verdict) -> None:
-    built = sealed(tmp_path, monkeypatch, right=right)
+def test_a_score_is_judged_by_its_interval(tmp_path, right, verdict) -> None:
+    built = sealed(tmp_path, right=right)
     found = of_s1(built, "score")
     assert found.verdict == verdict
     assert found.delta == pytest.approx(5 * right - 55)
 
 
 @pytest.mark.exhaustive
-def test_a_score_outside_of_a_narrow_interval_may_be_inside_the_tolerance(
-    tmp_path, monkeypatch
-) -> None:
-    found = of_s1(sealed(tmp_path, monkeypatch, right=5680, n=10000), "score")
+def test_a_score_outside_of_a_narrow_interval_may_be_inside_the_tolerance(tmp_path) -> None:
+    found = of_s1(sealed(tmp_path, right=5680, n=10000), "score")
     assert found.low > 55.0
     assert found.verdict == CellVerdict.INSIDE_TOLERANCE
 
 
-def test_a_speed_is_compared_on_the_reported_hardware_only(tmp_path, monkeypatch) -> None:
-    built = sealed(tmp_path, monkeypatch)
+def test_a_speed_is_compared_on_the_reported_hardware_only(tmp_path) -> None:
+    built = sealed(tmp_path)
     found = of_s1(built, "tps_max")
     assert found.verdict == CellVerdict.OUTSIDE
     assert not isnan(found.delta)
@@ -308,9 +306,9 @@ def test_a_speed_is_compared_on_the_reported_hardware_only(tmp_path, monkeypatch
     assert score_cell.verdict == CellVerdict.INSIDE_CI
 
 
-def test_a_run_that_went_on_elsewhere_names_every_machine(tmp_path, monkeypatch) -> None:
+def test_a_run_that_went_on_elsewhere_names_every_machine(tmp_path) -> None:
     """But not one that finished nothing."""
-    built = sealed(tmp_path, monkeypatch)
+    built = sealed(tmp_path)
     record = of_s1(built, "tps_max").planned.run.record
     [first] = record.sessions
     names = ("Test CPU", "Idle CPU", "Another CPU")
@@ -330,7 +328,7 @@ def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monke
     for load, marked in ((2.5, False), (2.7, True)):
         monkeypatch.setitem(ENVIRONMENT, "load", load)
         monkeypatch.setitem(ENVIRONMENT, "cores", 2)
-        built = sealed(tmp_path / str(load), monkeypatch)
+        built = sealed(tmp_path / str(load))
         tps, score = (of_s1(built, name) for name in ("tps_max", "score"))
         assert measured_text(tps).endswith("†") is marked
         assert not measured_text(score).endswith("†")
@@ -401,13 +399,6 @@ def test_what_differs_between_passes_widens_times_and_no_counts() -> None:
     assert calm == pytest.approx(once), "five equal passes say as much of items as one"
     assert busy[0] > 1.5 * calm[0]
     assert busy[1] == calm[1]
-
-
-def test_samples_of_an_item_are_drawn_as_one() -> None:
-    """A count of equal passes varies as that of one of them."""
-    steps = np.tile(np.arange(1, ITEMS + 1), (PASSES, 1))
-    once, often = (measured(np.ones(one.shape), one) for one in (steps[:1], steps))
-    assert measure_run("tpf/emitted", often) == measure_run("tpf/emitted", once)
 
 
 def test_repetitions_of_an_equal_text_prove_no_more_than_one() -> None:

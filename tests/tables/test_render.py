@@ -11,7 +11,10 @@ import io
 import json
 import os
 import re
+from functools import cache
 from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -30,10 +33,18 @@ BUILT = {
 VOID = {"meta", "br"}
 
 
-def without_hashes(text: str, built: BuiltTable) -> str:
+@cache
+def built(name: str) -> BuiltTable:
+    """Return a table of made-up runs, which callers leave as it is."""
+    make, profile = BUILT[name]
+    with TemporaryDirectory() as folder:
+        return make(Path(folder), profile)
+
+
+def without_hashes(text: str, table: BuiltTable) -> str:
     """Return the text with run hashes numbered: what is in a run's identity is not the table's
     matter."""
-    for i, run in enumerate(run for run in built.runs if run.spec):
+    for i, run in enumerate(run for run in table.runs if run.spec):
         full = run.spec.identity_hash
         text = text.replace(full, f"hash-{i}").replace(full[:SHOWN_HASH], f"short-{i}")
     return text
@@ -41,48 +52,30 @@ def without_hashes(text: str, built: BuiltTable) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", BUILT)
-def test_the_bytes_are_the_stored_ones(tmp_path, monkeypatch, name, form) -> None:
-    make, profile = BUILT[name]
-    built = make(tmp_path, profile, monkeypatch)
-    text = without_hashes(render(built)[form], built)
+def test_the_bytes_are_the_stored_ones(name: str, form: str) -> None:
+    text = without_hashes(render(built(name))[form], built(name))
     path = GOLDEN / f"{name}.{form}"
     if os.environ.get("DLLM_BENCH_REGOLD"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
 
 
-def test_equal_records_give_equal_bytes(tmp_path, monkeypatch) -> None:
-    one = write(every_state(tmp_path / "a" / "runs", TINY, monkeypatch), tmp_path / "a" / "tables")
-    two = write(every_state(tmp_path / "b" / "runs", TINY, monkeypatch), tmp_path / "b" / "tables")
-    assert [path.name for path in one] == [f"table1.{form}" for form in FORMS]
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
-def test_profiles_do_not_overwrite_each_other(tmp_path, monkeypatch) -> None:
-    tiny = write(every_state(tmp_path / "a", TINY, monkeypatch), tmp_path)
-    full = write(every_state(tmp_path / "b", FULL, monkeypatch), tmp_path)
+def test_profiles_do_not_overwrite_each_other(tmp_path) -> None:
+    tiny, full = (write(built(name), tmp_path) for name in ("embedded", "paper"))
+    assert [path.name for path in tiny] == [f"table1.{form}" for form in FORMS]
     assert not set(tiny) & set(full)
 
 
-def test_links_lead_to_the_record(tmp_path, monkeypatch) -> None:
-    results = tmp_path / "results"
-    built = every_state(results / "runs", TINY, monkeypatch)
-    page = next(p for p in write(built, results / "tables") if p.suffix == ".html")
+def test_links_lead_to_the_record(tmp_path) -> None:
+    table = every_state(tmp_path / "runs", TINY)
+    page = next(p for p in write(table, tmp_path / "tables") if p.suffix == ".html")
     links = set(re.findall(r'href="([^"]+)"', page.read_text(encoding="utf-8")))
     assert len(links) == 3
     assert all((page.parent / link).is_file() for link in links)
 
 
-@pytest.fixture
-def built(tmp_path, monkeypatch):
-    return every_state(tmp_path, TINY, monkeypatch)
-
-
-@pytest.mark.parametrize("profile", [TINY, FULL], ids=lambda profile: profile.name)
-def test_a_table_that_reports_nothing_compares_nothing(tmp_path, monkeypatch, profile) -> None:
-    built = nothing_reported(tmp_path, profile, monkeypatch)
-    forms, shown = render(built), list(table_lines(built))
+def test_a_table_that_reports_nothing_compares_nothing() -> None:
+    forms, shown = render(built("own")), list(table_lines(built("own")))
     for text in (forms["md"], forms["html"], forms["tex"], "\n".join(shown)):
         assert not re.search(r"reported|verdict|marks: ", text, re.IGNORECASE)
     assert all("this project" in forms[form] for form in ("md", "html", "tex", "json"))
@@ -93,11 +86,8 @@ def test_a_table_that_reports_nothing_compares_nothing(tmp_path, monkeypatch, pr
     ]
 
 
-def test_forms_for_programs_have_the_same_columns_with_nothing_reported(
-    tmp_path, monkeypatch, built
-) -> None:
-    own = render(nothing_reported(tmp_path / "own", TINY, monkeypatch))
-    with_reported = render(built)
+def test_forms_for_programs_have_the_same_columns_with_nothing_reported() -> None:
+    own, with_reported = render(built("own")), render(built("embedded"))
     cells = [json.loads(form["json"])["cells"] for form in (own, with_reported)]
     assert set(cells[0][0]) == set(cells[1][0])
     assert {cell["reported"] for cell in cells[0]} == {None}
@@ -131,8 +121,8 @@ class Checker(HTMLParser):
             self.cells = 0
 
 
-def test_html_is_well_formed_and_self_contained(built) -> None:
-    text = render(built)["html"]
+def test_html_is_well_formed_and_self_contained() -> None:
+    text = render(built("embedded"))["html"]
     checker = Checker()
     checker.feed(text)
     assert checker.open == []
@@ -190,11 +180,8 @@ def check_latex(text: str) -> int:
 
 
 @pytest.mark.parametrize(("name", "tabulars"), [("embedded", 2), ("own", 1), ("derived", 6)])
-def test_latex_is_ascii_balanced_escaped_and_rectangular(
-    tmp_path, monkeypatch, name, tabulars
-) -> None:
-    make, profile = BUILT[name]
-    assert check_latex(render(make(tmp_path, profile, monkeypatch))["tex"]) == tabulars
+def test_latex_is_ascii_balanced_escaped_and_rectangular(name: str, tabulars: int) -> None:
+    assert check_latex(render(built(name))["tex"]) == tabulars
 
 
 def test_latex_escapes_what_latex_reads_as_commands() -> None:
@@ -210,17 +197,14 @@ def test_every_character_of_a_real_table_has_a_latex_form() -> None:
     assert all("?" not in latex(text) for text in texts if "?" not in text)
 
 
-def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(
-    tmp_path, monkeypatch
-) -> None:
-    tables = [make(tmp_path / name, profile, monkeypatch)
-              for name, (make, profile) in BUILT.items()]  # fmt: skip
+def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(tmp_path) -> None:
+    tables = list(map(built, BUILT))
     lines = list(overview_lines(tables, tmp_path))
     head, *rows = (re.split(r"  +", line) for line in lines[: len(tables) + 1])
     assert head[:2] == ["table", "cells"]
-    for built, row in zip(tables, rows, strict=True):
-        assert row[0] == built.table.name
-        assert int(row[1]) == len(built.cells) == sum(map(int, row[2:]))
+    for table, row in zip(tables, rows, strict=True):
+        assert row[0] == table.table.name
+        assert int(row[1]) == len(table.cells) == sum(map(int, row[2:]))
     text = "\n".join(lines)
     assert "small/derived: 28 cells reported only: A served engine, not run here." in text
     assert "small/table1: 6 cells unavailable: needs NPU × 8. This machine" in text

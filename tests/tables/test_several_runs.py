@@ -10,6 +10,7 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def record(spec: Any, right: int, faster: int) -> RunRecord:
     return replace(found, columns={**found.columns, "forwards": [64 // faster] * N})
 
 
-def built(root: Any, monkeypatch: pytest.MonkeyPatch, without: str = "") -> BuiltTable:
+def built(root: Path, without: str = "") -> BuiltTable:
     """Return the table with every run sealed but those of a decoder."""
 
     def made(run: PlannedRun) -> RunRecord | None:
@@ -71,7 +72,13 @@ def built(root: Any, monkeypatch: pytest.MonkeyPatch, without: str = "") -> Buil
         name = decoder if decoder in RUNS else f"{decoder}-{k}"
         return None if decoder == without else record(run.spec, *RUNS[name])
 
-    return sealed(table(), Store(root), FULL, monkeypatch, made)
+    return sealed(table(), Store(root), FULL, made)
+
+
+@pytest.fixture(scope="module")
+def areas(tmp_path_factory: pytest.TempPathFactory) -> BuiltTable:
+    """Return the table with every run sealed."""
+    return built(tmp_path_factory.mktemp("runs"))
 
 
 def cell(built: BuiltTable, benchmark: str, decoder: str, metric: str) -> Row:
@@ -87,20 +94,19 @@ def test_a_sweep_from_a_value_is_a_curve_and_its_points_are_hidden() -> None:
             and c.metric.name == "aup"} == {1 + 7, 4 + 7, 3 + 7}  # fmt: skip
 
 
-def test_an_area_is_the_published_formula_over_the_runs(tmp_path, monkeypatch) -> None:
-    found = built(tmp_path, monkeypatch)
-    steady = cell(found, "quiz", "steady", "aup")
+def test_an_area_is_the_published_formula_over_the_runs(areas) -> None:
+    steady = cell(areas, "quiz", "steady", "aup")
     points = [(1.0, 90.0), (2.0, 90.0), (4.0, 75.0), (8.0, 87.5)]
     assert steady.value == pytest.approx(aup(points, y_max=100.0))
     assert steady.value != pytest.approx(aup(points, y_max=90.0))
     assert steady.unit == "% × tokens/forward"
-    assert cell(found, "quiz", "alone", "aup").value == pytest.approx(90.0)
+    assert cell(areas, "quiz", "alone", "aup").value == pytest.approx(90.0)
     assert steady.low < steady.value < steady.high
     assert len(steady.runs) == len(RUNS)
 
 
-def test_what_it_was_taken_of_is_stored(tmp_path, monkeypatch) -> None:
-    plain = json.loads(as_json(built(tmp_path, monkeypatch)))
+def test_what_it_was_taken_of_is_stored(areas) -> None:
+    plain = json.loads(as_json(areas))
     [found] = [c["curve"] for c in plain["cells"]
                if (c["keys"]["benchmark"], c["keys"]["decoder"], c["metric"])
                == ("quiz", "steady", "aup")]  # fmt: skip
@@ -110,32 +116,29 @@ def test_what_it_was_taken_of_is_stored(tmp_path, monkeypatch) -> None:
     assert set(found["rows"]) == set(RUNS)
 
 
-def test_a_curve_that_ends_in_a_loss_has_no_area_and_says_so(tmp_path, monkeypatch) -> None:
-    found = built(tmp_path, monkeypatch)
+def test_a_curve_that_ends_in_a_loss_has_no_area_and_says_so(areas) -> None:
     for benchmark in ("quiz", "average"):
-        losing = cell(found, benchmark, "losing", "aup")
+        losing = cell(areas, benchmark, "losing", "aup")
         assert isnan(losing.value) and losing.status == "undefined"
         assert "scores 50.0 at 4.00 and the slowest 90.0 at 1.00" in losing.reason
-    text = render(found)["md"]
+    text = render(areas)["md"]
     assert "Losing" not in text
     assert "quiz, losing, AUP" in text.partition("**Undefined**")[2]
-    cut = cell(found, "quiz", "losing", "cut")
+    cut = cell(areas, "quiz", "losing", "cut")
     assert cut.value == pytest.approx(aup([(1.0, 90.0), (2.0, 90.0)], y_max=100.0))
 
 
-def test_averages_and_gains_are_of_areas(tmp_path, monkeypatch) -> None:
-    found = built(tmp_path, monkeypatch)
-    parts = [cell(found, name, "steady", "cut").value for name in ("quiz", "code")]
-    assert cell(found, "average", "steady", "cut").value == pytest.approx(sum(parts) / 2)
-    assert cell(found, "average", "steady", "cut").curve is None
-    assert cell(found, "quiz", "steady", "gain").value == pytest.approx(parts[0] / 90)
-    assert cell(found, "quiz", "alone", "gain").value == pytest.approx(1.0)
+def test_averages_and_gains_are_of_areas(areas) -> None:
+    parts = [cell(areas, name, "steady", "cut").value for name in ("quiz", "code")]
+    average = cell(areas, "average", "steady", "cut")
+    assert average.value == pytest.approx(sum(parts) / 2) and average.curve is None
+    assert cell(areas, "quiz", "steady", "gain").value == pytest.approx(parts[0] / 90)
+    assert cell(areas, "quiz", "alone", "gain").value == pytest.approx(1.0)
 
 
-def test_every_run_of_the_table_has_to_be_there(tmp_path, monkeypatch) -> None:
+def test_every_run_of_the_table_has_to_be_there(tmp_path) -> None:
     """The best score is not known before, of whichever row it is."""
-    found = built(tmp_path, monkeypatch, without="losing")
-    assert set(found.cells.status) == {"missing"}
+    assert set(built(tmp_path, without="losing").cells.status) == {"missing"}
 
 
 def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
@@ -206,9 +209,9 @@ def made(spec: RunSpec) -> RunRecord:
     return replace(once, columns=columns)
 
 
-def built_own(store: Store, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
+def built_own(store: Store, profile: Profile) -> BuiltTable:
     """Return the table with all of its runs."""
-    return sealed(own_table(), store, profile, monkeypatch, lambda run: made(run.spec))
+    return sealed(own_table(), store, profile, lambda run: made(run.spec))
 
 
 def cell_of(found: BuiltTable, metric: str, decoder: str = "quick") -> Row:
@@ -217,9 +220,9 @@ def cell_of(found: BuiltTable, metric: str, decoder: str = "quick") -> Row:
 
 
 @pytest.mark.parametrize(("profile", "scores"), [(EMBEDDED, "20"), (FULL, None)])
-def test_speeds_have_runs_of_their_own(profile, scores, tmp_path, monkeypatch) -> None:
+def test_speeds_have_runs_of_their_own(profile, scores, tmp_path) -> None:
     """The last override of a key wins, after the profile's default and the paper's settings."""
-    planned = planned_small(Store(tmp_path), profile, monkeypatch, own_table())
+    planned = planned_small(Store(tmp_path), profile, own_table())
     runs = {metric: [p.run for p in planned if p.cell.metric.name == metric]
             for metric in ("score", "tpf", "tps", "faster")}  # fmt: skip
     assert runs["score"] == runs["tpf"]
@@ -229,35 +232,26 @@ def test_speeds_have_runs_of_their_own(profile, scores, tmp_path, monkeypatch) -
     assert len(distinct_runs(planned)) == 4, "a ratio takes the runs of its two sides"
     lines = list(command.command_lines([PlannedTable(own_table(), profile, planned)]))
     assert sum("limit=12" in line and "benchmark.repeats=5" in line for line in lines) == 2
-    quick = planned_small(Store(tmp_path), replace(profile, limit=3), monkeypatch, own_table())
+    quick = planned_small(Store(tmp_path), replace(profile, limit=3), own_table())
     assert {run.chosen["limit"] for run in distinct_runs(quick)} == {"3"}
 
 
-def test_each_number_comes_from_its_run(tmp_path, monkeypatch) -> None:
-    found = built_own(Store(tmp_path), EMBEDDED, monkeypatch)
+def test_each_number_comes_from_its_run_and_the_notes_say_what_a_bracket_is(
+    areas: BuiltTable, tmp_path: Path
+) -> None:
+    found = built_own(Store(tmp_path), EMBEDDED)
     assert [cell_of(found, name).n for name in ("score", "tpf", "tps")] == [20, 20, 60]
     assert cell_of(found, "score").value == 25.0
-    tps = cell_of(found, "tps")
-    assert tps.low < 0.9 * tps.value
-    faster = cell_of(found, "faster")
-    assert faster.low < 1 < faster.high
-
-
-def test_a_row_names_both_runs_and_the_notes_say_what_a_bracket_is(tmp_path, monkeypatch) -> None:
-    found = built_own(Store(tmp_path), EMBEDDED, monkeypatch)
+    tps, faster = cell_of(found, "tps"), cell_of(found, "faster")
+    assert tps.low < 0.9 * tps.value and faster.low < 1 < faster.high
     [block] = blocks(found)
     assert [len(hashes(row).split()) for row in block["rows"]] == [2, 2]
     assert block["here"] == ("tiny-alpha", "miniquiz")
-    notes = dict(footer(found))["Definitions"]
-    assert any("5 passes over the items" in line for line in notes)
+    assert "5 passes over the items" in str(footer(found))
+    assert "passes" not in str(footer(areas))
     cells = json.loads(as_json(found))["cells"]
     by_metric = {c["metric"]: c["runs"] for c in cells if c["keys"]["decoder"] == "quick"}
     assert by_metric["score"] == by_metric["tpf"] != by_metric["tps"]
-
-
-def test_a_table_without_such_runs_says_nothing_of_passes(tmp_path, monkeypatch) -> None:
-    found = built(tmp_path, monkeypatch)
-    assert not any("passes" in line for _, lines in footer(found) for line in lines)
 
 
 def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatch) -> None:
@@ -265,7 +259,7 @@ def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatc
     monkeypatch.setitem(ENVIRONMENT, "cores", 2)
     monkeypatch.setitem(ENVIRONMENT, "load", 2.7)
     store = Store(tmp_path)
-    planned = list(built_own(store, EMBEDDED, monkeypatch).cells.planned)
+    planned = list(built_own(store, EMBEDDED).cells.planned)
     speeds = [run for run in distinct_runs(planned) if run.spec and run.spec.repeats > 1]
     folders = {tmp_path / run.folder: run in speeds for run in distinct_runs(planned)}
     monkeypatch.setattr(command, "machine", lambda device: {"load": 2.61, "cores": 2})
@@ -275,7 +269,7 @@ def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatc
     monkeypatch.setattr(command, "machine", lambda device: {"load": 2.0, "cores": 2})
     assert command.remove_disturbed(planned, store) == 2
     assert {folder: not folder.exists() for folder in folders} == folders
-    again = planned_small(store, EMBEDDED, monkeypatch, own_table())
+    again = planned_small(store, EMBEDDED, own_table())
     assert sum(run.open for run in distinct_runs(again)) == 2
     assert command.remove_disturbed(again, store) == 0
 

@@ -76,20 +76,6 @@ def test_settings_become_overrides() -> None:
     assert not cells["d2f-dream-7b-base", "S6", "mbpp"].needs
 
 
-def test_errata_stand_at_their_cells_only() -> None:
-    marked = {
-        note: {(*cell.keys.values(), cell.metric.name) for cell in load_table(TABLE4).cells()
-               if note in cell.notes}
-        for note in ("L13", "L14", "L15", "L18")
-    }  # fmt: skip
-    assert marked["L14"] == {("d2f-dream-7b-base", "S13", "mbpp", "tps_max")}
-    assert {key[3] for key in marked["L13"]} == {"tps_max", "tps_top10"}
-    assert {key[:2] for key in marked["L13"]} == {("d2f-dream-7b-instruct", "S13")}
-    assert {key[3] for key in marked["L15"]} == {"score"}
-    assert len(marked["L15"]) == 2 + 4
-    assert {key[1] for key in marked["L18"]} == {f"S{i}" for i in range(13, 19)}
-
-
 @pytest.mark.parametrize("name", names_of("table"))
 def test_the_embedded_profile_runs_small_models_and_tasks_alone(name: str) -> None:
     profile = load_profile("embedded")
@@ -135,7 +121,7 @@ DEFAULT = {"replace": {}, "set": ("seed=1",), "default": ("limit=60",)}
     ("profile", "asked", "found"),
     [
         ({}, "limit=5 model=alpha", "limit=20 model=tiny-alpha hardware=cpu"),
-        (STANDS_FOR, "model=served", "no counterpart of model=served"),
+        (STANDS_FOR, "model=served", ".* no counterpart of model=served.*"),
         (
             STANDS_FOR,
             "model=served model.engine=fast seed=1",
@@ -146,7 +132,7 @@ DEFAULT = {"replace": {}, "set": ("seed=1",), "default": ("limit=60",)}
             "model=other benchmark=quiz model=alpha",
             "model=tiny-alpha decoder=ar limit=20 hardware=cpu",
         ),
-        (UNSEEN, "model=alpha benchmark=quiz", "tiny-alpha was not trained on miniquiz"),
+        (UNSEEN, "model=alpha benchmark=quiz", ".*tiny-alpha was not trained on miniquiz.*"),
         (
             UNSEEN,
             "model=alpha benchmark=code",
@@ -159,12 +145,15 @@ DEFAULT = {"replace": {}, "set": ("seed=1",), "default": ("limit=60",)}
     ],
 )
 def test_a_profile_translates_a_query(profile: dict[str, Any], asked: str, found: str) -> None:
-    made = replace(TINY, **profile)
-    if "=" in found.split()[0]:
-        assert made.translate(tuple(asked.split())) == tuple(found.split())
-    else:
-        with pytest.raises(DllmBenchError, match=found):
-            made.translate(tuple(asked.split()))
+    assert re.fullmatch(found, translated(replace(TINY, **profile), asked))
+
+
+def translated(profile: Profile, asked: str) -> str:
+    """Return the query of a profile, or why there is none."""
+    try:
+        return " ".join(profile.translate(tuple(asked.split())))
+    except DllmBenchError as error:
+        return str(error)
 
 
 def cell_of(run: Query) -> Cell:
@@ -221,12 +210,8 @@ def test_numbers_of_times_come_from_runs_of_several_passes() -> None:
     ],
 )
 def test_the_embedded_profile_translates_a_query(asked: str, found: str) -> None:
-    profile = load_profile("embedded")
-    if "=" in found.split()[0]:
-        assert set(found.split()) <= set(profile.translate(tuple(asked.split())))
-    else:
-        with pytest.raises(DllmBenchError, match=found):
-            profile.translate(tuple(asked.split()))
+    made = translated(load_profile("embedded"), asked)
+    assert found in made or set(found.split()) <= set(made.split())
 
 
 def test_the_flags_of_a_profile_choose_it_again() -> None:
@@ -238,13 +223,6 @@ def test_the_flags_of_a_profile_choose_it_again() -> None:
 
 
 PAPERS = sorted(path.stem for path in (conf_dir() / "profile" / "embedded").glob("*.yaml"))
-
-
-def translated(profile: Profile, table: str, cell: Cell) -> Query | str:
-    try:
-        return profile.translate(profile.run_of(table, cell))
-    except DllmBenchError as error:
-        return str(error)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -262,7 +240,9 @@ def test_a_paper_needs_no_other_papers_part_of_the_embedded_profile(
     for name in names_of("table"):
         for cell in load_table(name).cells() if name.startswith(f"{paper}/") else ():
             if not cell.reported_only:
-                assert translated(alone, name, cell) == translated(whole, name, cell)
+                asked = " ".join(whole.run_of(name, cell))
+                assert alone.run_of(name, cell) == whole.run_of(name, cell)
+                assert translated(alone, asked) == translated(whole, asked)
 
 
 def test_what_is_available_itself_stands_for_itself(tmp_path, monkeypatch) -> None:
@@ -304,15 +284,3 @@ def test_reported_values_keep_their_printed_digits() -> None:
     assert found.text == "500.5"
     assert found.value == 500.5
     assert cells["alpha_7b", "S2", "code", "tps_max"] is None
-
-
-def test_the_scores_that_a_note_of_lopa_table3_names_are_those_of_table4() -> None:
-    table = load_table(TABLE4)
-    [note] = [note.text for note in load_table("lopa/table3").notes if note.name == "L11"]
-    for benchmark, words in (("mbpp", "on MBPP"), ("gsm8k", "on GSM8K")):
-        scores = [
-            reported.value or 0
-            for (_, setting, asked, metric), reported in table.reported.items()
-            if (asked, metric) == (benchmark, "score") and setting in ("S12", "S18")
-        ]
-        assert f"{min(scores):.1f} to {max(scores):.1f} {words}" in note

@@ -27,7 +27,7 @@ PACKED = "runs.tar.xz"
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the results of a small table, and a folder of this user's caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    every_state(tmp_path / "results" / "runs", FULL, monkeypatch)
+    every_state(tmp_path / "results" / "runs", FULL)
     return tmp_path / "results"
 
 
