@@ -31,7 +31,7 @@ from tests.resume import fakes
 pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
 
 N, FATAL = 6, 30  # samples; the forward in which the second process is lost
-WAITS_S = 20.0  # for another process
+WAITS_S, LESS_S = 20.0, 10.0  # for another process; for the one that is lost
 DECODER = replace(CASES["lopa"], schedule=Pipeline(4, 0.5, 0.5), select=Threshold(1.0, strict=True))
 PAIR = {"branch_parallel": 2, "timeout_s": WAITS_S}
 
@@ -91,7 +91,7 @@ def spec(**hardware: Any) -> RunSpec:
 def test_a_lost_process_is_named_and_the_run_goes_on(model, sentence, tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(DllmBenchError, match=sentence):
-        local.run(spec(**PAIR), store=store, deps=deps(model))
+        local.run(spec(**PAIR | {"timeout_s": LESS_S}), store=store, deps=deps(model))
     kept = (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()
     assert 0 < len(kept) < N
     replicas = 1 if model is Dies else 2

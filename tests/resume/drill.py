@@ -25,8 +25,9 @@ from dllm_bench.store.store import SAMPLES, Store, read_samples
 WARMUPS = 2
 REFUSED = 3
 """Exit code of a process that ended with a sentence."""
-TOUCHES = ("write", "pwrite", "ftruncate", "fsync")  # of `os`, on open files
+CHANGES = ("write", "pwrite", "ftruncate", "fsync")  # of `os`, on open files
 NAMED = ("open", "os.rename", "os.remove", "os.mkdir")  # audited, on paths
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def fork(action: Callable[[], Any], words: Path | None = None) -> int:
@@ -129,38 +130,38 @@ class Books:
         return content[: content.rfind(b"\n") + 1]
 
 
-def die_at_touch(n: int, root: Path) -> None:
-    """Kill this process at its n-th touch of the disk below `root`; a write is torn in the middle.
+def die_at_change(n: int, root: Path) -> None:
+    """Kill this process at its n-th change of the disk below `root`; a write is torn in the middle.
 
     For forked processes: hooks stay until the process ends.
     """
     left = [n]
 
-    def touch() -> None:
+    def change() -> None:
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         left[0] -= 1
 
     def torn(descriptor: int, data: Any) -> int:
         done = written(descriptor, bytes(data)[: len(data) // 2])
-        touch()
+        change()
         return done + written(descriptor, bytes(data)[done:])
 
-    def touching(function: Callable[..., Any]) -> Callable[..., Any]:
+    def changing(function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any) -> Any:
-            touch()
+            change()
             return function(*args)
 
         return wrapped
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event in NAMED:
+        if event in NAMED and (event != "open" or args[2] & WRITING):
             path = str(args[0])
             if path.startswith(str(root)) or not os.path.isabs(path):  # within an open folder
-                touch()
+                change()
 
     written = os.write
-    patches: dict[str, Any] = {name: touching(getattr(os, name)) for name in TOUCHES}
+    patches: dict[str, Any] = {name: changing(getattr(os, name)) for name in CHANGES}
     patches["write"] = torn
     for name, function in patches.items():
         setattr(os, name, function)

@@ -81,13 +81,23 @@ def alive(pid: int) -> bool:
         return False
 
 
+PARENT = """
+import sys
+from pathlib import Path
+from dllm_bench.launch.local import run_all
+from dllm_bench.store.store import Store
+from tests.resume import fakes
+deps = fakes.deps(decoder=fakes.StuckDecoder(log=Path(sys.argv[2])))
+run_all([fakes.spec(9), fakes.spec(10)], store=Store(Path(sys.argv[1])), jobs=2, deps=deps)
+"""
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks processes up in /proc")
 @pytest.mark.exhaustive
 def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
     log = tmp_path / "calls"
-    root = Path(__file__).parents[2]
-    arguments = [sys.executable, "-m", "tests.resume.parent", str(tmp_path / "runs"), str(log), "9"]
-    parent = subprocess.Popen(arguments, cwd=root, stderr=subprocess.DEVNULL)
+    arguments = [sys.executable, "-c", PARENT, str(tmp_path / "runs"), str(log)]
+    parent = subprocess.Popen(arguments, cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL)
     pids: set[int] = set()
     deadline = time.monotonic() + 60
     while len(pids) < 2 and time.monotonic() < deadline:
