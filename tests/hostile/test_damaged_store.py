@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
 from dllm_bench.store.lock import Lock
@@ -32,6 +31,7 @@ from dllm_bench.store.store import (
     read_samples,
     verify,
 )
+from dllm_bench.tables.plan import look_up
 from tests.resume import fakes
 from tests.tiers import covering
 
@@ -108,6 +108,17 @@ def test_a_flipped_byte_is_named_or_changes_nothing(store: Store, name: str, par
             assert content_of(folder) == before, f"flip {seed} in {name} was not seen"
         list(store.entries())
     assert named > 0.9 * len(chosen)
+
+
+def test_a_record_without_its_checksum_is_named_wherever_it_is_read(store: Store) -> None:
+    path = store.path(SPEC_N) / RECORD
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith(' "sha256"')))
+    with pytest.raises(DllmBenchError, match=r"record\.json was changed after it was sealed"):
+        store.record(SPEC_N)
+    assert "was changed" in look_up((), SPEC_N, store).reason
+    (entry,) = store.entries()
+    assert entry.state is RunState.DAMAGED and "was changed" in entry.error
 
 
 def test_a_lost_end_of_the_only_session_is_named(store: Store) -> None:
@@ -276,42 +287,11 @@ def test_a_run_is_unlocked_unless_its_process_lives(store, command) -> None:
             pass
 
 
-# --- what is printed -----------------------------------------------------------------------------
-
-
-def test_escape_sequences_of_a_record_are_not_sent_to_the_terminal(tmp_path, capsys) -> None:
-    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj"
-    spec = fakes.spec(
-        N, label=evil, model={"name": evil}, benchmark={**SPEC_N.benchmark, "name": evil}
-    )
-    store = Store(tmp_path / "runs")
-    run(spec, store=store, deps=fakes.deps())
-    folder = store.path(spec)
-    for words in (
-        ["status"],
-        ["show", spec.short],
-        ["show", "\x1b[2J"],
-        ["compare", spec.short, spec.short],
-    ):
-        main([*words, "--results", str(tmp_path)])
-    (folder / RECORD).unlink()
-    (folder / "error.txt").write_text(f"failed {evil}")
-    for words in (["status"], ["show", spec.short]):
-        main([*words, "--results", str(tmp_path)])
-    printed = capsys.readouterr()
-    for character in "\x1b\x07\x9b\u202e":
-        assert character not in printed.out + printed.err
-    assert r"\x1b]0;owned\x07" in printed.out
-
-
-@pytest.mark.parametrize("function", ["makedirs", "replace"])
 def test_a_report_on_a_disk_that_cannot_be_written_ends_with_a_sentence(
-    function, store, command, monkeypatch
+    store, command, monkeypatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, function, refuse)
-        said = command("report", code=2)
-    assert "could not be written (Read-only file system)" in said
+    monkeypatch.setattr(os, "replace", refuse)
+    assert "could not be written (Read-only file system)" in command("report", code=2)

@@ -1,18 +1,77 @@
-"""A fuzz of what a judged process may send: no frames pass, and none break the judge."""
+"""What a judged process sends: values arrive as they are, no frames pass or break the judge."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dllm_bench.benchmarks.sandbox.child import check
 from dllm_bench.benchmarks.sandbox.child.answer import LENGTH
-from dllm_bench.benchmarks.sandbox.child.codec import HEAD, encode
+from dllm_bench.benchmarks.sandbox.child.codec import (
+    HEAD,
+    Array,
+    Opaque,
+    UnreadableValueError,
+    decode,
+    encode,
+)
 from dllm_bench.benchmarks.sandbox.child.supervise import FAILURES, AnswerEnded, JudgedProcess
+
+EXACT: list[Any] = [
+    None, True, False, 0, -1, 255, -(10**50), 10**400, 1.5, -0.0, math.inf, 2j, "", "ä\ud800\n",
+    b"\0", bytearray(b"y"), [], [1, [2.0, None]], (1,), {"2"}, frozenset({3}), {"a": [1], 2: ()},
+    range(1, 9, 2), Fraction(1, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", EXACT, ids=repr)
+def test_builtin_values_arrive_as_they_are(value: Any) -> None:
+    found = decode(encode(value))
+    assert type(found) is type(value)
+    assert found == value
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "arrives"),
+    [
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (OrderedDict(x=1), {"x": 1}),
+        (np.float64(0.5), 0.5),
+        (np.int64(3), 3),
+        (Decimal("0.5"), Fraction(1, 2)),
+    ],
+)
+def test_other_values_arrive_as_what_they_hold(value: Any, arrives: Any) -> None:
+    found = decode(encode(value))
+    assert (type(found), found) == (type(arrives), arrives)
+
+
+def test_what_is_no_value_equals_nothing() -> None:
+    assert list(decode(encode(iter("ab")))) == list(decode(encode(deque("ab")))) == ["a", "b"]
+    assert isinstance(decode(encode(object())), Opaque)
+    array = decode(encode(np.eye(2)))
+    assert isinstance(array, Array)
+    assert array.members == [[1, 0], [0, 1]]
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(UnreadableValueError, match="too deeply"):
+        encode(endless)
+    with pytest.raises(UnreadableValueError):
+        decode(b"l\0\0\0\1" * 1000)
+
+
+# --- a fuzz of frames -----------------------------------------------------------------------------
+
 
 SECRET = "what the judged process does not know"
 RULES = ("equal", "same_value", "same_set")

@@ -1,20 +1,26 @@
-"""Hostile data files and settings: one sentence each, before anything is decoded."""
+"""Data files, settings, paths and configuration folders that cannot work: one sentence each, before
+anything is decoded.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from dllm_bench import paths
 from dllm_bench.benchmarks.items import read_jsonl
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import assets_dir
+from dllm_bench.paths import CONFIG_DIR, assets_dir, expanded, read_yaml
 from dllm_bench.runs import runner
 from dllm_bench.store import inputs
-from dllm_bench.store.groups import require_numbers
+from dllm_bench.store.files import results_directory
+from dllm_bench.store.groups import KINDS, RunConfig, declarations, require_numbers, role_of
 from tests.benchmark_helpers import evalplus_benchmark, lm_eval_benchmark
 from tests.tiers import covering
 
@@ -49,15 +55,8 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "rows.jsonl") == [json.loads(GOOD)]
 
 
-FORMS: dict[str, tuple[str, str, str]] = {  # source -> file, content, words
-    "squad_v2": ("squad_v2/dev-v2.0.json", '{"data": [{"title": "a"}]}', "KeyError"),
-    "squad_v2 list": ("squad_v2/dev-v2.0.json", "[]", "TypeError"),
-    "squad_v2 cut": ("squad_v2/dev-v2.0.json", '{"data": [', "JSONDecodeError"),
-    "drop": ("drop/drop_dataset_dev.json", '{"a": {"passage": 5}}', "KeyError"),
-    "drop list": ("drop/drop_dataset_dev.json", "[5]", "AttributeError"),
-    "math": ("math/test.jsonl", '{"problem": "1+1"}', "KeyError: 'solution'"),
-    "livecodebench": ("livecodebench/test6.jsonl", '{"question_id": 1}', "KeyError"),
-}
+CASES = read_yaml(Path(__file__).with_name("inputs.yaml"))
+FORMS, HUGE = CASES["forms"], CASES["huge"]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -81,37 +80,26 @@ def test_a_problem_without_inputs_is_named(tmp_path: Path) -> None:
         evalplus_benchmark("humaneval_plus", data_dir=str(tmp_path)).dataset_hash()
 
 
-HUGE = {
-    "length": (["benchmark.max_new_tokens=1000000000"], "lower benchmark.max_new_tokens"),
-    "batch": (["batch=100000000"], "lower benchmark.max_new_tokens, batch"),
-    "branches": (["decoder=lopa", "decoder.explore.k=1000000000"], "the number of branches"),
-    "a million requests": (["batch=1000000"], "lower benchmark.max_new_tokens, batch"),
-    "a million branches": (["decoder=lopa", "decoder.explore.k=1000000"], "number of branches"),
-    "block": (["decoder.schedule.block=1000000000"], "does not divide the generation length"),
-    "nan": (["decoder=fast_dllm", "decoder.select.tau=nan"], "tau is nan, which is no number"),
-}
-
-
 RUN = "run model=tiny-llada hardware=cpu limit=1"
+SHORT = f"{RUN} benchmark.max_new_tokens=32"
 
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A small run, which imports all that a run takes."""
     results = f"paths.results={tmp_path_factory.mktemp('imported')}"
-    assert main([*RUN.split(), "benchmark.max_new_tokens=32", results]) == 0
+    assert main([*SHORT.split(), results]) == 0
 
 
 @pytest.mark.usefixtures("imported")
-@pytest.mark.parametrize("name", covering(4, HUGE))
-def test_a_setting_beyond_the_memory_is_refused_at_once(name, command, monkeypatch) -> None:
+@pytest.mark.parametrize("overrides", covering(4, HUGE))
+def test_a_setting_beyond_the_memory_is_refused_at_once(overrides, command, monkeypatch) -> None:
     """The bound follows from the memory; here the same 16 GiB on every machine."""
     monkeypatch.setattr(runner, "memory_bytes", lambda device: 16 * 2**30)
-    overrides, words = HUGE[name]
     started = time.process_time()
-    (line,) = command(RUN, *overrides, code=2).splitlines()
+    (line,) = command(RUN, *overrides.split(), code=2).splitlines()
     assert time.process_time() - started < 2
-    assert words in line
+    assert HUGE[overrides] in line
 
 
 @pytest.mark.usefixtures("imported")
@@ -137,3 +125,107 @@ def test_a_nan_is_found_at_every_depth() -> None:
         with pytest.raises(DllmBenchError, match=f"^{name} is nan"):
             require_numbers(plain)
     require_numbers({"tau": float("inf"), "name": "nan"})
+
+
+# --- paths and configuration folders --------------------------------------------------------------
+
+
+LONG = "a" * 300
+TOO_LONG = (
+    f"paths.results={LONG}",
+    f"paths.results={'a/' * 3000}",
+    f"model={LONG}/b",
+    f"model.path={LONG}",
+    f"benchmark=gsm8k paths.data={LONG}",
+)
+
+
+@pytest.mark.parametrize("setting", TOO_LONG, ids=range(len(TOO_LONG)))
+def test_a_path_that_is_too_long_is_one_sentence(setting, tmp_path, command, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = command(SHORT, *setting.split(), code=2, here=False).splitlines()
+    assert "cannot be used (File name too long)" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_bounded_setting_exists() -> None:
+    bounded = 0
+    for group, kind in {"": RunConfig, **KINDS}.items():
+        for name, (_, declared) in declarations(kind).items():
+            key = f"{group}.{name}".lstrip(".")
+            for part in (declared, *get_args(declared)):
+                for one in getattr(part, "__metadata__", ()):
+                    bounded += 1
+                    assert role_of(key)
+                    with pytest.raises(DllmBenchError, match=f"^{key} is"):
+                        kind({name: one.low - 1})
+    assert bounded > 15
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def test_a_tilde_is_the_home_folder_wherever_results_are_named(home, monkeypatch, capsys) -> None:
+    assert results_directory("~/a") == expanded("~/a") == home / "a"
+    monkeypatch.setenv("DLLM_BENCH_RESULTS", "~")
+    assert main(["status"]) == main(["status", "--results", "~/b"]) == 0
+    assert main([*SHORT.split(), "paths.results='~/c'"]) == 0
+    assert main(["run", "-m", *SHORT.split()[1:], "seed=1,2", "paths.results='~/c'"]) == 0
+    assert (home / "c" / "runs").is_dir()
+    assert not (home.parent / "~").exists()
+
+
+BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+FILES = {
+    "a tab": (b"a:\n\tb: 1\n", "cannot start any token"),
+    "aliases": (BOMB.encode(), "more than 20 aliases"),
+    "brackets": (b"[" * 5000, "nested more than"),
+    "blocks": (b"- " * 5000, "nested more than"),
+    "latin-1": (b"a: \xe9\n", "codec can't decode"),
+    "null": (b"a: \0\n", "special characters are not allowed"),
+    "size": (b"# " + b"a" * 2**19, "no regular file of at most"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("group", ["decoder", "model"])
+def test_a_configuration_file_that_cannot_be_read_is_named(
+    name, group, tmp_path, command, monkeypatch
+) -> None:
+    content, words = FILES[name]
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_bytes(content)
+    monkeypatch.setenv(CONFIG_DIR, "")
+    paths.check_yaml_files.cache_clear()
+    started = time.process_time()
+    (line,) = command(f"--config-dir {tmp_path} {SHORT} {group}=mine", code=2).splitlines()
+    assert time.process_time() - started < 10
+    assert f"{group}/mine.yaml" in line and words in line
+
+
+def test_a_pipe_among_the_configuration_files_is_named(tmp_path, command, monkeypatch) -> None:
+    (tmp_path / "decoder").mkdir()
+    os.mkfifo(tmp_path / "decoder" / "mine.yaml")
+    monkeypatch.setenv(CONFIG_DIR, str(tmp_path))
+    (line,) = command(SHORT, code=2).splitlines()
+    assert "mine.yaml" in line
+
+
+def test_a_configuration_folder_that_does_not_exist_is_named(command, monkeypatch) -> None:
+    monkeypatch.setenv(CONFIG_DIR, "/no/such/folder")
+    (line,) = command(SHORT, code=2).splitlines()
+    assert f"{CONFIG_DIR}=/no/such/folder is not a folder" in line
+
+
+def test_a_configuration_folder_may_be_below_the_home_folder(home, monkeypatch) -> None:
+    (home / "mine").mkdir()
+    monkeypatch.setenv(CONFIG_DIR, "~/mine")
+    assert paths.further_conf_dirs()[-1] == (home / "mine").resolve()

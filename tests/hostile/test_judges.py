@@ -1,14 +1,19 @@
 """No program that only pretends is judged right, and none harms more than itself.
 
-Every program of `pretending.py` is judged in all ways: its calls by inputs and a reference
-(EvalPlus, minicode, LiveCodeBench), by statements (HumanEval, MBPP) and by pieces of them in its
-own process (MBPP's item 367), and its output (LiveCodeBench).
+The task is a function `f` with `f(x) == 2 * x + 1`. Every program of `pretending.yaml` tries to be
+judged right without solving it, or to break its judge; one without an `f` gets one that returns
+None. It is judged in all ways: its calls by inputs and a reference (EvalPlus, minicode,
+LiveCodeBench), by statements (HumanEval, MBPP) and by pieces of them in its own process (MBPP's
+item 367), and its output (LiveCodeBench).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -16,9 +21,41 @@ import pytest
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome
 from dllm_bench.benchmarks.tasks import code_scorers, livecodebench
-from tests.hostile.pretending import BREAKING, PROGRAMS, SLOW
+from dllm_bench.paths import read_yaml
 from tests.tiers import covering
 
+WRONG = "\ndef f(x):\n    return None\n"
+GROUPS = read_yaml(Path(__file__).with_name("pretending.yaml"))
+PARTS = GROUPS.pop("parts")
+
+
+def programs(group: str, start: str = "", end: str = "") -> dict[str, str]:
+    """Return the programs of a group by name, with their parts filled in."""
+    every = {name: Template(text).substitute(PARTS) for name, text in GROUPS[group].items()}
+    return {name: f"{start}{text}{end}" for name, text in every.items()}
+
+
+def during_call(source: str) -> str:
+    """Return a program that runs the statements when it is called."""
+    return (
+        "def f(x):\n    exec(SOURCE, globals())\n    import os\n    os._exit(0)\nSOURCE = "
+        + repr(source)
+    )
+
+
+CHANNEL = PARTS["CHANNEL"] + "\n"
+STARTS = {"patches": "", "searches": "", "channel": "", "returns": "", "forged": CHANNEL}
+PROGRAMS: Mapping[str, str] = {
+    f"{group}: {name}": source if "def f(" in source else source + WRONG
+    for group, start in STARTS.items()
+    for name, source in programs(group, start).items()
+}
+SLOW: Mapping[str, str] = programs("slow")
+BREAKING: Mapping[str, str] = {
+    **{name: CHANNEL + during_call(source) for name, source in programs("breakers").items()},
+    **programs("nameless", CHANNEL, WRONG),
+}
+"""Programs that send what a judge might break over, which must be wrong, not without a grade."""
 LIMITS = Limits(cpu_s=2, wall_s=6.0, memory_mb=512)
 REFERENCE = "def half(x):\n    return x / 2\n\ndef f(x):\n    return 2 * x + 1\n"
 CHECK = """

@@ -38,8 +38,8 @@ from tests.hostile.test_planted_targets import sealed
 from tests.site.builders import drafts, fill, lookaheads, make, revisions
 from tests.tiers import covering
 
-TYPES: tuple[Any, ...] = (5, "x", None, [], {}, True, [None], {"a": 5})
-TYPE_TURNS = 8  # spots are divided among the cases; each meets another value in each of them
+TURNS = 40  # pairs of a spot and a value are divided among the cases
+OF_PAGES = 1471  # the same, where each pair takes longer; a few cases are made
 Spot = tuple[str | int, ...]
 NO_HASH = (DllmBenchError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What ends the hashing of a specification that no hash fits."""
@@ -75,51 +75,6 @@ def forged(plain: dict[str, Any], spot: Spot, value: Any) -> str:
     return text.replace(BEFORE, f'\n "sha256": "{digest}",{BEFORE}', 1)
 
 
-def forgeries(text: str, turn: int, of: int = TYPE_TURNS) -> Iterator[tuple[Spot, str]]:
-    """(where, the record's text) for every `of`-th spot from `turn` on."""
-    plain = json.loads(text)
-    plain.pop("sha256")
-    for number, spot in enumerate(spots(plain)):
-        if number % of == turn:
-            yield spot, forged(plain, spot, TYPES[(number // of + turn) % len(TYPES)])
-
-
-@pytest.mark.parametrize("turn", covering(TYPE_TURNS, range(TYPE_TURNS)))
-def test_commands_name_a_forged_record_or_show_it(turn, tmp_path, capsys) -> None:
-    store, record = sealed(tmp_path)
-    folder, results = store.path(record.spec), str(tmp_path)
-    (folder / SPEC).unlink()
-    for spot, text in forgeries(record.to_json(), turn):
-        (folder / RECORD).write_text(text)
-        short = str(json.loads(text)["identity_hash"])[:10]
-        named = ""
-        try:
-            read_record(folder)
-        except DllmBenchError as error:
-            named = str(error)
-        for command in (["status"], ["show", short], ["compare", short, short], ["rescore", short]):
-            code = main([*command, "--results", results])
-            printed = capsys.readouterr()
-            assert code in (0, 2), (spot, command)
-            if named and command == ["status"]:
-                assert folder.name in printed.out and "damaged" in printed.out, spot
-
-
-@pytest.mark.parametrize("turn", covering(3, range(3)))
-def test_pages_and_tables_leave_a_forged_record_out_or_show_it(turn: int, tmp_path: Path) -> None:
-    made = fill(tmp_path)
-    for name, record in made.items():
-        (folder,) = tmp_path.glob(f"runs/*/*/*-{record.spec.short}")
-        whole = (folder / RECORD).read_text()
-        length: Spot = ("spec", "benchmark", "max_new_tokens")  # costs are estimated from it
-        further = [(length, forged(json.loads(whole), length, TYPES[1 + turn % 3]))]
-        for spot, text in [*forgeries(whole, turn, of=64), *further]:
-            (folder / RECORD).write_text(text)
-            lines = make(tmp_path)
-            assert any(line.startswith("written: ") for line in lines), (name, spot)
-        (folder / RECORD).write_text(whole)
-
-
 def nested(levels: int) -> Any:
     value: Any = 1
     for _ in range(levels):
@@ -133,10 +88,12 @@ VALUES: tuple[Any, ...] = (
     -1,
     2**62,
     10**400,
+    5,
     float("nan"),
     float("inf"),
     float("-inf"),
     "",
+    "x",
     "../../x",
     "\ud800",
     "\x1b[2J\0",
@@ -150,16 +107,37 @@ VALUES: tuple[Any, ...] = (
     nested(20),
     nested(500),
 )
-TURNS = 40  # spots are divided among the cases
 NO_TEXTS: Any = type("NoTexts", (), {"prompts": lambda *_: {}, "answers": lambda *_: {}})()
 
 
-def mutations(plain: dict[str, Any], turn: int) -> Iterator[tuple[Any, Any]]:
-    """(spot, value): every spot meets every value in one of the turns."""
+def mutations(plain: dict[str, Any], turn: int, of: int = TURNS) -> Iterator[tuple[Spot, Any]]:
+    """(spot, value): every spot meets every value in one of so many turns."""
     pairs = ((spot, number) for spot in spots(plain) for number in range(len(VALUES)))
     for count, (spot, number) in enumerate(pairs):
-        if count % TURNS == turn:
+        if count % of == turn:
             yield spot, VALUES[number]
+
+
+def forgeries(text: str, turn: int, of: int = TURNS) -> Iterator[tuple[Spot, Any, str]]:
+    """(spot, value, the record's text with that value) for the pairs of a turn."""
+    for spot, value in mutations(json.loads(text), turn, of):
+        yield spot, value, forged(json.loads(text), spot, value)
+
+
+@pytest.mark.parametrize("turn", covering(3, range(3)))
+def test_pages_and_tables_leave_a_forged_record_out_or_show_it(turn: int, tmp_path: Path) -> None:
+    made = fill(tmp_path)
+    for name, record in made.items():
+        (folder,) = tmp_path.glob(f"runs/*/*/*-{record.spec.short}")
+        whole = (folder / RECORD).read_text()
+        length: Spot = ("spec", "benchmark", "max_new_tokens")  # costs are estimated from it
+        wrong = ("x", None, [])[turn]
+        further = [(length, wrong, forged(json.loads(whole), length, wrong))]
+        for spot, _, text in [*forgeries(whole, turn, OF_PAGES), *further]:
+            (folder / RECORD).write_text(text)
+            lines = make(tmp_path)
+            assert any(line.startswith("written: ") for line in lines), (name, spot)
+        (folder / RECORD).write_text(whole)
 
 
 def views(
@@ -199,8 +177,8 @@ def test_a_mutated_record_is_refused_in_a_sentence_or_shown(turn: int, tmp_path:
     for name in ("lookahead", "drafts"):
         folder = store.path(made[name].spec)
         whole = (folder / RECORD).read_text(encoding="utf-8")
-        for spot, value in mutations(json.loads(whole), turn):
-            (folder / RECORD).write_text(forged(json.loads(whole), spot, value), encoding="utf-8")
+        for spot, value, text in forgeries(whole, turn):
+            (folder / RECORD).write_text(text, encoding="utf-8")
             try:
                 record = read_record(folder)
             except DllmBenchError as error:
@@ -295,6 +273,7 @@ def test_every_command_shows_the_good_runs_beside_a_bad_one(bad, tmp_path, capsy
         ("compare", shown, other.short): (2, named),
         ("export", shown, "--to", "lm-eval", "--out", away): (0, "written"),
         ("export", other.short, "--to", "lm-eval", "--out", away): (2, named),
+        ("rescore", other.short): (2, named),
         ("runs", "verify"): (1, named),
     }
     for command, (code, words) in commands.items():

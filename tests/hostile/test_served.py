@@ -275,23 +275,6 @@ def test_a_wait_is_a_number_within_limits(header: str, wait_s: float | None) -> 
     assert retry_after(httpx2.Response(429, headers={"Retry-After": header})) == wait_s
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"timeout_s": float("nan")}, "timeout_s nan"),
-        ({"timeout_s": float("inf")}, "timeout_s inf"),
-        ({"backoff_s": -1.0}, "backoff_s -1"),
-        ({"temperature": float("nan")}, "temperature nan"),
-        ({"concurrency": 10**6}, "concurrency 1000000"),
-        ({"body": {"top_p": float("nan")}}, "model.body"),
-        ({"url": "http://host:99999/v1"}, "no address"),
-    ],
-)
-def test_a_setting_that_no_server_can_be_sent_is_refused(settings, words) -> None:
-    with pytest.raises(DllmBenchError, match=words):
-        ServedModel(**{"name": "tiny", "url": "http://host/v1", **settings})
-
-
 @pytest.mark.parametrize("key", ["ends\n", "two\nlines", "kluč", "\x1b[2J", " "])
 def test_a_key_that_no_header_can_hold_is_refused_unseen(key, monkeypatch) -> None:
     monkeypatch.setenv("TEST_KEY", key)

@@ -11,8 +11,10 @@ import pytest
 from dllm_bench.cli.main import main
 from dllm_bench.core import output
 from dllm_bench.runs.progress import ManyRunsProgress
-from dllm_bench.store.store import SAMPLES, read_samples
+from dllm_bench.runs.runner import run
+from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store, read_samples
 from tests.hostile.test_planted_targets import sealed
+from tests.resume import fakes
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\u2066\r\x08\u2028[red]"
 OBEYED = frozenset(HOSTILE) - frozenset("[2J]0;owned31mred")
@@ -59,6 +61,21 @@ def test_names_in_files_and_folders_are_written_out(tmp_path, command) -> None:
     refused = command("show", HOSTILE, code=2) + command("run", f"model={HOSTILE}", code=2)
     assert "\\x1b" in listed and "\\x1b" in refused
     assert_clean(listed + refused)
+
+
+def test_names_of_a_run_are_written_out(tmp_path, command) -> None:
+    named, store = {"name": HOSTILE}, Store(tmp_path / "runs")
+    benchmark = {**fakes.spec().benchmark, **named}
+    spec = fakes.spec(2, label=HOSTILE, model=named, benchmark=benchmark)
+    run(spec, store=store, deps=fakes.deps())
+    sealed_run = [command(line) for line in ("status", f"show {spec.short}")]
+    sealed_run.append(command("compare", spec.short, spec.short))
+    (store.path(spec) / RECORD).unlink()
+    (store.path(spec) / ERROR).write_text(f"failed {HOSTILE}")
+    failed_run = [command("status"), command("show", spec.short)]
+    for text in (*sealed_run, *failed_run):
+        assert_clean(text)
+        assert r"\x1b]0;owned\x07" in text
 
 
 @pytest.mark.parametrize("tty", [True, False])

@@ -97,6 +97,13 @@ def test_a_warm_up_shares_no_prefix_with_what_is_measured() -> None:
         ({"concurrency": 0}, "concurrency 0"),
         ({"retries": -1}, "retries -1"),
         ({"body": {"max_tokens": 3}}, "model.body.max_tokens"),
+        ({"timeout_s": float("nan")}, "timeout_s nan"),
+        ({"timeout_s": float("inf")}, "timeout_s inf"),
+        ({"backoff_s": -1.0}, "backoff_s -1"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"concurrency": 10**6}, "concurrency 1000000"),
+        ({"body": {"top_p": float("nan")}}, "model.body"),
+        ({"url": "http://host:99999/v1"}, "no address"),
     ],
 )
 def test_settings_that_cannot_hold_are_refused(settings: dict[str, Any], word: str) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -149,8 +147,9 @@ def test_every_page_can_be_reached_from_the_first(site: Path) -> None:
 def test_nothing_leads_out_of_the_site(site: Path) -> None:
     for page in pages(site):
         found = parsed(page)
-        policy = [value for name, value in found.attributes if name == "content"]
-        assert any(text.startswith("default-src 'none'") for text in policy)
+        values = [value for name, value in found.attributes if name == "content"]
+        [policy] = [text for text in values if text.startswith("default-src 'none'")]
+        assert "base-uri 'none'" in policy and "unsafe" not in policy
         assert not [link for link in found.links if re.match(r"[a-z+.-]*:|//", link)], page
         assert not [name for name, _ in found.attributes if name.startswith("on")], page
         assert "style" not in found.elements
@@ -369,32 +368,6 @@ def test_a_stored_prompt_needs_neither_benchmark_nor_tokenizer() -> None:
     assert site_texts.TextSource(compose).prompts(spec, samples) == {"b": "user:\nHow many?"}
 
 
-def test_what_a_page_shows_of_a_run_is_made_without_torch_transformers_and_lm_eval() -> None:
-    code = """
-import sys
-from dataclasses import replace
-from dllm_bench.api.compose import compose
-from dllm_bench.site.texts import TextSource
-from dllm_bench.store import inputs
-from dllm_bench.store.spec import RunSpec
-from tests.site.builders import lookaheads
-config = compose(["model=tiny-llada", "benchmark=minigsm"])
-benchmark = inputs.benchmark_of(config["benchmark"])
-name = benchmark.items[0]["id"]
-data = {"dataset": benchmark.dataset_hash()}
-spec = RunSpec(config["model"], {}, config["benchmark"], {}, inputs=data)
-samples = {name: replace(lookaheads(name), text="#### 7", prompt="Why?")}
-texts = TextSource(compose)
-print(texts.prompts(spec, samples)[name], texts.answers(spec, samples)[name].extracted)
-assert texts.answers(spec, samples)[name].gold.partition("#### ")[2].isdecimal()
-assert texts.decode(spec)(range(40))
-loaded = {"torch", "transformers", "lm_eval"} & set(sys.modules)
-assert not loaded, loaded
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("Why? 7\n", 0), done.stderr
-
-
 def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
     spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
     texts = site_texts.TextSource(compose)
@@ -514,12 +487,6 @@ def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
     store = Store(tmp_path / "runs")
     every = [known.config for known in measured_runs(store).runs]
     assert judged_by == [every] and len(every) == len(list(store.records()))
-    monkeypatch.setattr("dllm_bench.store.index.read_entry", never)
-    assert len(measured_runs(store).runs) == len(every), "of the records that are listed"
-
-
-def never(folder: Path) -> RunRecord:
-    raise AssertionError(f"read again: {folder}")
 
 
 def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
@@ -662,9 +629,7 @@ def test_a_run_that_knows_the_text_is_off_the_front_whatever_its_name(tmp_path: 
     assert front_of([known[0], (replace(quick, spec=called_so), 4.0, known[1][2])]) == [1]
 
 
-def test_findings_have_code_and_verdicts_in_colour_and_wide_tables_stay_in_the_window(
-    tmp_path: Path,
-) -> None:
+def test_findings_have_code_and_verdicts_in_colour(tmp_path: Path) -> None:
     assert prose("`a<b` & <i>") == "<code>a&lt;b</code> &amp; &lt;i&gt;"
     own_runs(tmp_path)
     builders.make(tmp_path)
@@ -674,8 +639,6 @@ def test_findings_have_code_and_verdicts_in_colour_and_wide_tables_stay_in_the_w
     assert page.index('id="practice"') < page.index('class="chip ') < page.index('id="history"')
     style = (tmp_path / "site" / "static" / "site.css").read_text(encoding="utf-8")
     assert all(f".chip.{slug(str(verdict))} {{" in style for verdict in ClaimVerdict)
-    assert "article.table .scroll { max-height: 94vh; overflow: auto; }" in style
-    assert "td.head:first-child, th.head:first-child { position: sticky; left: 0;" in style
 
 
 def test_runs_are_added_to_an_archive_that_keeps_what_it_has(tmp_path: Path) -> None:
