@@ -23,7 +23,6 @@ from dllm_bench.store.record import RunRecord
 from tests.api.models import loaded, logits, transformers_object
 
 SETTINGS: dict[str, Any] = {"limit": 1, "benchmark.max_new_tokens": 32}
-MASK = {"mask_token": "<|mask|>"}
 
 
 class OwnModule(torch.nn.Module):
@@ -39,7 +38,8 @@ class OwnModule(torch.nn.Module):
 
 def wrapped(model: Any, **settings: Any) -> LoadedModel:
     """Return a model wrapped with tiny-llada's tokenizer."""
-    return db.wrap(model, loaded("tiny-llada").text.tokenizer, **MASK, **settings)
+    tokenizer = loaded("tiny-llada").text.tokenizer
+    return db.wrap(model, tokenizer, mask_token="<|mask|>", **settings)
 
 
 def run_of(model: str | LoadedModel, results: Path, **settings: Any) -> RunRecord:
@@ -188,7 +188,6 @@ def test_an_object_called_like_a_model_does_not_read_that_model(tmp_path: Path) 
 
 
 PROMPTS = ["Question: Tom has 3 apples and buys 4 more. How many apples?\nAnswer:", "2 + 2 ="]
-MASK = {"mask_token": "<|mask|>"}
 
 
 def flags(module: Any) -> list[Any]:
@@ -202,7 +201,7 @@ def test_a_transformers_object_decodes_like_our_own_and_stays_as_it_was(decoder:
     module, own = transformers_object("tiny-llada"), loaded("tiny-llada")
     before, ids = flags(module), torch.tensor([own.encode(PROMPTS[0])])
     causal = module(input_ids=ids).logits
-    model = db.wrap(module, own.text.tokenizer, **MASK)
+    model = wrapped(module)
     for batch in (1, 2):
         theirs = db.generate(model, PROMPTS, decoder, 32, batch=batch)
         ours = db.generate(own, PROMPTS, decoder, 32, batch=batch)
@@ -214,7 +213,7 @@ def test_a_transformers_object_decodes_like_our_own_and_stays_as_it_was(decoder:
 
 @pytest.mark.parametrize("decoder", ["fast_dllm", "lopa_dream", "vanilla"])
 def test_a_function_decodes_like_the_model_behind_it(decoder: str) -> None:
-    model = db.wrap(logits, loaded("tiny-llada").text.tokenizer, **MASK)
+    model = wrapped(logits)
     theirs = db.generate(model, PROMPTS, decoder, 32)
     ours = db.generate(loaded("tiny-llada"), PROMPTS, decoder, 32)
     assert [one.sample.ids for one in theirs] == [one.sample.ids for one in ours]

@@ -27,8 +27,6 @@ from dllm_bench.cli.main import COMMANDS, main
 from dllm_bench.core.errors import SHOWN, DllmBenchError, unknown_name
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.paths import assets_dir, options, read_yaml
-from dllm_bench.training import DRAFTER_BENCHMARKS, FILTER_BENCHMARKS
-from dllm_bench.training.prompts import TASKS
 from tests.tiers import covering
 
 Capture = pytest.CaptureFixture[str]
@@ -48,20 +46,14 @@ def only_sentence(capture: Capture) -> str:
     return lines[0]
 
 
-def refused(capture: Capture, *words: str) -> str:
-    """Return what the parser says of arguments that it refuses."""
+@pytest.mark.parametrize("words", [["--help"], [], ["train"], ["runs"]], ids=str)
+def test_help_is_printed_on_request_and_where_a_name_is_missing(words, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(list(words))
-    assert exit_.value.code == 2
-    return capture.readouterr().err
-
-
-def test_top_help_names_every_command(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["--help"])
+        main(words)
     assert exit_.value.code == 0
     printed = capsys.readouterr().out
-    assert all(f"\n    {command} " in printed for command in COMMANDS)
+    assert "-h, --help" in printed
+    assert words != ["--help"] or all(f"\n    {command} " in printed for command in COMMANDS)
 
 
 def test_run_help_lists_the_choices(capsys: Capture) -> None:
@@ -69,20 +61,6 @@ def test_run_help_lists_the_choices(capsys: Capture) -> None:
     printed = capsys.readouterr().out
     for name in (*options("model"), *options("decoder"), *options("benchmark")):
         assert name in printed
-
-
-@pytest.mark.parametrize(
-    ("line", "group"),
-    [
-        ("prompt model=tiny-llada", "benchmark"),
-        ("prompt model=tiny-llada minigsm", "benchmark"),
-        ("generate tiny-llada decoder.select.tau=0.5 hello", "decoder"),
-        ("generate decoder=fast_dllm fast_dllm hello", "model"),
-        ("train filter benchmark=minigsm", "model"),
-    ],
-)
-def test_a_setting_in_the_place_of_a_name_is_told_what_belongs_there(line, group, capsys) -> None:
-    assert f"the name of a {group} belongs here" in refused(capsys, *line.split())
 
 
 def test_a_name_may_be_given_as_in_run(command) -> None:
@@ -100,6 +78,7 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
 
 LINES = read_yaml(Path(__file__).with_name("lines.yaml"))
 MISTAKES, OTHER_MISTAKES, COMPLETED = (LINES[name] for name in ("run", "other", "completed"))
+REFUSED_BY_PARSER = LINES["parser"]
 
 
 @pytest.mark.parametrize("line", MISTAKES)
@@ -142,22 +121,12 @@ def test_other_mistakes_are_one_sentence(line: str, command) -> None:
     assert sentence.startswith("dllm-bench: ") and OTHER_MISTAKES[line] in sentence
 
 
-def test_a_number_of_new_tokens_goes_with_no_prompt_that_has_masks(command) -> None:
-    words = ["3 <|mask|> 4 = 7", "--max-new-tokens", "8"]
-    said = command("generate tiny-llada fast_dllm", *words, code=2, here=False)
-    assert "max_new_tokens=8 was given; leave that out" in said
-
-
-def test_unknown_command_exits_2(capsys: Capture) -> None:
-    assert "invalid choice: 'decode'" in refused(capsys, "decode")
-
-
-@pytest.mark.parametrize("group", [[], ["train"], ["runs"]])
-def test_without_a_name_the_help_is_printed(group: list[str], capsys: Capture) -> None:
+@pytest.mark.parametrize("line", REFUSED_BY_PARSER)
+def test_the_parser_says_what_it_refuses(line: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(group)
-    assert exit_.value.code == 0
-    assert "-h, --help" in capsys.readouterr().out
+        main(line.split())
+    assert exit_.value.code == 2
+    assert REFUSED_BY_PARSER[line] in capsys.readouterr().err
 
 
 def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -165,11 +134,6 @@ def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "dllm_bench.decoding.masked.MaskedDecoder" in done.stdout
     assert os.listdir(tmp_path) == []
-
-
-def test_only_the_arguments_that_are_required_are_named_as_missing(capsys: Capture) -> None:
-    for command, missing in (("generate tiny-llada lopa", "PROMPT"), ("rescore", "RUN")):
-        assert f"arguments are required: {missing}\n" in refused(capsys, *command.split())
 
 
 def test_a_full_disk_is_told_in_a_sentence(monkeypatch, capsys) -> None:
@@ -268,21 +232,6 @@ def test_only_a_manifest_that_was_written_is_named(command, tmp_path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("rate", ["0", "-1", "nan", "much"])
-def test_a_learning_rate_is_above_zero(rate: str, capsys: Capture) -> None:
-    for kind in (["filter", "tiny-llada"], ["drafter", "tiny-qwen3", "dflash"]):
-        assert repr(rate) in refused(capsys, "train", *kind, "--lr", rate)
-
-
-def test_training_takes_prompts_of_every_task_and_names_the_usual_ones() -> None:
-    usual = {"filter": FILTER_BENCHMARKS, "drafter": DRAFTER_BENCHMARKS, "adapter": ("sentences",)}
-    for kind, names in usual.items():
-        option = COMMANDS["train"]["kinds"][kind]["arguments"]["--benchmark"]
-        assert option["choices"] == list(TASKS)
-        assert option["help"].endswith(f"default: {', '.join(names)}")
-
-
-Capture = pytest.CaptureFixture[str]
 MASK_TEXT = "<|mask|>"
 
 
