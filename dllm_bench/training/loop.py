@@ -184,6 +184,11 @@ class Training(ABC):
         """Return what the model card names beside the job and this training."""
 
     @property
+    def settings(self) -> str:
+        """The job as JSON, since a state file holds no objects such as paths."""
+        return json.dumps(asdict(self.job), default=str)
+
+    @property
     def clock(self) -> Callable[[], float]:
         """Seconds: of the processor on a CPU, which others may use too; else those that pass."""
         return time.process_time if self.device.type == "cpu" else time.monotonic
@@ -211,7 +216,7 @@ class Training(ABC):
     def restore(self, file: Path) -> None:
         """Continue from the state file that `save` wrote."""
         saved = torch.load(file, map_location=self.device)
-        if saved["job"] != asdict(self.job):
+        if saved["job"] != self.settings:
             raise DllmBenchError(
                 f"{file} belongs to the training of this {self.part} with other settings; give the "
                 "same ones, another --out, or remove the folder."
@@ -235,7 +240,7 @@ class Training(ABC):
             "curve": self.curve,
             "weights": dict(self.weights),
             "optimizer": self.optimizer.state_dict(),
-            "job": asdict(self.job),
+            "job": self.settings,
         }
         with atomic_path(out / "state.pt") as temporary:
             torch.save(state, temporary)

@@ -269,7 +269,8 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(kind, model, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("kind", "part"), [("dspark-rnn", {}), ("eagle3", {}), ("dspark-markov", {"draft_vocab": 24})]
+    ("kind", "part"),
+    [("dspark-rnn", {}), ("eagle3", {"flan": Path("X")}), ("dspark-markov", {"draft_vocab": 24})],
 )
 def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
     kind: str,
