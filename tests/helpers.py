@@ -18,7 +18,9 @@ from torch import Tensor
 
 from dllm_bench import paths, registry
 from dllm_bench.api import compose as composing
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import SpecialTokens
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes
 from dllm_bench.models.load import build_module, load_model
@@ -272,6 +274,13 @@ def tiny_denoiser(
     return TransformerDenoiser(module, special, adapter.shifted, attention_form=adapter.attention)
 
 
+def whole_forward(model: TransformerDenoiser, tokens_KL: Tensor) -> Tensor:
+    """Return logits of every position: full attention, nothing cached."""
+    length = tokens_KL.shape[1]
+    plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
+    return model.forward(tokens_KL, plan, model.new_cache(length))
+
+
 class Watched:
     """A model that keeps the canvas and the plan of every forward.
 
@@ -281,13 +290,12 @@ class Watched:
     picks_rows = False
 
     def __init__(self, model: Any, ending: int | None = None) -> None:
-        self.model, self.ending = model, ending
-        self.special, self.device = model.special, model.device
-        self.vocab_size, self.new_cache = model.vocab_size, model.new_cache
-        self.picks_rows = False
-        self.embed = getattr(model, "embed", None)
+        self.model, self.ending, self.special = model, ending, model.special
         self.canvases: list[Tensor] = []
         self.plans: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
     def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
         self.canvases.append(tokens_KL.clone())
@@ -304,7 +312,6 @@ class Probed(Watched):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.mean_embeddings = getattr(model, "mean_embeddings", None)
         self.logits: list[Tensor] = []
 
     def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:

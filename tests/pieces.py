@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from dllm_bench.api.compose import compose
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Round, Stop
 from dllm_bench.core.decoder import Condition, Need, Piece
 from dllm_bench.core.request import SpecialTokens
+from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.kv import PositionCache
@@ -137,3 +140,26 @@ class Table:
 
     def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
+
+
+@dataclass(frozen=True)
+class CutAt(Stop):
+    """Give up what lies beyond `length` after the second forward."""
+
+    length: int
+
+    def on_commit(self, round: Round) -> None:
+        state = round.state
+        round.cut(torch.tensor(self.length if state.forwards >= 1 else state.length))
+
+
+def opened(
+    masked_KL: Tensor, block: int | None = None, seed: int = 0
+) -> tuple[DecodeState, Window]:
+    """Return a state with these masks and the window over all of it, without a prompt; every mask
+    is open. block: positions of a block, all without it."""
+    tokens_KL = torch.where(masked_KL, ROLES["mask"], 0)
+    born_KL = torch.where(masked_KL, MASKED, PROMPT).int()
+    state = DecodeState(tokens_KL, born_KL, 0, SpecialTokens(**ROLES), seed=seed)
+    width = masked_KL.shape[1]
+    return state, Window(0, width, width, 0, block or width, 0, masked_KL)

@@ -3,29 +3,34 @@
 A round tells the host the masks of its window's blocks alone. Here every round of many decoders is
 compared with a count over the whole canvas: before the window, in it, behind it, in every branch,
 in canvases that are cut, with blocks that overlap the prompt or are cut short.
+
+A canvas may grow (DAEDAL): what is inserted moves tokens and changes nothing else, as the trace
+tells. Where it cannot grow, decoding is that of a fixed canvas.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
+import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress
+from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Explore, Round, Schedule, Select, Stop, StopFlags
 from dllm_bench.core.decoder import Conditions
 from dllm_bench.core.request import Request
-from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.core.state import MASKED, PROMPT, DecodeState
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
-from dllm_bench.methods.common import Blocks, Confidence, Eos, Pipeline, Threshold
+from dllm_bench.methods.common import AnyOf, Blocks, Confidence, Eos, Pipeline, Threshold
 from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
-from dllm_bench.methods.lengths import AdaBlock, Daedal
-from tests.helpers import VOCAB
+from dllm_bench.methods.lengths import AdaBlock, Daedal, MaskLast
+from tests.helpers import VOCAB, Watched, tiny_denoiser
 from tests.pieces import Table
 from tests.tiers import covering
 
@@ -118,48 +123,40 @@ def test_each_open_block_may_be_held(stays: tuple[int, ...], finished: int, done
     assert (progress.finished, progress.all_finished(3)) == (finished, done)
 
 
-SCHEDULES = (
-    Blocks(8),
-    Blocks(None),
-    Blocks(1, False),
-    Blocks(8, False, absolute=True),
-    Blocks(8, False, absolute=True, whole=True),
-    Pipeline(8, 0.3, 0.6),
-)
+GREEDY, LOOKAHEAD = Greedy(), Lookahead(3)
+SCHEDULES = [  # and how branches are explored
+    *product(
+        (
+            Blocks(8),
+            Blocks(None),
+            Blocks(1, False),
+            Blocks(8, False, absolute=True),
+            Blocks(8, False, absolute=True, whole=True),
+            Pipeline(8, 0.3, 0.6),
+        ),
+        (GREEDY, LOOKAHEAD),
+    ),
+    *((SubBlocks(8, *form), GREEDY) for form in product((1, 4, 8), (True, False))),
+    (AdaBlock(8, delimiters=tuple(range(0, VOCAB, 3)), tau=0.1), GREEDY),
+]
+STOPS = (Filled(), Eos("block"), Eos("token"))
 SELECTS = (Threshold(0.4), Threshold(1.0, strict=True))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize(("schedule", "explore"), SCHEDULES, ids=str)
 @pytest.mark.parametrize(
     "length", covering(2, [None, 11 + 19, 11]), ids=["whole", "cut", "all cut"]
 )
 def test_the_host_knows_the_canvas(
     schedule: Schedule, explore: Explore, length: int | None
 ) -> None:
-    stops = (Filled(), Eos("block"), Eos("token"))
-    for stop, select in product(stops, SELECTS):
+    for stop, select in product(STOPS, SELECTS):
         check(schedule, explore, select, stop, length)
 
 
-@pytest.mark.parametrize("length", [None, 11 + 19, 11], ids=["whole", "cut", "all cut"])
-def test_the_host_knows_blocks_that_end_at_delimiters(length: int | None) -> None:
-    schedule = AdaBlock(8, delimiters=tuple(range(0, VOCAB, 3)), tau=0.1)
-    for stop, select in product((Filled(), Eos("block"), Eos("token")), SELECTS):
-        check(schedule, Greedy(), select, stop, length)
-
-
 def test_the_host_knows_a_canvas_that_grows() -> None:
-    for low, stop, select in product((0.5, 1.1), (Filled(), Eos("block"), Eos("token")), SELECTS):
-        check(Daedal(8, 4, 5, 0.2, 0.9, low, 5), Greedy(), select, stop, None)
-
-
-@pytest.mark.parametrize("length", [None, 11 + 19, 11], ids=["whole", "cut", "all cut"])
-@pytest.mark.parametrize("small", [1, 4, 8])
-def test_the_host_knows_sub_blocks(small: int, length: int | None) -> None:
-    for whole, stop in product((True, False), (Filled(), Eos("block"), Eos("token"))):
-        for select in SELECTS:
-            check(SubBlocks(8, small, whole), Greedy(), select, stop, length)
+    for low, stop, select in product((0.5, 1.1), STOPS, SELECTS):
+        check(Daedal(8, 4, 5, 0.2, 0.9, low, 5), GREEDY, select, stop, None)
 
 
 def test_a_grid_of_sub_blocks_holds_every_position_once() -> None:
@@ -224,3 +221,100 @@ def test_a_grid_holds_every_position_once() -> None:
         edges = [grid.start(n) for n in range(grid.blocks + 1)]
         assert edges[0] == origin and edges[-1] == length and edges == sorted(set(edges))
         assert sum(grid.new_positions(n) for n in range(grid.blocks)) == length - 5
+
+
+# --- a canvas that grows (DAEDAL) -----------------------------------------------------------------
+
+SPECIAL = Table().special
+PROMPT_LEN = len(REQUEST.prompt_ids)
+GROWING = [
+    Daedal(8, initial, factor, enough, expand, low, 4)
+    for initial, factor, (enough, expand, low) in product(
+        (4, 9), (1, 3, 8), ((0.1, 0.5, 0.9), (0.2, 0.9, 0.5), (0.5, 0.9, 1.1))
+    )
+]
+
+
+def growing(schedule: Blocks, tau: float = 0.4) -> MaskedDecoder:
+    return MaskedDecoder(Confidence(), Threshold(tau, strict=True), schedule, NoCache())
+
+
+@pytest.mark.parametrize("layout", ["llada", "dream"])
+def test_a_canvas_that_cannot_grow_is_a_fixed_one(layout: str) -> None:
+    """All that is added is the forward that looks for the length."""
+    model = tiny_denoiser(layout, seed=1)
+    for initial, block, tau in product((20, 32), (5, 8), (0.05, 1.0)):
+        request = replace(REQUEST, max_new_tokens=initial)
+        never = growing(Daedal(block, initial, eos_expand=0.0), tau).generate(model, request)
+        fixed = growing(Blocks(block, short=True), tau).generate(model, request)
+        assert never.ids == fixed.ids and never.cut == fixed.cut
+        assert never.born == tuple(born + 1 for born in fixed.born)
+        first, *rest = (replace(row, ms=0.0, canvas=0) for row in never.trace.forwards)
+        assert rest == [replace(row, ms=0.0) for row in fixed.trace.forwards]
+        assert (first.kind, first.masks, first.inserted) == (ForwardKind.SIZE, 0, ())
+
+
+def test_a_canvas_that_is_long_enough_ends_with_end_tokens() -> None:
+    """They are tokens that stand there, as pinned ones do."""
+    for seed, initial, looked_at in product(range(4), (9, 16), (1, 4, 7)):
+        schedule = Daedal(8, initial, eos_enough=0.0, eos_expand=0.0, eos_window=looked_at)
+        grown = growing(schedule).generate(Table(seed), REQUEST)
+        given = looked_at // 2
+        pins = tuple((initial + i, Table().special.eos) for i in range(given))
+        pinned = replace(REQUEST, max_new_tokens=initial + given, pinned=pins)
+        fixed = growing(Blocks(8, short=True)).generate(Table(seed), pinned)
+        assert grown.ids == fixed.ids
+        assert grown.born.count(PROMPT) == given
+        assert grown.born == tuple(b if b == PROMPT else b + 1 for b in fixed.born)
+
+
+def test_the_trace_tells_how_each_canvas_became_the_next() -> None:
+    """Inserted are masks or end tokens; everything else moves, or is decoded, or falls off."""
+    inserted_within = cut = 0
+    for seed, schedule in product(range(6), GROWING):
+        model = Watched(Table(seed))
+        generation = growing(schedule).generate(model, REQUEST)
+        assert len(generation.ids) <= REQUEST.max_new_tokens
+        assert SPECIAL.mask not in generation.ids
+        rows = generation.trace.forwards
+        new = [canvas[0, PROMPT_LEN:].tolist() for canvas in model.canvases]
+        assert [row.canvas for row in rows] == [*map(len, new)]
+        assert [row.fed for row in rows] == [PROMPT_LEN + row.canvas for row in rows]
+        for row, (before, after) in zip(rows, pairwise([*new, list(generation.ids)]), strict=True):
+            at, count = row.inserted or (0, 0)
+            assert set(after[at : at + count]) <= {SPECIAL.mask, SPECIAL.eos}
+            moved = after[:at] + after[at + count :]
+            cut += len(moved) < len(before)
+            inserted_within += bool(count) and row.kind != ForwardKind.SIZE
+            for old, now in zip(before, moved, strict=len(after) < REQUEST.max_new_tokens):
+                assert now == old if row.kind == ForwardKind.SIZE else old in (now, SPECIAL.mask)
+    assert inserted_within > 20 and cut > 5, "the settings try both"
+
+
+def test_an_end_token_that_was_put_there_stops_nothing() -> None:
+    """A decoded one does: what follows its block is left out, and the rest is the same."""
+    stopped = 0
+    for seed, schedule in product(range(6), GROWING):
+        whole = growing(schedule).generate(Table(seed), REQUEST)
+        for stop in (Eos("block"), AnyOf((Filled(), Eos("block")))):
+            early = replace(growing(schedule), stop=stop).generate(Table(seed), REQUEST)
+            assert early.ids == whole.ids[: len(early.ids)]
+            decoded = [t for t, b in zip(early.ids, early.born, strict=True) if b >= 0]
+            assert SPECIAL.eos in decoded or len(early.ids) == len(whole.ids)
+            stopped += len(early.ids) < len(whole.ids)
+    assert stopped
+
+
+def test_mask_last_keeps_other_candidates() -> None:
+    model, state = Table(), DecodeState.start(REQUEST, SPECIAL)
+    model.place[:, SPECIAL.mask] += 6.0
+    logits_KWV = (model.place + model.token.mean(0))[None, :32]
+    window = Window(11, 43, 43, 11, 8, 11, state.masked_KL[:, 11:])
+    plain, last = (one(logits_KWV, state, window) for one in (Confidence(), MaskLast()))
+    masks_KW = plain.ids_KW == SPECIAL.mask
+    assert 0 < masks_KW.sum() < 32
+    for ours, theirs in zip(last.tensors().values(), plain.tensors().values(), strict=False):
+        assert torch.equal(ours[~masks_KW], theirs[~masks_KW])
+    assert last.raw_KW is not None and torch.equal(last.raw_KW, plain.confidence_KW)
+    assert (last.probability_KW[masks_KW] == 0).all() and (last.confidence_KW[masks_KW] < 0).all()
+    assert (last.ids_KW != SPECIAL.mask).all()

@@ -2,14 +2,14 @@
 
 The trace is compared with what the model saw; renewals with the clocks written down a second time.
 That a cache renewed at every forward is none is checked here for blocks that overlap the prompt
-too. The exact block cache is in `test_masked_laws` and `test_loop_laws`.
+too. The exact block cache is in `test_masked_laws`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -25,15 +25,8 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
-from dllm_bench.methods.common import (
-    Best,
-    Blocks,
-    Confidence,
-    Pipeline,
-    Threshold,
-    TopK,
-)
+from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Best, Blocks, Confidence, Pipeline, Threshold, TopK
 from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks, VicinityCache
 from dllm_bench.methods.position_caches import (
     NEXT,
@@ -63,6 +56,7 @@ SCHEDULES = (
     Blocks(BLOCK, sees_future=False),
     Pipeline(BLOCK, 0.1, 0.5),
 )
+INNER = (NoCache(), PrefixCache(), DualCache())
 CACHES = (
     NoCache(),
     BlockCache("full"),
@@ -76,6 +70,32 @@ RENEWED = (
     DLLMCache(prompt_every=1, every=1),
     DLLMCache(prompt_every=1, every=99, share=1.0),
 )
+GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
+D2 = replace(BASE, select=Best(1), cache=D2Cache(current=3, rollout=0.2, inflate=2))
+EQUAL = [  # a decoder, and another cache that changes nothing
+    *((replace(BASE, schedule=one), cache) for one, cache in product(SCHEDULES, RENEWED)),
+    *(
+        (replace(BASE, select=Drawn(3), schedule=one), DKVGreedyCache(every=1))
+        for one in SCHEDULES[:3]
+    ),
+    *((replace(BASE, schedule=one), D2Cache(rollout=2.0)) for one in SCHEDULES[:3]),
+    *(
+        (replace(BASE, schedule=one, explore=Lookahead(3)), kind(every=1))
+        for one, kind in product((SCHEDULES[0], SCHEDULES[3]), (PrefixCache, DualCache))
+    ),
+    (BASE, VicinityCache(warmup=NEW)),
+    (BASE, VicinityCache(before=99, after=99)),
+    (replace(BASE, cache=DualCache()), VicinityCache(before=0, after=0, warmup=0)),
+    (replace(BASE, select=TopK(steps=2)), SparseCache()),
+    *(
+        (replace(BASE, cache=inner), DPadCache(inner, **everything))
+        for inner in INNER
+        for everything in (
+            {"law": "uniform", "number": NEW},
+            {"window": NEW, "sigma": 0.1, "scale": 9.0},
+        )
+    ),
+]
 
 
 class Watched(Table):
@@ -106,36 +126,28 @@ def test_fed_and_cached_add_up_to_what_is_visible(cache, explore, schedule) -> N
         assert fed + cached == (canvas if getattr(schedule, "sees_future", False) else window_end)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("cache", RENEWED, ids=str)
-def test_a_cache_renewed_every_forward_is_none(model, schedule, cache) -> None:
-    same(model, replace(BASE, schedule=schedule), cache)
+@pytest.mark.parametrize(("plain", "cache"), EQUAL, ids=lambda one: type(one).__name__)
+def test_a_cache_that_leaves_nothing_out_changes_nothing(model, plain, cache) -> None:
+    """It is renewed in every forward, feeds everything, or drops nothing of its inner cache."""
+    assert text(model, replace(plain, cache=cache)) == text(model, plain)
 
 
-def same(model, plain: MaskedDecoder, cache: Cache) -> None:
-    one, other = (
-        decoder.generate(model, REQUEST) for decoder in (plain, replace(plain, cache=cache))
-    )
-    assert (one.ids, one.born) == (other.ids, other.born)
+def text(
+    model, decoder: MaskedDecoder, request: Request = REQUEST
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    generation = decoder.generate(model, request)
+    return generation.ids, generation.born
 
 
-@pytest.mark.parametrize("cache", [VicinityCache(warmup=NEW), VicinityCache(before=99, after=99)])
-def test_a_vicinity_of_everything_and_a_warmup_without_end_are_no_cache(model, cache) -> None:
-    same(model, BASE, cache)
-
-
-def test_a_vicinity_of_nothing_is_the_dual_cache(model) -> None:
-    same(model, replace(BASE, cache=DualCache()), VicinityCache(before=0, after=0, warmup=0))
-
-
-def test_caches_that_are_not_renewed_are_approximate(model) -> None:
-    """Otherwise the laws above say nothing."""
-    whole = BASE.generate(model, REQUEST)
+def test_caches_that_leave_something_out_are_approximate(model) -> None:
+    """Otherwise the law above says nothing."""
     vicinity, dkv = VicinityCache(before=2, after=2, warmup=0), DKVCache(every=99, first=1)
     rows = DLLMCache(prompt_every=99, every=99)
     for cache in (PrefixCache(), DualCache(), vicinity, dkv, rows, D2.cache):
-        other = replace(BASE, cache=cache).generate(model, REQUEST)
-        assert (other.ids, other.born) != (whole.ids, whole.born)
+        assert text(model, replace(BASE, cache=cache)) != text(model, BASE)
+    for select, cache in ((Drawn(), DKVGreedyCache(8, window=0)), (TopK(), SparseCache())):
+        plain = replace(BASE, select=select)
+        assert text(model, replace(plain, cache=cache)) != text(model, plain)
 
 
 def renewals(cache: Cache, select: Select | None = None, request: Request = REQUEST) -> str:
@@ -156,34 +168,7 @@ def test_the_clock_of_the_block_starts_with_every_block(kind) -> None:
     assert renewals(kind(every=BLOCK)) == renewals(kind())
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_dkv_feeds_a_token_once_as_itself_and_reads_no_other(model, schedule) -> None:
-    """What is read was stored for the token that stands there, and never for a mask."""
-    watched = Seen(model)
-    decoder = replace(BASE, schedule=schedule, cache=DKVCache(every=5, first=1))
-    decoder.generate(watched, REQUEST)
-    stored: dict[int, int] = {}
-    for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
-        tokens = dict(enumerate(canvas_KL[0].tolist()))
-        sets = plan.sets
-        feed, read, store = (one.tolist() for one in (sets.feed_F, sets.read_C, sets.store_S))
-        assert sorted(feed + read) == list(range(plan.feed[1]))
-        assert all(stored[p] == tokens[p] != model.special.mask for p in read)
-        assert set(store) <= set(feed)
-        stored |= {p: tokens[p] for p in store}
-
-
-@pytest.mark.parametrize("inner", [NoCache(), PrefixCache(), DualCache()], ids=str)
-def test_dpad_that_drops_nothing_is_its_inner_cache(model, inner) -> None:
-    everything = (
-        DPadCache(inner, law="uniform", number=NEW),
-        DPadCache(inner, window=NEW, sigma=0.1, scale=9.0),
-    )
-    for cache in everything:
-        same(model, replace(BASE, cache=inner), cache)
-
-
-@pytest.mark.parametrize("inner", [NoCache(), PrefixCache(), DualCache()], ids=str)
+@pytest.mark.parametrize("inner", INNER, ids=str)
 def test_dpad_draws_once_a_block_and_dropped_positions_do_not_exist(model, inner) -> None:
     watched, cache = Seen(model), DPadCache(inner, law="uniform", window=6, number=3)
     replace(BASE, cache=cache).generate(watched, REQUEST)
@@ -198,13 +183,6 @@ def test_dpad_draws_once_a_block_and_dropped_positions_do_not_exist(model, inner
         assert all(p < stop + 6 for p in behind)
 
 
-def test_sparse_blocks_of_two_forwards_have_no_cache(model) -> None:
-    same(model, replace(BASE, select=TopK(steps=2)), SparseCache())
-    watched = replace(BASE, select=TopK()), replace(BASE, select=TopK(), cache=SparseCache())
-    plain, other = (decoder.generate(model, REQUEST) for decoder in watched)
-    assert plain.ids != other.ids
-
-
 IN_PARTS = MaskedDecoder(
     Confidence(), Threshold(0.3), SubBlocks(BLOCK, 4), HierarchicalCache(inside=True)
 )
@@ -217,30 +195,20 @@ def shifted():
 
 
 @pytest.mark.parametrize("small", [1, 4, BLOCK])
-def test_finished_blocks_may_be_kept(shifted, small) -> None:
-    """Under block-causal attention their K/V are final."""
-    kept = replace(IN_PARTS, schedule=SubBlocks(BLOCK, small), cache=HierarchicalCache())
-    plain = replace(kept, cache=NoCache("block_causal"))
-    for request in LONG_AND_SHORT:
-        one, other = (decoder.generate(shifted, request) for decoder in (plain, kept))
-        assert (one.ids, one.born) == (other.ids, other.born)
-
-
-@pytest.mark.parametrize("small", [1, BLOCK])
-def test_a_block_store_renewed_every_forward_is_none(shifted, small) -> None:
-    """With sub-blocks of one position every forward renews it, with one sub-block it is read
-    nowhere; in between it is approximate.
+def test_sub_blocks_keep_finished_blocks_and_a_block_store(shifted, small) -> None:
+    """K/V of finished blocks are final under block-causal attention. Every forward renews a block
+    store if sub-blocks have one position, and none reads it if there is one; in between it is
+    approximate.
     """
-    differs = []
-    for request in LONG_AND_SHORT:
-        for size in (small, 4):
-            stored = replace(IN_PARTS, schedule=SubBlocks(BLOCK, size))
-            plain = replace(stored, cache=HierarchicalCache())
-            one, other = (decoder.generate(shifted, request) for decoder in (plain, stored))
-            same_text = (one.ids, one.born) == (other.ids, other.born)
-            assert same_text or size == 4
-            differs.append(not same_text)
-    assert any(differs)
+    stored = replace(IN_PARTS, schedule=SubBlocks(BLOCK, small))
+    kept = replace(stored, cache=HierarchicalCache())
+    uncached = replace(kept, cache=NoCache("block_causal"))
+    plain, finished, whole = (
+        [text(shifted, decoder, request) for request in LONG_AND_SHORT]
+        for decoder in (uncached, kept, stored)
+    )
+    assert finished == plain
+    assert (whole == plain) == (small != 4)
 
 
 @pytest.mark.parametrize("request_", LONG_AND_SHORT, ids=lambda one: str(len(one.prompt_ids)))
@@ -402,43 +370,19 @@ def test_a_warm_up_renews_nothing_and_as_released_may_renew_twice() -> None:
     assert renewals(replace(as_released, warmup=3)) == "dddRdddd" + "Rddddddd" * 2
 
 
-def test_a_forward_behind_the_cache_reads_one_buffer_and_joins_nothing() -> None:
-    """K/V of a prefix, then of two branches behind it, of which the second is kept."""
-    cache, generator = PositionCache(1, length=8), torch.Generator().manual_seed(0)
-    hidden_KFD = torch.zeros(1, 4, 3)
-    known, fresh = (torch.randn(1, 2, 4, 5, generator=generator) for _ in "ab")
-    for plan, states, branches in (
-        (ForwardPlan(ForwardKind.PREFILL, (0, 4), (3, 4), (0, 4)), known, 1),
-        (ForwardPlan(ForwardKind.DENOISE, (4, 6), (4, 6), (4, 6)), fresh, 2),
-    ):
-        cache.begin(plan, 8)
-        keys, values = cache.update(states, -states, 0)
-        cache.hold(plan, hidden_KFD.view(branches, -1, 3))
-        cache.keep(plan, torch.tensor(branches - 1))
-    stored = cache.positions[0].stored
-    assert stored is not None
-    assert keys.untyped_storage().data_ptr() == stored[0].untyped_storage().data_ptr()
-    assert stored[0][:, :, :6].equal(torch.cat([known, fresh[:, :, 2:]], 2))
-    assert values.shape == keys.shape == (1, 2, 8, 5) and cache.length == 6
+DKV = replace(BASE, cache=DKVCache(every=5, first=1))
 
 
-GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
-D2 = replace(BASE, select=Best(1), cache=D2Cache(current=3, rollout=0.2, inflate=2))
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
-def test_a_greedy_dkv_cache_renewed_every_forward_is_none(model, schedule) -> None:
-    plain = replace(BASE, select=Drawn(3), schedule=schedule)
-    same(model, plain, DKVGreedyCache(every=1))
-    other = replace(plain, select=Drawn(), cache=DKVGreedyCache(every=8, window=0))
-    assert other.generate(model, REQUEST).ids != plain.generate(model, REQUEST).ids
-
-
-@pytest.mark.parametrize("decoder", [GREEDY, D2], ids=lambda one: type(one.cache).__name__)
-@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
+@pytest.mark.parametrize(
+    ("schedule", "decoder"),
+    [*product(SCHEDULES[:3], (DKV, GREEDY, D2)), (SCHEDULES[3], DKV)],
+    ids=lambda one: str(getattr(one, "cache", one)),
+)
 def test_what_is_read_was_stored_for_the_token_that_stands_there(model, schedule, decoder) -> None:
-    """Masks are read as masks, and a decoded token is fed as itself before it is read."""
-    watched = Seen(model)
+    """dKV-Cache reads no masks. The others read them as masks, and feed a decoded token as itself
+    before it is read.
+    """
+    watched, reads_masks = Seen(model), decoder is not DKV
     replace(decoder, schedule=schedule).generate(watched, REQUEST)
     stored: dict[int, int] = {}
     for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
@@ -447,7 +391,8 @@ def test_what_is_read_was_stored_for_the_token_that_stands_there(model, schedule
         read = [] if plan.sets is None else plan.sets.read_C.tolist()
         assert sorted(fed + read) == list(range(plan.feed[1]))
         assert all(stored[p] == tokens[p] for p in read)
-        stored |= {p: tokens[p] for p in fed}
+        assert reads_masks or all(tokens[p] != model.special.mask for p in read)
+        stored |= {p: tokens[p] for p in (fed if plan.sets is None else plan.sets.store_S.tolist())}
 
 
 def test_a_greedy_dkv_cache_feeds_the_last_and_the_next_token_and_masks_around(model) -> None:
@@ -465,12 +410,6 @@ def test_a_greedy_dkv_cache_feeds_the_last_and_the_next_token_and_masks_around(m
             rows = set() if not model.shifted else {at[step] - 1}
             assert fed == must | {*nearest} | rows
         masks -= {at[step]}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
-def test_a_d2_cache_that_feeds_everything_is_none(model, schedule) -> None:
-    plain = replace(BASE, schedule=schedule)
-    same(model, plain, D2Cache(rollout=2.0))
 
 
 def test_a_d2_cache_commits_no_mask_that_it_has_not_fed(model) -> None:
@@ -535,3 +474,71 @@ def test_a_generation_says_after_how_many_rounds_its_cache_is_renewed(model) -> 
         for cache in (by_rounds, by_forwards, NoCache())
     ]
     assert found == [2, None, None]
+
+
+# --- prompts whose beginning an earlier request has fed -------------------------------------------
+
+SHOTS = tuple(range(3, 21))
+PROMPTS = {  # request -> positions it shares with the one before
+    "first": ((*SHOTS, 7, 9, 11), 0),
+    "second": ((*SHOTS, 8, 9), 18),
+    "same": ((*SHOTS, 8, 9), 19),  # one position is fed for the first prediction
+    "other": ((4, *SHOTS), 0),
+}
+REQUESTS = [Request(name, ids, 8, seed=1) for name, (ids, _) in PROMPTS.items()]
+
+
+def decoder(cache: CausalCache | BlockCache, block: int) -> MaskedDecoder:
+    if isinstance(cache, CausalCache):
+        return MaskedDecoder(Confidence(), TopK(1), Blocks(1, sees_future=False), cache)
+    schedule = Blocks(block, sees_future=False, absolute=True, whole=True)
+    return MaskedDecoder(Confidence(), Threshold(0.3), schedule, cache)
+
+
+def run(layout: str, decoder: MaskedDecoder, batch: int = 1) -> dict[str, Generation]:
+    model = tiny_denoiser(layout, seed=1)
+    return {g.request_id: g for g in decoder.generate_stream(model, REQUESTS, batch)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "block"),
+    [("qwen3", CausalCache, 1), ("sdar", BlockCache, 4), ("llada2", BlockCache, 8)],
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_exact_reuse_changes_nothing_but_what_is_fed(
+    layout: str, kind: type[CausalCache | BlockCache], block: int, batch: int
+) -> None:
+    plain = run(layout, decoder(kind(), block))
+    reused = run(layout, decoder(kind(reuse="exact"), block), batch)
+    for name, (ids, shared) in PROMPTS.items():
+        assert reused[name].ids == plain[name].ids
+        assert reused[name].born == plain[name].born
+        first, whole = (found[name].trace.forwards[0] for found in (reused, plain))
+        assert first.kind == whole.kind
+        assert first.cached + first.fed == whole.fed
+        if batch == 1:
+            assert first.cached == shared // block * block, (name, len(ids))
+
+
+def test_approximate_reuse_feeds_less_of_a_prompt_that_is_one_block() -> None:
+    schedule = Pipeline(4, tau_add=1.0, tau_act=1.0)
+    parts = (Confidence(), Threshold(0.3), schedule)
+    plain = run("dream", MaskedDecoder(*parts, BlockCache()))
+    reused = run("dream", MaskedDecoder(*parts, BlockCache(reuse="approximate")))
+    assert reused["first"].ids == plain["first"].ids
+    assert [reused[name].trace.forwards[0].cached for name in PROMPTS] == [0, 18, 19, 0]
+    with pytest.raises(DllmBenchError, match="needs a schedule with absolute blocks"):
+        MaskedDecoder(*parts, BlockCache(reuse="exact"))
+    decoder = MaskedDecoder(*parts, BlockCache(reuse="approximate"))
+    with pytest.raises(DllmBenchError, match="one request at a time, which batch 2 does not give"):
+        decoder.generate_stream(tiny_denoiser("dream", seed=1), [], 2)
+
+
+@pytest.mark.parametrize("first", [4, 8])
+def test_nothing_is_taken_from_another_decoder(first: int) -> None:
+    """Keys and values of one model under blocks of another length are others."""
+    model = tiny_denoiser("sdar", seed=1)
+    request, blocks = REQUESTS[1], {4: 8, 8: 4}
+    list(decoder(BlockCache(reuse="exact"), first).generate_stream(model, [request], 1))
+    found = decoder(BlockCache(reuse="exact"), blocks[first]).generate(model, request)
+    assert found.trace.forwards[0].cached == 0

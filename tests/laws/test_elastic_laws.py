@@ -115,7 +115,6 @@ class Compared(Watched):
         self.restated = Restated(model.module, gamma)
         self.rows: list[float] = []
         self.tracked: list[list[int]] = []
-        self.picks_rows, self.chooses_rows = False, True
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: Any) -> Tensor:
         logits_KRV = super().forward(tokens_KL, plan, kv)

@@ -38,6 +38,7 @@ REQUEST = Request("learn2pd", tuple(range(3, 14)), 32)
 VANILLA = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
 LENIENT = Threshold(0.3)
 PAPER = Eos("block", turn_end=False)
+STALLS = ("filter", "confidence")
 ENDING = 30  # of the 43 positions: in the third block
 
 
@@ -86,34 +87,27 @@ def test_a_filter_that_accepts_all_needs_one_forward_per_block(model) -> None:
     assert generation.born == tuple(i // 8 for i in range(32))
 
 
-@pytest.mark.parametrize("logit", [-torch.inf, -30.0])
-@pytest.mark.parametrize("stall", ["filter", "confidence"])
-def test_a_filter_that_accepts_nothing_is_vanilla_decoding(model, logit, stall) -> None:
-    """Every forward is forced; of equal logits the surest position counts."""
-    select = Filter(Constant(logit), stall=stall)
+NEVER = Constant(-torch.inf)
+AS_VANILLA = [  # of equal logits the surest position counts
+    *(Filter(filter_, stall=s) for filter_ in (NEVER, Constant(-30.0)) for s in STALLS),
+    Filter(Constant(0.0), tau=0.5),  # the threshold is strict
+    Filter(LastFirst(), stall="confidence"),
+    Union(Filter(NEVER), TopK()),  # which forces nothing
+]
+
+
+@pytest.mark.parametrize("select", AS_VANILLA)
+def test_a_filter_that_accepts_nothing_is_vanilla_decoding(model, select) -> None:
     generation, plain = generate(replace(VANILLA, select=select), model), generate(VANILLA, model)
     assert (generation.ids, generation.born) == (plain.ids, plain.born)
-    assert [forward.forced for forward in generation.trace.forwards] == [1] * 32
+    forced = int(isinstance(select, Filter))
+    assert [forward.forced for forward in generation.trace.forwards] == [forced] * 32
 
 
 def test_without_acceptance_the_filter_ranks(model) -> None:
-    """Last position of a block first, unless the stall rule asks for confidence."""
+    """Last position of a block first."""
     ranked = generate(replace(VANILLA, select=Filter(LastFirst())), model)
     assert ranked.born == tuple(8 * (i // 8) + 7 - i % 8 for i in range(32))
-    surest = generate(replace(VANILLA, select=Filter(LastFirst(), stall="confidence")), model)
-    assert surest.born == generate(VANILLA, model).born
-
-
-def test_the_threshold_is_strict(model) -> None:
-    half = Filter(Constant(0.0), tau=0.5)
-    assert generate(replace(VANILLA, select=half), model).born == generate(VANILLA, model).born
-
-
-def test_with_topk_nothing_is_forced(model) -> None:
-    select = Union(Filter(Constant(-30.0)), TopK())
-    generation = generate(replace(VANILLA, select=select), model)
-    assert generation.ids == generate(VANILLA, model).ids
-    assert all(forward.forced == 0 for forward in generation.trace.forwards)
 
 
 def test_the_filter_reads_the_models_probabilities(model) -> None:
@@ -133,12 +127,6 @@ def test_the_filter_reads_the_models_probabilities(model) -> None:
     ones = [int((seen == 1).sum()) for seen in shown["ones"]]
     assert ones == [*range(8)] * 4
     assert all((seen < 1).all() for seen in shown["probability"])
-
-
-def test_a_filter_goes_with_a_pipeline_of_its_block_length() -> None:
-    for pipelined in (Pipeline(8, 0.1, 0.9), Pipeline(16, 0.1, 0.9)):
-        select = Filter(Constant(0.0, block=pipelined.block))
-        assert replace(VANILLA, select=select, schedule=pipelined)
 
 
 # --- oracle --------------------------------------------------------------------------------------

@@ -1,65 +1,58 @@
-"""Laws of masked decoding (docs/design.md, "Laws"), on tiny random models of both layouts.
+"""Laws of masked decoding, alone and in batches, on tiny random models.
 
 Random weights make confidences spread over (0, 1), so every branch of the pieces is taken; the
-laws hold for any model. The product test enumerates all combinations of pieces: each obeys the
-laws or is refused with a sentence.
+laws hold for any model. What holds for any pieces is in `test_product`. Batched and unbatched
+decoding are the same for every configured decoder, every model layout and several batch sizes:
+tokens, the forwards that committed them and the facts of every forward. Guidance, autoregressive
+decoding and cut canvases are compared with the rule written down a second time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
-from itertools import product
+from functools import lru_cache
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
-from dllm_bench.decoding.defaults import Filled, Greedy
-from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.core.trace import Forward
+from dllm_bench.decoding.defaults import Greedy
+from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
-    AnyOf,
     Blocks,
+    Budget,
     Confidence,
     Eos,
+    Margin,
     NegEntropy,
     Pipeline,
     Threshold,
     TopK,
     Union,
 )
-from dllm_bench.methods.dream import Epsilon, Origin
-from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
+from dllm_bench.methods.dream import Epsilon
+from dllm_bench.methods.fast_dllm import Factor, HierarchicalCache, Hierarchy, Ration, SubBlocks
 from dllm_bench.methods.history import Credit
-from tests.helpers import Watched
-from tests.tiers import covering_pairs
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import ROLES, Watched, tiny_denoiser, whole_forward
+from tests.pieces import CutAt, decoders, needs_unshifted
+from tests.tiers import covering
 
 REQUESTS = [
     Request("short", (5, 9, 2), 24),
     Request("long", tuple(range(3, 26)), 32),
 ]
 NEVER = Threshold(1.0, strict=True)  # no probability passes it
-
-# One member a kind (and its variants where they take another path) for the product test.
-SCORES = (Confidence(), NegEntropy(), Credit(Confidence()))
-SELECTS = (
-    Union(FirstOfBlock(Epsilon(3)), Ration(Union(TopK(3), Origin(5)), steps=4)),
-    Threshold(0.3),
-    Union(Factor(1.0), Hierarchy(0.9)),
-)
-EXPLORES = (Greedy(), Lookahead(2), Lookahead(3, alpha=0.5, fraction=0.5))
-SCHEDULES = (
-    Blocks(8),
-    Blocks(8, sees_future=False),
-    Pipeline(8, tau_add=0.1, tau_act=0.5),
-    Pipeline(8, tau_add=1.0, tau_act=1.0),
-)
-STOPS = (Filled(), AnyOf((Eos("token"), Filled())))
-CACHES = (NoCache(), BlockCache("block_causal"), BlockCache("full"), PrefixCache(), DualCache(2))
-PRODUCT_REQUEST = Request("product", (5, 9, 2), 16)
-
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
 
 
@@ -114,17 +107,6 @@ def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
     assert sum(f.fed for f in second.trace.forwards) < sum(f.fed for f in first.trace.forwards)
 
 
-@pytest.mark.parametrize("schedule", [Blocks(8), Pipeline(8, 0.1, 0.5)], ids=["blocks", "d2f"])
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-@pytest.mark.parametrize("cache", [PrefixCache(every=1), DualCache(every=1)], ids=str)
-def test_cache_renewed_every_forward_changes_nothing(model, schedule, explore, cache) -> None:
-    plain = replace(BASE, schedule=schedule, explore=explore)
-    first, second = (
-        decoder.generate(model, REQUESTS[1]) for decoder in (plain, replace(plain, cache=cache))
-    )
-    assert first.born == second.born and first.ids == second.ids
-
-
 def test_lookahead_needs_no_more_rounds_at_the_same_threshold(model) -> None:
     """Every lookahead that wins adds a token, so one-token decoding gets shorter with branches."""
     one = replace(BASE, select=NEVER)
@@ -132,12 +114,6 @@ def test_lookahead_needs_no_more_rounds_at_the_same_threshold(model) -> None:
     wide = replace(one, explore=Lookahead(3)).generate(model, REQUESTS[1])
     assert len(wide.trace) < rounds
     assert max(forward.branches for forward in wide.trace.forwards) == 4
-
-
-def test_equal_decoders_are_equal_values() -> None:
-    again = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
-    assert again == BASE and hash(again) == hash(BASE)
-    assert replace(BASE, select=Threshold(0.4)) != BASE
 
 
 @pytest.mark.parametrize("block", [32, 40])
@@ -164,48 +140,274 @@ def test_forbidding_the_mask_token_keeps_decoding_alive(model) -> None:
         tokens(replace(BASE, forbid_mask=False), stuck)
 
 
-def check_laws(decoder: MaskedDecoder, model, request: Request) -> None:
-    """What holds for every decoder."""
-    generation = decoder.generate(model, request)
-    per_forward = committed(generation)
-    filled = sum(b != MASKED for b in generation.born)
-    assert sum(per_forward) == filled, "committed counts add up"
-    stalls = [i for i, count in enumerate(per_forward) if count == 0]
-    assert not stalls or stalls == [len(per_forward) - 1], "every forward makes progress"
-    assert model.special.mask not in (
-        token for token, born in zip(generation.ids, generation.born, strict=True) if born != MASKED
-    )
-    assert len(generation.ids) <= request.max_new_tokens
-    if MASKED in generation.born:
-        assert generation.cut["eos"] < generation.born.index(MASKED)
+# --- in a batch, of which the next request starts when one ends -----------------------------------
+
+BATCH = [
+    Request("short", (5, 9, 2), 16, seed=1),
+    Request("long", tuple(range(3, 24)), 8, seed=2),
+    Request("one", (7,), 24, seed=3),
+    Request("again", (3, 9, 27, 3, 9), 8, seed=4),
+    Request("like it", (4, 8, 26, 2, 8), 8, seed=5),
+]
 
 
-def test_pairs_of_pieces_obey_the_laws(model) -> None:
-    """Any two pieces of different slots meet; the whole product is in the exhaustive tier."""
-    slots = (SCORES, SELECTS, SCHEDULES, CACHES, EXPLORES, STOPS)
-    for pieces in covering_pairs(*slots):
-        try:
-            decoder = MaskedDecoder(*pieces)
-        except DllmBenchError:
-            continue
-        check_laws(decoder, model, PRODUCT_REQUEST)
+@lru_cache
+def of_layout(layout: str) -> TransformerDenoiser:
+    return tiny_denoiser(layout, seed=1)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("explore", EXPLORES, ids=str)
-def test_every_combination_obeys_the_laws_or_is_refused(model, schedule, explore) -> None:
-    """Every one is made or refused; two of seven decode, which takes most of the time."""
-    refused = 0
-    for place, pieces in enumerate(product(SCORES, SELECTS, STOPS, CACHES)):
-        score, select, stop, cache = pieces
-        try:
-            decoder = MaskedDecoder(score, select, schedule, cache, explore, stop)
-        except DllmBenchError as error:
-            assert "needs a" in str(error)
-            refused += 1
-            continue
-        if place % 7 < 2:
-            check_laws(decoder, model, PRODUCT_REQUEST)
-    pipelined = isinstance(schedule, Pipeline) and schedule.tau_add < 1
-    assert refused == (len(SCORES) * len(STOPS) * len(CACHES) if pipelined else 0)
+def facts(found: Generation) -> tuple[tuple[int, ...], tuple[int, ...], list[Forward]]:
+    """Tokens, when they came, and what was done for them, without times."""
+    return found.ids, found.born, [replace(row, ms=0.0) for row in found.trace.forwards]
+
+
+def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> None:
+    batched = list(decoder.generate_stream(denoiser, BATCH, batch))
+    alone = {request.id: decoder.generate(denoiser, request) for request in BATCH}
+    assert sorted(found.request_id for found in batched) == sorted(alone)
+    for found in batched:
+        assert facts(found) == facts(alone[found.request_id]), found.request_id
+
+
+@pytest.mark.parametrize("name", covering(4, decoders()))
+def test_every_decoder_batched(name: str) -> None:
+    decoder = decoders()[name]
+    layout = "llada" if needs_unshifted(decoder) else "dream"
+    check(decoder, of_layout(layout), batch=3)
+
+
+LAYOUTS = ("llada", "dream", "sdar", "llada_moe", "llada2")
+BLOCKS = replace(BASE, schedule=Blocks(8, sees_future=False))
+PLANS = {  # what a forward may feed, see and keep
+    "whole canvas": replace(BLOCKS, schedule=Blocks(8)),
+    "block causal": replace(BLOCKS, cache=BlockCache(), explore=Lookahead(3)),
+    "dual": replace(BLOCKS, schedule=Blocks(8), cache=DualCache(2), explore=Lookahead(2)),
+    "prefix": replace(BLOCKS, schedule=Blocks(8), cache=PrefixCache()),
+    "pipeline": replace(BLOCKS, schedule=Pipeline(8, 0.1, 0.5), explore=Lookahead(2)),
+    "guided": replace(BLOCKS, schedule=Blocks(8), guidance=0.7),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_on_every_layout(name: str, layout: str) -> None:
+    check(PLANS[name], of_layout(layout), batch=2)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_sub_blocks_on_a_model_of_theirs(inside: bool) -> None:
+    """Rows of a batch keep their own block stores."""
+    decoder = replace(BLOCKS, schedule=SubBlocks(8, 4), cache=HierarchicalCache(inside))
+    check(decoder, of_layout("fast_dllm_v2"), batch=3)
+
+
+def watch_forwards(model: Any) -> list[int]:
+    """Return how many requests share each of the model's forwards from here on."""
+    alone, together, sizes = model.forward, model.forward_batch, list[int]()
+    model.forward = lambda *asked: sizes.append(1) or alone(*asked)
+    model.forward_batch = lambda *asked: sizes.append(len(asked[0])) or together(*asked)
+    return sizes
+
+
+@pytest.mark.parametrize("batch", [1, 4, 9])
+def test_the_next_request_starts_when_one_ends(batch: int) -> None:
+    """While requests wait, the batch is full, and no request starts early."""
+    watched, begun = copy(of_layout("llada")), list[str]()
+    sizes = watch_forwards(watched)
+
+    def waiting() -> Iterator[Request]:
+        for request in BATCH:
+            begun.append(request.id)
+            yield request
+
+    finished = []
+    for found in BLOCKS.generate_stream(watched, waiting(), batch):
+        assert len(begun) - len(finished) <= batch
+        finished.append(found)
+    assert [*begun] == [request.id for request in BATCH] and len(finished) == len(BATCH)
+    assert sizes == sorted(sizes, reverse=True), "the batch is full while requests wait"
+    assert max(sizes) == min(batch, len(BATCH))
+    assert sum(sizes) == sum(len(found.trace) for found in finished)
+
+
+@pytest.mark.parametrize("name", ["whole canvas", "block causal", "dual"])
+def test_batched_rows_may_be_left_out(name: str) -> None:
+    large = copy(of_layout("dream"))
+    large.vocab_size = LARGE
+    check(PLANS[name], large, batch=3)
+
+
+def test_a_request_that_cannot_be_decoded_is_refused() -> None:
+    wrong = replace(BATCH[1], prompt_ids=(of_layout("llada").special.mask, 5))
+    with pytest.raises(DllmBenchError, match="'long' begins with the padding token"):
+        list(BLOCKS.generate_stream(of_layout("llada"), [BATCH[0], wrong], 2))
+
+
+# --- guidance, autoregressive decoding, cut canvases, tensor operations ---------------------------
+
+REQUEST = Request("loop", tuple(range(3, 14)), 32)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_guidance_is_the_published_formula(model, scale) -> None:
+    """LLaDA's semi-autoregressive loop with guidance, one token per forward, written down."""
+    prompt = len(REQUEST.prompt_ids)
+    x = torch.full((1, prompt + 16), ROLES["mask"])
+    x[0, :prompt] = torch.tensor(REQUEST.prompt_ids)
+    for step in range(16):
+        blind = x.clone()
+        blind[:, :prompt] = ROLES["mask"]
+        with_prompt, without = whole_forward(model, x)[0], whole_forward(model, blind)[0]
+        logits = without + (scale + 1) * (with_prompt - without)
+        logits[:, ROLES["mask"]] = -torch.inf
+        sure, ids = logits.softmax(-1).max(-1)
+        begin = prompt + step // 8 * 8
+        sure[:begin], sure[begin + 8 :] = -1, -1
+        sure[x[0] != ROLES["mask"]] = -1
+        x[0, sure.argmax()] = ids[sure.argmax()]
+    decoder = replace(BASE, select=TopK(), guidance=scale)
+    generation = decoder.generate(model, replace(REQUEST, max_new_tokens=16))
+    assert list(generation.ids) == x[0, prompt:].tolist()
+    assert {forward.branches for forward in generation.trace.forwards} == {2}
+    plain = replace(decoder, guidance=0.0).generate(model, replace(REQUEST, max_new_tokens=16))
+    assert plain.ids != generation.ids
+
+
+def test_guidance_goes_with_lookahead_and_pipeline(model) -> None:
+    decoder = replace(BASE, schedule=Pipeline(8, 0.1, 0.5), explore=Lookahead(2), guidance=1.0)
+    generation = decoder.generate(model, REQUEST)
+    assert MASKED not in generation.born
+    assert {forward.branches for forward in generation.trace.forwards} <= {2, 4, 6}
+
+
+def test_autoregressive_decoding_is_greedy_next_token_prediction() -> None:
+    """Against whole causal forwards of transformers' own module."""
+    model = tiny_denoiser("dream", seed=2)
+    tokens = list(REQUEST.prompt_ids)
+    for _ in range(12):
+        ids = torch.tensor([tokens])
+        mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
+        logits = model.module(input_ids=ids, attention_mask=mask, use_cache=False).logits[0, -1]
+        logits[ROLES["mask"]] = -torch.inf
+        tokens.append(int(logits.argmax()))
+    decoder = MaskedDecoder(Confidence(), TopK(), Blocks(1), CausalCache())
+    generation = decoder.generate(model, replace(REQUEST, max_new_tokens=12))
+    assert list(generation.ids) == tokens[-12:]
+    assert [forward.fed for forward in generation.trace.forwards] == [11, *[1] * 11]
+    assert [forward.cached for forward in generation.trace.forwards] == [0, *range(11, 22)]
+
+
+@pytest.mark.parametrize(("block", "new", "length"), [(8, 10, 13), (32, 1, 21), (32, 4, 21)])
+def test_whole_blocks_are_decoded_and_cut_to_the_length_asked_for(
+    model, block, new, length
+) -> None:
+    """They may take more forwards than tokens were asked for: 21 positions for a token or four."""
+    schedule = Blocks(block, sees_future=False, absolute=True, whole=True)
+    decoder = replace(BASE, schedule=schedule, select=TopK(), cache=BlockCache())
+    generation = decoder.generate(model, replace(REQUEST, max_new_tokens=new))
+    assert len(generation.trace) == len(generation.ids) == length
+    assert generation.cut["length"] == new
+
+
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+def test_a_budget_is_kept(model, explore) -> None:
+    decoder = replace(BASE, select=Threshold(1.0, strict=True), explore=explore, stop=Budget(5))
+    generation = decoder.generate(model, REQUEST)
+    assert len(generation.trace) == 5
+    assert sum(born != MASKED for born in generation.born) >= 5
+
+
+@pytest.mark.parametrize(
+    "schedule", covering(3, [Blocks(8), Blocks(None), Pipeline(8, 0.5, 0.5)]), ids=str
+)
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize(
+    "cache", [NoCache(), BlockCache("full"), PrefixCache(), DualCache()], ids=str
+)
+def test_a_cut_canvas_stays_cut(model, schedule, explore, cache) -> None:
+    slow = replace(BASE, select=Threshold(1.0, strict=True), explore=explore)
+    decoder = replace(slow, schedule=schedule, cache=cache)
+    whole = decoder.generate(model, REQUEST)
+    cut = replace(decoder, stop=CutAt(11 + 19)).generate(model, REQUEST)
+    assert len(cut.ids) == 19 and MASKED not in cut.born
+    early = [i for i, born in enumerate(whole.born[:19]) if born < 2]
+    assert [cut.ids[i] for i in early] == [whole.ids[i] for i in early]
+    seen = [forward.fed + forward.cached for forward in cut.trace.forwards[2:]]
+    assert max(seen) <= 30
+    gone = replace(decoder, stop=CutAt(11)).generate(model, REQUEST)
+    assert len(gone.trace) == 2 and gone.ids == ()
+
+
+class Ops(TorchDispatchMode):
+    """Counts the tensor operations made inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.made[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Answer:
+    """A model of three operations, so that what is counted is the decoder's."""
+
+    picks_rows = False
+
+    def __init__(self, model) -> None:
+        self.special, self.device, self.new_cache = model.special, model.device, model.new_cache
+        generator = torch.Generator().manual_seed(0)
+        self.table = torch.randn(64, model.vocab_size, generator=generator)
+
+    def forward(self, tokens_KL, plan, kv):
+        rows = plan.rows[1] - plan.rows[0]
+        return self.table[:rows].expand(len(tokens_KL), -1, -1).clone()
+
+
+def operations(decoder: MaskedDecoder, width: int, model) -> Counter[str]:
+    """Tensor operations of a whole generation of one block of `width` positions, not the first."""
+    request = replace(REQUEST, max_new_tokens=width)
+    decoder.generate(Answer(model), request)
+    with Ops() as ops:
+        decoder.generate(Answer(model), request)
+    return ops.made
+
+
+STEPS = 4
+ONE_BLOCK = replace(BASE, schedule=Blocks(None), select=TopK(STEPS))
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        *(replace(ONE_BLOCK, score=score) for score in (Margin(), NegEntropy())),
+        *(replace(ONE_BLOCK, score=Credit(Confidence(), full_distribution=f)) for f in (0, 1)),
+        *(
+            replace(ONE_BLOCK, select=Union(TopK(STEPS), select))
+            for select in (
+                Threshold(1.0, strict=True),
+                Factor(1e-9),
+                Hierarchy(1.0, 1.0),
+                Epsilon(STEPS),
+            )
+        ),
+        replace(ONE_BLOCK, select=Ration(Threshold(0.0), STEPS), stop=Eos("token")),
+        replace(ONE_BLOCK, explore=Lookahead(2, alpha=0.5, fraction=0.5)),
+    ],
+    ids=lambda decoder: f"{decoder.score}-{decoder.select}-{decoder.explore}",
+)
+def test_tensor_operations_do_not_grow_with_the_window(decoder, model) -> None:
+    """No operation per position: windows of 16 and of 64 cost the same number in as many steps."""
+    assert operations(decoder, 16, model) == operations(decoder, 64, model)
+
+
+OPERATIONS = {"vanilla": 691, "dream": 916, "fast_dllm": 953, "eb_sampler": 1203}
+"""Operations of 16 positions; one fewer than before committed tokens could be revised."""
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_decoder_makes_no_operation_for_what_it_does_not_use(name: str) -> None:
+    """Above all for a reviser: raise a number only for what the decoder itself has to do."""
+    model = tiny_denoiser("llada", seed=1)
+    assert operations(decoders()[name], 16, model).total() == OPERATIONS[name]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
+from dllm_bench.core.declared import in_words
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Option, Request
 from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.methods.branches import Lookahead, SelfDraft
+from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     AnyOf,
@@ -28,26 +30,12 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.confidence_rules import (
-    AnswerGap,
-    EarlyExit,
-    EntropyBound,
-    LocalLeap,
-    SlowFast,
-    WithEntropy,
-)
-from dllm_bench.methods.d3llm import DelayedCache, EndFill
+from dllm_bench.methods.confidence_rules import AnswerGap, EntropyBound, SlowFast, WithEntropy
+from dllm_bench.methods.d3llm import EndFill
 from dllm_bench.methods.drafting import NGramDraft, NoDraft, StepProfile, SurvivalThreshold
 from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
-from dllm_bench.methods.fast_dllm import (
-    HierarchicalCache,
-    Hierarchy,
-    Ration,
-    SubBlocks,
-    VicinityCache,
-)
-from dllm_bench.methods.fast_dllm_pp import FrechetBound
-from dllm_bench.methods.history import Credit, KLHistory, Stable
+from dllm_bench.methods.fast_dllm import HierarchicalCache, Ration, SubBlocks
+from dllm_bench.methods.history import Credit, Stable
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
 from dllm_bench.methods.lengths import Daedal
 from dllm_bench.methods.likelihood import LikelihoodDecoder
@@ -60,12 +48,12 @@ from dllm_bench.methods.position_caches import (
     Drawn,
     SparseCache,
 )
-from dllm_bench.methods.position_rules import Dilated, TokenCounts
+from dllm_bench.methods.position_rules import TokenCounts
 from dllm_bench.methods.revising import Leftmost, SoftRevision
 from dllm_bench.methods.row_caches import DLLMCache, ElasticCache
 from dllm_bench.methods.trained_drafts import HardwareAwareLength
 from tests.helpers import tiny_denoiser
-from tests.pieces import RandomHead, Table
+from tests.pieces import SLOTS, RandomHead, Table, pieces
 
 BASE = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
 GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
@@ -89,70 +77,38 @@ def decode(decoder: Any, layout: str = "llada", **changes: Any) -> None:
     decoder.generate(tiny_denoiser(layout, 1), replace(REQUEST, **changes))
 
 
+def declared(kind: type) -> dict[str, Any]:
+    """Field -> its type, of those that declare a range or choices."""
+    hints = get_type_hints(kind, include_extras=True)
+    types = {field.name: hints[field.name] for field in fields(kind) if field.init}
+    return {name: kind for name, kind in types.items() if re.search("Range|Literal", str(kind))}
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_a_setting_outside_of_what_a_piece_declares_is_refused(slot: str) -> None:
+    """Of every configured piece: -3 is in no range and no choice that is declared."""
+    for piece in pieces(slot).values():
+        kind = type(piece)
+        for name, words in declared(kind).items():
+            sentence = f"{kind.__name__} has {name} -3; give {in_words(words)}"
+            with pytest.raises(DllmBenchError, match=re.escape(sentence)):
+                replace(piece, **{name: -3})  # type: ignore[type-var]
+
+
 SETTINGS: list[tuple[Make, str]] = [
-    *(
-        (partial(kind, **{name: value}), f"{kind.__name__} has {name} {value!r}{more}")
-        for kind in (PrefixCache, DualCache, VicinityCache)
-        for name, value, more in (("every", 0, ""), ("clock", "day", ".*'block' or 'request'"))
-    ),
-    (partial(VicinityCache, before=-1), "before -1"),
     (partial(SubBlocks, 8, 3), "block of 8 and small 3.*divides"),
-    (partial(DKVGreedyCache, every=0), "has every 0"),
-    (partial(Drawn, 0), "Drawn has steps 0"),
-    (partial(D2Cache, sigma=0.0), "D2Cache has sigma 0"),
-    (partial(D2Cache, current=0), "D2Cache has current 0"),
-    (partial(ElasticCache, window=0), "ElasticCache has "),
-    (partial(ElasticCache, gamma=-0.1), "ElasticCache has "),
     (partial(BlockCache, "full", reuse="exact"), "choose reuse approximate or none"),
-    (partial(BlockCache, reuse="all"), "reuse 'all'; give 'none' or"),
     (partial(fit, forbid="mask"), "forbid 'mask'; give 'eos' or 'eot' or 'ends'"),
     (partial(fit, smoothing=-0.1), "smoothing -0.1; give a number of 0"),
-    (partial(Confidence, last="all"), "last 'all'; give 'eos' or 'eot' or 'ends'"),
-    (partial(Confidence, "float16"), "Confidence has precision 'float16'; give 'float32' or"),
-    (partial(NegEntropy, eps=-1.0), "NegEntropy has eps -1.0"),
-    (partial(Credit, Confidence(), beta=1.2), "Credit has beta 1.2"),
-    (partial(Credit, Confidence(), scope="row"), "Credit has scope 'row'; give 'block' or"),
     (partial(Credit, Credit(Confidence())), "Credit has another Credit"),
-    (partial(Gumbel, temperature=-1.0), "Gumbel has temperature -1.0"),
-    (partial(Gumbel, precision="bfloat16"), "give 'float32' or 'float64'"),
-    (partial(Sampled, temperature=-0.1), "Sampled has temperature -0.1"),
-    (partial(Sampled, top_p=0.0), "Sampled has top_p 0.0"),
-    (partial(Sampled, top_k=0), "Sampled has top_k 0"),
-    (partial(Epsilon, 0), "Epsilon has steps 0"),
-    (partial(Epsilon, alg_temp=0.0), "Epsilon has alg_temp 0.0"),
     (partial(Origin, alg_temp=1.0), "the same at every mask"),
     (partial(Origin, 4, eps=2.0), "Origin has eps 2.0"),
     (partial(Origin, 4, ties="canvas"), "Origin has alg_temp None and ties canvas"),
-    (partial(Hierarchy, 0.9, low=7), "Hierarchy has low 7"),
-    (partial(Lookahead, -1), "k -1; give a whole number of 0 or more"),
-    (partial(Lookahead, 2, alpha=1.5), "alpha 1.5"),
-    (partial(Lookahead, 2, sliding=0), "sliding 0"),
     (partial(Lookahead, 2, sliding=4, fraction=0.5), "sliding 4 and fraction 0.5"),
-    (partial(Lookahead, 2, reads="both"), "reads 'both'; give 'fused' or 'raw'"),
     (partial(Lookahead, 3, base_wins=True, base_competes=False), "change one of the two"),
-    *(
-        (partial(Daedal, 8, **{name: 0}), f"{name} 0")
-        for name in ("initial", "factor", "eos_window")
-    ),
-    (partial(EntropyBound, 0.1, least=0), "EntropyBound has least 0"),
-    (partial(EntropyBound, 0.1, left_out="first"), "has left_out 'first'"),
-    (partial(LocalLeap, 0.9, 0.7, -1), "radius -1"),
-    (partial(Stable, TopK(), 0.9, -1.0), "Stable has eps -1.0"),
-    (partial(Stable, TopK(), 0.9, 0.1, commits="one"), "has commits 'one'"),
-    (partial(KLHistory, length=0), "KLHistory has length 0"),
-    (partial(Dilated, base=0), "Dilated has base 0"),
     (partial(SlowFast, 0.9, 0.3, explores=1), "SlowFast has explores 1"),
-    (partial(EarlyExit, block=0), "EarlyExit has block 0"),
-    (partial(AnswerGap, width=0), "AnswerGap has width 0"),
-    (partial(DelayedCache, delay=-1), "DelayedCache has delay -1"),
     (partial(TokenCounts, "nowhere.json"), "There are no token counts 'nowhere.json'"),
     (partial(WithEntropy, Confidence(last="ends")), "inner score has last 'ends'"),
-    (partial(FrechetBound, -0.1), "FrechetBound has delta -0.1"),
-    (partial(Ration, Threshold(0.9), 0), "Ration has steps 0"),
-    (partial(SelfDraft, 0), "draft_steps 0; give a whole number of 1 or more"),
-    (partial(SoftRevision, sure=0.9, likeliest=0), "SoftRevision has likeliest 0"),
-    (partial(SoftRevision, sure=1.5), r"sure 1\.5"),
-    (partial(Leftmost, 1.1), r"tau 1\.1"),
     (partial(LikelihoodDecoder, draws=40), r"make decoder\.draws a multiple"),
     (partial(LikelihoodDecoder, block=0), "1 or more"),
 ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -33,41 +32,19 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.d3llm import EntropyThreshold, MultiBlock
 from dllm_bench.methods.dream import Epsilon, Sampled
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter
-from dllm_bench.registry import describe, instantiate
 from tests.helpers import ROLES, Watched
 from tests.pieces import RandomHead, Table
 
 PROMPT = tuple(range(3, 19))  # 16 positions
 MASK = ROLES["mask"]
 BASE = MaskedDecoder(Confidence(), Threshold(0.6), Blocks(None), NoCache())
-DEFAULTS = (
-    Factor(1.0),
-    Threshold(0.9),
-    Hierarchy(0.9),
-    Lookahead(3),
-    Blocks(16),
-    Pipeline(8, 0.1, 0.9),
-    Sampled(),
-    Epsilon(),
-    TopK(),
-    Eos(),
-)
 
 
 def decode(decoder: MaskedDecoder, new: int, model: Table | Watched | None = None) -> Generation:
     return decoder.generate(model or Table(), Request("released", PROMPT, new))
-
-
-@pytest.mark.parametrize("piece", DEFAULTS, ids=lambda piece: type(piece).__name__)
-def test_a_default_leaves_the_hash_of_a_run_as_it_was(piece) -> None:
-    added = {"released", "fall", "base_competes", "short", "floor", "prompt"}
-    added |= {"released_ties", "ties"}
-    assert not added & set(describe(piece))
-    assert instantiate(describe(piece), None) == piece
 
 
 # --- selectors -----------------------------------------------------------------------------------
@@ -253,59 +230,6 @@ def test_the_pipeline_makes_as_many_whole_blocks_as_fit() -> None:
     for schedule, new in ((replace(pipeline, floor=False), 32), (pipeline, 11)):
         with pytest.raises(DllmBenchError, match="A block of 12 does not divide"):
             decode(replace(BASE, schedule=schedule), new)
-
-
-class MasksFirst(Table):
-    """Predicts the mask token in the first block of 8 as long as the second one is not begun."""
-
-    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
-        logits_KRV = super().forward(tokens_KL, plan, kv)
-        start = len(PROMPT)
-        if (tokens_KL[:, start + 8 :] == MASK).all():
-            logits_KRV[:, start - plan.rows[0] : start + 8 - plan.rows[0], MASK] = 99.0
-        return logits_KRV
-
-
-def d3llm(model: Table, new: int, tau: float) -> list[int]:
-    """Restate d3LLM's loop with its own count of masks, for which a written mask token is decoded:
-    the canvas at its end.
-    """
-    canvas, left, opened, start = [*PROMPT, *[MASK] * new], [8] * (new // 8), 1, len(PROMPT)
-    while MASK in canvas:
-        opened += opened < len(left) and left[opened - 1] <= 4
-        logits_LV = model.place[: len(canvas)] + model.token[torch.tensor(canvas)].mean(0)
-        if MASK in canvas[start + 8 :] and len({*canvas[start + 8 :]}) == 1:
-            logits_LV[start : start + 8, MASK] = 99.0
-        entropy = torch.special.entr(logits_LV.double().softmax(-1)).sum(-1).tolist()
-        masked = [at for at in range(start, start + 8 * opened) if canvas[at] == MASK]
-        chosen = {at for at in masked if entropy[at] <= tau} | {
-            min(masked, key=entropy.__getitem__)
-        }
-        first = next((block for block in range(opened) if left[block] > 0), None)
-        own = [at for at in masked if (at - start) // 8 == first]
-        if own and not chosen & {*own}:
-            chosen.add(min(own, key=entropy.__getitem__))
-        for at in chosen:
-            canvas[at] = int(logits_LV[at].argmax())
-            left[(at - start) // 8] -= 1
-    return canvas
-
-
-def test_d3llm_counts_a_written_mask_token_as_decoded_where_it_stays_masked_here() -> None:
-    """The released count opens the second block, and the loop ends; here it is refused."""
-    assert MASK not in d3llm(MasksFirst(), 16, 0.5)
-    decoder = replace(
-        BASE,
-        score=NegEntropy("float64"),
-        select=EntropyThreshold(0.5, best=True),
-        schedule=MultiBlock(8, 0.5),
-        forbid_mask=False,
-    )
-    with pytest.raises(
-        DllmBenchError, match=r"mask token at all masks; set decoder\.forbid_mask=true"
-    ):
-        decode(decoder, 16, MasksFirst())
-    assert MASK not in decode(replace(decoder, forbid_mask=True), 16, MasksFirst()).ids
 
 
 # --- stop rules ----------------------------------------------------------------------------------

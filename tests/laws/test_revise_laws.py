@@ -1,6 +1,6 @@
-"""Laws of decoders that revise: traces, budgets, endings, and thresholds out of reach.
+"""Laws of decoders that revise: traces, budgets, endings, thresholds out of reach, soft rows.
 
-`test_masked_batch_laws` decodes them in batches, `test_product` beside all other pieces.
+`test_masked_laws` decodes them in batches, `test_product` beside all other pieces.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,13 @@ from dllm_bench.core.trace import AGAIN_MASKED
 from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import NoCache, PrefixCache
-from dllm_bench.methods.common import Eos, NegEntropy
+from dllm_bench.methods.caches import BlockCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Blocks, Confidence, Eos, NegEntropy
 from dllm_bench.methods.d3llm import DelayedCache, EndFill, EntropyThreshold, MultiBlock
 from dllm_bench.methods.remasking import Remask, Wino
-from dllm_bench.methods.revising import Budgeted, Edit
+from dllm_bench.methods.revising import Budgeted, Edit, Leftmost, SoftRevision
+from dllm_bench.runs.sessions import MeasuredDenoiser
+from tests.helpers import tiny_denoiser
 from tests.pieces import Table, decoders
 from tests.tiers import covering
 
@@ -156,3 +159,60 @@ def test_a_reviser_that_cycles_ends_with_a_sentence() -> None:
     with pytest.raises(DllmBenchError, match="Remask keeps changing its tokens.*per_position"):
         decoded(replace(REVISING["t2m"], revise=endless))
     decoded(replace(REVISING["t2m"], revise=replace(endless, per_position=2)))
+
+
+# --- soft rows (DMax): when a block is left, and what goes with it --------------------------------
+
+NEW = REQUEST.max_new_tokens
+SOFT = MaskedDecoder(
+    Confidence(),
+    Leftmost(0.02),
+    Blocks(8, sees_future=False),
+    BlockCache(),
+    revise=SoftRevision(sure=0.9),
+)
+
+
+def test_hard_rows_make_it_an_edit_from_zero() -> None:
+    """A table reads ids alone; blocks of 24 leave some texts enough forwards to settle."""
+    soft = replace(SOFT, schedule=Blocks(24), revise=SoftRevision(sure=1.0), cache=NoCache())
+    edit = replace(soft, revise=Edit(tau=0.0, rounds=24))
+    request, settled = Request("soft", tuple(range(3, 13)), 24), 0
+    for seed in range(6):
+        one, other = (decoder.generate(Table(seed), request) for decoder in (soft, edit))
+        if len(one.trace) < 24:
+            assert (one.ids, one.born) == (other.ids, other.born)
+            settled += 1
+    assert settled
+
+
+def test_masks_are_committed_from_left_to_right() -> None:
+    """All that are probable enough, or the first: no more forwards than masks."""
+    for tau, most in ((1.0, NEW), (0.0, NEW // 8)):
+        for one in decoded(replace(SOFT, select=Leftmost(tau), revise=NoRevision())):
+            assert list(one.born) == sorted(one.born)
+            assert len(one.trace) == most
+
+
+@pytest.mark.parametrize("sure", [0.0, 0.9, 1.0])
+def test_a_block_ends_after_as_many_forwards_as_it_has_positions(sure: float) -> None:
+    for one in decoded(replace(SOFT, revise=SoftRevision(sure=sure))):
+        assert len(one.trace) <= NEW and MASKED not in one.born
+
+
+def test_only_the_released_form_leaves_masks() -> None:
+    """A block that is sure at once: its first mask alone is committed."""
+    revise = SoftRevision(sure=0.0, released=True)
+    for one in decoded(replace(SOFT, select=Leftmost(1.0), revise=revise)):
+        assert one.born.count(MASKED) == NEW - NEW // 8 and len(one.trace) == NEW // 8
+
+
+def test_guidance_and_the_error_of_a_cache_feed_the_same_rows() -> None:
+    """What the cache left out of a forward is committed, and is fed as it stands."""
+    model = tiny_denoiser("llada", 4)
+    measured: Any = MeasuredDenoiser(model)
+    assert SOFT.generate(measured, REQUEST).ids == SOFT.generate(model, REQUEST).ids
+    assert measured.rows and measured.nats / measured.rows < 1e-5
+    guided = replace(SOFT, cache=NoCache("block_causal"), guidance=1e-7)
+    plain = replace(guided, guidance=0.0)
+    assert guided.generate(model, REQUEST).ids == plain.generate(model, REQUEST).ids

@@ -153,15 +153,6 @@ def test_sure_drafts_are_verified_and_hopeless_ones_are_not(choose: Choose) -> N
     assert choose([[1.0] * 4, [1.0] * 2], growing) == [4, 2]
 
 
-def test_a_busy_machine_verifies_less() -> None:
-    """More requests with the same drafts: fewer tokens verified of each, down to none."""
-    profile = from_steps([max(1.0, n / 8) for n in range(1, 65)])
-    row = [0.8] * 4
-    shares = [sum(early_stop([row] * n, profile)) / n for n in (1, 2, 4, 8, 16)]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] == 4 and shares[-1] == 0
-
-
 def test_nothing_is_scheduled_beyond_the_measured_sizes() -> None:
     assert early_stop([[1.0] * 9], StepProfile((1, 4), (1.0, 1.0))) == [3]
     with pytest.raises(DllmBenchError, match=r"step of 5 tokens.*train sps"):
@@ -337,15 +328,3 @@ def test_a_size_known_before_keeps_the_distribution_too() -> None:
 
 def test_the_global_maximum_changes_the_distribution_of_a_batch() -> None:
     assert farthest(anywhere) > 1e-3
-
-
-# --- the piece (in the loop: test_speculative_batch_laws) ----------------------------------------
-
-
-def test_the_piece_reads_logits_of_every_request() -> None:
-    logits = [torch.tensor([2.0, 0.0, -1.0]), torch.tensor([]), torch.tensor([-3.0])]
-    proposals = [Proposal(torch.zeros(len(x)).long(), survival_D=x) for x in logits]
-    profile = from_steps([1, 1.1, 1.2, 1.3, 1.5, 1.8, 2.1])
-    assert HardwareAwareLength(profile)(proposals) == early_stop(
-        [x.double().sigmoid().tolist() for x in logits], profile
-    )

@@ -17,7 +17,7 @@ from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.decoder import Condition
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState, MemoKey
-from dllm_bench.decoding.defaults import Greedy
+from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.branches import Lookahead
@@ -33,12 +33,12 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
+from dllm_bench.methods.dream import Epsilon, Gumbel, Origin
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
-from dllm_bench.methods.history import CREDIT, IDS, START, Credit
+from dllm_bench.methods.history import Credit
 from dllm_bench.methods.revising import RepeatPenalty
 from tests.helpers import ROLES, VOCAB
-from tests.pieces import BLOCK, Table, pieces
+from tests.pieces import BLOCK, CutAt, Table, opened, pieces
 
 DENSE = MemoKey[Tensor]("dense")
 SPECIAL = SpecialTokens(**ROLES)
@@ -64,22 +64,8 @@ def logits_of(seed: int, width: int, branches: int = 1, spread: float = 4.0) -> 
     return logits_KWV
 
 
-def frame(
-    masked_KL: Tensor, block: int, start: int = 0, prompt: int = 0
-) -> tuple[DecodeState, Window]:
-    """Return a state with these masks and the window from `start` to its end, all masks open."""
-    branches, length = masked_KL.shape
-    born_KL = torch.where(masked_KL, MASKED, 0).int()
-    born_KL[:, :prompt] = PROMPT
-    state = DecodeState(torch.zeros_like(born_KL).long(), born_KL, prompt, SPECIAL)
-    open_KW = state.masked_KL[:, start:]
-    blocks = math.ceil(open_KW.shape[1] / block)
-    must_KN = torch.ones(branches, blocks, dtype=torch.bool)
-    return state, Window(start, length, length, start, block, 0, open_KW, must_KN)
-
-
 def masks(width: int, branches: int = 1) -> tuple[DecodeState, Window]:
-    return frame(torch.ones(branches, width, dtype=torch.bool), width)
+    return opened(torch.ones(branches, width, dtype=torch.bool))
 
 
 def test_scores_of_single_rows_read_masks_alone() -> None:
@@ -156,49 +142,53 @@ def test_every_selector_takes_every_precision(precision: Precision, select) -> N
 
 @dataclass(frozen=True)
 class Dense(Score):
-    """Eq. 6 and 7 with a table over canvas and vocabulary; blocks play no part but in adaptive."""
+    """Eq. 6 and 7 of a credit with a table over canvas and vocabulary; blocks play no part but in
+    adaptive."""
 
-    inner: Score
-    alpha: float
-    beta: float
-    gamma: float
-    adaptive: bool = False
-    full: bool = False
-    block: int = BLOCK
-    origin: int = 0
+    credit: Credit
+    origin: int
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        law_KWV = logits_KWV.softmax(-1)
-        top_KW1 = law_KWV.argmax(-1, keepdim=True)
-        credited_KWV = torch.zeros_like(law_KWV).scatter(-1, top_KW1, 1.0)
-        gamma = 1.0 if self.adaptive else self.gamma
+        credit, law_KWV = self.credit, logits_KWV.softmax(-1)
+        gained_KWV = law_KWV if credit.adaptive else law_KWV.pow(credit.gamma)
+        if not credit.full_distribution:
+            top_KW1 = law_KWV.argmax(-1, keepdim=True)
+            gained_KWV = gained_KWV * torch.zeros_like(law_KWV).scatter(-1, top_KW1, 1.0)
         alpha_KL1, beta_KL1 = self.numbers(state)
         table_KLV = state.memo.get(DENSE)
         if table_KLV is None:
             table_KLV = torch.zeros(state.branches, state.length, VOCAB)
-        table_KLV = beta_KL1 * table_KLV
+        table_KLV = beta_KL1 * table_KLV[:, : state.length]
         span = slice(window.start, window.stop)
-        gained_KWV = law_KWV.pow(gamma) * (1.0 if self.full else credited_KWV)
         table_KLV[:, span] += gained_KWV * window.eligible_KW[..., None]
         state.memo[DENSE] = table_KLV
         bonus_KWV = (alpha_KL1 * table_KLV.log1p())[:, span]
-        return self.inner(logits_KWV + bonus_KWV, state, window)
+        return credit.inner(logits_KWV + bonus_KWV, state, window)
 
     def numbers(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """alpha and beta of every position."""
         ones_KL1 = torch.ones(state.branches, state.length, 1)
-        if not self.adaptive:
-            return self.alpha * ones_KL1, self.beta * ones_KL1
+        if not self.credit.adaptive:
+            return self.credit.alpha * ones_KL1, self.credit.beta * ones_KL1
+        by_block = self.credit.scope == "block"
+        size = BLOCK if by_block else state.length
         share_KL = torch.zeros(state.branches, state.length)
-        for start in range(self.origin, state.length, self.block):
-            span = slice(start, start + self.block)
+        for start in range(self.origin if by_block else 0, state.length, size):
+            span = slice(start, start + size)
             new_KB = state.born_KL[:, span] != PROMPT
             masks_K = state.masked_KL[:, span].sum(1)
             share_KL[:, span] = 1 - (masks_K / new_KB.sum(1).clamp(min=1))[:, None]
         return share_KL[..., None], share_KL[..., None]
 
 
-NUMBERS = {"alpha": 1.0, "beta": 0.8, "gamma": 0.2}
+CREDIT = Credit(Confidence(), alpha=1.0, beta=0.8, gamma=0.2)
+CREDITS = {
+    "fixed": CREDIT,
+    "adaptive": replace(CREDIT, adaptive=True),
+    "adaptive by the whole text": replace(CREDIT, adaptive=True, scope="sequence"),
+    "full": replace(CREDIT, full_distribution=True),
+    "drawn": replace(CREDIT, inner=Gumbel(temperature=1.0)),  # the raw top-1 is credited still
+}
 PROMPT_LEN = len(REQUEST.prompt_ids)
 ORIGINS = {
     Blocks(8): PROMPT_LEN,
@@ -209,22 +199,16 @@ ORIGINS = {
 }
 
 
+@pytest.mark.parametrize("stop", [Filled(), CutAt(PROMPT_LEN + 19)], ids=["whole", "cut"])
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 @pytest.mark.parametrize("schedule", ORIGINS, ids=str)
-@pytest.mark.parametrize("kind", ["fixed", "adaptive", "full"])
-def test_credit_is_a_dense_table_whatever_is_open(kind, schedule, explore) -> None:
-    credit = Credit(
-        Confidence(), **NUMBERS, adaptive=kind == "adaptive", full_distribution=kind == "full"
-    )
-    dense = Dense(
-        Confidence(),
-        **NUMBERS,
-        adaptive=kind == "adaptive",
-        full=kind == "full",
-        origin=ORIGINS[schedule],
-    )
-    decoder = replace(BASE, select=Threshold(0.95), schedule=schedule, explore=explore)
-    found, expected, plain = (noted(decoder, score) for score in (credit, dense, Confidence()))
+@pytest.mark.parametrize("name", CREDITS)
+def test_credit_is_a_dense_table_whatever_is_open(name, schedule, explore, stop) -> None:
+    """In branches that have opened another number of blocks, and in a block that is cut."""
+    credit = CREDITS[name]
+    decoder = replace(BASE, select=Threshold(0.95), schedule=schedule, explore=explore, stop=stop)
+    scores = (credit, Dense(credit, ORIGINS[schedule]), credit.inner)
+    found, expected, plain = (noted(decoder, score) for score in scores)
     for one_KW, other_KW in zip(found, expected, strict=True):
         assert torch.allclose(one_KW, other_KW, atol=1e-5)
     assert sum(float(p.sum()) for p in found) != sum(float(p.sum()) for p in plain), "no say"
@@ -247,74 +231,6 @@ def noted(decoder: MaskedDecoder, score: Score) -> list[Tensor]:
     return seen
 
 
-def test_credit_gains_nothing_where_a_branch_has_not_opened_a_block() -> None:
-    """Branch 1 has opened one of two blocks: its second block scores like the inner score."""
-    state, window = frame(torch.ones(2, 16, dtype=torch.bool), 8)
-    open_KW = window.eligible_KW.clone()
-    open_KW[1, 8:] = False
-    ahead = replace(window, eligible_KW=open_KW)
-    logits_KWV, later_KWV = logits_of(2, 16, 2), logits_of(3, 16, 2)
-    credit, plain = Credit(Confidence()), Confidence()
-    first, raw = credit(logits_KWV, state, ahead), plain(logits_KWV, state, ahead)
-    differs_KW = ~torch.isclose(first.probability_KW, raw.probability_KW)
-    assert torch.equal(differs_KW, open_KW)
-    fresh_state, fresh = frame(torch.ones(2, 16, dtype=torch.bool), 8)
-    later, alone = (credit(later_KWV, *pair) for pair in ((state, window), (fresh_state, fresh)))
-    assert torch.equal(later.probability_KW[1, 8:], alone.probability_KW[1, 8:])
-    assert not torch.equal(later.probability_KW[0], alone.probability_KW[0])
-
-
-@pytest.mark.parametrize("full", [False, True], ids=["top-1", "full"])
-def test_credit_ends_with_its_block_and_survives_a_cut_within_it(full) -> None:
-    credit = Credit(Confidence(), full_distribution=full)
-    state, window = frame(torch.ones(1, 16, dtype=torch.bool), 8)
-    whole = credit(logits_of(4, 16), state, window)
-    state.truncate(13)
-    cut = replace(window, stop=13, eligible_KW=state.masked_KL)
-    logits_KWV = logits_of(5, 16)
-    kept = credit(logits_KWV[:, :13], state, cut)
-    again, window = frame(torch.ones(1, 16, dtype=torch.bool), 8)
-    credit(logits_of(4, 16), again, window)
-    uncut = credit(logits_KWV, again, window)
-    assert torch.equal(kept.probability_KW, uncut.probability_KW[:, :13])
-    assert not torch.equal(kept.ids_KW, whole.ids_KW[:, :13])
-    second = replace(cut, start=8, eligible_KW=state.masked_KL[:, 8:])
-    credit(logits_KWV[:, 8:13], state, second)
-    keys = (CREDIT,) if full else (CREDIT, IDS)
-    assert {state.memo[key].shape[1] for key in keys} == {5}
-    third = replace(cut, start=13, stop=21, eligible_KW=torch.ones(1, 8, dtype=torch.bool))
-    fresh = credit(logits_of(6, 8), state, third)
-    alone = credit(logits_of(6, 8), *masks(8))
-    assert torch.equal(fresh.probability_KW, alone.probability_KW)
-
-
-def test_adaptive_credit_has_no_weight_in_an_untouched_block_over_the_prompt() -> None:
-    """Five of the block's positions are prompt: nothing is decoded yet, so alpha is 0."""
-    masked_KL = torch.ones(1, 13, dtype=torch.bool)
-    state, window = frame(masked_KL, 8, prompt=5)
-    window = replace(window, eligible_KW=state.masked_KL)
-    logits_KWV = logits_of(7, 13)
-    plain = Confidence()(logits_KWV, state, window)
-    for scope in ("block", "sequence"):
-        found = Credit(Confidence(), adaptive=True, scope=scope)(logits_KWV, state, window)
-        assert torch.equal(found.probability_KW, plain.probability_KW)
-
-
-@pytest.mark.parametrize(("scope", "shares"), [("block", (0.5, 0.0)), ("sequence", (0.25, 0.25))])
-def test_adaptive_credit_weighs_by_what_is_decoded(scope, shares) -> None:
-    """One of two masks of the first block is decoded, none of two in the second."""
-    masked_KL = torch.tensor([[False, True, True, True]])
-    state, window = frame(masked_KL, 2)
-    logits_KWV = logits_of(8, 4)
-    found = Credit(Confidence(), adaptive=True, scope=scope)(logits_KWV, state, window)
-    law_WV = logits_KWV[0].softmax(-1)
-    for at, share in ((1, shares[0]), (2, shares[1])):
-        top = law_WV[at].max()
-        grown = top * (1 + top) ** share
-        expected = grown / (1 - top + grown)
-        assert float(found.probability_KW[0, at]) == pytest.approx(float(expected), rel=1e-5)
-
-
 @pytest.mark.parametrize("inner", PLAIN, ids=str)
 def test_raw_confidence_is_the_inner_ranking(inner) -> None:
     logits_KWV = logits_of(9, 20)
@@ -323,22 +239,6 @@ def test_raw_confidence_is_the_inner_ranking(inner) -> None:
     assert torch.equal(found.raw_KW, plain.confidence_KW)
     assert not torch.equal(found.confidence_KW, plain.confidence_KW)
     assert Credit(inner)(logits_KWV, *masks(20)).raw_KW is None
-
-
-@pytest.mark.parametrize("sampler", [Gumbel, Sampled])
-def test_credit_leaves_its_memory_as_it_is_whatever_reads_it(sampler) -> None:
-    """Candidates are drawn from the fused logits, credit goes to the raw top-1 all the same."""
-    drawn, plain = Credit(sampler(temperature=2.0)), Credit(Confidence())
-    states = [masks(20), masks(20)]
-    for seed in range(3):
-        ids = [
-            s(logits_of(seed, 20), *at).ids_KW for s, at in zip((drawn, plain), states, strict=True)
-        ]
-        assert not torch.equal(*ids)
-    memos = [state.memo for state, _ in states]
-    assert set(memos[0]) == set(memos[1]) == {START, CREDIT, IDS}
-    assert memos[0][START] == memos[1][START]
-    assert all(torch.equal(memos[0][key], memos[1][key]) for key in (CREDIT, IDS))
 
 
 def test_a_repeat_penalty_is_restricted_to_tokens_of_the_same_block() -> None:

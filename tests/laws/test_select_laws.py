@@ -1,11 +1,13 @@
-"""Laws of the selectors that follow a schedule, share a budget or split runs of masks.
+"""Laws of the selectors: schedules of steps, budgets, runs of masks, and the adaptive samplers.
 
 On tiny random models where the whole decoder matters, on random scores where the rule alone does.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,18 +17,38 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.state import MASKED, PROMPT, DecodeState
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.state import PROMPT, DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
-from dllm_bench.methods.common import Blocks, Confidence, Threshold, TopK, Union
-from dllm_bench.methods.dream import Epsilon, Origin
+from dllm_bench.methods.common import (
+    Blocks,
+    Confidence,
+    Margin,
+    NegEntropy,
+    Pipeline,
+    Threshold,
+    TopK,
+    Union,
+)
+from dllm_bench.methods.confidence_rules import (
+    GAP,
+    AnswerGap,
+    EarlyExit,
+    EntropyBound,
+    LocalLeap,
+    WithEntropy,
+)
+from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
+from dllm_bench.methods.dream import Epsilon, Origin, Sampled
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
-from tests.helpers import ROLES
-from tests.pieces import Table
+from dllm_bench.methods.history import KLHistory, Stable
+from dllm_bench.methods.position_rules import Calibrated, Dilated, TokenCounts, pattern
+from tests.helpers import Watched
+from tests.pieces import Table, opened
 
 REQUEST = Request("laws", tuple(range(3, 20)), 32)
 OFF = 1.0  # no probability is above it
@@ -34,8 +56,17 @@ WHOLE = MaskedDecoder(Confidence(), TopK(), Blocks(None), NoCache())
 BY_8 = replace(WHOLE, schedule=Blocks(8))
 
 
-def generate(decoder: MaskedDecoder, select: Select, model) -> Generation:
-    return replace(decoder, select=select).generate(model, REQUEST)
+BY_ENTROPY = replace(BY_8, score=NegEntropy())
+OUT = 1e9  # a gap that no logits reach
+NEVER, ALWAYS = -1.0, 1e9  # nats: no entropy is below the first, none above the second
+
+
+def decoded(model, decoder: MaskedDecoder, **pieces) -> Generation:
+    return replace(decoder, **pieces).generate(model, REQUEST)
+
+
+def same(one: Generation, other: Generation) -> bool:
+    return (one.ids, one.born) == (other.ids, other.born)
 
 
 def per_forward(generation: Generation) -> list[int]:
@@ -43,44 +74,61 @@ def per_forward(generation: Generation) -> list[int]:
     return [generation.born.count(step) for step in range(len(generation.trace))]
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [(None, [0] + [1] * 30 + [2]), (32, [0] + [1] * 30 + [2]), (16, [1] + [2] * 14 + [3])],
-)
-def test_time_schedule_commits_the_published_counts(model, steps, expected) -> None:
-    assert per_forward(generate(WHOLE, Epsilon(steps, idle=True), model)) == expected
+REDUCED = [  # a decoder, and two selectors of which it decodes the same
+    (WHOLE, Epsilon(), TopK()),
+    (BY_8, Ration(Threshold(0.3), 1), Threshold(0.3)),
+    (BY_8, FrechetBound(1), TopK()),
+    *((BY_8, Hierarchy(tau, low=OFF), Threshold(tau, strict=True)) for tau in (0.3, 0.6, OFF)),
+    (BY_ENTROPY, EntropyThreshold(NEVER), TopK()),
+    (BY_ENTROPY, EntropyThreshold(NEVER, best=True), TopK()),
+    (BY_ENTROPY, EntropyBound(NEVER), TopK()),
+    (BY_ENTROPY, EntropyBound(0.0), TopK()),
+    (BY_ENTROPY, EntropyBound(0.0, left_out="last"), TopK()),
+    (BY_ENTROPY, LocalLeap(1.0, 0.0, 4), TopK()),
+    *(  # in order of entropy the largest is the last
+        (BY_ENTROPY, EntropyBound(gamma, left_out="largest"), EntropyBound(gamma, left_out="last"))
+        for gamma in (0.5, 2.0, 8.0)
+    ),
+]
 
 
-def test_time_schedule_without_idle_forwards_is_one_token_each(model) -> None:
-    busy, one = generate(WHOLE, Epsilon(), model), generate(WHOLE, TopK(), model)
-    assert busy.ids == one.ids and busy.born == one.born
+@pytest.mark.parametrize(("decoder", "select", "simpler"), REDUCED)
+def test_a_selector_may_reduce_to_a_simpler_one(model, decoder, select, simpler) -> None:
+    assert same(decoded(model, decoder, select=select), decoded(model, decoder, select=simpler))
+
+
+COUNTS = [  # a decoder, a selector, and how many positions each forward commits
+    *((WHOLE, Epsilon(steps, idle=True), [0] + [1] * 30 + [2]) for steps in (None, 32)),
+    (WHOLE, Epsilon(16, idle=True), [1] + [2] * 14 + [3]),
+    (WHOLE, Epsilon(1), [32]),
+    (WHOLE, Origin(1), [32]),
+    (WHOLE, Ration(Threshold(0.0), 8), [4] * 8),
+    (WHOLE, Ration(Threshold(0.0), 5), [6, 6, 7, 6, 7]),
+    (BY_8, Ration(Threshold(0.0), 3), [2, 3, 3] * 4),
+    (BY_ENTROPY, EntropyThreshold(ALWAYS), [8] * 4),
+    (BY_ENTROPY, EntropyBound(ALWAYS), [8] * 4),
+    (BY_ENTROPY, EntropyBound(NEVER, least=4), [4] * 8),
+    (BY_ENTROPY, Dilated(base=1), [8] * 4),
+]
+
+
+@pytest.mark.parametrize(("decoder", "select", "counts"), COUNTS)
+def test_each_forward_commits_as_many_as_the_selector_says(model, decoder, select, counts) -> None:
+    assert per_forward(decoded(model, decoder, select=select)) == counts
 
 
 @pytest.mark.parametrize("kind", [Epsilon, Origin])
 def test_time_schedule_ends_after_its_steps(model, kind) -> None:
-    assert len(generate(BY_8, kind(3), model).trace) == 12
-    assert per_forward(generate(WHOLE, kind(1), model)) == [32]
+    assert len(decoded(model, BY_8, select=kind(3)).trace) == 12
 
 
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=["greedy", "lookahead"])
 def test_origin_depends_on_its_seed_alone(model, explore) -> None:
     decoder = replace(WHOLE, explore=explore)
-    first = generate(decoder, Origin(8, seed=1), model)
+    first = decoded(model, decoder, select=Origin(8, seed=1))
     torch.manual_seed(5)
-    assert generate(decoder, Origin(8, seed=1), model).born == first.born
-    assert generate(decoder, Origin(8, seed=2), model).born != first.born
-
-
-def test_ration_shares_the_block_evenly(model) -> None:
-    everything = Threshold(0.0)
-    assert per_forward(generate(WHOLE, Ration(everything, 8), model)) == [4] * 8
-    assert per_forward(generate(WHOLE, Ration(everything, 5), model)) == [6, 6, 7, 6, 7]
-    assert per_forward(generate(BY_8, Ration(everything, 3), model)) == [2, 3, 3] * 4
-
-
-def test_ration_of_one_step_is_its_inner_selector(model) -> None:
-    inner = Threshold(0.3)
-    assert generate(BY_8, Ration(inner, 1), model).born == generate(BY_8, inner, model).born
+    assert decoded(model, decoder, select=Origin(8, seed=1)).born == first.born
+    assert decoded(model, decoder, select=Origin(8, seed=2)).born != first.born
 
 
 def test_ration_carries_over_what_was_not_used() -> None:
@@ -112,35 +160,18 @@ def test_steps_begin_anew_where_lookahead_finished_a_block() -> None:
 
 @pytest.mark.parametrize("inner", [Threshold(0.0), Epsilon(2)], ids=str)
 def test_first_of_block_enters_with_one_position(model, inner) -> None:
-    generation = generate(BY_8, FirstOfBlock(inner), model)
+    generation = decoded(model, BY_8, select=FirstOfBlock(inner))
     for start in range(0, 32, 8):
         first, *rest = generation.born[start : start + 8]
         assert min(rest) == first + 1
     assert len(generation.trace) == 8
 
 
-@pytest.mark.parametrize("tau", [0.3, 0.6, OFF])
-def test_hierarchy_without_runs_is_a_strict_threshold(model, tau) -> None:
-    runs_off = generate(BY_8, Hierarchy(tau, low=OFF), model)
-    assert runs_off.born == generate(BY_8, Threshold(tau, strict=True), model).born
-
-
-def on_scores(
-    sure_W: torch.Tensor, masked_W: torch.Tensor, block: int
-) -> tuple[Scores, Window, DecodeState]:
+def on_scores(sure_W: Tensor, masked_W: Tensor, block: int) -> tuple[Scores, Window, DecodeState]:
     """Return what a selector is called with, from one row of probabilities."""
-    masked_KW, width = masked_W[None], len(sure_W)
-    ids_KW = torch.zeros(1, width, dtype=torch.long)
-    special = SpecialTokens(**ROLES)
-    state = DecodeState(ids_KW, torch.where(masked_KW, MASKED, PROMPT).int(), 0, special)
-    must_KN = masked_KW.unflatten(1, (-1, block)).any(-1)
-    window = Window(0, width, width, 0, block, 0, masked_KW, must_KN)
+    state, window = opened(masked_W[None], block)
+    ids_KW = torch.zeros(1, len(sure_W), dtype=torch.long)
     return Scores(ids_KW, sure_W[None], sure_W[None]), window, state
-
-
-def test_a_bound_of_one_is_one_token_per_forward(model) -> None:
-    one, other = generate(BY_8, FrechetBound(1), model), generate(BY_8, TopK(), model)
-    assert (one.ids, one.born) == (other.ids, other.born)
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.25, 0.6])
@@ -168,8 +199,8 @@ def test_the_frechet_bound_commits_what_the_factor_does_and_more(delta) -> None:
 
 def test_more_steps_than_can_be_useful_are_refused(model) -> None:
     with pytest.raises(DllmBenchError, match="65 steps for 32 positions.*set steps to 32"):
-        generate(WHOLE, Epsilon(65, idle=True), model)
-    assert len(generate(WHOLE, Epsilon(64, idle=True), model).trace) == 64
+        decoded(model, WHOLE, select=Epsilon(65, idle=True))
+    assert len(decoded(model, WHOLE, select=Epsilon(64, idle=True)).trace) == 64
 
 
 @dataclass(frozen=True)
@@ -212,3 +243,151 @@ def test_who_never_stalls_has_no_need_of_the_rule(select, explore, schedule) -> 
 def test_others_are_asked() -> None:
     others = (Threshold(OFF), Epsilon(4), Ration(TopK(), 4), Union(Threshold(OFF), Epsilon(4)))
     assert not any(Condition.NEVER_STALLS in select.gives for select in others)
+
+
+# --- adaptive samplers ----------------------------------------------------------------------------
+
+
+def test_in_order_of_confidence_an_earlier_one_may_have_more_entropy() -> None:
+    scores, window, state = on_scores(torch.tensor([0.9, 0.8, 0.7]), torch.ones(3) > 0, block=3)
+    scores = replace(scores, neg_entropy_KW=-torch.tensor([[1.0, 0.2, 0.2]]))
+    counts = [
+        int(EntropyBound(gamma, left_out=form)(scores, window, state).sum())
+        for form in ("largest", "last")
+        for gamma in (0.1, 0.3, 0.5, 1.1, 1.3)
+    ]
+    assert counts == [1, 2, 3, 3, 3, 1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("inner", [Confidence(), Margin(), NegEntropy(), Confidence("bfloat16")])
+def test_the_entropy_comes_beside_an_unchanged_score(inner) -> None:
+    logits_KWV = 3 * torch.randn(1, 9, 50, generator=torch.Generator().manual_seed(0))
+    found = WithEntropy(inner)(logits_KWV, None, None)  # type: ignore[arg-type]
+    plain = inner(logits_KWV, None, None)
+    for name, values in plain.tensors().items():
+        torch.testing.assert_close(found.tensors()[name], values)
+    expected_KW = NegEntropy(inner.precision)(logits_KWV, None, None).confidence_KW  # type: ignore[arg-type]
+    torch.testing.assert_close(found.neg_entropy_KW, expected_KW)
+
+
+def test_the_best_of_all_open_blocks_is_committed() -> None:
+    sure_W, masked_W = torch.linspace(0.1, 0.8, 16), torch.ones(16, dtype=torch.bool)
+    scores, window, state = on_scores(sure_W, masked_W, block=8)
+    scores = replace(scores, neg_entropy_KW=scores.confidence_KW - 9)
+    assert EntropyThreshold(0.5, best=True)(scores, window, state)[0].nonzero().tolist() == [[15]]
+    assert not EntropyThreshold(0.5)(scores, window, state).any()
+
+
+def test_an_entropy_is_handed_on_by_samplers_and_pipelines(model) -> None:
+    drawn = decoded(
+        model,
+        BY_ENTROPY,
+        score=Sampled(NegEntropy(), temperature=0.5),
+        select=EntropyThreshold(1.0),
+        schedule=Pipeline(8, 0.1, 0.95),
+    )
+    assert len(drawn.trace) < 32
+
+
+def moving(tau: float, eps: float, length: int = 2, **changes) -> dict:
+    """KLASS's score and selector."""
+    score, select = KLHistory(Confidence(), length), Stable(TopK(4), tau, eps, **changes)
+    return {"score": score, "select": select}
+
+
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_everything_ready_waits_for_its_history(model, warm_up) -> None:
+    """The first divergence of a request is never small; later blocks bring theirs along."""
+    generation = decoded(model, BY_ENTROPY, **moving(0.0, 9.0, length=3, warm_up=warm_up))
+    assert per_forward(generation) == [2, 2, 2, 2] + ([2, 2, 4] * 3 if warm_up else [8] * 3)
+
+
+@pytest.mark.parametrize("kind", ["dilated", "binary"])
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 12, 31, 32])
+def test_a_pattern_has_every_position_in_spread_levels(kind, size) -> None:
+    level_P, levels = pattern(size, kind, 2, 1, torch.device("cpu"))
+    sizes = [int((level_P == level).sum()) for level in range(levels)]
+    assert sum(sizes) == size and 0 not in sizes
+    assert levels == 1 or sizes[-1] >= sizes[-2]
+    for level in range(levels - 1):
+        apart = (level_P == level).nonzero()[:, 0].diff()
+        assert apart.numel() == 0 or apart.min() > 1, "only the last level joins neighbours"
+
+
+def test_a_dilated_schedule_reads_no_scores(model) -> None:
+    assert len(decoded(model, BY_ENTROPY, select=Dilated()).trace) == 4 * 3
+    waiting = decoded(model, BY_ENTROPY, score=Confidence(), select=Dilated(least=1.1))
+    assert per_forward(waiting)[:4] == [0, 0, 4, 4]
+
+
+def test_one_block_at_a_time_is_block_by_block(model) -> None:
+    select = EntropyThreshold(1.0, best=True)
+    single = decoded(model, BY_ENTROPY, select=select, schedule=MultiBlock(8, 1.0))
+    assert same(single, decoded(model, BY_ENTROPY, select=select))
+    several = decoded(model, BY_ENTROPY, select=select, schedule=MultiBlock(8, 0.1))
+    assert len(several.trace) < len(single.trace)
+
+
+PROPHET = replace(BY_ENTROPY, score=AnswerGap(), schedule=Blocks(None))
+
+
+def exits(early: float, mid: float, late: float, **changes) -> EarlyExit:
+    return EarlyExit(TopK(), 8, early, mid, late, **changes)
+
+
+def test_an_answer_that_is_never_clear_is_decoded_to_its_end(model) -> None:
+    never = decoded(model, PROPHET, select=exits(OUT, OUT, OUT))
+    assert same(never, decoded(model, BY_ENTROPY, score=Confidence()))
+    assert len(decoded(model, PROPHET, select=exits(0.0, OUT, OUT)).trace) == 1
+    assert len(decoded(model, PROPHET, select=exits(OUT, 0.0, OUT)).trace) == 11, "0.33 of 32"
+    assert len(decoded(model, PROPHET, select=exits(OUT, OUT, 0.0)).trace) == 22, "0.67 of 32"
+
+
+def test_pinned_tokens_stand_from_the_start(model) -> None:
+    pinned = ((3, 7), (20, 9))
+    watched = Watched(model)
+    select = exits(OUT, OUT, OUT, pinned=pinned)
+    generation = decoded(watched, PROPHET, select=select)
+    for place, token in pinned:
+        assert generation.ids[place] == token and generation.born[place] == PROMPT
+        assert all(canvas[0, 17 + place] == token for canvas in watched.canvases)
+    assert len(generation.trace) == 30
+    idle = decoded(model, PROPHET, select=replace(select, idle=True))
+    assert per_forward(idle)[:9] == [1] * 7 + [0, 1], "published"
+    with pytest.raises(DllmBenchError, match="pins a token at new position 32"):
+        decoded(model, PROPHET, select=exits(1.0, 1.0, 1.0, pinned=((32, 5),)))
+
+
+def test_the_gap_is_that_of_the_answer(model) -> None:
+    logits_KWV = torch.randn(2, 32, 50, generator=torch.Generator().manual_seed(0))
+    eligible_KW = torch.arange(32) % torch.tensor([[2], [3]]) == 0
+    two = logits_KWV.topk(2).values
+    gap_KW = two[..., 0] - two[..., 1]
+    window, state = SimpleNamespace(eligible_KW=eligible_KW), SimpleNamespace(memo={})
+    for answer, expected in (
+        (None, [gap_KW[k][eligible_KW[k]].mean() for k in range(2)]),
+        (4, gap_KW[:, 4:9].mean(1)),
+        (30, gap_KW[:, 30:].mean(1)),
+    ):
+        AnswerGap(answer=answer)(logits_KWV, state, window)  # type: ignore[arg-type]
+        torch.testing.assert_close(state.memo[GAP], torch.stack(list(expected)))
+
+
+@pytest.mark.parametrize("position", ["exponential", "linear"])
+def test_calibration_without_surprise_goes_from_left_to_right(model, position, tmp_path) -> None:
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"5": 50}}))
+    left = Calibrated(TokenCounts(str(counts)), 1.0, 1e-3, position)
+    assert decoded(model, BY_ENTROPY, score=left).born == tuple(range(32))
+    with pytest.raises(DllmBenchError, match="should have sha256 0000"):
+        TokenCounts(str(counts), "0000")
+
+
+@pytest.mark.parametrize(
+    "schedule", [Blocks(8), MultiBlock(8, 0.1), Pipeline(8, 0.1, 0.5)], ids=str
+)
+def test_a_delay_without_end_is_no_cache(model, schedule) -> None:
+    decoder = {"score": Confidence(), "select": Threshold(0.4), "schedule": schedule}
+    plain = decoded(model, BY_ENTROPY, **decoder)
+    assert same(decoded(model, BY_ENTROPY, cache=DelayedCache(delay=99), **decoder), plain)
+    assert not same(decoded(model, BY_ENTROPY, cache=DelayedCache(delay=0), **decoder), plain)

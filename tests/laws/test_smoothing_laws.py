@@ -20,7 +20,6 @@ from dllm_bench.methods.fast_dllm import VicinityCache
 from dllm_bench.methods.position_caches import DPadCache, SparseCache
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.wrapped import FunctionDenoiser
-from dllm_bench.registry import describe, instantiate
 from tests.helpers import ROLES, Probed, tiny_denoiser
 
 MASK, PROMPT, NEW, TAU, MOST = ROLES["mask"], tuple(range(3, 13)), 16, 0.5, 0.3
@@ -135,11 +134,6 @@ def test_compiled_layers_are_fed_alike(model: Any, monkeypatch: pytest.MonkeyPat
     compiled = CompiledDenoiser(model.module, model.special, model.shifted)
     found, wanted = (SMOOTHED.generate(one, REQUEST) for one in (compiled, model))
     assert (found.ids, found.born) == (wanted.ids, wanted.born)
-
-
-def test_the_default_is_none_and_leaves_the_hash_of_a_run_as_it_was() -> None:
-    assert "smoothing" not in describe(PLAIN)
-    assert instantiate(describe(SMOOTHED), "decoder") == SMOOTHED
 
 
 def test_a_function_of_ids_is_refused(model: Any) -> None:

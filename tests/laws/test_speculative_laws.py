@@ -1,8 +1,8 @@
 """Laws of speculative decoding: the text is the target's own, whatever drafts it.
 
 Greedy text equals plain autoregressive text for every draft there is, with random weights and with
-drafts that are wrong on purpose; sampled text is tested in `test_output_law`. Between rounds both
-caches hold exactly the positions before the newest token.
+drafts that are wrong on purpose; `test_speculative_batch_laws` tests sampled text. Between rounds
+both caches hold exactly the positions before the newest token.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.denoiser import AddedRows, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
-from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
 from dllm_bench.methods.causal_masks import BidirectionalDraft, StridedDraft
 from dllm_bench.methods.drafting import (
@@ -40,11 +40,12 @@ from dllm_bench.methods.trained_drafts import (
     likeliest_tree,
 )
 from dllm_bench.metrics import drafts
+from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint
-from tests.speculative import DRAFTERS, FromDistribution, write_drafter
+from tests.helpers import ROLES, VOCAB, Watched, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.speculative import DRAFTERS, Chain, FromDistribution, write_drafter
 from tests.tiers import covering
 
 PROMPTS = [(5,), (3, 9, 27, 3, 9), tuple(range(2, 40))]
@@ -159,19 +160,15 @@ def test_short_answers(draft: Draft, new: int, target: TransformerDenoiser) -> N
 # --- caches, trace, requests in turn --------------------------------------------------------------
 
 
-class ObservedTarget:
+class ObservedTarget(Watched):
     """A target that keeps the cache it verifies with, so that its content can be looked at."""
 
-    def __init__(self, model: TransformerDenoiser) -> None:
-        self.model, self.kv = model, None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
+    kv: Any = None
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: Any) -> Tensor:
         if plan.kind != ForwardKind.DRAFT:  # a drafter may ask the target too
             self.kv = kv
-        return self.model.forward(tokens_KL, plan, kv)
+        return super().forward(tokens_KL, plan, kv)
 
 
 def kept(kv: Any) -> list[Tensor]:
@@ -354,24 +351,6 @@ def test_a_tree_needs_slots_that_are_independent(folder: Path) -> None:
             tree(folder, name, 3)
 
 
-def test_traces_of_before_still_load() -> None:
-    rows = [Forward(ForwardKind.DENOISE, 1, 4, 0, ms=2.0)]
-    columns = Trace(rows).columns()
-    assert not {"calls", "proposed", "accepted", "drafted", "survival"} & columns.keys()
-    assert Trace.from_columns(columns).forwards == rows
-
-
-def test_a_speculative_trace_survives_storage(target: TransformerDenoiser) -> None:
-    generation: Generation = SpeculativeDecoder(NGramDraft(4, 2)).generate(
-        target, Request("stored", PROMPTS[1], NEW)
-    )
-    again = Trace.from_columns(generation.trace.columns())
-    assert again.forwards == generation.trace.forwards
-    assert drafts.rounds_of(again, generation.born) == drafts.rounds_of(
-        generation.trace, generation.born
-    )
-
-
 def test_ngram_proposes_what_followed() -> None:
     def propose(*tokens: int) -> list[int]:
         context = Context(torch.tensor(tokens), None, None, None)  # type: ignore[arg-type]
@@ -443,26 +422,6 @@ def test_a_tree_holds_the_most_probable_prefixes() -> None:
         assert found[1:] == sorted(prefixes, key=scores.__getitem__, reverse=True)[:budget]
 
 
-def test_more_of_a_tree_accepts_no_less(folder: Path, target: TransformerDenoiser) -> None:
-    """From the same text, and no less than the chain where the tree holds it."""
-    text = list(PROMPTS[1])
-    for _ in range(8):
-        accepted = [
-            first_accepted(tree(folder, "dflash_zlab", budget), text, target)
-            for budget in (1, 4, 16, 64)
-        ]
-        assert accepted == sorted(accepted)
-        text += plain_text(target, tuple(text), 1)
-
-
-def first_accepted(draft: Draft, text: list[int], target: TransformerDenoiser) -> int:
-    """Return tokens that the first round after a text accepts."""
-    generation = SpeculativeDecoder(draft, GreedyMatch()).generate(
-        target, Request("first", tuple(text), 12)
-    )
-    return drafts.rounds_of(generation.trace, generation.born)[0].accepted
-
-
 def test_forwards_of_fixed_shapes_keep_the_accepted_path(
     folder: Path, target: TransformerDenoiser
 ) -> None:
@@ -474,3 +433,99 @@ def test_forwards_of_fixed_shapes_keep_the_accepted_path(
         found, wanted = (speculative(draft).generate(m, request) for m in (fixed, target))
         assert (found.ids, found.born) == (wanted.ids, wanted.born)
     assert fixed.shapes_met
+
+
+# --- targets that draft for themselves: at masks, or in a block of masks --------------------------
+
+MASK, LENGTH = 3, 21
+SPECIAL = SpecialTokens(mask=MASK, eos=VOCAB)
+
+
+def counting(at_mask: int) -> Chain:
+    """Return a target that repeats its last token, which is 1, and says `at_mask` after a mask."""
+    table_VV = torch.eye(4)
+    table_VV[MASK] = torch.nn.functional.one_hot(torch.tensor(at_mask), 4)
+    return Chain(SPECIAL, table_VV)
+
+
+def decode(model: Any, draft: Draft) -> Generation:
+    return SpeculativeDecoder(draft).generate(model, Request("self", (2, 1), LENGTH))
+
+
+def committed(generation: Generation) -> list[int]:
+    """Return tokens of each forward."""
+    return [generation.born.count(index) for index in range(len(generation.trace))]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+def test_masks_that_are_right_commit_a_whole_stride_a_round(tokens: int) -> None:
+    """The prompt's forward and the first round, which has no draft, commit one token each."""
+    found = decode(counting(at_mask=1), StridedDraft(tokens))
+    assert set(found.ids) == {1}
+    assert committed(found)[:2] == [1, 1]
+    assert set(committed(found)[2:]) == {tokens + 1}
+    assert {row.fed for row in found.trace.forwards[2:]} == {2 * tokens + 1}
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+def test_after_a_rejection_a_round_has_masks_alone(tokens: int) -> None:
+    found = decode(counting(at_mask=2), StridedDraft(tokens))
+    assert set(found.ids) == {1}
+    assert committed(found) == [1] * LENGTH, "no round costs more than plain decoding"
+    assert [row.fed for row in found.trace.forwards[1:5]] == [tokens + 1, 2 * tokens + 1] * 2
+
+
+def test_a_stride_never_takes_more_forwards_than_tokens() -> None:
+    model = tiny_denoiser("qwen3", 3)
+    for tokens in (1, 3):
+        found = decode(model, StridedDraft(tokens))
+        assert len(found.trace) <= LENGTH
+        assert max(committed(found)) <= tokens + 1
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_block_that_is_right_is_committed_with_the_targets_own_token(tokens: int) -> None:
+    model = counting(at_mask=1)
+    found = decode(model, BidirectionalDraft(tokens))
+    assert set(found.ids) == {1}
+    kinds = [row.kind for row in found.trace.forwards]
+    assert kinds[:3] == [ForwardKind.PREFILL, ForwardKind.SELF_DRAFT, ForwardKind.VERIFY]
+    assert set(committed(found)[2::2]) == {tokens + 1}
+    counts = count_sample(found, model.special)
+    assert counts["forwards"] == len(kinds), "a draft of the model's own counts as a forward"
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_block_sees_itself_and_the_causal_text_before_it(shifted: bool) -> None:
+    """Drafts are those of one forward over the whole text, under a mask of that form."""
+    model, tokens = tiny_denoiser("nemotron_diffusion", 3), 4
+    model.attention_form, model.shifted = "causal", True  # as configured for this mode
+    watched: Any = Watched(model)
+    draft = BidirectionalDraft(tokens, shifted)
+    found = SpeculativeDecoder(draft).generate(watched, Request("self", (5, 9, 2, 7), LENGTH))
+    rows = [row for row in found.trace.forwards if row.kind == ForwardKind.VERIFY]
+    feeds = [plan.feed for plan in watched.plans if plan.kind == ForwardKind.SELF_DRAFT]
+    assert len(rows) == len(feeds) > 3
+    text = [5, 9, 2, 7, *found.ids]
+    for row, (anchor, _) in zip(rows, feeds, strict=True):
+        wanted_DV = whole_forward(model, text[: anchor + 1], tokens, shifted)
+        assert row.drafted == tuple(wanted_DV.argmax(-1).tolist())
+
+
+def whole_forward(model: Any, text: list[int], tokens: int, shifted: bool) -> Tensor:
+    """Return logits of the slots (D, V), nothing cached."""
+    length = len(text) + tokens
+    place_F = torch.arange(length)
+    block_F = place_F >= len(text) - 1
+    sees_FF = (place_F <= place_F[:, None]) | block_F & block_F[:, None]
+    nothing_E = torch.empty(0, dtype=torch.long)
+    first = len(text) + (not shifted)
+    plan = ForwardPlan(
+        ForwardKind.SELF_DRAFT,
+        feed=(0, length),
+        rows=(first, first + tokens),
+        store=(0, 0),
+        added=AddedRows(nothing_E, nothing_E, sees_FF),
+    )
+    canvas_1L = torch.tensor([text + [model.special.mask] * tokens])
+    return model.forward(canvas_1L, plan, model.new_cache(length))[0]

@@ -15,16 +15,9 @@ import yaml
 from dllm_bench import registry
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.methods.common import Threshold
+from dllm_bench.methods.common import Blocks, Threshold
 from dllm_bench.paths import conf_dir
-from dllm_bench.registry import (
-    TARGET,
-    check_plain_types,
-    describe,
-    find,
-    instantiate,
-    register,
-)
+from dllm_bench.registry import TARGET, check_plain_types, describe, find, instantiate, register
 from dllm_bench.store.spec import RunSpec
 
 
@@ -37,6 +30,13 @@ def test_a_class_moved_to_another_module_keeps_every_hash(monkeypatch: pytest.Mo
     monkeypatch.setattr(Threshold, "__module__", elsewhere.__name__)
     config["decoder"]["select"][TARGET] = f"{elsewhere.__name__}.Threshold"
     assert RunSpec.from_config(config).identity_hash == before
+
+
+def test_a_setting_that_came_later_leaves_the_hash_of_a_run_as_it_was() -> None:
+    pieces = Blocks(8), Blocks(8, short=True)
+    plain, short = map(describe, pieces)
+    assert "short" not in plain and short == {**plain, "short": True}
+    assert [instantiate(one, None) for one in (plain, short)] == [*pieces]
 
 
 def test_a_name_is_given_once() -> None:

@@ -1,0 +1,394 @@
+"""Laws of branches: lookahead, and drafts that a masked model makes for itself (FreeDave, SSD).
+
+How branches are counted, what their confidence is (compared with the definition written down
+position by position), when drafts are lossless, and what the trace counts. Drafting decoders are
+compared with themselves without drafts; which draft continues is recorded for FreeDave's own code
+(`tests/golden`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.api.generation import decoder as configured_decoder
+from dllm_bench.api.generation import load_model
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.request import Generation, Request, SpecialTokens
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.defaults import Greedy
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import CREATION, Lookahead, SelfDraft
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import (
+    Blocks,
+    Confidence,
+    Eos,
+    Margin,
+    NegEntropy,
+    Pipeline,
+    Threshold,
+    TopK,
+)
+from dllm_bench.methods.confidence_rules import GAP
+from dllm_bench.methods.fast_dllm import FirstOfBlock, VicinityCache
+from dllm_bench.methods.history import HISTORY, Credit
+from dllm_bench.metrics.drafts import rounds_of
+from dllm_bench.models.load import LoadedModel
+from dllm_bench.paths import options
+from tests.helpers import ROLES, Watched, tiny_denoiser
+from tests.pieces import opened, pieces
+from tests.tiers import covering
+
+REQUEST = Request("laws", tuple(range(3, 14)), 32)
+SCHEDULES = (Blocks(8), Pipeline(8, 0.1, 0.5))
+BASE = MaskedDecoder(NegEntropy(), Threshold(0.6), Blocks(8), NoCache())
+
+
+def generate(model, explore: Any, **changes: Any) -> Generation:
+    return replace(BASE, explore=explore, **changes).generate(model, REQUEST)
+
+
+def same(one: Generation, other: Generation) -> bool:
+    """Equal tokens, each from the same forward."""
+    return (one.ids, one.born) == (other.ids, other.born)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("lookaheads", [1, 3])
+def test_counting_the_base_is_one_lookahead_less(model, schedule, lookaheads) -> None:
+    beside = generate(model, Lookahead(lookaheads), schedule=schedule)
+    with_base = generate(model, Lookahead(lookaheads + 1, counts_base=True), schedule=schedule)
+    assert same(with_base, beside)
+    assert [f.branches for f in with_base.trace.forwards] == [
+        f.branches for f in beside.trace.forwards
+    ]
+    assert max(f.branches for f in beside.trace.forwards) == lookaheads + 1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize(
+    "explore",
+    [Lookahead(0), Lookahead(0, counts_base=True), Lookahead(1, counts_base=True)],
+    ids=str,
+)
+def test_a_base_alone_is_no_lookahead(model, explore, schedule) -> None:
+    alone = generate(model, explore, schedule=schedule)
+    assert same(alone, generate(model, Greedy(), schedule=schedule))
+    assert {f.branches for f in alone.trace.forwards} == {1}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("cache", [NoCache("block_causal"), BlockCache(), BlockCache("full")])
+def test_a_base_that_always_wins_decodes_like_greedy(model, schedule, cache) -> None:
+    forced = generate(model, Lookahead(3, base_wins=True), schedule=schedule, cache=cache)
+    assert same(forced, generate(model, Greedy(), schedule=schedule, cache=cache))
+    assert all(f.winner == f.branches - 1 for f in forced.trace.forwards)
+    assert max(f.branches for f in forced.trace.forwards) == 4
+    voted = generate(model, Lookahead(3), schedule=schedule, cache=cache)
+    assert not same(voted, forced)
+
+
+def picked(explore: Lookahead, confidence_KW: Tensor, masked_KW: Tensor) -> int:
+    state, window = opened(masked_KW)
+    ids_KW = torch.zeros_like(confidence_KW, dtype=torch.long)
+    return winner_of(explore, Scores(ids_KW, confidence_KW, confidence_KW), window, state)
+
+
+def winner_of(explore: Lookahead, scores: Scores, window: Window, state: DecodeState) -> int:
+    return int(explore.pick(explore.rate(scores, window, state)))
+
+
+def by_hand(explore: Lookahead, confidence_W: Tensor, masked_W: Tensor) -> float:
+    """Confidence of one branch."""
+    masked = [float(c) for c, m in zip(confidence_W, masked_W, strict=True) if m]
+    if not masked:
+        return 1.0
+    if explore.sliding is not None:
+        n = min(explore.sliding, len(masked))
+        return min(sum(masked[i : i + n]) / n for i in range(len(masked) - n + 1))
+    lowest = sorted(masked)[: max(1, int(len(masked) * explore.fraction))]
+    return sum(lowest) / len(lowest)
+
+
+@pytest.mark.parametrize(
+    "explore",
+    [
+        Lookahead(3),
+        Lookahead(3, fraction=0.5),
+        Lookahead(3, fraction=0.01),
+        Lookahead(3, sliding=1),
+        Lookahead(3, sliding=4),
+        Lookahead(3, sliding=99),
+    ],
+    ids=str,
+)
+def test_the_surest_branch_wins(explore) -> None:
+    generator = torch.Generator().manual_seed(0)
+    winners = set()
+    for share in (0.1, 0.3, 0.6, 1.0) * 25:
+        confidence_KW = -torch.rand(4, 12, generator=generator)
+        masked_KW = torch.rand(4, 12, generator=generator) < share
+        pairs = zip(confidence_KW, masked_KW, strict=True)
+        expected = [by_hand(explore, *pair) for pair in pairs]
+        winner = picked(explore, confidence_KW, masked_KW)
+        assert expected[winner] == pytest.approx(max(expected), abs=1e-6)
+        winners.add(winner)
+    assert winners == {0, 1, 2, 3}
+
+
+def test_ties_go_to_the_earlier_lookahead_and_the_base_is_last() -> None:
+    level_KW, masked_KW = torch.full((3, 4), 0.5), torch.ones(3, 4, dtype=torch.bool)
+    for explore in (Lookahead(2), Lookahead(2, sliding=2), Lookahead(2, fraction=0.5)):
+        assert picked(explore, level_KW, masked_KW) == 0
+    level_KW[1] += 0.1
+    assert picked(Lookahead(2), level_KW, masked_KW) == 1
+
+
+def test_branch_confidence_is_rounded_once_to_the_precision_of_the_scores() -> None:
+    """A difference of the means below bfloat16's resolution is a tie there."""
+    close_KW = torch.tensor([[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.502]])
+    masked_KW = torch.ones(2, 4, dtype=torch.bool)
+    assert picked(Lookahead(1), close_KW, masked_KW) == 1
+    assert picked(Lookahead(1), close_KW.bfloat16(), masked_KW) == 0
+
+
+def test_creation_weighs_against_what_is_left() -> None:
+    """Branch 0 is done, which counts as 1, but was created with less confidence than branch 1."""
+    masked_KW = torch.tensor([[False, False], [True, False], [True, True]])
+    confidence_KW, ids_KW = torch.full((3, 2), 0.6), torch.zeros(3, 2, dtype=torch.long)
+    creation_K = torch.tensor([0.1, 0.9, 1.0])
+    state, window = opened(masked_KW)
+    state.memo[CREATION] = creation_K
+    scores = Scores(ids_KW, confidence_KW, confidence_KW)
+    found = (scores, window, state)
+    winners = {alpha: winner_of(Lookahead(2, alpha), *found) for alpha in (0, 0.5, 1)}
+    assert winners == {0: 0, 0.5: 2, 1: 2}
+    state.memo[CREATION] = torch.tensor([0.1, 0.9, 0.2])
+    assert winner_of(Lookahead(2, alpha=0.5), *found) == 1
+
+
+CREDIT = Credit(NegEntropy(), alpha=1.0, beta=0.9)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_raw_confidence_of_a_plain_score_is_its_confidence(model, schedule) -> None:
+    raw, fused = (
+        generate(model, Lookahead(3, reads=reads), schedule=schedule) for reads in ("raw", "fused")
+    )
+    assert same(raw, fused)
+
+
+def test_raw_and_fused_confidence_lead_different_ways(model) -> None:
+    kept = replace(CREDIT, keep_raw=True)
+    careful = {"select": Threshold(0.99), "schedule": Blocks(None)}
+    fused = generate(model, Lookahead(3), score=kept, **careful)
+    assert not same(fused, generate(model, Lookahead(3, reads="raw"), score=kept, **careful))
+    assert same(fused, generate(model, Lookahead(3), score=CREDIT, **careful))
+
+
+def test_ranking_and_vote_read_the_raw_confidence() -> None:
+    fused_KW, raw_KW = (
+        torch.tensor([[0.9, 0.1], [0.2, 0.1]]),
+        torch.tensor([[0.1, 0.2], [0.3, 0.4]]),
+    )
+    scores = Scores(torch.ones(2, 2, dtype=torch.long), fused_KW, fused_KW, raw_KW)
+    state, window = opened(torch.ones(2, 2, dtype=torch.bool))
+    for reads, winner, first in (("fused", 0, 0), ("raw", 1, 1)):
+        explore = Lookahead(1, reads=reads)
+        assert winner_of(explore, scores, window, state) == winner
+        base, created = torch.tensor(0), replace(explore, alpha=1.0)
+        branches = created.spawn(state.pick(base), (scores.pick(base), window.pick(base)))
+        assert branches.born_KL[0].tolist().index(0) == first
+        assert branches.memo[CREATION][0] == max((fused_KW, raw_KW)[reads == "raw"][0])
+
+
+# --- drafts of the model's own --------------------------------------------------------------------
+
+REQUESTS = [Request(f"{n}", tuple(range(3, 3 + n)), 32) for n in (1, 8, 11)]
+DRAFTS = MaskedDecoder(Confidence(), TopK(), Blocks(8), DualCache(), SelfDraft(4))
+SPECIAL = SpecialTokens(**ROLES)
+LOSSLESS = {
+    "dual": DRAFTS,
+    "prefix": replace(DRAFTS, cache=PrefixCache()),
+    "prefix, renewed": replace(DRAFTS, cache=PrefixCache(every=1)),
+    "vicinity": replace(DRAFTS, cache=VicinityCache(before=2, after=4, warmup=0)),
+    "none": replace(DRAFTS, cache=NoCache()),
+    "one block": replace(DRAFTS, cache=NoCache(), schedule=Blocks(None)),
+    "absolute blocks": replace(DRAFTS, schedule=Blocks(8, absolute=True, whole=True)),
+    "exact": replace(DRAFTS, cache=BlockCache(), schedule=Blocks(8, sees_future=False)),
+    "approximate": replace(DRAFTS, cache=BlockCache("full"), schedule=Blocks(8, sees_future=False)),
+    "more than a block": replace(DRAFTS, explore=SelfDraft(11)),
+    "two": replace(DRAFTS, explore=SelfDraft(2)),
+    "entropy": replace(DRAFTS, score=NegEntropy()),
+    "margin": replace(DRAFTS, score=Margin()),
+    "Dream": replace(DRAFTS, select=FirstOfBlock(TopK()), explore=SelfDraft(5)),
+    "high threshold": replace(DRAFTS, select=Threshold(1.0, strict=True)),
+    "guided": replace(DRAFTS, cache=NoCache(), guidance=0.5),
+}
+CONFIGURED = ("ssd", "freedave", "freedave_dream")
+UNFIT = ("tiny-qwen3", "tiny-idlm", "tiny-diffusion-gemma", "tiny-wedlm")  # no masks, blocks of 1
+EMBEDDED = [n for n in options("model") if n.startswith("tiny-") and n not in UNFIT]
+ASKED = [replace(r, prompt_ids=tuple(20 + x for x in r.prompt_ids)) for r in REQUESTS]
+
+
+@lru_cache
+def of_layout(layout: str, seed: int = 1):
+    return tiny_denoiser(layout, seed=seed)
+
+
+def drafted(decoder: MaskedDecoder, request: Request, layout: str, seed: int = 1) -> Generation:
+    return decoder.generate(of_layout(layout, seed), request)
+
+
+def without(decoder: MaskedDecoder) -> MaskedDecoder:
+    """Return the decoder that makes no drafts."""
+    return replace(decoder, explore=Greedy())
+
+
+@pytest.mark.parametrize(("name", "layout"), covering(3, product(LOSSLESS, ("llada", "dream"))))
+def test_one_token_per_step_is_lossless(name: str, layout: str) -> None:
+    decoder, saved = LOSSLESS[name], 0
+    for seed in (1, 2):
+        for request in REQUESTS:
+            fast = drafted(decoder, request, layout, seed)
+            slow = drafted(without(decoder), request, layout, seed)
+            assert fast.ids == slow.ids
+            assert len(fast.trace) <= len(slow.trace)
+            saved += len(slow.trace) - len(fast.trace)
+    assert saved > 0, "no draft was accepted"
+
+
+@lru_cache
+def embedded(name: str) -> LoadedModel:
+    return load_model(name, dtype="float32", device="cpu")
+
+
+@lru_cache
+def configured(name: str) -> MaskedDecoder:
+    made = configured_decoder(name)
+    assert isinstance(made, MaskedDecoder)
+    return made
+
+
+def fitted(decoder: MaskedDecoder, own: LoadedModel) -> MaskedDecoder:
+    """Return a decoder with the blocks that the model was trained with, and their exact cache."""
+    if own.attention_form == "full":
+        return decoder
+    blocks = Blocks(own.block or 8, absolute=True, whole=True, sees_future=False)
+    return replace(decoder, schedule=blocks, cache=BlockCache())
+
+
+@pytest.mark.parametrize(("name", "decoder"), covering(5, product(EMBEDDED, CONFIGURED), often=6))
+def test_configured_drafts_are_lossless_for_every_embedded_model(name: str, decoder: str) -> None:
+    own = embedded(name)
+    drafted = fitted(configured(decoder), own)
+    batched = {g.request_id: g for g in drafted.generate_stream(own.denoiser, ASKED, 2)}
+    saved = 0
+    for request in ASKED:
+        fast = drafted.generate(own.denoiser, request)
+        slow = without(drafted).generate(own.denoiser, request)
+        found = batched[request.id]
+        assert fast.ids == slow.ids
+        assert (found.ids, found.born) == (fast.ids, fast.born)
+        assert len(found.trace) == len(fast.trace) <= len(slow.trace)
+        saved += len(slow.trace) - len(fast.trace)
+    assert saved > 0, "no draft was accepted"
+
+
+def test_ssd_verifies_a_root_and_four_drafts_in_blocks_of_eight() -> None:
+    trace = configured("ssd").generate(of_layout("llada"), REQUESTS[1]).trace
+    assert max(forward.branches for forward in trace.forwards) == 5
+    assert max(forward.masks for forward in trace.forwards) == 8
+
+
+@pytest.mark.parametrize("stop", [Eos(), Eos("token")], ids=str)
+def test_a_text_that_ends_is_the_same_up_to_its_end(stop: Eos) -> None:
+    """Drafts may commit what lies behind the end token in the forward that commits it."""
+    decoder = replace(DRAFTS, stop=stop)
+    for request in REQUESTS:
+        ending = len(request.prompt_ids) + 13
+        fast, slow = (
+            one.generate(Watched(of_layout("llada"), ending), request)
+            for one in (decoder, without(decoder))
+        )
+        end = slow.cut["eos"]
+        assert fast.cut["eos"] == end < 32
+        assert fast.ids[:end] == slow.ids[:end]
+
+
+@pytest.mark.parametrize("select", [TopK(), Threshold(0.3), TopK(3)], ids=str)
+def test_no_drafts_are_no_lookahead(select: Select) -> None:
+    decoder = replace(DRAFTS, explore=SelfDraft(1), select=select)
+    for request in REQUESTS:
+        one, other = (drafted(d, request, "llada") for d in (decoder, without(decoder)))
+        assert (one.ids, one.born) == (other.ids, other.born)
+        assert {forward.branches for forward in one.trace.forwards} == {1}
+
+
+@pytest.mark.parametrize("select", [TopK(), Threshold(0.3)], ids=str)
+def test_a_forward_commits_what_it_verified_and_its_own(select: Select) -> None:
+    decoder, depths = replace(DRAFTS, select=select), set()
+    for request in REQUESTS:
+        found = drafted(decoder, request, "llada")
+        forwards = found.trace.forwards
+        for index, forward in enumerate(forwards):
+            new = found.born.count(index)
+            assert forward.proposed == forward.branches - 1
+            assert forward.accepted <= forward.proposed
+            filled = forward.accepted == forward.masks
+            assert new == forward.accepted if filled else new > forward.accepted
+            depths.add(forward.accepted)
+        several = [forward for forward in forwards if forward.branches > 1]
+        rounds = rounds_of(found.trace, found.born)
+        assert len(rounds) == len(several) < len(forwards)
+        assert sum(made.accepted for made in rounds) == sum(f.accepted for f in several)
+    assert len(depths) > 2
+
+
+def test_a_draft_that_fills_the_block_opens_no_other() -> None:
+    watched = Watched(of_layout("llada"))
+    DRAFTS.generate(watched, REQUESTS[2])
+    widths = {plan.rows[1] - plan.rows[0] for plan in watched.plans}
+    full = [(canvas != SPECIAL.mask).all(1).tolist() for canvas in blocks_fed(watched)]
+    assert widths == {8}
+    assert any(full_K.count(True) == 1 and full_K[-1] is False for full_K in full)
+
+
+def blocks_fed(watched: Watched) -> list[Tensor]:
+    """Return the open block of every forward, (K, P)."""
+    pairs = zip(watched.canvases, watched.plans, strict=True)
+    return [canvas_KL[:, slice(*plan.rows)] for canvas_KL, plan in pairs]
+
+
+def chosen(select: Select, scores: Scores, window: Window, state: DecodeState) -> list[Tensor]:
+    """Return what a selector commits, and what it would if it chose nothing."""
+    where_KW = select(scores, window, state) & window.eligible_KW
+    return [where_KW, *select.on_stall(scores, window, state)]
+
+
+@pytest.mark.parametrize("name", pieces("select"))
+def test_selectors_choose_in_each_branch_by_its_scores(name: str) -> None:
+    """Drafts are verified by what the selector does in every branch at once."""
+    select, generator = pieces("select")[name], torch.Generator().manual_seed(0)
+    masked_KW = torch.rand(3, 8, generator=generator) < 0.7
+    values = torch.rand(4, 3, 8, generator=generator)
+    ids_KW = torch.randint(0, 80, (3, 8), generator=generator)
+    scores = Scores(ids_KW, *values[:2], neg_entropy_KW=-values[2])
+    tokens_KW = torch.where(masked_KW, SPECIAL.mask, scores.ids_KW)
+    state = DecodeState(tokens_KW, torch.where(masked_KW, -1, 0).int(), 0, SPECIAL, forwards=1)
+    state.reference_KL = torch.randint(0, 80, (3, 8), generator=generator)
+    state.memo[GAP], state.memo[HISTORY] = values[3, :, 0], values.permute(1, 2, 0)
+    window = Window(0, 8, 8, 0, 8, 0, masked_KW)
+    together = chosen(select, scores, window, state.take(torch.arange(3)))
+    for k in map(torch.tensor, range(3)):
+        alone = chosen(select, scores.pick(k), window.pick(k), state.pick(k))
+        for one, all_ in zip(alone, together, strict=True):
+            assert torch.equal(one[0], all_[k])
