@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +53,6 @@ def stored(name: str) -> dict[str, float]:
 
 BUDGETS, PASSES = stored("launches.yaml"), stored("passes.yaml")
 DTYPES = ("float32", "bfloat16")
-BATCHED = ("fast_dllm_dual", "dspark")
 ROUNDED = ("lopa_dist", "eb_sampler")
 """Decoders whose entropies are rounded to the logits' own dtype."""
 DEEP = ("d2f", "lopa", "lopa_dream", "d3llm", "sdar", "multi_bd", "multi_bd_edit")
@@ -189,11 +189,11 @@ ONE = [Case(name, "float32", new=2 * BLOCK if name in DEEP else BLOCK) for name 
 CASES = [
     pytest.param(case, marks=drill if index % 4 else exhaustive) for index, case in enumerate(ONE)
 ]
+OFTEN = {("fast_dllm_dual", "bfloat16", 8), ("dspark", "bfloat16", 8)}
+OFTEN |= {(name, "bfloat16", 1) for name in ROUNDED}
 PRODUCT = [
-    Case(name, dtype, batch, 2 * BLOCK)
-    for name in GENERATING
-    for dtype in DTYPES
-    for batch in (1, 8)
+    pytest.param(Case(*case, 2 * BLOCK), marks=exhaustive if case in OFTEN else drill)
+    for case in product(GENERATING, DTYPES, (1, 8))
 ]
 
 
@@ -204,18 +204,6 @@ def test_a_decoder_waits_once_a_round_and_keeps_its_launches(
     watch = check(case, named)
     launches = watch.launches["round"] / watch.forwards
     assert launches <= BUDGETS.get(case.name, BUDGETS["other"]), watch.sites.most_common(20)
-
-
-@exhaustive
-@pytest.mark.parametrize("case", [Case(name, "bfloat16", 8) for name in BATCHED], ids=str)
-def test_a_batch_waits_once_a_round_for_all(named: Callable[[str], Any], case: Case) -> None:
-    check(case, named)
-
-
-@exhaustive
-@pytest.mark.parametrize("case", [Case(name, "bfloat16") for name in ROUNDED], ids=str)
-def test_a_rounded_entropy_takes_two_reads(named: Callable[[str], Any], case: Case) -> None:
-    check(case, named)
 
 
 @exhaustive
@@ -291,9 +279,9 @@ def test_a_device_without_a_kernel_decodes_by_torchs_passes(
     assert watch.launches.total() > usual.launches.total()
 
 
-@drill
 @pytest.mark.parametrize("case", PRODUCT, ids=str)
 def test_every_dtype_and_batch(named: Callable[[str], Any], case: Case) -> None:
+    """A batch waits once a round for all; a rounded entropy takes two reads."""
     check(case, named)
 
 

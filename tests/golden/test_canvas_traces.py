@@ -58,8 +58,6 @@ class WatchedCanvas(Watched):
 
     def __init__(self, model: Any, eos: int | None) -> None:
         super().__init__(model)
-        self.canvas_length, self.attention_form = model.canvas_length, model.attention_form
-        self.mean_embeddings = model.mean_embeddings
         self.special = SpecialTokens(NO_TOKEN, NO_TOKEN if eos is None else eos, PAD)
 
 

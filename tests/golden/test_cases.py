@@ -12,13 +12,12 @@ from dllm_bench.paths import conf_dir, options
 from scripts import update_docs
 from tests.golden.cases import GOLDEN, is_known, is_listed, known, recorded
 
-ELSEWHERE = {"forward"}  # one forward's logits: test_forward
 OTHERWISE = {
     "config.json": "a checkpoint",
     "pc_sampler_baseline.json": "token counts that cases of PC-Sampler read",
-    "decoder_units.json": "test_dinfer_units",
-    "dflash2_modules.json": "test_dflash2_traces",
-    "modules.json": "test_speculative_traces, test_drafter_training, test_calibration",
+    "decoder_units.json": "test_dinfer_traces",
+    "dflash2_modules.json": "test_speculative_traces",
+    "modules.json": "test_speculative_traces, test_drafter_training, test_sample_stats",
     "target_greedy.json": "test_speculative_traces",
 }
 PAGE = Path(__file__).parents[2] / "docs" / "decoders.md"
@@ -40,8 +39,7 @@ def replays() -> set[tuple[str, int]]:
 @absent
 @pytest.mark.parametrize("file", known())
 def test_every_case_of_a_file_has_a_test(file: str) -> None:
-    to_replay = [case for case in recorded(file) if case.get("method") not in ELSEWHERE]
-    assert {(file, case["index"]) for case in to_replay} <= replays()
+    assert {(file, case["index"]) for case in recorded(file)} <= replays()
 
 
 @absent

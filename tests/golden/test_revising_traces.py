@@ -3,13 +3,16 @@
 Of every recorded run, the tokens, the number of forwards and the canvas before each forward are
 compared. The published loops leave the mask token in the distribution, so these decoders do too
 (`forbid_mask` off): writing it leaves a position masked, or masks it again. Those with an exact
-cache are also replayed without it.
+cache are also replayed without it. Guards of MultiBD's serving engine (allocated positions, an
+automatic limit of forwards) end most of its recorded requests while blocks are open; these are
+compared up to there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
-from dllm_bench.core.request import Generation
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.common import Confidence
@@ -27,6 +30,7 @@ from tests.golden.cases import (
     Proof,
     Settings,
     agreement,
+    canvases_of,
     composed,
     denoiser,
     replayed,
@@ -259,3 +263,58 @@ def test_remedi_loop(case: Case, cache: str) -> None:
     steps = [state for state, call in states if call == "step"]
     decoder = composed("remedi", settings | DENSE[cache])
     check(case | {"states": steps, "nfe": len(steps)}, decoder)
+
+
+# --- MultiBD's engine, until a serving guard ends the request -------------------------------------
+
+
+def changes(before: list[int], after: list[int]) -> list[list[int]]:
+    """Positions whose tokens differ, and the tokens afterwards."""
+    pairs = enumerate(zip(before, after, strict=False))
+    return [[place, token] for place, (old, token) in pairs if old != token]
+
+
+@replayed("new2026/multi_bd_cases.json")
+def test_multi_bd(case: Case) -> None:
+    params, prompt = case["params"], case["prompt"]
+    block = params["block_size"]
+    edits = params["sampling_mode"] == "edit"
+    settings = {
+        "forbid_mask": not edits,
+        "select.tau": params["accept_threshold"],
+        "schedule.block": block,
+        "schedule.size": params["buffer_size"],
+        "schedule.tau_add": params["add_block_threshold"],
+        "schedule.tau_act": 0.0 if edits else params["semi_complete_threshold"],
+        "stop.turn_end": False,
+    }
+    if edits:
+        settings["revise.released"] = True
+        settings["revise.tau"] = params["edit_threshold"]
+        settings["revise.rounds"] = params["max_post_edit_steps"]
+        settings["revise.stable"] = params.get("token_stability_threshold", 0.0)
+    watched = Watched(with_end("llada", params.get("eos_id", -1)))
+    length = len(case["canvas"]) - len(prompt) + 4 * block
+    generation = composed("multi_bd_edit" if edits else "multi_bd", settings).generate(
+        watched, Request("golden", tuple(prompt), length)
+    )
+    canvases = [*canvases_of(watched), [*prompt, *generation.ids]]
+    ours = [
+        (plan.feed[1], changes(*pair))
+        for plan, pair in zip(watched.plans, pairwise(canvases), strict=True)
+    ]
+    rounds = zip(case["calls"], case["steps"], strict=True)
+    wanted = [
+        (
+            call["start"] + call["valid"],
+            sorted([*step["filled"], *([at, new] for at, _, new in step["overwritten"])]),
+        )
+        for call, step in rounds
+        if any(state == "ACTIVE" for _, state in call["blocks"])
+    ]
+    with agreement(case):
+        assert ours[: len(wanted)] == wanted
+        if case["reason"] == "eos_token_generated":
+            assert len(ours) == len(wanted)
+            ids = list(generation.ids)
+            assert ids[: ids.index(params["eos_id"])] == case["output"]

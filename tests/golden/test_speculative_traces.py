@@ -1,14 +1,16 @@
-"""DeepSpec's and z-lab's own loops, token for token: DFlash, DSpark, EAGLE-3.
+"""DeepSpec's, z-lab's and DDTree's own loops, token for token: DFlash, DSpark, EAGLE-3, trees.
 
 Greedy runs, stops inside and outside of what is accepted, confidence cuts, and sampled runs whose
 uniform numbers are given. Every round is compared: what was drafted, proposed, accepted, committed,
 the rows the drafter was fed. The reference goes on until the limit is exceeded, so one token more
-is asked for here; z-lab's counts tokens behind a stop, which are left out of the comparison.
+is asked for here; z-lab's counts tokens behind a stop, which are left out of the comparison, and
+with DFlash 2 a round of theirs ends at the limit, ours behind it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,20 +18,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from dllm_bench.api.generation import composed_decoder
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyResult
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.speculative import Rejection, SpeculativeDecoder
+from dllm_bench.decoding.speculative import GreedyMatch, Rejection, SpeculativeDecoder
 from dllm_bench.methods.drafting import NoDraft
-from dllm_bench.methods.trained_drafts import DFlash, DSpark, Eagle3
+from dllm_bench.methods.trained_drafts import DFlash, DFlash2, Eagle3, likeliest_tree
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.metrics.drafts import rounds_of
+from dllm_bench.metrics.drafts import depths, rounds_of
+from dllm_bench.models.drafters import TrainedBlockDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.golden.cases import GOLDEN, Case, Settings, cases, each, override
+from tests.golden.cases import GOLDEN, Case, Settings, agreement, cases, each, override, replayed
 from tests.helpers import DEVICE, load_denoiser
 from tests.sample_stats import drafted
 from tests.speculative import Chain, Scripted, WatchedLength, scripted
@@ -58,6 +63,13 @@ def tensors(name: str) -> dict[str, torch.Tensor]:
 @lru_cache
 def target() -> TransformerDenoiser:
     return load_denoiser(FOLDER / "ckpt" / "target")
+
+
+def ends_as_recorded(case: Case) -> bool:
+    """Let the token end texts at which the recorded one ends; return whether there is one."""
+    ended = case["output"][-1] in (case["stop_token_ids"] or [])
+    target().special = SpecialTokens(mask=0, eos=case["output"][-1] if ended else NO_END)
+    return ended
 
 
 def source(kind: str) -> str:
@@ -308,30 +320,6 @@ def check_heads(network: Any, entry: Any, anchor: Any, stored: Any, name: str) -
     assert corrected_NV.argmax(-1).tolist() == entry["tokens"]
 
 
-@pytest.mark.parametrize("kind", DSPARKS)
-def test_heads_alone(kind: str) -> None:
-    stored, entry = tensors("modules.safetensors"), read("modules.json")["heads"][kind]
-    piece = draft(kind)
-    assert isinstance(piece, DSpark)
-    network: Any = piece.drafter.on(target())
-    hidden_DH = stored[f"fwd/{kind}/12/hidden"][0]
-    state, biases, states, survival = None, [], [], []
-    before_D = torch.tensor(entry["prev_tokens"], device=DEVICE)
-    for token, hidden_H in zip(before_D, hidden_DH, strict=True):
-        survival.append(network.survival(token, hidden_H))
-        bias_V, state = network.draft_bias(token, hidden_H, state)
-        biases.append(bias_V)
-        states.append(state)
-    found = {"prefix_bias": biases, "confidence_logits": survival}
-    if kind == "dspark_rnn":
-        found["states_after_each_step"] = states
-    if kind == "dspark_gated":
-        found["gate"] = list(network.markov_head.gate(before_D, hidden_DH))
-    for name, values in found.items():
-        wanted = stored[f"head/{kind}/{name}"][0]
-        torch.testing.assert_close(torch.stack(values), wanted, atol=TOLERANCE, rtol=0)
-
-
 def test_eagle3_chain_and_update() -> None:
     stored, recorded = tensors("modules.safetensors"), read("modules.json")["eagle3"]
     chain, update = recorded["chain"], recorded["update"]
@@ -440,3 +428,176 @@ def check_distributions(
     count = torch.tensor(sum(case["accept_prefix_mask"]))
     next_V = Rejection.next_distribution(count, *distributions)
     torch.testing.assert_close(next_V, torch.tensor(case["next_dist"]), atol=1e-6, rtol=0)
+
+
+# --- DDTree: the tree, the accepted path and what the next draft reads ----------------------------
+
+
+@dataclass(frozen=True)
+class WatchedMatch(GreedyMatch):
+    """Keeps what it decides, and the most probable tokens of the target."""
+
+    seen: list[tuple[VerifyResult, list[int]]] = field(default_factory=list, compare=False)
+
+    def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
+        result = super().__call__(proposal, logits_RV, sampler)
+        self.seen.append((result, logits_RV.argmax(-1).tolist()))
+        return result
+
+
+def ddtree_of(case: Case) -> tuple[Scripted, WatchedMatch]:
+    """Return the decoder of a case, with its random numbers; a tree of no nodes is one that is not
+    fed."""
+    budget = case["tree_budget"]
+    settings: dict[str, Any] = {
+        "draft.drafter.source": source("zlab_dflash"),
+        "draft.slots": case["block_size"],
+        "draft.budget": None if budget is None else max(budget, 1),
+        "draft.released": True,
+        "length.tokens": None if budget is None or budget > 0 else 0,
+        "temperature": case["temperature"],
+        "checks_first": False,
+    }
+    plain, watched = speculative("ddtree", settings), WatchedMatch()
+    return scripted(plain, case.get("uniforms") or [], verify=watched), watched
+
+
+@replayed("new2026/ddtree.json")
+def test_ddtree(case: Case) -> None:
+    ended = ends_as_recorded(case)
+    decoder, watched = ddtree_of(case)
+    request = Request("golden", tuple(case["prompt"]), case["max_new_tokens"] + 1)
+    generation = decoder.generate(target(), request)
+    assert list(generation.ids[: len(case["output"])]) == case["output"]
+    found, rounds = verified(generation), case["rounds"]
+    with agreement(case):
+        for (row, new), (result, own), entry in zip(found, watched.seen, rounds, strict=False):
+            nodes = len(entry["nodes"])
+            assert [*row.drafted[:nodes]] == entry["nodes"]
+            assert [*row.parents[:nodes]] == entry["parents"]
+            assert depths(row.parents[:nodes])[1:] == entry["depths"]
+            assert (row.proposed, row.fed, row.cached) == (nodes, nodes + 1, entry["anchor_pos"])
+            if not case["temperature"]:
+                assert own == entry["target_tokens"]
+            assert result.path_D is not None
+            path = (result.path_D[: int(result.count)] + 1).tolist()
+            assert path == entry["accepted_path"]
+            assert int(result.bonus) == entry["next_token"]
+            assert row.accepted + 1 == len(new) or ended
+        made = [int(result.count) + 1 for result, _ in watched.seen]
+        assert made == case["acceptance_lengths"]
+
+
+@replayed("new2026/ddtree_build.json")
+def test_a_tree_is_built(case: Case) -> None:
+    logits_NV, budget = torch.tensor(case["logits"]), case["budget"]
+    with agreement(case):
+        tokens_D, parents_D = likeliest_tree(logits_NV, budget)
+        assert tokens_D.tolist() == case["nodes"]
+        assert parents_D.tolist() == case["parents"]
+        path_DR = Proposal(tokens_D, parents_D=parents_D).path_DR
+        rows = ["".join(str(int(seen)) for seen in row) for row in path_DR]
+        assert rows == case["visibility_rows"][1:]
+
+
+# --- DFlash 2 -------------------------------------------------------------------------------------
+
+MODULES = GOLDEN / "new2026" / "dflash2_modules.json"
+CHECKPOINTS = ("dflash2_b8", "dflash2_b16_swa")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], str]:
+    """Return the folder of a case's drafter, with the config that the case asks for.
+
+    One case has more slots than its drafter was trained with, which is refused here.
+    """
+
+    def folder(case: Case) -> str:
+        published = GOLDEN / "new2026" / "ckpt" / case["checkpoint"]
+        config = json.loads((published / "config.json").read_text())
+        longer = case["block_size"] > config["dflash_config"]["block_size"]
+        if not (case["config_override"] or longer):
+            return str(published)
+        made = tmp_path_factory.mktemp("drafter")
+        config |= case["config_override"] or {}
+        config["dflash_config"] |= {"block_size": case["block_size"]} if longer else {}
+        config = {key: value for key, value in config.items() if value is not None}
+        (made / "config.json").write_text(json.dumps(config))
+        (made / "model.safetensors").symlink_to(published / "model.safetensors")
+        return str(made)
+
+    return folder
+
+
+def dflash2_of(case: Case, folder: str) -> tuple[Scripted, WatchedLength]:
+    """Return the decoder of a case, with its random numbers."""
+    plain = speculative(
+        "dflash2",
+        {
+            "draft.drafter.source": folder,
+            "draft.slots": case["block_size"],
+            "temperature": case["temperature"],
+            "top_p": case["top_p"],
+            "top_k": case["top_k"] or None,
+        },
+    )
+    watched = WatchedLength(plain.length)
+    return scripted(plain, case.get("uniforms") or [], length=watched), watched
+
+
+@replayed("new2026/dflash2.json")
+def test_dflash2(case: Case, checkpoint: Callable[[Case], str]) -> None:
+    ends_as_recorded(case)
+    decoder, watched = dflash2_of(case, checkpoint(case))
+    limit = case["max_new_tokens"]
+    generation = decoder.generate(target(), Request("golden", tuple(case["prompt"]), limit))
+    with agreement(case):
+        assert list(generation.ids[:limit]) == case["output"]
+        found, rounds = verified(generation), case.get("rounds", [])
+        made = [len(new) for _, new in found]
+        if made:
+            made[-1] -= max(0, len(generation.ids) - limit)
+        assert made == case["acceptance_lengths"]
+        for (row, new), proposal, entry in zip(found, watched.seen, rounds, strict=bool(rounds)):
+            assert proposal.tokens_D.tolist() == entry["drafted"]
+            assert row.cached == entry["anchor_pos"]
+            first, last = entry["position_range"]
+            assert (proposal.cached, proposal.cached + proposal.fed) == (first, last)
+            assert new[: len(entry["committed"])] == entry["committed"]
+            if proposal.probabilities_DV is not None:
+                drawn_D = proposal.probabilities_DV.gather(1, proposal.tokens_D[:, None])[:, 0]
+                wanted_D = torch.tensor(entry["draft_prob"], device=DEVICE)
+                torch.testing.assert_close(drawn_D, wanted_D, atol=TOLERANCE, rtol=0)
+
+
+@lru_cache
+def stored() -> dict[str, torch.Tensor]:
+    return load_file(MODULES.with_suffix(".safetensors"), device=DEVICE)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_dflash2_forwards_sharing_one_cache(name: str) -> None:
+    recorded = json.loads(MODULES.read_text())
+    ids_L = torch.tensor(recorded["sequence"], device=DEVICE)
+    _, features_1FC = read_by_target(ids_L[None])
+    piece = DFlash2(TrainedBlockDrafter(str(GOLDEN / "new2026" / "ckpt" / name)))
+    network: Any = piece.drafter.on(target())
+    kv = piece.new_cache(target(), 64)
+    for entry in (call for call in recorded["calls"] if call["checkpoint"] == name):
+        start, (first, last) = entry["start"], entry["new_context_rows"]
+        context = Context(ids_L[: start + 1], features_1FC[:, first:last], target(), kv)
+        with torch.inference_mode():
+            hidden_DH, logits_DV = network.block(context, piece.drafter.slots)
+        key = f"{name}/{start}"
+        torch.testing.assert_close(hidden_DH, stored()[f"{key}/hidden"][1:], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(logits_DV, stored()[f"{key}/logits"], atol=TOLERANCE, rtol=0)
+        assert logits_DV.argmax(-1).tolist() == entry["unary_argmax"]
+        ids_DK = stored()[f"{key}/candidates"].long()
+        assert logits_DV.topk(ids_DK.shape[1]).indices.tolist() == ids_DK.tolist()
+        if f"{key}/edge_scores" in stored():
+            before_DK = torch.stack([ids_L[start].expand(ids_DK.shape[1]), *ids_DK[:-1]])
+            bias_DKK = network.path_biases(before_DK, hidden_DH, ids_DK)
+            scores_DKK = bias_DKK + logits_DV.gather(1, ids_DK)[:, None]
+            wanted_DKK = stored()[f"{key}/edge_scores"]
+            torch.testing.assert_close(scores_DKK, wanted_DKK, atol=TOLERANCE, rtol=0)
