@@ -7,14 +7,17 @@ have 8 positions and step counts are small; trained parts are replaced by random
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dllm_bench.api.compose import compose
+from dllm_bench.api import compose as composing
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Stop
 from dllm_bench.core.decoder import Condition, Need, Piece
@@ -23,8 +26,9 @@ from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.kv import PositionCache
-from dllm_bench.paths import options
+from dllm_bench.paths import conf_dir, options
 from dllm_bench.registry import instantiate
+from dllm_bench.store.files import write_atomic
 from tests.helpers import ROLES, VOCAB
 
 BLOCK = 8
@@ -68,11 +72,27 @@ def small(value: Any) -> Any:
 
 
 def composed(group: str) -> dict[str, Any]:
-    """Name -> settings of every yaml of a group; ten a composition, which takes a third as long."""
+    """Name -> settings of every yaml of a group.
+
+    Hydra takes many seconds for all decoders. So the result is kept in this user's cache folder,
+    under a hash of the yaml files and of the code that composes them.
+    """
+    sources = [*sorted(conf_dir().rglob("*.yaml")), Path(composing.__file__)]
+    content = sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    file = Path.home() / ".cache" / "dllm-bench-tests" / content / f"{group}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, json.dumps(composed_by_hydra(group)))
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def composed_by_hydra(group: str) -> dict[str, Any]:
+    """Compose every yaml of a group; ten a composition, which takes a third as long."""
     names, found = options(group), dict[str, Any]()
     for first in range(0, len(names), 10):
         asked = [f"+{group}@every.{name}={name}" for name in names[first : first + 10]]
-        found |= compose(asked)["every"]
+        found |= composing.compose(asked)["every"]
     return found
 
 
