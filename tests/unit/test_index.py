@@ -31,26 +31,29 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
+def shown(found: Store) -> tuple[list[str], list[float]]:
+    """Return the lines of the list of runs, and the seconds of those that were measured."""
+    return list(run_lines(found)), [run.seconds for run in measured_runs(found).runs]
+
+
 def test_lists_and_estimates_read_one_file_instead_of_the_records(results, monkeypatch) -> None:
     found = Store(results / "runs")
-    lines, runs = list(run_lines(found)), measured_runs(found).runs
-    assert lines and runs
+    before = shown(found)
+    assert all(before)
     assert list(found.root.glob(".*")) == []
     monkeypatch.setattr(store.RunRecord, "from_json", refuse)
-    assert list(run_lines(found)) == lines
-    assert [run.seconds for run in measured_runs(found).runs] == [run.seconds for run in runs]
+    assert shown(found) == before
 
 
 def test_an_archive_is_indexed_and_not_unpacked_again(results, tmp_path, monkeypatch) -> None:
     (tmp_path / "packed").mkdir()
     pack(results, tmp_path / "packed" / PACKED)
     found = Store(tmp_path / "packed" / "runs")
-    lines, runs = list(run_lines(found)), measured_runs(found).runs
+    before = lines, runs = shown(found)
     assert any("sealed" in line for line in lines) and runs
     assert [path.name for path in (tmp_path / "packed").iterdir()] == [PACKED]
     monkeypatch.setattr(archive, "_read", refuse)
-    assert list(run_lines(found)) == lines
-    assert [run.seconds for run in measured_runs(found).runs] == [run.seconds for run in runs]
+    assert shown(found) == before
     (tmp_path / "packed" / PACKED).touch()
     with pytest.raises(DllmBenchError, match="was read"):
         list(run_lines(found))

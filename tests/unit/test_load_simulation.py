@@ -1,37 +1,56 @@
-"""The load simulation: closed forms, nothing lost, rules that are the pieces' own, the frontier.
+"""Stored drafts and the load simulation: simulated rounds are the loop's own, alone and in a batch;
+temperatures; commands; closed forms, rules that are the pieces' own, the frontier.
 
-Where probabilities are constant everything is known: tokens per round, steps, speeds. Times here
-are simulated, none is measured.
+Texts come from tiny random models; times are put in by hand, none is measured. Where probabilities
+are constant everything is known: tokens per round, steps, speeds.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dllm_bench.cli.main import main, parse
+from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.speculative import Proposal, VerifyLength
-from dllm_bench.decoding.speculative import FixedLength
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
 from dllm_bench.methods.drafting import (
+    ModelDraft,
+    NGramDraft,
     StepProfile,
     SurvivalThreshold,
     Temperatures,
     acceptance_probabilities,
+    read_step_profile,
+    read_temperatures,
 )
-from dllm_bench.methods.trained_drafts import AsynchronousLength, HardwareAwareLength
+from dllm_bench.methods.trained_drafts import AsynchronousLength, DSpark, HardwareAwareLength
+from dllm_bench.metrics import drafts as draft_metrics
+from dllm_bench.metrics.sample_stats import count_sample
+from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter
+from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.serving.load_simulation import (
     DraftedText,
     DraftOutcome,
     FrontierPoint,
     NewLengthRule,
     ServingSystem,
+    StoredDraft,
+    StoredDrafts,
     asynchronous_rule,
     at_once,
+    drafts_of_text,
     fixed_rule,
     frontier,
     frontier_point,
@@ -41,8 +60,341 @@ from dllm_bench.serving.load_simulation import (
     threshold_rule,
     under_arrivals,
 )
+from dllm_bench.store.record import Session
+from dllm_bench.store.seal import seal
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store
+from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
+from tests.sample_stats import stored_sample
+from tests.speculative import DRAFTERS, write_drafter
+from tests.tiers import covering
 
 FLAT = StepProfile((1, 4096), (100.0, 100.0))
+KNEE = StepProfile((1, 2, 8, 256), (100.0, 75.0, 30.0, 1.0))
+SCALE = Temperatures((1.5, 0.5, 2.0))
+ONE = Request("one", (3, 9, 27, 3, 9), 40)
+SEVERAL = [
+    ONE,
+    Request("two", tuple(range(2, 30)), 25),
+    Request("three", (7,), 31),
+    Request("four", (5, 6), 1),
+]
+
+
+class Spoiled(ModelDraft):
+    """Drafts what follows, but for every third position; its estimates go by position too."""
+
+    gives = frozenset({"survival estimates"})
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        proposal = super().propose(context, sampler)
+        position_D = context.anchor + 1 + torch.arange(len(proposal))
+        tokens_D = (proposal.tokens_D + (position_D % 3 == 0)) % VOCAB
+        return replace(proposal, tokens_D=tokens_D, survival_D=3.0 - position_D % 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafts")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> TransformerDenoiser:
+    return load_denoiser(tiny_checkpoint("qwen3", folder / "target", 10))
+
+
+def drafter(name: str, folder: Path) -> Draft:
+    makers = {
+        "ngram": lambda: NGramDraft(4, 2),
+        "spoiled": lambda: Spoiled(SmallModelDrafter(str(folder / "target")), 5),
+        "dspark": lambda: DSpark(
+            TrainedBlockDrafter(write_drafter(folder / name, DRAFTERS[name], 4))
+        ),
+    }
+    return makers[name]()
+
+
+def sample(generation: Generation) -> tuple[Trace, Sequence[int], Sequence[int]]:
+    """Return what is stored, to its limit."""
+    trace = Trace.from_columns(json.loads(json.dumps(generation.trace.columns())))
+    return trace, generation.born, generation.ids
+
+
+# --- simulated rounds are the loop's own ---------------------------------------------------------
+
+CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
+    ("ngram", FixedLength(), fixed_rule()),
+    ("spoiled", FixedLength(2), fixed_rule(2)),
+    ("spoiled", SurvivalThreshold(0.6, SCALE), threshold_rule(0.6)),
+    ("spoiled", HardwareAwareLength(KNEE, SCALE), hardware_aware_rule(KNEE)),
+    ("spoiled", AsynchronousLength(KNEE, SCALE), asynchronous_rule(KNEE)),
+    ("dspark", HardwareAwareLength(KNEE, SCALE), hardware_aware_rule(KNEE)),
+]
+
+
+@pytest.mark.parametrize("requests", [[ONE], SEVERAL], ids=["alone", "batch"])
+@pytest.mark.parametrize(("name", "piece", "rule"), covering(3, CASES))
+def test_simulated_rounds_are_those_of_the_loop(
+    name: str,
+    piece: VerifyLength,
+    rule: NewLengthRule,
+    requests: list[Request],
+    folder: Path,
+    target: TransformerDenoiser,
+) -> None:
+    decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
+    real = [verified(found) for found in decoder.generate_batch(target, requests)]
+    unverified = replace(decoder, length=FixedLength(0))
+    drafts = StoredDrafts.of(map(sample, unverified.generate_batch(target, requests)))
+    texts = drafts.served(SCALE)
+    assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
+    steps = simulate(ServingSystem(name, texts, rule), FLAT, len(texts)).steps
+    assert [step.requests for step in steps] == [
+        sum(len(rows) > k for rows in real) for k in range(len(steps))
+    ]
+    assert [step.verified - step.requests for step in steps] == [
+        sum(rows[k].proposed for rows in real if len(rows) > k) for k in range(len(steps))
+    ]
+    going = min(len(rows) for rows in real if rows) - 1  # a last round is cut by its limit
+    assert [step.committed for step in steps[:going]] == [
+        sum(rows[k].accepted + 1 for rows in real if rows) for k in range(going)
+    ]
+    assert len({step.verified / step.requests for step in steps}) > 1 or name == "spoiled"
+
+
+def verified(generation: Generation) -> list[Forward]:
+    return [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
+
+
+# --- what is recorded ----------------------------------------------------------------------------
+
+
+def test_a_draft_is_held_against_what_follows() -> None:
+    rows = [
+        Forward(ForwardKind.PREFILL, 1, 3, 0, ms=9.0),
+        Forward(ForwardKind.DRAFT, 1, 8, 0, ms=2.0),
+        Forward(ForwardKind.HEAD, 1, 0, 0, ms=1.0, calls=3),
+        Forward(ForwardKind.VERIFY, 1, 1, 3, ms=5.0, drafted=(5, 6, 0), survival=(2.0, 1.0, -1.0)),
+        Forward(ForwardKind.DRAFT, 1, 8, 1, ms=4.0),
+        Forward(ForwardKind.VERIFY, 1, 1, 4, ms=5.0, drafted=(6, 7, 8), survival=(0.5, 0.0, 0.0)),
+    ]
+    trace, born, ids = Trace(rows), (0, 3, 5), (4, 5, 6)
+    first, last = drafts_of_text(trace, born, ids)
+    assert first == StoredDraft((2.0, 1.0, -1.0), 3, 2, 2)
+    assert last == StoredDraft((0.5, 0.0, 0.0), 3, 1, 1)
+    tree = [*rows, Forward(ForwardKind.VERIFY, 1, 3, 5, drafted=(6, 7), parents=(0, 0))]
+    with pytest.raises(DllmBenchError, match="this run drafted trees"):
+        drafts_of_text(Trace(tree), born, ids)
+    drafts = StoredDrafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
+    assert len(drafts.texts) == 1, "a text that ended with its prefill has no draft"
+    assert drafts.observed() == [
+        draft_metrics.ObservedDraft((2.0, 1.0), 2),
+        draft_metrics.ObservedDraft((0.5,), 1),
+    ], "nothing is known of what was drafted past the end"
+    assert drafts.steps == pytest.approx((2.0 + 1.0 + 4.0) / (5.0 + 5.0))
+    assert (drafts.width, drafts.calls) == (8, 1)
+    profile = StepProfile((1, 8, 64), (10.0, 5.0, 2.5))
+    assert drafts.drafting(profile)(1) == pytest.approx(0.7 * 0.1)
+    assert drafts.drafting(profile)(8) == pytest.approx(0.7 * 0.1 * 2)
+    assert drafts.drafting(profile, tokens=1)(8) == drafts.drafting(profile)(8), "a block is whole"
+    chain = replace(drafts, calls=7)
+    assert chain.drafting(profile, tokens=1)(1) == pytest.approx(0.7 * 0.1 / 7)
+    assert chain.drafting(profile, tokens=9)(1) == chain.drafting(profile)(1)
+    assert drafts.served()[0][0].probabilities == pytest.approx((0.8808, 0.7311, 0.2689), abs=1e-4)
+    halved = drafts.served(Temperatures((2.0,)))[0][0].probabilities
+    assert halved == pytest.approx((0.7311, 0.7311, 0.2689), abs=1e-4)
+
+
+def test_drafts_of_verified_texts_are_no_load(folder: Path, target: TransformerDenoiser) -> None:
+    generation = SpeculativeDecoder(drafter("spoiled", folder)).generate(target, ONE)
+    drafts = StoredDrafts.of([sample(generation)])
+    assert drafts.observed(), "calibration data all the same"
+    with pytest.raises(DllmBenchError, match=r"length\.tokens=0"):
+        drafts.served()
+
+
+# --- temperatures --------------------------------------------------------------------------------
+
+
+def test_temperatures_scale_position_by_position() -> None:
+    found = Temperatures((2.0, 0.5)).probabilities([2.0, 1.0, -1.0, -50.0])
+    assert found == pytest.approx([0.7311, 0.8808, 0.2689, 0.0], abs=1e-4)
+    assert Temperatures().probabilities([0.0]) == [0.5]
+    with pytest.raises(DllmBenchError, match="above 0"):
+        Temperatures((1.0, 0.0))
+
+
+def test_temperatures_are_read_from_a_file(tmp_path: Path) -> None:
+    assert read_temperatures(None) == Temperatures()
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"temperatures": [2, 0.5]}))
+    assert read_temperatures(str(file)) == Temperatures((2.0, 0.5))
+    for text in ("{}", "no json", '{"temperatures": 3}'):
+        file.write_text(text)
+        with pytest.raises(DllmBenchError, match="train temperatures RUN"):
+            read_temperatures(str(file))
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+DRAFT = {"_target_": "nowhere", "drafter": {"sha256": "d" * 64, "source": "a place"}}
+FIXED = {"_target_": "length.fixed", "tokens": 0}
+
+
+def spec(
+    temperature: float = 0.0, length: dict | None = None, draft: dict | None = None
+) -> RunSpec:
+    decoder = {"draft": draft or DRAFT, "length": length or FIXED, "temperature": temperature}
+    return RunSpec(
+        model={"name": "tiny"},
+        decoder={"_target_": "nowhere", **decoder},
+        benchmark={"name": "prompts"},
+        hardware={"name": "cpu", "device": "cpu"},
+        inputs={"weights": "w" * 64},
+        label="spoiled",
+    )
+
+
+def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], special: object) -> str:
+    """Return a sealed run of these generations; its hash."""
+    samples = [
+        stored_sample(
+            found.ids,
+            found.born,
+            found.trace,
+            id=found.request_id,
+            cut=found.cut,
+            counts=count_sample(found, special),
+            seconds=1.0,
+        )  # type: ignore[arg-type]
+        for found in generations
+    ]
+    scores = {one.id: SampleScore(1.0, "correct", {}) for one in samples}
+    with Store(root / "runs").open(run) as opened:
+        opened.begin(Session(0.0, 0, {}))
+        for one in samples:
+            opened.append(one)
+        opened.seal(seal(run, samples, scores, opened.sessions, 0.0))
+    return run.short
+
+
+@pytest.fixture(scope="module")
+def texts(folder: Path, target: TransformerDenoiser) -> list[Generation]:
+    """Greedy texts with a draft at every position."""
+    requests = [Request(f"r{i}", (3 + i, 9, 27), 12 + i) for i in range(8)]
+    decoder = SpeculativeDecoder(drafter("spoiled", folder), length=FixedLength(0))
+    return decoder.generate_batch(target, requests)
+
+
+def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
+    texts: list[Generation],
+    target: TransformerDenoiser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    run = store_run(tmp_path, spec(), texts, target.special)
+    assert main(["train", "temperatures", run, "--results", str(tmp_path)]) == 0
+    file = tmp_path / "training" / "temperatures" / "tiny-spoiled.json"
+    assert f"decoder.length.temperatures.source={file}" in capsys.readouterr().out
+    fitted = json.loads(file.read_text())
+    first, second = (half.observed() for half in StoredDrafts.of(map(sample, texts)).halves())
+    assert tuple(fitted["temperatures"]) == draft_metrics.fit_temperatures(first)
+    assert (fitted["fitted_on"], fitted["measured_on"]) == (len(first), len(second))
+    raw = draft_metrics.outcomes_by_position(second)
+    scaled = draft_metrics.outcomes_by_position(second, fitted["temperatures"])
+    for found, before, after in zip(fitted["positions"], raw, scaled, strict=True):
+        assert found["rounds"] == len(before.predicted)
+        assert found["ece"] == pytest.approx(draft_metrics.ece(before), abs=1e-5)
+        assert found["ece_scaled"] == pytest.approx(draft_metrics.ece(after), abs=1e-5)
+    assert fitted["runs"][0].startswith(run)
+    assert fitted["draft"] == {"_target_": "nowhere", "drafter": {"sha256": "d" * 64}}, "no place"
+
+
+def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
+    texts: list[Generation],
+    target: TransformerDenoiser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    elsewhere = {**DRAFT, "drafter": {"sha256": "d" * 64, "source": "another place"}}
+    other = {**DRAFT, "drafter": {"sha256": "e" * 64, "source": "a place"}}
+    cut = {"_target_": "length.threshold", "tau": 0.5}
+    whole = {**FIXED, "tokens": None}
+    unheaded = [
+        replace(found, trace=Trace([replace(row, survival=()) for row in found.trace.forwards]))
+        for found in texts
+    ]
+    runs = {
+        "greedy": store_run(tmp_path, spec(), texts, target.special),
+        "cut": store_run(tmp_path, spec(0.0, cut, elsewhere), texts, target.special),
+        "other": store_run(tmp_path, spec(draft=other), unheaded, target.special),
+        "sampled": store_run(tmp_path, spec(1.0, cut), texts, target.special),
+        "sampled unheaded": store_run(tmp_path, spec(1.0, whole), unheaded, target.special),
+    }
+
+    def refused(*names: str) -> str:
+        results = ["--results", str(tmp_path)]
+        code = main(["train", "temperatures", *(runs[name] for name in names), *results])
+        return capsys.readouterr().err if code == 2 else ""
+
+    assert refused("greedy", "cut") == "", "greedy drafts are whole whatever was verified of them"
+    assert "2 drafters" in refused("greedy", "other")
+    assert "confidence head" in refused("other")
+    assert "its confidences decided" in refused("sampled")
+    assert "confidence head" in refused("sampled unheaded")
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    """Return a file of equal step times."""
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
+    return str(file)
+
+
+def test_a_load_is_simulated_from_stored_runs(texts, target, profile, tmp_path, capsys) -> None:
+    out = tmp_path / "points.csv"
+    run = store_run(tmp_path, spec(), texts, target.special)
+    asking = ["simulate", run, "--results", str(tmp_path), "--profile", profile]
+    assert main([*asking, "--requests", "1,2", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    points = list(csv.DictReader(out.open()))
+    systems = ["", " threshold 0.5", " scheduler", " two steps ahead"]
+    names = ["autoregressive", *(f"spoiled{rule}" for rule in systems)]
+    assert [p["system"] for p in points] == [name for name in names for _ in range(2)]
+    assert len(shown) == 1 + len(points)
+    assert [float(p["tokens_per_s_user"]) for p in points[:2]] == pytest.approx([100.0, 100.0])
+    texts = StoredDrafts.of(map(sample, texts)).halves()[1].served()
+    steps = simulate(ServingSystem("", texts, fixed_rule()), FLAT, 1).steps
+    rate = sum(step.committed for step in steps) / len(steps)
+    assert float(points[2]["tokens_per_round"]) == pytest.approx(rate)
+    assert main([*asking, "--arrivals", "5,50", "--level", "50", "--requests", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(names)
+
+
+def test_what_is_no_load_is_refused(texts, target, profile, tmp_path, capsys) -> None:
+    """Drawn or few drafts, and step times of another model: those that are there unasked."""
+    sampled = store_run(tmp_path, spec(1.0), texts, target.special)
+    few = store_run(tmp_path, spec(draft={"_target_": "few"}), texts[:1], target.special)
+    whole = store_run(tmp_path, spec(), texts, target.special)
+    for run, given, words in (
+        (sampled, ["--profile", profile], "temperature=0"),
+        (few, ["--profile", profile], "drafts of 1 texts"),
+        (whole, [], "measured with tiny-qwen3"),
+    ):
+        assert main(["simulate", run, "--results", str(tmp_path), *given]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_what_is_simulated_unasked_is_profiled() -> None:
+    """Whole drafts of a block: of 7 slots, and of up to 3 positions committed since."""
+    options = parse(["simulate", "RUN"])
+    drafts = StoredDrafts((), steps=1.0, width=7 + 3, calls=1)
+    assert drafts.drafting(read_step_profile(options.profile))(max(options.requests)) > 0
+
+
+# --- the load simulation --------------------------------------------------------------------------
+
 FILLING = StepProfile(  # 10 ms a step up to 64 tokens, then in proportion to them
     (1, 64, 4096), (100.0, 100.0, 100.0 * 64 / 4096)
 )
@@ -58,7 +410,7 @@ def calibrated_text(
     return [DraftOutcome(tuple(probabilities), int(accepted)) for accepted in accepted_T]
 
 
-def texts(n: int, tokens: int, rates: Sequence[float], seed: int = 0) -> list[DraftedText]:
+def drawn(n: int, tokens: int, rates: Sequence[float], seed: int = 0) -> list[DraftedText]:
     rng = np.random.default_rng(seed)
     return [calibrated_text(rates, tokens, rng) for _ in range(n)]
 
@@ -78,7 +430,7 @@ def mixed(n: int, tokens: int, seed: int = 0) -> list[DraftedText]:
 @pytest.mark.parametrize("n", [1, 4, 7])
 def test_constant_acceptance_has_a_closed_form(rate: float, n: int) -> None:
     """Tokens per round (1 - a^(n+1)) / (1 - a), within four standard errors."""
-    system = ServingSystem("dspark", texts(8, 4000, [rate] * 7), fixed_rule(n))
+    system = ServingSystem("dspark", drawn(8, 4000, [rate] * 7), fixed_rule(n))
     load = simulate(system, FLAT, seats=8)
     rounds = sum(one.rounds for one in load.served)
     k = np.arange(n + 1)
@@ -90,22 +442,22 @@ def test_constant_acceptance_has_a_closed_form(rate: float, n: int) -> None:
 
 def test_sure_and_hopeless_drafts_are_exact() -> None:
     profile = StepProfile((1, 64), (10.0, 5.0))
-    sure = simulate(ServingSystem("sure", texts(2, 40, [1.0] * 4), fixed_rule()), profile, 2)
+    sure = simulate(ServingSystem("sure", drawn(2, 40, [1.0] * 4), fixed_rule()), profile, 2)
     assert [(step.verified, step.committed) for step in sure.steps] == [(10, 10)] * 8
     assert sure.served[0].finished_s == pytest.approx(8 * profile.step_s(10))
-    never = simulate(ServingSystem("never", texts(2, 40, [0.0] * 4), fixed_rule()), profile, 2)
+    never = simulate(ServingSystem("never", drawn(2, 40, [0.0] * 4), fixed_rule()), profile, 2)
     assert [(step.verified, step.committed) for step in never.steps] == [(10, 2)] * 40
 
 
 def test_autoregressive_decoding_is_a_token_a_step() -> None:
-    load = simulate(ServingSystem("ar", texts(5, 30, [0.9] * 7), fixed_rule(0)), FILLING, 5)
+    load = simulate(ServingSystem("ar", drawn(5, 30, [0.9] * 7), fixed_rule(0)), FILLING, 5)
     assert len(load.steps) == 30
     assert {(step.requests, step.verified, step.committed) for step in load.steps} == {(5, 5, 5)}
     assert [one.tokens_per_s for one in load.served] == pytest.approx([100.0] * 5)
 
 
 def test_drafting_is_paid_in_every_step() -> None:
-    plain = ServingSystem("dspark", texts(3, 50, [0.7] * 4), fixed_rule())
+    plain = ServingSystem("dspark", drawn(3, 50, [0.7] * 4), fixed_rule())
     costly = replace(plain, draft_s=lambda requests: 0.001 * requests)
     free, paid = (simulate(system, FLAT, 3) for system in (plain, costly))
     extra = [b.step_s - a.step_s for a, b in zip(free.steps, paid.steps, strict=True)]
@@ -160,7 +512,7 @@ def test_seats_are_never_left_free_while_someone_waits() -> None:
 
 
 def test_an_idle_engine_waits_for_the_next_request() -> None:
-    system = ServingSystem("ar", texts(3, 2, []), fixed_rule())
+    system = ServingSystem("ar", drawn(3, 2, []), fixed_rule())
     load = simulate(system, FLAT, 4, lambda n, rng: [0.0, 5.0, 5.005])
     assert [step.start_s for step in load.steps] == pytest.approx([0, 0.01, 5, 5.01, 5.02])
     assert [one.seated_s for one in load.served] == pytest.approx([0, 5, 5.01])
@@ -170,7 +522,7 @@ def test_equal_seeds_give_equal_loads() -> None:
     system = ServingSystem("dspark", ragged(), RULES["asynchronous"])
     loads = [simulate(system, FILLING, 4, poisson(20.0), seed) for seed in (0, 0, 1)]
     assert loads[0] == loads[1] != loads[2]
-    assert texts(2, 9, [0.5], seed=4) == texts(2, 9, [0.5], seed=4) != texts(2, 9, [0.5], seed=5)
+    assert drawn(2, 9, [0.5], seed=4) == drawn(2, 9, [0.5], seed=4) != drawn(2, 9, [0.5], seed=5)
 
 
 def test_poisson_arrivals_have_their_rate() -> None:
@@ -185,28 +537,17 @@ def test_impossible_systems_are_refused() -> None:
             simulate(ServingSystem("none", found, fixed_rule()), FLAT, 1)
     with pytest.raises(DllmBenchError, match="more texts than seats"):
         frontier_point(
-            "few", simulate(ServingSystem("few", texts(2, 5, [0.5]), fixed_rule()), FLAT, 8)
+            "few", simulate(ServingSystem("few", drawn(2, 5, [0.5]), fixed_rule()), FLAT, 8)
         )
     small = StepProfile((1, 4), (1.0, 1.0))
     with pytest.raises(DllmBenchError, match="covers 1 to 4"):
-        simulate(ServingSystem("big", texts(5, 5, [0.5]), fixed_rule()), small, 5)
+        simulate(ServingSystem("big", drawn(5, 5, [0.5]), fixed_rule()), small, 5)
 
 
 # --- rules are the pieces ------------------------------------------------------------------------
 
 
-SCALE = Temperatures((2.0, 0.5))
-PIECES: list[tuple[VerifyLength, NewLengthRule]] = [
-    (FixedLength(), fixed_rule()),
-    (FixedLength(2), fixed_rule(2)),
-    (SurvivalThreshold(0.4, SCALE), threshold_rule(0.4)),
-    (HardwareAwareLength(FILLING, SCALE), hardware_aware_rule(FILLING)),
-    (HardwareAwareLength(STEEP, SCALE), hardware_aware_rule(STEEP)),
-    (AsynchronousLength(STEEP, SCALE), asynchronous_rule(STEEP)),
-]
-
-
-@pytest.mark.parametrize(("piece", "rule"), PIECES)
+@pytest.mark.parametrize(("piece", "rule"), [case[1:] for case in CASES])
 def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule) -> None:
     generator, lengths, plain_rule = torch.Generator().manual_seed(0), piece.begin(), rule()
     for _ in range(20):
@@ -262,7 +603,7 @@ def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Front
 
 
 def test_a_service_level_is_attained_by_the_speed_of_a_request() -> None:
-    load = simulate(ServingSystem("ar", texts(4, 10, []), fixed_rule()), STEEP, 4)
+    load = simulate(ServingSystem("ar", drawn(4, 10, []), fixed_rule()), STEEP, 4)
     speed = load.served[0].tokens_per_s
     assert (load.attainment(speed * 0.99), load.attainment(speed * 1.01)) == (1.0, 0.0)
 
@@ -272,7 +613,7 @@ def test_a_service_level_is_attained_by_the_speed_of_a_request() -> None:
 
 def test_more_arrivals_are_served_later_and_slower() -> None:
     systems = [
-        ServingSystem("ar", texts(60, 20, []), fixed_rule()),
+        ServingSystem("ar", drawn(60, 20, []), fixed_rule()),
         ServingSystem("d", mixed(60, 20), fixed_rule()),
     ]
     found = under_arrivals(systems, FILLING, seats=8, rates=(1.0, 40.0, 4000.0), level=90.0)

@@ -1,6 +1,6 @@
 """How answers are graded: each published way, on texts for which the ways differ.
 
-The expected values were worked out by hand from the published rules; `test_originals` compares with
+The expected values were worked out by hand from the published rules; `test_prompts` compares with
 the installed packages.
 """
 

@@ -1,13 +1,14 @@
-"""Generated tasks: split by content, words of the vocabulary, gold answers right and graded so.
+"""Generated tasks: split by content, words of the vocabulary, gold answers right and graded so; the
+items that ship are those that the generators draw.
 
-That a seed always draws the same problems is held by `test_frozen_items`. Answers are worked out
-again from the prompt's text alone, so that a generator that asks one thing and answers another is
-found; what a program of minicode_free does is read from its lines. Canonical programs are our own
-and run here; nothing a model wrote is executed.
+Answers are worked out again from the prompt's text alone, so that a generator that asks one thing
+and answers another is found; what a program of minicode_free does is read from its lines. Canonical
+programs are our own and run here; nothing a model wrote is executed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections import Counter
@@ -20,14 +21,29 @@ import pytest
 
 from dllm_bench.benchmarks import embedded as sentences
 from dllm_bench.benchmarks import evalplus, prompts
-from dllm_bench.benchmarks.embedded import GeneratedProblem, GeneratedTask, split_of
-from dllm_bench.benchmarks.lm_eval import task_file
+from dllm_bench.benchmarks.embedded import (
+    SPLIT_SIZE,
+    TEST,
+    TRAIN,
+    UNSEEN,
+    UNSEEN_SIZE,
+    FrozenTask,
+    GeneratedProblem,
+    GeneratedTask,
+    read_lines,
+    split_of,
+    texts_file,
+)
+from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.benchmarks.tasks.text_scorers import FAMILIES, ParallelCase
 from dllm_bench.benchmarks.tasks.text_scorers import miniparallel as score
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.training.prompts import STORED
+from dllm_bench.training.prompts import task_pairs as stored_pairs
 from scripts.embedded import tokenizer as embedded
-from scripts.embedded.items import FROZEN_TASKS
+from scripts.embedded.items import FROZEN_TASKS, TEXTS_OF_TASK, splits_of, task_pairs
 from scripts.embedded.tasks import minicode, minigsm, minimath, miniparallel, miniread, minirule
 from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, lm_eval_benchmark, mean
 
@@ -70,13 +86,15 @@ def test_both_forms_of_a_case_are_in_one_split() -> None:
         assert free.prompt != choice.prompt
 
 
-def _check_equations(text: str) -> list[int]:
-    """Return the results of all equations of an answer, after a check that each is right."""
-    found = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", text)
+def equations(answer: str) -> list[tuple[int, str, int, int]]:
+    """Return (left, operation, right, result) of an answer's equations, after a check that each is
+    right."""
+    texts = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
+    found = [(int(left), op, int(right), int(result)) for left, op, right, result in texts]
     for left, op, right, result in found:
-        assert minigsm.apply_op(op, int(left), int(right)) == int(result)
-        assert 0 <= int(result) <= minigsm.MAX_VALUE
-    return [int(result) for *_, result in found]
+        assert minigsm.apply_op(op, left, right) == result
+        assert 0 <= result <= minigsm.MAX_VALUE
+    return found
 
 
 def test_minimath_is_worked_right(test_items: Items) -> None:
@@ -85,7 +103,7 @@ def test_minimath_is_worked_right(test_items: Items) -> None:
         asked = problem.prompt.split("\n")[1].rstrip(".?")
         expression = re.sub(r"^(Compute|Find|What is) ", "", asked)
         assert re.fullmatch(r"[-+*() 0-9]+", expression)
-        results = _check_equations(problem.fields["answer"])
+        results = [result for *_, result in equations(problem.fields["answer"])]
         assert len(results) == len(re.findall(r"[-+*]", expression))
         assert results[-1] == eval(expression)
         assert problem.fields["answer"].endswith(f"\\boxed{{ {results[-1]}}}.")
@@ -183,7 +201,7 @@ def test_minirule_applies_its_rule(name: str, test_items: Items) -> None:
         rule, question, _ = problem.prompt.split("\n")
         asked, *options = question.removeprefix("Question: ").replace("? ", "?|").split("|")
         result = _result(rule.removeprefix("Rule: "), asked)
-        _check_equations(problem.fields["answer"])
+        equations(problem.fields["answer"])
         work, final = problem.fields["answer"].split("\n#### ")
         assert final == problem.fields["final"]
         if options:
@@ -264,16 +282,13 @@ VERB = "|".join(verb for verbs in minigsm.VERBS.values() for verb in verbs)
 def test_minigsm_arithmetic_is_right(test_items: Items) -> None:
     for problem in test_items["minigsm"]:
         answer = problem.fields["answer"]
-        equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
         start, *steps = problem.content.split("|")
-        assert [verb for verb, _ in (step.split(":") for step in steps)] == re.findall(VERB, answer)
-        assert len(equations) == len(steps)
-        before = start
-        for (left, op, right, result), step in zip(equations, steps, strict=True):
-            operands = (before, step.split(":")[1])
+        asked = [step.split(":") for step in steps]
+        assert [verb for verb, _ in asked] == re.findall(VERB, answer)
+        before = int(start)
+        for (left, op, right, result), (_, number) in zip(equations(answer), asked, strict=True):
+            operands = (before, int(number))
             assert (left, right) in {operands, operands if op == "-" else operands[::-1]}
-            assert minigsm.apply_op(op, int(left), int(right)) == int(result)
-            assert 0 <= int(result) <= minigsm.MAX_VALUE
             before = result
         assert answer.endswith(f"\n#### {before}")
 
@@ -304,11 +319,9 @@ def results_of(question: str) -> list[int]:
 def test_answers_are_worked_right(task: GeneratedTask, test_items: Items) -> None:
     for problem in test_items[task.name]:
         answer, results = problem.fields["answer"], results_of(problem.fields["question"])
-        equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
-        assert [int(left) for left, *_ in equations] == results[:-1]
-        assert [int(result) for *_, result in equations] == results[1:]
-        for left, op, right, result in equations:
-            assert minigsm.apply_op(op, int(left), int(right)) == int(result)
+        found = equations(answer)
+        assert [left for left, *_ in found] == results[:-1]
+        assert [result for *_, result in found] == results[1:]
         assert answer.endswith(f"\n#### {results[-1]}")
         stated = [int(n) for n in re.findall(r"(?:has|owns|are|is) (\d+)\b(?! [-+*])", answer)]
         assert set(stated) <= set(results)
@@ -606,3 +619,79 @@ def test_answers_are_words_of_the_vocabulary_and_fit() -> None:
         assert prompt + answer == tokenizer(problem.prompt + problem.continuation).input_ids
         assert min(answer) >= first_word
         assert len(answer) < MAX_NEW_TOKENS
+
+
+# --- items that ship ------------------------------------------------------------------------------
+
+TEXTS = "texts"
+DRAWN = 40
+SIZES = {TRAIN: SPLIT_SIZE, TEST: SPLIT_SIZE, UNSEEN: UNSEEN_SIZE, TEXTS: TEXTS_OF_TASK}
+FILES = [(name, split) for name in FROZEN_TASKS for split in splits_of(name)]
+FILES += [(name, TEXTS) for name in STORED]
+
+
+def stored(name: str, part: str) -> list[Any]:
+    """Return the items of a split, or the training texts."""
+    return read_lines(texts_file(name) if part == TEXTS else FROZEN_TASKS[name].frozen_file(part))
+
+
+def drawn(name: str, part: str, limit: int) -> list[Any]:
+    """Draw the first of what `stored` returns."""
+    if part == TEXTS:
+        return [list(pair) for pair in task_pairs(name, TRAIN, limit, seed=0)]
+    return FROZEN_TASKS[name].draw_items(part, limit)
+
+
+@pytest.mark.parametrize(("name", "part"), [file for file in FILES if file[1] != UNSEEN])
+def test_files_begin_with_what_the_generators_draw(name: str, part: str) -> None:
+    assert len(stored(name, part)) == SIZES[part]
+    assert stored(name, part)[:DRAWN] == drawn(name, part, DRAWN)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "part"), FILES)
+def test_files_hold_what_the_generators_draw(name: str, part: str) -> None:
+    assert stored(name, part) == drawn(name, part, SIZES[part])
+
+
+def test_another_seed_takes_other_texts_and_a_larger_count_more_of_them() -> None:
+    few, more = (stored_pairs("minigsm", count, seed=1) for count in (DRAWN, 2 * DRAWN))
+    assert few == more[:DRAWN] != stored_pairs("minigsm", DRAWN, seed=0)
+    with pytest.raises(DllmBenchError, match="has 4000; give fewer --prompts"):
+        stored_pairs("minigsm", TEXTS_OF_TASK + 1, seed=0)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_unseen_item_is_a_test_item(name: str) -> None:
+    seen, unseen = (
+        {item["prompt"] if "prompt" in item else str(item) for item in without_ids(name, split)}
+        for split in (TEST, UNSEEN)
+    )
+    assert len(unseen) == UNSEEN_SIZE
+    assert not seen & unseen
+
+
+def without_ids(name: str, split: str) -> list[dict[str, object]]:
+    """Return the items of a split without what differs between equal items of two splits."""
+    items = TASKS[name].items(split)
+    return [{key: value for key, value in item.items() if key != "id"} for item in items]
+
+
+def test_the_hash_of_the_items_is_the_hash_of_their_file() -> None:
+    task = FrozenTask("minigsm")
+    content = task.frozen_file().read_bytes()
+    assert task.items_hash(TEST) == hashlib.sha256(content).hexdigest()
+    assert task.items_hash(UNSEEN) not in (None, task.items_hash(TEST))
+    assert task.items_hash(TRAIN) is None  # its items are hashed
+
+
+def test_no_item_is_drawn_to_hash_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("items were drawn")
+
+    monkeypatch.setattr(GeneratedTask, "problems", refuse)
+    word = LmEvalBenchmark(
+        name="minigsm", task="minigsm", max_new_tokens=64, primary="exact_match,strict-match"
+    )
+    code = EvalPlusBenchmark(name="minicode", dataset="minicode", max_new_tokens=96)
+    assert word.dataset_hash() != code.dataset_hash()

@@ -17,7 +17,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import pytest
 from lm_eval.api.instance import Instance
 

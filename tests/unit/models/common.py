@@ -19,7 +19,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import IDS, VOCAB
+from tests.helpers import IDS, VOCAB, whole_forward
 from tests.unit.models.restated import Sees
 
 LAYOUTS = ("llada", "dream")
@@ -37,9 +37,7 @@ def spec(folder: Path, **changes: Any) -> ModelSpec:
 
 
 def logits(model: LoadedModel) -> Tensor:
-    length = TOKENS.shape[1]
-    plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
-    return model.denoiser.forward(TOKENS, plan, model.denoiser.new_cache(length))
+    return whole_forward(model.denoiser, TOKENS)
 
 
 def edit(file: Path, **changes: Any) -> None:

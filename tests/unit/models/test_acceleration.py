@@ -31,12 +31,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.remasking import leave_one_out
 from dllm_bench.models import acceleration, attention
-from dllm_bench.models.acceleration import (
-    CompiledDenoiser,
-    FixedShapeDenoiser,
-    padded,
-    padded_window,
-)
+from dllm_bench.models.acceleration import CompiledDenoiser, FixedShapeDenoiser
 from dllm_bench.models.layers import own_layers
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
@@ -283,12 +278,6 @@ def test_the_kernel_without_a_mask_is_tried_with_the_heads_of_the_model(monkeypa
     torch.testing.assert_close(attended.transpose(1, 2), law)
     scores = query @ key.repeat_interleave(2, 1).mT / 4
     torch.testing.assert_close(mass, scores.logsumexp(-1))
-
-
-def test_padding() -> None:
-    assert [padded(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
-    assert [padded_window(n) for n in (1, 32, 33, 65, 100)] == [32, 32, 64, 96, 128]
-    assert [padded_window(n) for n in (257, 513)] == [512, 1024]
 
 
 @pytest.mark.parametrize(

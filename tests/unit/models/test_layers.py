@@ -22,7 +22,7 @@ from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.models.wrapped import BorrowedDenoiser
 from tests.helpers import VOCAB, tiny_checkpoint, tiny_denoiser
 from tests.unit.models.common import resident, spec
-from tests.unit.models.test_lora import write_adapter
+from tests.unit.models.test_loading import write_adapter
 
 PLAIN = ("llada", "dream", "fast_dllm_v2", "sdar", "qwen2", "qwen3", "llama")
 OTHERS = ("llada_moe", "llada2")
@@ -227,23 +227,24 @@ def with_lora(path: Path) -> object:
     return loaded(tiny_checkpoint("dream", path / "base", 4), lora=str(adapter), merge_lora=False)
 
 
+def quantised(path: Path) -> object:
+    pytest.importorskip("torchao")
+    return loaded(tiny_checkpoint("dream", path, 4), quantization="w8a8")
+
+
 FALLBACKS: dict[str, Callable[[Path], object]] = {
     **{layout: lambda path, layout=layout: tiny_denoiser(layout, seed=4) for layout in OTHERS},
     "eager": lambda path: tiny_denoiser("dream", seed=4, attention="eager"),
     "borrowed": lambda path: borrowed(),
     "compiled": lambda path: loaded(tiny_checkpoint("dream", path, 4), compile="default"),
     "an adapter apart": with_lora,
+    "quantised": quantised,
 }
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_other_layers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert not is_own(FALLBACKS[name](tmp_path))
-
-
-def test_quantised_layers_are_those_of_transformers(tmp_path: Path) -> None:
-    pytest.importorskip("torchao")
-    assert not is_own(loaded(tiny_checkpoint("dream", tmp_path, 4), quantization="w8a8"))
 
 
 def test_weights_on_the_cpu_stay_a_mapped_file(tmp_path: Path) -> None:

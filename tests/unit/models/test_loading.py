@@ -1,10 +1,11 @@
-"""Loading checkpoints: layouts, shards, text codec, content hash, special ids, and every error."""
+"""Loading checkpoints: layouts, text codec, content hash, special ids, adapters, every error."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
+from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models import checkpoint
+from dllm_bench.models import checkpoint, sources
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import read_token_texts, read_tokenizer
-from tests.helpers import ROLES, tiny_checkpoint, tiny_denoiser
+from tests.helpers import ROLES, tiny_checkpoint, tiny_config, tiny_denoiser, tiny_weights
 from tests.unit.models.common import LAYOUTS, PARAMETER, edit, logits, resident, spec, tensors
 
 
@@ -318,3 +321,223 @@ def test_several_eos_ids(folder: Path) -> None:
     assert load_model(spec(folder)).special.ends == (ROLES["eos"], ROLES["eot"])
     edit(folder / "config.json", eos_token_id=[7, 8])
     refuses(folder, rf"eos_token_id=\[7, 8\], the tokenizer {ROLES['eot']}")
+
+
+# --- LoRA adapters: merged as peft merges them, unmerged as peft runs them, or an error -----------
+
+
+def test_a_merge_equals_peft(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder = tiny_checkpoint("dream", tmp_path / "base", 5)
+    base = tiny_denoiser("dream", seed=5)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, init_lora_weights=False)
+    torch.manual_seed(0)
+    adapted = get_peft_model(base.module, config)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    ours = load_model(spec(folder, lora=str(tmp_path / "adapter"))).denoiser.module.state_dict()
+    theirs = adapted.merge_and_unload().state_dict()
+    before = tiny_weights("dream", 5, tiny_config("dream"))
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, atol=1e-6, rtol=1e-6)
+        is_target = any(f"{target}.weight" in name for target in targets)
+        assert torch.equal(ours[name], before[name]) != is_target
+
+
+def write_adapter(path: Path, key: str, sides: tuple[Tensor, Tensor], **changes: Any) -> Path:
+    path.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none"} | changes
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    stem = f"base_model.model.{key.removesuffix('.weight')}"
+    pair = {f"{stem}.lora_{side}.weight": t for side, t in zip("AB", sides, strict=True)}
+    save_file(pair, path / "adapter_model.safetensors")
+    return path
+
+
+def test_an_adapter_uses_the_published_names(layout: str, folder: Path, tmp_path: Path) -> None:
+    down, up = torch.randn(2, 32), torch.randn(32, 2)
+    adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], (down, up))
+    merged = load_model(spec(folder, lora=str(adapter))).denoiser.module
+    expected = tensors(folder)[PARAMETER[layout]] + 3 * up @ down
+    torch.testing.assert_close(merged.model.layers[1].self_attn.o_proj.weight.data, expected)
+    assert content_hash(spec(folder)) != content_hash(spec(folder, lora=str(adapter)))
+    assert not resident(folder / "model.safetensors"), "weights are no longer parts of the file"
+    whole = load_model(spec(folder))
+    assert resident(folder / "model.safetensors"), whole.metadata
+
+
+SIDES = torch.ones(2, 32), torch.ones(32, 2)
+PART = {"target_modules": ["attn_out", "o_proj"]}
+KEY = PARAMETER["dream"]
+ABSENT = KEY.replace(".1.", ".0.").replace(".", r"\.")
+
+
+@pytest.mark.parametrize(
+    ("key", "sides", "changes", "words"),
+    [
+        (KEY, SIDES, {"use_dora": True}, "use_dora=True"),
+        (KEY, (torch.ones(2, 31), SIDES[1]), {}, rf"{KEY} \(32, 31\)"),
+        ("model.nothing.weight", SIDES, {}, "nothing"),
+        (KEY, SIDES, {"r": 16}, "says r=16 and holds 1 pairs of rank 2;"),
+        (KEY, None, {}, "holds 0 pairs of rank none;"),
+        (KEY, SIDES, {"r": None}, "adapter_config.json has no 'r'"),
+        (KEY, SIDES, PART, rf"holds no pair for \({ABSENT}\)"),
+        (KEY, SIDES, {**PART, "layers_to_transform": [1]}, None),
+    ],
+)
+def test_an_adapter_that_a_merge_would_get_wrong_is_refused(
+    key: str, sides: Any, changes: dict[str, Any], words: str | None, tmp_path: Path
+) -> None:
+    """Among them a scale for another rank, no pairs, a listed module without one in a layer."""
+    folder = tiny_checkpoint("dream", tmp_path / "base", 5)
+    adapter = write_adapter(tmp_path / "adapter", key, sides or SIDES, **changes)
+    if sides is None:
+        save_file({}, adapter / "adapter_model.safetensors")
+    with nullcontext() if words is None else pytest.raises(DllmBenchError, match=words):
+        load_model(spec(folder, lora=str(adapter)))
+
+
+def test_an_unmerged_adapter_equals_the_merged_one(layout, folder, tmp_path) -> None:
+    sides = torch.randn(2, 32), torch.randn(32, 2)
+    adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], sides, use_rslora=True)
+    merged = load_model(spec(folder, lora=str(adapter)))
+    unmerged = load_model(spec(folder, lora=str(adapter), merge_lora=False))
+    torch.testing.assert_close(logits(unmerged), logits(merged), atol=1e-4, rtol=1e-4)
+    assert (logits(unmerged) - logits(load_model(spec(folder)))).abs().max() > 1e-2
+    layer = unmerged.denoiser.module.model.layers[1].self_attn.o_proj
+    assert torch.equal(layer.base_layer.weight, tensors(folder)[PARAMETER[layout]])
+    assert unmerged.metadata.parameters == merged.metadata.parameters + 2 * 2 * 32
+
+
+def test_an_adapter_on_a_fused_tensor_must_be_merged(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llada2", tmp_path / "base", seed=5)
+    name = "model.layers.1.attention.query_key_value.weight"
+    rows, columns = tensors(folder)[name].shape
+    sides = torch.randn(2, columns), torch.randn(rows, 2)
+    adapter = write_adapter(tmp_path / "adapter", name, sides)
+    merged = load_model(spec(folder, lora=str(adapter))).denoiser.module.model.layers[1].self_attn
+    whole = tensors(folder)[name] + 3 * sides[1] @ sides[0]
+    found = torch.cat([getattr(merged, f"{side}_proj").weight for side in "qkv"])
+    torch.testing.assert_close(found, whole)
+    with pytest.raises(DllmBenchError, match="query_key_value.*merge_lora: true"):
+        load_model(spec(folder, lora=str(adapter), merge_lora=False))
+
+
+# --- prefetch and its manifest, with a fake download that writes a snapshot -----------------------
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """Return the hub: every repository is a tiny Dream; what was asked of it."""
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(hub_id: str, **wanted: Any) -> str:
+        asked.append({"hub_id": hub_id, **wanted})
+        repository = f"models--{hub_id.replace('/', '--')}"
+        folder = Path(wanted["cache_dir"]) / repository / "snapshots" / COMMIT
+        if "Lora" in hub_id:
+            folder.mkdir(parents=True)
+            (folder / "adapter_config.json").write_text("{}")
+            save_file({}, folder / "adapter_model.safetensors")
+        elif "Pickled" in hub_id:
+            folder.mkdir(parents=True)
+        else:
+            tiny_checkpoint("dream", folder, seed=5)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return asked
+
+
+def on_hub(**changes: Any) -> ModelSpec:
+    return ModelSpec(**{"name": "m", "path": "some-org/Dream", "revision": "main"} | changes)
+
+
+def test_models_and_lora_adapters_are_downloaded_once_and_listed(hub, tmp_path) -> None:
+    specs = [on_hub(), on_hub(name="n", lora="some-org/Lora"), on_hub(path="assets/tiny-llada")]
+    found = dict(sources.prefetch(specs, tmp_path / "cache"))
+    assert [asked["hub_id"] for asked in hub] == ["some-org/Dream", "some-org/Lora"]
+    assert hub[0]["revision"] == "main"
+    assert not [p for p in hub[0]["allow_patterns"] if p.endswith((".bin", ".py", ".pt"))]
+    assert found["assets/tiny-llada"] is None
+    manifest = json.loads((tmp_path / "cache" / sources.MANIFEST).read_text())
+    assert set(manifest) == {"some-org/Dream", "some-org/Lora"}
+    assert manifest["some-org/Dream"]["commit"] == COMMIT
+    files = manifest["some-org/Dream"]["files"]
+    weights = f"models--some-org--Dream/snapshots/{COMMIT}/model.safetensors"
+    assert files[weights]["size"] == (tmp_path / "cache" / weights).stat().st_size
+    assert (
+        load_model(on_hub(path=str(found["some-org/Dream"]), device="cpu")).metadata.revision
+        == COMMIT
+    )
+
+
+def test_a_copied_cache_is_verified(hub: list[dict[str, Any]], tmp_path: Path) -> None:
+    list(sources.prefetch([on_hub()], tmp_path / "cache"))
+    cache = Path(shutil.move(tmp_path / "cache", tmp_path / "cluster"))
+    assert list(sources.verify_manifest(cache)) == [("some-org/Dream", [])]
+    folder = cache / "models--some-org--Dream" / "snapshots" / COMMIT
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").unlink()
+    ((_, wrong),) = sources.verify_manifest(cache)
+    assert sorted(w.partition(" has ")[0].partition(" is ")[0] for w in wrong) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert "model.safetensors has other content" in wrong
+    with pytest.raises(DllmBenchError, match=sources.MANIFEST):
+        list(sources.verify_manifest(tmp_path))
+
+
+def test_an_imported_model_of_a_given_file_is_identified_without_it(tmp_path, monkeypatch) -> None:
+    """So that stored runs of it are found, and tables rendered, where it was never imported."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, other = "a" * 64, "b" * 64
+    imported = on_hub(path="imported/tiny", revision=one)
+    hashed = sources.content_hash(imported)
+    assert hashed != sources.content_hash(on_hub(path="imported/tiny", revision=other))
+    with pytest.raises(DllmBenchError, match="make real"):
+        load_model(imported)
+    folder = tiny_checkpoint("dream", tmp_path / "dllm-bench" / "imported" / "tiny", seed=5)
+    assert sources.content_hash(imported) == hashed
+    with pytest.raises(DllmBenchError, match=f"not imported from the file whose sha256 is {one}"):
+        load_model(imported)
+    edit(folder / "config.json", imported_from={"file": "tiny.gguf", "sha256": one})
+    assert load_model(on_hub(path="imported/tiny", revision=one, device="cpu")).denoiser
+
+
+def test_what_cannot_be_downloaded_is_one_message(hub, tmp_path, monkeypatch) -> None:
+    with pytest.raises(DllmBenchError, match=r"lacks model\.safetensors"):
+        list(sources.prefetch([on_hub(path="some-org/Pickled")], tmp_path))
+
+    def refuse(hub_id: str, **wanted: Any) -> str:
+        raise OSError("no route to host\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(DllmBenchError, match=r"cannot be downloaded \(no route to host\)"):
+        sources.download_snapshot("some-org/Dream", None, tmp_path)
+
+
+def test_the_command(hub: list[dict[str, Any]], tmp_path: Path, capsys: Capture) -> None:
+    arguments = ["prefetch", "--to", str(tmp_path / "cache")]
+    assert main([*arguments, "model=d2f-dream-base", "dream-base", "tiny-llada"]) == 0
+    printed = capsys.readouterr().out
+    assert "Dream-org/Dream-v0-Base-7B: " in printed and "D2F_Dream_Base_7B_Lora: " in printed
+    assert "assets/tiny-llada: not on the hub" in printed
+    assert [asked["hub_id"].partition("/")[0] for asked in hub] == ["Dream-org", "SJTU-Deng-Lab"]
+    assert main([*arguments, "--verify"]) == 0
+    for file in (tmp_path / "cache").rglob("config.json"):
+        file.unlink()
+    assert main([*arguments, "--verify"]) == 1
+    assert "config.json is missing" in capsys.readouterr().out
+    assert main(arguments) == 2
+    assert "needs the names of models" in capsys.readouterr().err

@@ -372,7 +372,7 @@ def test_the_draft_vocabulary_is_what_answers_have_most_often() -> None:
     assert training.frequent_tokens(texts, 7) == (0, 1, 2, 5, 7, 8, 9)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark-rnn", "dspark-markov", "eagle3"])
+@pytest.mark.parametrize("kind", covering(2, ["dflash", "dspark-rnn", "eagle3", "dspark-markov"]))
 def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) -> None:
     """The text stays the target's own, and a target of other weights gets its own head."""
     run = fitted(job(kind, PART | {"steps": 60, "rows": 8}), model, tmp_path)

@@ -12,42 +12,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
-from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.drafting import StepProfile, read_step_profile
 from dllm_bench.training.scheduler import ProfileJob, measure, profile_of
-from tests.helpers import load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.helpers import Watched, load_denoiser, tiny_checkpoint, tiny_denoiser
 
 SHIPPED = "assets/profiles/tiny-qwen3-cpu.json"
 SMALL = ProfileJob((1, 3, 8), context=16, repeats=2, warmup=1)
 
 
-class Watched:
-    """A model that records its plans and how many positions its cache held."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.seen = model, []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: Any) -> Tensor:
-        held = kv.length
-        logits = self.model.forward(tokens_KL, plan, kv)
-        self.seen.append((plan.kind, plan.feed, held, tuple(logits.shape[:2])))
-        return logits
-
-
 def test_every_step_feeds_its_tokens_after_the_same_context(tmp_path: Path) -> None:
     model = Watched(load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0)))
-    spent = measure(model, SMALL)
-    turn = [(ForwardKind.VERIFY, (16, 16 + n), 16, (1, n)) for n in SMALL.batches]
-    assert model.seen == [(ForwardKind.PREFILL, (0, 16), 0, (1, 1)), *turn * 3]
+    spent = measure(model, SMALL)  # type: ignore[arg-type]
+    turn = [(ForwardKind.VERIFY, (16, 16 + n), n) for n in SMALL.batches]
+    seen = [(plan.kind, plan.feed, plan.rows[1] - plan.rows[0]) for plan in model.plans]
+    assert seen == [(ForwardKind.PREFILL, (0, 16), 1), *turn * 3]
     assert [len(found) for found in spent] == [2, 2, 2], "warm-up turns are not kept"
 
 

@@ -1,4 +1,4 @@
-"""Speed metrics against numbers worked out by hand, and laws that hold for any samples."""
+"""Metrics by name, against numbers worked out by hand; laws that hold for any samples."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dllm_bench.metrics.definitions import SECTIONS, definition, measure, measure_all
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.metrics import drafts
+from dllm_bench.metrics.accuracy import wilson
+from dllm_bench.metrics.definitions import (
+    DEFINITIONS,
+    FAMILIES,
+    SECTIONS,
+    definition,
+    measure,
+    measure_all,
+)
+from dllm_bench.metrics.drafts import DraftRound
 from dllm_bench.metrics.sample_stats import SampleStats
-from tests.sample_stats import interval
+from tests.sample_stats import drafted, interval, sample
 
 A = SampleStats(
     allocated=32, committed=30, content=12, emitted=10, forwards=5, rows=200, forced=1,
@@ -112,13 +124,12 @@ def test_what_gave_nothing_is_in_the_interval_as_in_the_number() -> None:
     assert interval("row_cost", [A, A, *[empty] * 20]) is None, "resamples without a token"
 
 
-def test_without_samples_nothing_is_defined() -> None:
-    assert set(measure_all([]).values()) == {None}
+def test_a_text_of_one_step_and_no_token_leaves_some_undefined() -> None:
     assert measure("tps/no_first_step", [C]) is None
     assert measure("row_cost", [C]) is None
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(facts, min_size=1, max_size=30))
 def test_laws(samples: list[SampleStats]) -> None:
     values = {name: measure(name, samples) for name in BY_HAND}
@@ -148,3 +159,122 @@ def test_the_first_steps_tokens_leave_with_its_time() -> None:
     even = replace(B, committed=16, **steps)
     assert measure("tps/after_first_step", [even]) == pytest.approx(4)
     assert measure("tps/no_first_step", [even]) == pytest.approx(16 / 3)
+
+
+# --- the registry: every number is found by its name and says what it counts ----------------------
+
+EVERY = [*DEFINITIONS, *(f"{name}@{k}" for name in FAMILIES for k in (1, 7))]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_definition_says_what_it_counts(name: str) -> None:
+    entry = definition(name)
+    assert entry.name == name
+    assert entry.unit
+    assert len(entry.text) > 20
+    if name.startswith(("tpf/", "tps/")):
+        assert any(word in entry.text for word in ("mean", "ratio of sums", "fastest"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    "tpf  tpf/emitted@1  acceptance/conditional  acceptance/conditional@0  acceptance/conditional@ "
+    "acceptance/conditional@two  acceptance/conditional@-1  calibration/x@1".split(),
+)
+def test_an_unknown_name_is_a_sentence_that_lists_the_nearest(name: str) -> None:
+    with pytest.raises(
+        DllmBenchError, match=r"no metric .*Choose one of: .* \(the nearest of \d+\)"
+    ):
+        definition(name)
+
+
+def test_a_summary_holds_all_that_is_not_of_a_position() -> None:
+    assert measure_all([sample()]).keys() == DEFINITIONS.keys()
+    assert measure_all([sample()])["acceptance/length"] is None
+    assert measure_all([drafted([(3, 1, 2)])])["acceptance/length"] == 2.0
+    assert set(measure_all([]).values()) == {None}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_without_samples_there_is_no_interval(name: str) -> None:
+    assert interval(name, []) is None
+    assert measure(name, []) is None
+
+
+# --- acceptance, and the time of a round ----------------------------------------------------------
+
+FIRST = [DraftRound(3, 3, 4), DraftRound(3, 0, 1), DraftRound(1, 1, 2)]
+SECOND = [DraftRound(3, 1, 2), DraftRound(0, 0, 1)]
+
+
+def test_acceptance_by_hand() -> None:
+    samples = [drafted(FIRST), drafted(SECOND)]
+    assert measure("acceptance/length", samples) == 10 / 5
+    assert measure("acceptance/length_per_sample", samples) == (7 / 3 + 3 / 2) / 2
+    assert measure("acceptance/drafts", samples) == 5 / 5
+    assert measure("acceptance/verify_rate", samples) == 10 / (10 + 5)
+    assert measure("acceptance/proposed", samples) == 10 / 5
+    assert measure("acceptance/rate", samples) == 5 / 10
+
+
+def test_positions_by_name() -> None:
+    samples = [drafted(FIRST), drafted(SECOND), drafted([])]
+    by_hand = {"survival": [3 / 4, 1 / 3, 1 / 3, None], "conditional": [3 / 4, 1 / 2, 1.0, None]}
+    for name, values in by_hand.items():
+        assert [measure(f"acceptance/{name}@{k}", samples) for k in (1, 2, 3, 4)] == values
+    assert interval("acceptance/survival@2", samples) == pytest.approx(wilson(1, 3))
+    assert interval("acceptance/conditional@2", samples) == pytest.approx(wilson(1, 2))
+    assert interval("acceptance/conditional@4", samples) is None
+
+
+def test_time_of_a_round() -> None:
+    times = {"draft_s": 0.02, "head_s": 0.01, "verify_s": 0.05, "prefill_s": 9.0}
+    samples = [drafted(FIRST, **times), drafted(SECOND, **{**times, "verify_s": 0.07})]
+    by_hand = {"": 0.18, "/draft": 0.04, "/head": 0.02, "/verify": 0.12}
+    for part, seconds in by_hand.items():
+        assert measure(f"round_ms{part}", samples) == pytest.approx(1000 * seconds / 5)
+    assert measure("round_ms", [sample(verify_s=1.0)]) is None
+
+
+def test_an_interval_comes_from_the_samples() -> None:
+    """Samples that agree leave no doubt, whatever their rounds; samples that do not, do."""
+    agreeing, torn = drafted([(3, 3, 4), (3, 1, 2)]), drafted([(3, 0, 1), (3, 0, 1)])
+    assert interval("acceptance/length", [agreeing] * 10) == (3.0, 3.0)
+    low, high = interval("acceptance/length", [agreeing, torn] * 10) or (0, 0)
+    assert low < 2.0 < high
+    assert interval("acceptance/length", [agreeing]) is None
+
+
+def test_a_tree_reaches_as_far_as_its_longest_path() -> None:
+    """Its positions are those of paths, what is verified are all its tokens."""
+    tree = {"proposed": 4, "drafted": (7, 8, 7, 5, 6), "parents": (0, 0, 1, 3, 4)}
+    rows = [
+        Forward(ForwardKind.PREFILL, 1, 5, 0),
+        Forward(ForwardKind.VERIFY, 1, 5, 5, accepted=1, **tree),
+        Forward(ForwardKind.VERIFY, 1, 5, 7, accepted=2, **tree),
+    ]
+    born, ids = (0, 1, 1, 2, 2), (3, 8, 9, 7, 7)
+    found = drafts.rounds_of(Trace(rows), born)
+    assert found == [DraftRound(4, 1, 2, 3), DraftRound(2, 2, 2, 2)]
+    columns = drafts.speculative_columns(Trace(rows), born, ids)
+    assert columns["rounds"] == [[4, 1, 2, 3], [2, 2, 2, 2]]
+    assert columns["right"] == [1, 2]
+    samples = [drafted(found)]
+    assert measure("acceptance/verified", samples) == (5 + 3) / 2
+    shares = [measure(f"acceptance/survival@{k}", samples) for k in (1, 2, 3, 4)]
+    assert shares == [1.0, 0.5, 0.0, None]
+
+
+def test_texts_without_a_round_have_no_acceptance() -> None:
+    assert all(measure(name, [drafted([])]) is None for name in SECTIONS["acceptance"])
+
+
+@given(st.lists(st.integers(0, 5), min_size=1))
+def test_length_follows_from_conditional_acceptance(accepted: list[int]) -> None:
+    """tau = 1 + sum over k of the product of the first k rates, where all proposals are whole."""
+    samples = [drafted([(5, a, a + 1) for a in accepted])]
+    tau, product = 1.0, 1.0
+    for k in range(1, 6):
+        product *= measure(f"acceptance/conditional@{k}", samples) or 0.0
+        tau += product
+    assert measure("acceptance/length", samples) == pytest.approx(tau)

@@ -1,0 +1,305 @@
+"""Files of drafters and filters: what is read and what raises an error; content is identity."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.drafting import ModelDraft
+from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
+from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
+from dllm_bench.models.filters import FilterMetadata, LearnedFilter, convert_filter, save_filter
+from dllm_bench.paths import assets_dir
+from dllm_bench.registry import describe, instantiate
+from dllm_bench.store.spec import Role, split
+from dllm_bench.training.filters import network_of
+from tests.helpers import tiny_checkpoint, tiny_denoiser
+from tests.speculative import DRAFTERS, DSPARK, write_drafter
+
+REQUEST = Request("drafters", (1, 2, 3), 4)
+
+
+def stored(folder: Path, name: str, **changes: Any) -> str:
+    return write_drafter(folder / name, {**DRAFTERS[name], **changes})
+
+
+def test_features_come_in_the_requested_order_and_may_start_at_the_embedding() -> None:
+    target, tokens_1L = tiny_denoiser("qwen3", 0), torch.tensor([[1, 2, 3, 4]])
+    plan = ForwardPlan(
+        ForwardKind.PREFILL, (0, 4), (1, 5), (0, 0), "block_causal", 1, feature_layers=(1, -1, 0)
+    )
+    kv = target.new_cache(4)
+    logits = target.forward(tokens_1L, plan, kv)
+    last, embedded, first = kv.features.chunk(3, dim=-1)
+    assert torch.equal(embedded, target.embed(tokens_1L))
+    assert not torch.equal(first, last)
+    torch.testing.assert_close(target.head(target.module.model.norm(last)), logits)
+
+
+def test_what_the_two_formats_say(tmp_path: Path) -> None:
+    deepspec, zlab = (TrainedBlockDrafter(stored(tmp_path, n)) for n in ("dflash", "dflash_zlab"))
+    assert (deepspec.slots, deepspec.silent, deepspec.feature_layers) == (4, 0, (-1, 0))
+    assert (zlab.slots, zlab.silent, zlab.feature_layers) == (6, 1, (0,))
+    assert DFlash(deepspec).longest == 4
+    assert DFlash(zlab).longest == 5
+    assert DFlash(zlab, slots=3).longest == 2
+    assert Eagle3(TrainedChainDrafter(stored(tmp_path, "eagle3"))).longest == 5
+    assert not deepspec.has_transition_head
+    dspark = TrainedBlockDrafter(stored(tmp_path, "dspark"))
+    assert dspark.has_transition_head and dspark.has_confidence_head
+    assert DSpark(dspark).gives == {"survival estimates"}
+    silent = TrainedBlockDrafter(
+        write_drafter(tmp_path / "s", {**DSPARK, "enable_confidence_head": False})
+    )
+    assert DSpark(silent).gives == frozenset()
+    newer = {key: value for key, value in DRAFTERS["dflash_zlab"].items() if key != "block_size"}
+    newer["dflash_config"] = {**newer["dflash_config"], "block_size": 8}
+    assert TrainedBlockDrafter(write_drafter(tmp_path / "newer", newer)).slots == 8
+
+
+def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
+    here = TrainedBlockDrafter(stored(tmp_path, "dspark"))
+    shutil.copytree(here.source, tmp_path / "there")
+    there = TrainedBlockDrafter(str(tmp_path / "there"))
+    other = TrainedBlockDrafter(write_drafter(tmp_path / "other", DSPARK, seed=1))
+    assert here == there
+    assert hash(here) == hash(there)
+    assert here != other
+    plain = describe(SpeculativeDecoder(DSpark(here)))
+    assert instantiate(plain, "decoder") == SpeculativeDecoder(DSpark(there))
+    drafter = split({"decoder": plain})[Role.IDENTITY]["decoder"]["draft"]["drafter"]
+    assert drafter["sha256"] == here.sha256
+    assert "source" not in drafter
+    with pytest.raises(DllmBenchError, match="sha256"):
+        TrainedBlockDrafter(other.source, sha256=here.sha256)
+
+
+def block_drafter(folder: Path, name: str) -> TrainedBlockDrafter:
+    return TrainedBlockDrafter(stored(folder, name))
+
+
+WRONG_PIECES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: block_drafter(path, "eagle3"), "decoder/draft=eagle3"),
+    (
+        lambda path: TrainedChainDrafter(stored(path, "dspark")),
+        "decoder/draft=dflash, dflash2 or dspark",
+    ),
+    (lambda path: DSpark(block_drafter(path, "dflash")), "drafter with a transition head"),
+    (lambda path: DSpark(block_drafter(path, "dflash2")), "drafter with a transition head"),
+    (lambda path: DFlash2(block_drafter(path, "dspark")), "drafter with a path selector"),
+    (lambda path: DFlash(block_drafter(path, "dflash_zlab"), slots=7), "choose 1 to 6"),
+    (lambda path: DFlash(block_drafter(path, "dflash"), slots=5), "choose 1 to"),
+    (lambda _: TrainedBlockDrafter("assets/drafters/none"), r"decoder\.draft\.drafter\.source"),
+    (lambda _: TrainedBlockDrafter("/nowhere/at/all"), "no model folder"),
+]
+
+
+def specforges_dspark(folder: Path) -> object:
+    config = dict(DRAFTERS["dflash_zlab"])
+    config["dflash_config"] = {**config["dflash_config"], "projector_type": "dspark"}
+    (folder / "model.safetensors").touch()
+    (folder / "config.json").write_text(json.dumps(config))
+    return TrainedBlockDrafter(str(folder))
+
+
+@pytest.mark.parametrize(("make", "words"), [*WRONG_PIECES, (specforges_dspark, "projector_type")])
+def test_a_drafter_that_does_not_fit_is_refused(make, words, tmp_path) -> None:
+    with pytest.raises(DllmBenchError, match=words):
+        make(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel"),
+        ({"markov_head_type": "transformer"}, "markov_head_type"),
+        ({"block_size": None}, "block_size"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"num_target_layers": 9}, "9 layers"),
+        ({"vocab_size": 50}, "50 tokens"),
+        ({"hidden_size": 64}, "width 64"),
+        ({"intermediate_size": 64}, "do not fit"),
+        ({"attention_bias": True}, "attention_bias"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_configs_that_would_be_read_wrongly(tmp_path, changes, match) -> None:
+    folder = Path(stored(tmp_path, "dspark"))
+    (folder / "config.json").write_text(json.dumps({**DSPARK, **changes}))
+    with pytest.raises(DllmBenchError, match=match):
+        prepare(folder)
+
+
+def prepare(folder: Path) -> None:
+    """Make the decoder and read its network."""
+    decoder = SpeculativeDecoder(DSpark(TrainedBlockDrafter(str(folder))))
+    decoder.prepare(tiny_denoiser("qwen3", 0), REQUEST)
+
+
+def test_a_draft_model_over_other_tokens(tmp_path: Path) -> None:
+    small = SmallModelDrafter(str(tiny_checkpoint("dream", tmp_path, 0)))
+    with pytest.raises(DllmBenchError, match="autoregressive model over the target's vocabulary"):
+        SpeculativeDecoder(ModelDraft(small, 3)).prepare(tiny_denoiser("qwen3", 0), REQUEST)
+
+
+# --- filters --------------------------------------------------------------------------------------
+
+FACTS = FilterMetadata(labels="masked", gen_length=64, model="tiny", weights="w" * 64)
+SHIPPED = sorted(path.name for path in (assets_dir() / "filters").iterdir())
+
+
+def stored_filter(folder: Path, layers: int = 2, block: int = 32, seed: int = 0) -> LearnedFilter:
+    return save_filter(folder, network_of(block, layers, seed).state_dict(), FACTS)
+
+
+@pytest.mark.parametrize(("layers", "parameters"), [(1, 1056), (2, 2112), (4, 4224)])
+def test_sizes_are_the_papers(tmp_path: Path, layers: int, parameters: int) -> None:
+    learned = stored_filter(tmp_path, layers)
+    assert (learned.block, learned.parameters, learned.metadata) == (32, parameters, FACTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("relu", nn.ReLU), ("gelu", nn.GELU), ("silu", nn.SiLU)]
+)
+def test_logits_are_the_networks(tmp_path: Path, name: str, module: type[nn.Module]) -> None:
+    network = nn.Sequential(nn.Linear(8, 5), module(), nn.Linear(5, 5), module(), nn.Linear(5, 8))
+    learned = save_filter(tmp_path, network.state_dict(), FilterMetadata(activation=name))
+    confidence_KNB = torch.rand(2, 3, 8, dtype=torch.float64)
+    with torch.no_grad():
+        wanted = network(confidence_KNB.float())
+    found = learned(confidence_KNB)
+    assert found.dtype == torch.float32 and torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_it_runs_on_the_device_of_the_confidences(tmp_path: Path, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    found = stored_filter(tmp_path)(torch.rand(1, 2, 32, device=device))
+    assert (found.device.type, found.shape) == (device, (1, 2, 32))
+
+
+class Planted:
+    """Writes a file if it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+def test_weights_that_torch_saved_are_converted_and_nothing_in_them_is_run(tmp_path: Path) -> None:
+    network = network_of(16, 2, 0)
+    torch.save(
+        {f"net.fc{name}": value for name, value in network.state_dict().items()}, tmp_path / "a"
+    )
+    learned = convert_filter(tmp_path / "a", tmp_path / "own", FACTS)
+    confidence_KNB = torch.rand(1, 2, 16)
+    assert torch.equal(learned(confidence_KNB), network(confidence_KNB))
+    assert learned.metadata == FACTS
+    for content, words in (
+        (Planted(tmp_path / "ran"), "tensors alone"),
+        ({"embedding": torch.ones(2)}, "holds embedding"),
+        ({}, "stack of linear layers"),
+    ):
+        torch.save(content, tmp_path / "b")
+        with pytest.raises(DllmBenchError, match=words):
+            convert_filter(tmp_path / "b", tmp_path / "other", FACTS)
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
+
+
+def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
+    plain = describe(stored_filter(tmp_path))
+    before = instantiate(plain, "filter")(torch.ones(1, 1, 32))
+    changed = stored_filter(tmp_path, seed=1)
+    assert not torch.equal(changed(torch.ones(1, 1, 32)), before)
+    with pytest.raises(DllmBenchError, match="sha256"):
+        instantiate(plain, "filter")
+
+
+def test_a_file_without_metadata_is_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(network_of(16, 2, 0).state_dict()), tmp_path / "own.safetensors")
+    learned = LearnedFilter(str(tmp_path / "own.safetensors"))
+    assert (learned.block, learned.metadata) == (16, FilterMetadata())
+    learned.check_model("any", "w")
+
+
+WRONG: dict[str, dict[str, Tensor]] = {
+    "0.weight, 1.weight": {"0.weight": torch.zeros(4, 4), "1.weight": torch.zeros(4, 4)},
+    "read": {"0.weight": torch.zeros(3, 4), "0.bias": torch.zeros(3)},
+    "nothing": {},
+    "no safetensors file": {},
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_other_files_are_refused(tmp_path: Path, word: str) -> None:
+    learned = save_filter(tmp_path, WRONG[word], FilterMetadata())
+    if word == "no safetensors file":
+        (tmp_path / "filter.safetensors").write_bytes(b"pickle")
+        learned = LearnedFilter(str(tmp_path))
+    with pytest.raises(DllmBenchError, match=word):
+        learned.block  # noqa: B018
+
+
+def test_a_missing_filter_lists_the_shipped_ones() -> None:
+    with pytest.raises(DllmBenchError, match=r"assets/filters/tiny-llada-block32.*train filter"):
+        LearnedFilter("assets/filters/nope")
+
+
+def test_another_model_is_refused_unless_allowed(tmp_path: Path) -> None:
+    learned = stored_filter(tmp_path)
+    learned.check_model("tiny", "w" * 64)
+    with pytest.raises(DllmBenchError, match=r"trained for the weights of tiny.*train filter big"):
+        learned.check_model("big", "x" * 64)
+    allowed = LearnedFilter(str(tmp_path), any_model=True)
+    allowed.check_model("big", "x" * 64)
+    assert allowed == learned
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
+    from dllm_bench.api.compose import compose
+    from dllm_bench.store.inputs import weights_hash
+
+    learned = LearnedFilter(f"assets/filters/{name}")
+    assert f"block{learned.block}" in name and name.startswith(learned.metadata.model)
+    model = compose([f"model={learned.metadata.model}"])["model"]
+    learned.check_model(learned.metadata.model, weights_hash(model))
+    card = (assets_dir() / "filters" / name / "CARD.md").read_text()
+    assert f"{learned.parameters:,} parameters" in card
+    assert learned(torch.rand(1, 1, learned.block)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_command_on_a_shipped_card_asks_for_the_data_it_describes(name: str) -> None:
+    """Its settings are read as `dllm-bench train filter` reads them today."""
+    from dllm_bench.cli.main import parse
+    from dllm_bench.cli.train import given_fields
+    from dllm_bench.training.filters import FilterJob
+
+    card = (assets_dir() / "filters" / name / "CARD.md").read_text()
+    asked = parse(re.findall(r"`dllm-bench (train filter [^`]+)`", card)[0].split())
+    job = FilterJob(**given_fields(asked, FilterJob))
+    prompts, tasks, tokens = re.findall(
+        r"(\d+) prompts \(train splits of ([^)]+), in turn\), (\d+) new", card
+    )[0]
+    assert (job.prompts, job.gen_length) == (int(prompts), int(tokens))
+    assert list(job.benchmarks) == re.split(", | and ", tasks)
+    assert name in (job.name(asked.model), f"{job.name(asked.model)}-seed{job.seed}")
