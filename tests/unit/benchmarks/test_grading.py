@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
 from lm_eval.api.instance import Instance
 
