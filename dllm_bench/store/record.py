@@ -323,7 +323,7 @@ class RunRecord:
             plain = parse(text)
             _check_schema(plain.get("schema"), source)
             _check_content(text, plain.pop("sha256", None), source)
-            plain["spec"] = RunSpec.from_plain(plain["spec"])
+            plain["spec"] = RunSpec.from_plain(plain["spec"], source)
             record = made_from(cls, plain)
             if record.identity_hash != record.spec.identity_hash:
                 raise ValueError(OTHER_HASH)

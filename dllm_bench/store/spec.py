@@ -149,12 +149,13 @@ class RunSpec:
         return cls(decoder=decoder, label=label, runtime=RunConfig(runtime), **groups)
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
-        """Read what `to_plain` returned; ValueError for values of other types."""
+    def from_plain(cls, plain: Mapping[str, Any], source: str = "The stored run") -> RunSpec:
+        """Read what `to_plain` returned; ValueError for values of other types. `source` names the
+        file in an error."""
         unknown = sorted(set(plain) - {f.name for f in fields(cls)})
         if unknown:
             raise DllmBenchError(
-                f"The stored run has unknown fields {', '.join(unknown)}; it was written by a "
+                f"{source} has unknown fields {', '.join(unknown)}; it was written by a "
                 "newer version, update dllm-bench."
             )
         try:

@@ -418,7 +418,7 @@ def read_head(folder: Path) -> RunHead | None:
         return None
     try:
         head = read_checked(content)
-        spec, total = RunSpec.from_plain(head["spec"]), head["total"]
+        spec, total = RunSpec.from_plain(head["spec"], str(path)), head["total"]
         if not fits(total, Count | None):
             raise ValueError("its number of samples is no count")
         if head["identity_hash"] != spec.identity_hash:

@@ -77,7 +77,7 @@ def alive(pid: int) -> bool:
     """Return whether a process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before or while this was read
         return False
 
 
