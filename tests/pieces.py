@@ -7,13 +7,12 @@ have 8 positions and step counts are small; trained parts are replaced by random
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,9 +25,9 @@ from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.kv import PositionCache
-from dllm_bench.paths import conf_dir, options
+from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
-from dllm_bench.store.files import write_atomic
+from dllm_bench.store.cache import SettingsCache
 from tests.helpers import ROLES, VOCAB
 
 BLOCK = 8
@@ -74,25 +73,17 @@ def small(value: Any) -> Any:
 def composed(group: str) -> dict[str, Any]:
     """Name -> settings of every yaml of a group.
 
-    Hydra takes many seconds for all decoders. So the result is kept in this user's cache folder,
-    under a hash of the yaml files and of the code that composes them.
+    Ten are composed at once, which takes a third as long. The result is kept as the command line
+    keeps it, in the cache folder of the user and not in that of the tests.
     """
-    sources = [*sorted(conf_dir().rglob("*.yaml")), Path(composing.__file__)]
-    content = sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    file = Path.home() / ".cache" / "dllm-bench-tests" / content / f"{group}.json"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, json.dumps(composed_by_hydra(group)))
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
-
-
-def composed_by_hydra(group: str) -> dict[str, Any]:
-    """Compose every yaml of a group; ten a composition, which takes a third as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+        settings = SettingsCache(Path(__file__), composing.compose)
     names, found = options(group), dict[str, Any]()
     for first in range(0, len(names), 10):
         asked = [f"+{group}@every.{name}={name}" for name in names[first : first + 10]]
-        found |= composing.compose(asked)["every"]
+        found |= settings.compose(asked)["every"]
+    settings.save()
     return found
 
 

@@ -433,9 +433,8 @@ class PromptGenerator:
             )
         option = option_of(context, continuation, self.loaded.encode)
         made = request_of(self._name((*option.prompt_ids, -1, *option.ids)), [option])
-        return likelihoods_of(self.decode(ready(self.spec, self.decoder, self.loaded, made)).text)[
-            0
-        ]
+        asked = ready(self.spec, self.decoder, self.loaded, made)
+        return likelihoods_of(self.decode(asked).text)[0]
 
     def decode(self, request: Request, denoiser: Denoiser | None = None) -> SampleRecord:
         """Decode a prepared request under the clock and keep its counts; `denoiser` may wrap the

@@ -136,12 +136,14 @@ def row_texts(row: StatusRow) -> tuple[str, ...]:
 def row_of_sealed(run: IndexedRun) -> StatusRow:
     """Return the row of a sealed run."""
     own = ("benchmark", "model", "decoder", "score", "interval", "ungraded")
+    tpf, tps = (run.metrics.get(name) for name in SHOWN_METRICS)
     return {
         "run": run.run,
         "state": RunState.SEALED.value,
         "done": f"{run.samples}/{run.samples}",
         **{name: getattr(run, name) for name in own},
-        **{name: run.metrics.get(m) for name, m in zip(("tpf", "tps"), SHOWN_METRICS, strict=True)},
+        "tpf": tpf,
+        "tps": tps,
         "all": run.settings,
     }
 

@@ -354,13 +354,9 @@ def verdict_remark(verdicts: Iterable[tuple[str, str]]) -> str:
     marks; empty if nothing was compared.
     """
     texts = [f"{verdict} ({why})" if why else verdict for verdict, why in verdicts]
-    return (
-        f"Verdict: {texts[0]}."
-        if len(texts) == 1
-        else f"Marks: {WORDS['legend']}."
-        if texts
-        else ""
-    )
+    if len(texts) == 1:
+        return f"Verdict: {texts[0]}."
+    return f"Marks: {WORDS['legend']}." if texts else ""
 
 
 def _shown_titles(values: Iterable[FacetValue]) -> Query:

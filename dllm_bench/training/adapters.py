@@ -248,7 +248,7 @@ def logits_of(module: Any, batch: MaskedBatch, block: int, shifted: bool) -> tup
     ids_BS = torch.cat([batch.clean_BL, batch.noised_BN], 1).to(device)
     place_BS = torch.cat([torch.arange(length).expand(texts, -1), batch.place_BN], 1).to(device)
     hidden_BSH = model.embed_tokens(ids_BS)
-    unseen_B1SS = ~seen(batch, block)[:, None].to(device)
+    unseen_B1SS = ~seen(batch, block)[:, None].to(device)  # eager attention adds its mask
     mask_B1SS = hidden_BSH.new_zeros(unseen_B1SS.shape).masked_fill(unseen_B1SS, -torch.inf)
     rotation = model.rotary_emb(hidden_BSH, place_BS)
     for layer in model.layers:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
 from dllm_bench.core.declared import in_words
+from dllm_bench.core.decoder import parts_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Option, Request
 from dllm_bench.decoding.defaults import Filled
@@ -49,11 +51,11 @@ from dllm_bench.methods.position_caches import (
     SparseCache,
 )
 from dllm_bench.methods.position_rules import TokenCounts
-from dllm_bench.methods.revising import Leftmost, SoftRevision
 from dllm_bench.methods.row_caches import DLLMCache, ElasticCache
 from dllm_bench.methods.trained_drafts import HardwareAwareLength
+from dllm_bench.paths import read_yaml
 from tests.helpers import tiny_denoiser
-from tests.pieces import SLOTS, RandomHead, Table, pieces
+from tests.pieces import SLOTS, RandomHead, Table, decoders, pieces
 
 BASE = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
 GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
@@ -62,13 +64,6 @@ REQUEST = Request("refused", tuple(range(3, 14)), 24)
 FLAT = StepProfile((1, 64), (1.0, 1.0))
 PIPELINE = Pipeline(8, 0.1, 0.95)
 OPTION = Option(tuple(range(20, 27)), tuple(range(5, 11)))
-SOFT = MaskedDecoder(
-    Confidence(),
-    Leftmost(0.02),
-    Blocks(8, sees_future=False),
-    BlockCache(),
-    revise=SoftRevision(sure=0.9),
-)
 Make = Callable[[], Any]
 fit = partial(replace, BASE)
 
@@ -93,6 +88,19 @@ def test_a_setting_outside_of_what_a_piece_declares_is_refused(slot: str) -> Non
             sentence = f"{kind.__name__} has {name} -3; give {in_words(words)}"
             with pytest.raises(DllmBenchError, match=re.escape(sentence)):
                 replace(piece, **{name: -3})  # type: ignore[type-var]
+
+
+EDGES = read_yaml(Path(__file__).with_name("edges.yaml"))
+
+
+@pytest.mark.parametrize("kind", EDGES)
+def test_a_setting_just_outside_of_what_is_allowed_is_refused(kind: str) -> None:
+    wholes = [piece for slot in SLOTS for piece in pieces(slot).values()]
+    parts: list[Any] = [part for whole in wholes for part in (whole, *parts_of(whole))]
+    piece = next(part for part in parts if type(part).__name__ == kind)
+    for name, value in EDGES[kind].items():
+        with pytest.raises(DllmBenchError, match=re.escape(f"{name} {value!r}")):
+            replace(piece, **{name: value})
 
 
 SETTINGS: list[tuple[Make, str]] = [
@@ -193,7 +201,7 @@ PARTS: list[tuple[Make, str]] = [
     (partial(fit, select=Stable(TopK(), 0.9, 0.1)), "divergences from earlier"),
     (partial(fit, score=AnswerGap()), "the whole generation as one block"),
     (
-        partial(replace, SOFT, explore=Lookahead(2)),
+        partial(replace, decoders()["dmax"], explore=Lookahead(2)),
         "SoftRevision needs a explore with one branch",
     ),
     *(
