@@ -455,15 +455,14 @@ def require_two(runs: Sequence[object]) -> None:
 def score_line(first: RunRecord, second: RunRecord) -> str:
     """Return the difference of two runs' scores on shared samples, with its test and verdict."""
     result = accuracy.compare(first.values, second.values)
-    verdict = "the runs differ, since the interval excludes 0"
-    if not result.differs:
-        verdict = "no difference is shown, since the interval contains 0"
-    p_value = "" if result.p_value is None else f", p = {result.p_value:.3g}"
+    verdict = "the runs differ" if result.differs else "no difference is shown"
+    reason = f"McNemar's exact test, p = {result.p_value:.3g}"
+    if result.p_value is None:
+        reason = f"the interval of paired resamples {'ex' if result.differs else 'in'}cludes 0"
     difference, low, high = (f"{100 * x:+.1f}" for x in (result.value, result.low, result.high))
     return (
-        f"score {_graded(first)} and {_graded(second)} %: "
-        f"difference {difference} [{low}, {high}] points on {result.n} shared samples "
-        f"({result.method}{p_value}): {verdict}"
+        f"score {_graded(first)} and {_graded(second)} %: difference {difference} [{low}, {high}] "
+        f"points on {result.n} shared samples: {verdict} ({reason})"
     )
 
 

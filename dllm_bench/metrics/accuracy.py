@@ -1,10 +1,10 @@
 """Scores with their uncertainty: a mean with an interval, and paired comparison of two runs.
 
 Right/wrong values get the Wilson interval, fractional ones a seeded percentile bootstrap. Two runs
-are compared on the samples that both have: exact McNemar test for right/wrong values, with an
-interval that agrees with it, paired bootstrap otherwise. An item answered several times counts
-once, with its mean (avg@k); pass@k is the unbiased estimator. The statistics are SciPy's, imported
-on first use because that is slow.
+are compared on the samples that both have: McNemar's exact test for right/wrong values, with the
+interval of Agresti and Min (2005); paired bootstrap otherwise. An item answered several times
+counts once, with its mean (avg@k); pass@k is the unbiased estimator. The statistics are SciPy's,
+imported on first use because that is slow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Effect:
     high: float
     n: int  # items or samples that both sides have
     p_value: float | None = None  # exact test of no effect
-    method: str = ""
     error: float = 0.0  # standard error, of the logarithm for a ratio; 0 if all resamples agree
     centre: float = 0.0  # estimate used by the tests: value, its logarithm, Agresti and Min's
     freedom: float = inf  # degrees of freedom of the tests
@@ -195,21 +194,6 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
     return min(1.0, 2 * float(bdtr(fewer, only_ours + only_theirs, 0.5)))
 
 
-def paired_interval(only_ours: int, only_theirs: int, n: int) -> tuple[float, float]:
-    """Return the interval of the difference of two shares over n pairs; it excludes 0 exactly if
-    `mcnemar` is below 1 - LEVEL.
-
-    The difference is q (2p - 1), where q is the share of discordant pairs and p the share of these
-    in our favour. Both have Clopper-Pearson intervals, and each end uses the q that moves it
-    outward. So the interval is conservative, and wide if no pair is discordant.
-    """
-    discordant = only_ours + only_theirs
-    shares = _clopper_pearson(discordant, n)
-    ends = [2 * p - 1 for p in (_clopper_pearson(only_ours, discordant) if discordant else (0, 1))]
-    low, high = (min(q * ends[0] for q in shares), max(q * ends[1] for q in shares))
-    return low, high
-
-
 def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Effect:
     """Return the difference of two shares of right answers, ours - theirs, averaged over
     benchmarks.
@@ -247,16 +231,6 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
     )
 
 
-def _clopper_pearson(successes: int, n: int) -> tuple[float, float]:
-    """Return the exact interval of successes / n."""
-    from scipy.special import betaincinv  # `scipy.stats` takes a second to import
-
-    tail, failures = (1 - LEVEL) / 2, n - successes
-    low = betaincinv(successes, failures + 1, tail) if successes else 0.0
-    high = betaincinv(successes + 1, failures, 1 - tail) if failures else 1.0
-    return float(low), float(high)
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for testing a family (Holm 1979), in the given order."""
     corrected, largest = [0.0] * len(p_values), 0.0
@@ -274,11 +248,9 @@ def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int
             f"The two runs share no sample ({len(ours)} and {len(theirs)} ids); "
             "compare runs of the same benchmark and limit."
         )
-    differences = [ours[key] - theirs[key] for key in shared]
-    mean = fmean(differences)
-    if is_binary([*(ours[key] for key in shared), *(theirs[key] for key in shared)]):
-        gained, lost = differences.count(1), differences.count(-1)
-        low, high = paired_interval(gained, lost, len(shared))
-        return Effect(mean, low, high, len(shared), mcnemar(gained, lost), "mcnemar exact")
+    one, other = ([side[key] for key in shared] for side in (ours, theirs))
+    if is_binary([*one, *other]):
+        return paired_shares([(one, other)])
+    differences = [a - b for a, b in zip(one, other, strict=True)]
     low, high = bootstrap(differences, seed)
-    return Effect(mean, low, high, len(shared), None, "paired bootstrap")
+    return Effect(fmean(differences), low, high, len(shared))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.metrics.accuracy import paired_interval
+from dllm_bench.metrics.accuracy import paired_shares
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.store.record import RunRecord
 from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
@@ -71,7 +71,7 @@ gives the reference's result."""
 
 GAINS_NOTE = """\
 Gain of editing: score with edits minus score without (`decoder/revise=none`) on the same items,
-with its exact 95 % interval."""
+with its 95 % interval (Agresti and Min's)."""
 UNREVISED = "+revise.none"
 
 
@@ -100,12 +100,11 @@ def _gains(records: Sequence[RunRecord]) -> Iterator[tuple[str, ...]]:
         other = plain.get(_without_revision(record))
         if other is None or other is record:
             continue
-        pairs = [(value, other.values[item]) for item, value in record.values.items()]
-        gained, lost = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-        low, high = (100 * end for end in paired_interval(gained, lost, len(pairs)))
-        gain = f"{100 * (gained - lost) / len(pairs):+.1f} [{low:+.1f}, {high:+.1f}]"
+        items = list(record.values)
+        gain = paired_shares([([one.values[item] for item in items] for one in (record, other))])
+        value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))
         settings = _settings(record.spec.decoder)
-        yield record.spec.benchmark.name, settings, str(len(pairs)), gain
+        yield record.spec.benchmark.name, settings, str(gain.n), f"{value} [{low}, {high}]"
 
 
 def _without_revision(record: RunRecord) -> tuple[str, str]:

@@ -80,9 +80,9 @@ def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_gro
     text = str(RunComparison((one, other)))
     assert "difference +10.0 [" in text
     assert "10 shared samples" in text
-    assert "no difference is shown, since the interval contains 0" in text
+    assert "no difference is shown (McNemar's exact test, p = 1)" in text
     clear = str(RunComparison((record([1.0] * 20), record([0.0] * 20))))
-    assert "the runs differ, since the interval excludes 0" in clear
+    assert "the runs differ (McNemar's exact test, p = 1.91e-06)" in clear
 
 
 def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) -> None:

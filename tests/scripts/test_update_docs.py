@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dllm_bench.metrics.accuracy import paired_interval
+from dllm_bench.metrics.accuracy import paired_shares
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import SLOTS
 from scripts import update_docs
@@ -107,7 +107,8 @@ def test_a_card_says_what_editing_gains_on_the_same_items() -> None:
     plain = replace(edits, decoder={**pieces, "revise": {}}, label="llada21+revise.none")
     text = (assets_dir() / "tiny-llada" / "CARD.md").read_text()
     records = [record_of(edits, right=16, n=20), record_of(plain, right=6, n=20)]
-    low, high = (100 * end for end in paired_interval(10, 0, 20))
+    gain = paired_shares([([1.0] * 16 + [0.0] * 4, [1.0] * 6 + [0.0] * 14)])
+    low, high = (100 * end for end in (gain.low, gain.high))
     row = f"| quiz | block 32, tau 0.5, edits above 0.9 | 20 | +50.0 [{low:+.1f}, {high:+.1f}] |"
     assert low > 0
     assert row in card.measured(text, records)
