@@ -32,7 +32,7 @@ from dllm_bench.tables.derive import measure_run
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, load_table, names_of, title_of
 from dllm_bench.tables.plan import Planner
-from dllm_bench.tables.render import DISTURBED
+from dllm_bench.tables.render import TIMING_MARKS
 from dllm_bench.tables.spec import EMBEDDED
 from scripts.embedded.card import measured
 from scripts.piece_settings import page_tables
@@ -74,7 +74,8 @@ def excerpt(table: str, emitted: Callable[[str], str]) -> str:
         row.insert(PLACE, text)
     cells[0][PLACE + 1] = cells[0][PLACE + 1].replace("Avg TPS", PAPERS_TPS, 1)
     shown = "\n".join(f"| {' | '.join(row)} |" for row in cells)
-    notes = (line for line in hardware.splitlines() if DISTURBED not in line or DISTURBED in shown)
+    unused = [mark for mark in TIMING_MARKS.values() if mark not in shown]
+    notes = (line for line in hardware.splitlines() if not any(mark in line for mark in unused))
     return f"{shown}\n\nMeasured on:\n\n" + "\n".join(notes)
 
 

@@ -137,8 +137,9 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
     The frame's index are facets and metric. Its columns: definition, unit; state of the run; status
     (`MEASURED`, `UNDEFINED`, or a `CellState`); value, low, high (NaN: none), n samples; text of a
     setting; reported value, delta to it, verdict; reason why there is no number or no comparison;
-    disturbed, whether a timed run began on a busy machine; runs, curve of an area, draws (value and
-    resamples as one array) with the items that they draw, and planned, the cell with its runs.
+    disturbed, whether a timed run began on a busy machine; machine of a timing, and elsewhere,
+    whether it is not that of most; runs, curve of an area, draws (value and resamples as one
+    array) with the items that they draw, and planned, the cell with its runs.
     """
     import pandas as pd
 
@@ -146,12 +147,16 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
     keys = [[entry.cell.keys[facet] for entry in planned] for facet in facets]
     keys.append([entry.cell.metric.name for entry in planned])
     index = pd.MultiIndex.from_arrays(keys, names=[*facets, "metric"])
-    return pd.DataFrame([_row(entry, profile) for entry in planned], index)
+    cells = pd.DataFrame([_row(entry, profile) for entry in planned], index)
+    usual = cells.machine[cells.machine != ""].mode().head(1)
+    cells["elsewhere"] = (cells.machine != "") & ~cells.machine.isin(usual)
+    return cells
 
 
 def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
     """Return one cell, measured from its runs' records and compared with the reported value."""
     cell, state, metric = planned.cell, planned.run.state, planned.cell.metric
+    record = planned.run.record
     draws, items, text, n, reason = [nan], frozenset[Items](), "", 0, planned.run.reason
     if state is CellState.SETTING:
         text = setting_text(planned.run.config, metric)
@@ -183,6 +188,7 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
         "verdict": verdict,
         "reason": reason,
         "disturbed": is_measured and bool(disturbed_runs([planned])),
+        "machine": record.devices if is_measured and record and metric.is_of_times else "",
         "runs": tuple(distinct_runs([planned])),
         "curve": curve_of(planned) if is_measured and has_curve(planned) else None,
         "draws": draws,

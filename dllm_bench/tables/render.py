@@ -55,7 +55,7 @@ WORDS = read_yaml(TEMPLATES / "words.yaml")
 MIN_CHECKED = 3  # errors of fewer estimates are not meaningful
 SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # shown per row; the json file has all of them
-DISTURBED = "†"  # after a timing from a busy machine
+TIMING_MARKS = {"disturbed": "†", "elsewhere": "‡"}  # after a timing; see `frame_of`
 NO_CELL = "–"  # shown where the table has no number at all
 NO_SUCH_CELL = "the table has no such cell"
 Plain = dict[str, Any]
@@ -174,7 +174,7 @@ def cell_plain(row: Row) -> dict[str, Any]:
         "verdict": str(row.verdict),
         "reason": row.reason,
         "notes": list(cell.notes),
-        **({"disturbed": True} if row.disturbed else {}),
+        **{mark: True for mark in TIMING_MARKS if getattr(row, mark)},
         "runs": [run.spec.identity_hash for run in row.runs if run.spec],
         **({"curve": curve_plain(row.curve)} if row.curve else {}),
     }
@@ -396,7 +396,8 @@ def measured_text(cell: Row | None) -> str:
         return cell.text or cell.planned.run.short or UNDEFINED
     metric = cell.planned.cell.metric
     sign = "+" if (metric.minus or metric.gain) and cell.value > 0 else ""
-    return f"{sign}{number(cell.value, cell.unit)}{DISTURBED if cell.disturbed else ''}"
+    marks = "".join(text for mark, text in TIMING_MARKS.items() if getattr(cell, mark))
+    return f"{sign}{number(cell.value, cell.unit)}{marks}"
 
 
 def is_empty(cell: Row | None) -> bool:
@@ -471,11 +472,14 @@ def profile_text(built: BuiltTable) -> str:
     return form.format(name=built.profile.name)
 
 
-def _disturbed_lines(built: BuiltTable) -> list[str]:
-    """Return the meaning of the mark of disturbed timings, if a cell has it."""
-    count = built.cells.disturbed.sum()
-    line = WORDS["disturbed"].format(mark=DISTURBED, load=LOAD_PER_CORE, count=count)
-    return [line] if count else []
+def _mark_lines(built: BuiltTable) -> list[str]:
+    """Return the meaning of each mark that a timing has."""
+    counts = {mark: built.cells[mark].sum() for mark in TIMING_MARKS}
+    return [
+        WORDS[mark].format(mark=TIMING_MARKS[mark], load=LOAD_PER_CORE, count=count)
+        for mark, count in counts.items()
+        if count
+    ]
 
 
 def _passes_lines(built: BuiltTable) -> list[str]:
@@ -501,7 +505,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
     intervals = WORDS["intervals"].format(paired=WORDS["paired"] if compares_scores else "")
     parts = [
         ("Definitions", [*definitions, intervals, *_passes_lines(built)]),
-        ("Measured on", [*built.hardware, *_disturbed_lines(built)]),
+        ("Measured on", [*built.hardware, *_mark_lines(built)]),
         ("Code", [f"commit {code}" for code in built.code]),
         ("Inputs", built.inputs),
         (

@@ -23,10 +23,10 @@ from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
-from dllm_bench.tables.frame import BuiltTable, Row
+from dllm_bench.tables.frame import BuiltTable, Row, build
 from dllm_bench.tables.load import load_table, parse_table
 from dllm_bench.tables.plan import PlannedRun, PlannedTable, distinct_runs
-from dllm_bench.tables.render import as_json, blocks, footer, hashes, render
+from dllm_bench.tables.render import as_json, blocks, footer, hashes, measured_text, render
 from dllm_bench.tables.spec import PaperTable, Profile
 from tests.tables.builders import (
     ENVIRONMENT,
@@ -272,6 +272,19 @@ def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatc
     again = planned_small(store, EMBEDDED, own_table())
     assert sum(run.open for run in distinct_runs(again)) == 2
     assert command.remove_disturbed(again, store) == 0
+
+
+def test_speeds_of_another_machine_than_the_others_are_marked(tmp_path) -> None:
+    built = built_own(Store(tmp_path), EMBEDDED)
+    assert not built.cells.elsewhere.any()
+    sessions = cell_of(built, "tps").planned.run.record.sessions
+    elsewhere = {**sessions[0].environment, "device": "Another CPU"}
+    sessions[:] = [replace(sessions[0], environment=elsewhere)]
+    again = build(own_table(), EMBEDDED, list(built.cells.planned))
+    tps = again.cells.xs("tps", level="metric")
+    assert sorted(measured_text(row)[-1] == "‡" for row in tps.itertuples()) == [False, True]
+    assert not again.cells.xs("score", level="metric").elsewhere.any()
+    assert "not comparable" in str(footer(again)) and "‡" not in str(footer(built))
 
 
 def test_a_claim_takes_the_runs_of_the_tables_metric(monkeypatch) -> None:
