@@ -39,6 +39,7 @@ from dllm_bench.tables.derive import (
     leaves_of,
     paired_scores,
     records_of,
+    timed_on,
 )
 from dllm_bench.tables.frame import Row, frame_of
 from dllm_bench.tables.plan import PlannedCell
@@ -166,6 +167,11 @@ def effect_of(claim: Claim, sides: Sides) -> Effect:
     ours, theirs = sides
     if claim.is_difference and (scores := paired_scores(ours.planned, theirs.planned)):
         return _in_points(accuracy.paired_shares(scores))
+    if len(machines := timed_on(ours.planned) | timed_on(theirs.planned)) > 1:
+        raise DllmBenchError(
+            f"Claim {claim.name} compares {claim.metric} of different machines "
+            f"({', '.join(sorted(machines))}); make the runs of both sides on one."
+        )
     both = min(len(ours.draws), len(theirs.draws))
     if both == 1 or not are_paired(ours.items | theirs.items):
         raise DllmBenchError(

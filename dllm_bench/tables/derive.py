@@ -124,6 +124,8 @@ def number_of(planned: PlannedCell) -> ResampledNumber:
     known = {id(leaf): _plain(leaf) for leaf in leaves_of(planned)}
     items = frozenset().union(*(number.items for number in known.values()))
     compared = planned.cell.metric.is_compared and planned.parts
+    if compared and len(timed_on(planned)) > 1:
+        return ResampledNumber(np.array([np.nan]), items)
     is_one_run = compared and planned.parts[0].runs == planned.parts[1].runs
     length = min(len(number.draws) for number in known.values())
     if is_one_run or not are_paired(items):
@@ -232,6 +234,12 @@ def leaves_of(planned: PlannedCell) -> list[PlannedCell]:
 def records_of(planned: PlannedCell) -> list[RunRecord]:
     """Return the records of the sealed runs that a cell is computed from."""
     return [leaf.run.record for leaf in leaves_of(planned) if leaf.run.record]
+
+
+def timed_on(planned: PlannedCell) -> set[str]:
+    """Return the machines whose times a cell is computed from; empty if it is of no times."""
+    records = records_of(planned) if planned.cell.metric.is_of_times else []
+    return {record.devices for record in records}
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from dllm_bench.tables.derive import (
     has_curve,
     interval,
     number_of,
+    timed_on,
 )
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import PaperTable, Profile, TableMetric, parse_number
@@ -156,7 +157,6 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
 def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
     """Return one cell, measured from its runs' records and compared with the reported value."""
     cell, state, metric = planned.cell, planned.run.state, planned.cell.metric
-    record = planned.run.record
     draws, items, text, n, reason = [nan], frozenset[Items](), "", 0, planned.run.reason
     if state is CellState.SETTING:
         text = setting_text(planned.run.config, metric)
@@ -188,7 +188,7 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
         "verdict": verdict,
         "reason": reason,
         "disturbed": is_measured and bool(disturbed_runs([planned])),
-        "machine": record.devices if is_measured and record and metric.is_of_times else "",
+        "machine": " and ".join(sorted(timed_on(planned))) if is_measured else "",
         "runs": tuple(distinct_runs([planned])),
         "curve": curve_of(planned) if is_measured and has_curve(planned) else None,
         "draws": draws,
@@ -215,6 +215,9 @@ def why_undefined(planned: PlannedCell) -> str:
     undefined = [part for part in planned.parts if isnan(number_of(part).draws[0])]
     if undefined and planned.cell.metric.area:
         return why_undefined(undefined[0])
+    machines = sorted(timed_on(planned))
+    if planned.cell.metric.is_compared and len(machines) > 1:
+        return f"times of different machines are not compared: {', '.join(machines)}"
     metric, record = planned.cell.metric.plain, planned.run.record
     if record is None or metric.is_score:
         return "the samples do not define this number"

@@ -189,6 +189,19 @@ def test_sides_that_are_one_run_are_not_compared() -> None:
     assert "same runs" in judged.why
 
 
+def test_times_of_different_machines_are_not_compared() -> None:
+    one, planned = claim("tps/e2e"), cells("tps/e2e", [[1.0] * 20] * 2, [[FORWARDS] * 20] * 2)
+    record = planned[1].run.record
+    assert record
+    [first] = record.sessions
+    elsewhere = replace(first, environment={**first.environment, "device": "Another CPU"})
+    run = replace(planned[1].run, record=replace(record, sessions=[elsewhere]))
+    planned[1] = replace(planned[1], run=run)
+    judged = judge_claims([one], [planned], EMBEDDED)[0]
+    assert judged.verdict is ClaimVerdict.UNTESTABLE
+    assert "(Another CPU, Test CPU); make the runs of both sides on one" in judged.why
+
+
 def test_a_missing_run_weighs_on_the_family_and_changes_no_verdict_for_the_better() -> None:
     forwards = [[9 + i % 4 for i in range(60)], [10 + i % 3 for i in range(60)]]
     made = cells(TPF, [[1.0] * 60] * 2, forwards)

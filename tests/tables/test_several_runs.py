@@ -274,7 +274,7 @@ def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatc
     assert command.remove_disturbed(again, store) == 0
 
 
-def test_speeds_of_another_machine_than_the_others_are_marked(tmp_path) -> None:
+def test_speeds_of_another_machine_are_marked_and_not_compared(tmp_path) -> None:
     built = built_own(Store(tmp_path), EMBEDDED)
     assert not built.cells.elsewhere.any()
     sessions = cell_of(built, "tps").planned.run.record.sessions
@@ -284,6 +284,8 @@ def test_speeds_of_another_machine_than_the_others_are_marked(tmp_path) -> None:
     tps = again.cells.xs("tps", level="metric")
     assert sorted(measured_text(row)[-1] == "‡" for row in tps.itertuples()) == [False, True]
     assert not again.cells.xs("score", level="metric").elsewhere.any()
+    assert isnan(cell_of(again, "faster").value)
+    assert "not compared: Another CPU, Test CPU" in cell_of(again, "faster").reason
     assert "not comparable" in str(footer(again)) and "‡" not in str(footer(built))
 
 
