@@ -449,21 +449,6 @@ def test_sure_and_hopeless_drafts_are_exact() -> None:
     assert [(step.verified, step.committed) for step in never.steps] == [(10, 2)] * 40
 
 
-def test_autoregressive_decoding_is_a_token_a_step() -> None:
-    load = simulate(ServingSystem("ar", drawn(5, 30, [0.9] * 7), fixed_rule(0)), FILLING, 5)
-    assert len(load.steps) == 30
-    assert {(step.requests, step.verified, step.committed) for step in load.steps} == {(5, 5, 5)}
-    assert [one.tokens_per_s for one in load.served] == pytest.approx([100.0] * 5)
-
-
-def test_drafting_is_paid_in_every_step() -> None:
-    plain = ServingSystem("dspark", drawn(3, 50, [0.7] * 4), fixed_rule())
-    costly = replace(plain, draft_s=lambda requests: 0.001 * requests)
-    free, paid = (simulate(system, FLAT, 3) for system in (plain, costly))
-    extra = [b.step_s - a.step_s for a, b in zip(free.steps, paid.steps, strict=True)]
-    assert extra == pytest.approx([0.001 * step.requests for step in free.steps])
-
-
 # --- nothing is lost -----------------------------------------------------------------------------
 
 RULES = {
@@ -522,7 +507,6 @@ def test_equal_seeds_give_equal_loads() -> None:
     system = ServingSystem("dspark", ragged(), RULES["asynchronous"])
     loads = [simulate(system, FILLING, 4, poisson(20.0), seed) for seed in (0, 0, 1)]
     assert loads[0] == loads[1] != loads[2]
-    assert drawn(2, 9, [0.5], seed=4) == drawn(2, 9, [0.5], seed=4) != drawn(2, 9, [0.5], seed=5)
 
 
 def test_poisson_arrivals_have_their_rate() -> None:
@@ -602,12 +586,6 @@ def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Front
         assert points[rule][index].tokens_per_s_device >= 0.98 * best
 
 
-def test_a_service_level_is_attained_by_the_speed_of_a_request() -> None:
-    load = simulate(ServingSystem("ar", drawn(4, 10, []), fixed_rule()), STEEP, 4)
-    speed = load.served[0].tokens_per_s
-    assert (load.attainment(speed * 0.99), load.attainment(speed * 1.01)) == (1.0, 0.0)
-
-
 # --- arrivals ------------------------------------------------------------------------------------
 
 
@@ -617,16 +595,14 @@ def test_more_arrivals_are_served_later_and_slower() -> None:
         ServingSystem("d", mixed(60, 20), fixed_rule()),
     ]
     found = under_arrivals(systems, FILLING, seats=8, rates=(1.0, 40.0, 4000.0), level=90.0)
-    assert [(one.system, one.requests_per_s) for one in found[:3]] == [
-        ("ar", 1.0),
-        ("ar", 40.0),
-        ("ar", 4000.0),
-    ]
+    asked = [("ar", rate) for rate in (1.0, 40.0, 4000.0)]
+    assert [(one.system, one.requests_per_s) for one in found[:3]] == asked
     for few, some, many in (found[:3], found[3:]):
         assert few.attained == 1.0
         assert few.wait_s <= some.wait_s < many.wait_s
         assert few.tokens_per_s_device < many.tokens_per_s_device
-    assert found[0].tokens_per_s_user == pytest.approx(100.0), "one token a step of 10 ms"
+    speeds = [one.tokens_per_s_user for one in found[:3]]
+    assert speeds == pytest.approx([100.0] * 3), "one token a step of 10 ms, waiting left out"
     busy = under_arrivals(systems[:1], STEEP, 8, (4000.0,), level=300.0)[0]
     assert busy.attained < 0.2, "a step of 8 tokens takes 8 ms"
     assert under_arrivals(systems, FILLING, 8, (40.0,), 0.0, seed=1) != under_arrivals(
