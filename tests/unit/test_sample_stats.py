@@ -38,6 +38,7 @@ def test_counting_a_generation() -> None:
         Forward(ForwardKind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2, rows=7.5, replayed=True),
         Forward(ForwardKind.DENOISE, 3, 10, 8, ms=1.0, forced=1, read_bytes=64, kept_bytes=16),
     ]
+    forwards += [Forward(kind, 1, 8, 0, ms=1.0) for kind in (ForwardKind.DRAFT, ForwardKind.HEAD)]
     forwards[1] = replace(forwards[1], recorded=True, moved=True)
     forwards[2] = replace(forwards[2], moved=True)
     generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
@@ -173,7 +174,6 @@ def test_a_number_whose_facts_are_absent_is_none() -> None:
 
 
 TEXT = (50, 51, 52, 53, 54, 55, 56, 57)
-BORN = (0, 3, 3, 3, 6, 6, 6, 6)
 
 
 def draft_trace(*rounds: tuple[Sequence[int], int, int]) -> Trace:
@@ -235,15 +235,6 @@ def test_facts_that_a_trace_does_not_have() -> None:
     ):
         assert drafts.speculative_columns(Trace([row]), (0,), TEXT) == {}
     assert drafts.speculative_columns(Trace(), (), ()) == {}
-
-
-def test_a_drafters_calls_are_no_forwards() -> None:
-    generation = Generation(
-        "r", TEXT, BORN, {}, draft_trace(((51, 52), 2, 2), ((54, 55, 56), 3, 3))
-    )
-    counts = count_sample(generation, SpecialTokens(mask=0, eos=1))
-    assert counts["forwards"] == 3
-    assert counts["rows"] == 5 + 3 + 4
 
 
 # --- calibration of confidences -------------------------------------------------------------------
@@ -329,24 +320,6 @@ def test_a_forecast_that_is_right_has_no_error() -> None:
     assert (last.low, last.high, last.count, last.happened) == (0.95, 1.0, 2, 0.5)
     wrong = Outcomes((1.0, 0.0), (False, True))
     assert drafts.ece(wrong) == drafts.brier(wrong) == 1
-
-
-@pytest.mark.parametrize("stretch", [0.5, 4.0])
-def test_temperatures_undo_a_stretch(stretch: float) -> None:
-    fitted = drafts.fit_temperatures(simulated(2000, stretch))
-    assert len(fitted) == 4
-    for temperature in fitted[:2]:
-        assert temperature == pytest.approx(stretch, rel=0.25)
-
-
-def test_temperatures_calibrate_rounds_they_have_not_seen() -> None:
-    fitted = drafts.fit_temperatures(simulated(2000, 3.0, seed=1))
-    unseen = simulated(2000, 3.0, seed=2)
-    before, after = (drafts.outcomes_by_position(unseen, by) for by in ((), fitted))
-    for old, new in zip(before, after, strict=True):
-        assert drafts.ece(new) < drafts.ece(old)
-    # order within a position is kept
-    assert drafts.auroc(before[0]) == pytest.approx(drafts.auroc(after[0]))
 
 
 def test_each_temperature_is_the_best_given_those_before() -> None:
