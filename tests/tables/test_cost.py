@@ -14,16 +14,6 @@ from dllm_bench.paths import options
 from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.tables import cost
-from dllm_bench.tables.cost import (
-    Cost,
-    CostModel,
-    MeasuredRuns,
-    _entry,
-    cost_in_words,
-    forward_ms,
-    positions,
-    summary_of,
-)
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.render import cost_lines
 from dllm_bench.tables.spec import Cell, ReportedValue, TableMetric
@@ -59,19 +49,19 @@ def config(**changes: Any) -> RunConfig:
 
 def ms_of(config: RunConfig) -> float:
     """Milliseconds of one forward."""
-    return forward_ms(config, summary_of(config["decoder"])) or 0.0
+    return cost.forward_ms(config, cost.summary_of(config["decoder"])) or 0.0
 
 
 def positions_of(config: RunConfig) -> float:
     """Positions that a forward feeds."""
-    return positions(config, summary_of(config["decoder"])) or 0.0
+    return cost.positions(config, cost.summary_of(config["decoder"])) or 0.0
 
 
-def model_of(*runs: PlannedRun, tpf: str = "") -> CostModel:
+def model_of(*runs: PlannedRun, tpf: str = "") -> cost.CostModel:
     """Return the cost model of these runs; the first one's cell reports `tpf`."""
     cells = [planned(run) for run in runs]
     cells += [planned(runs[0], TPF, tpf)] if tpf else []
-    return CostModel(cells, MeasuredRuns.of(run.record for run in runs if run.record))
+    return cost.CostModel(cells, cost.MeasuredRuns.of(run.record for run in runs if run.record))
 
 
 def planned(run: PlannedRun, metric: TableMetric = SCORE, reported: str = "") -> PlannedCell:
@@ -148,13 +138,13 @@ def test_all_items_where_there_is_no_limit() -> None:
 def test_nothing_is_guessed_of_an_unknown_model_or_task() -> None:
     assert model_of().estimate(missing(model={"name": "omega"})) is None
     assert model_of().estimate(missing(benchmark={"name": "riddles"})) is None
-    assert cost_in_words([None]) == "unknown"
-    assert cost_in_words([Cost(10, 30, 1e6), None]).endswith("and 1 runs of unknown cost")
+    assert cost.cost_in_words([None]) == "unknown"
+    assert cost.cost_in_words([cost.Cost(10, 30, 1e6), None]).endswith("and 1 runs of unknown cost")
 
 
 def test_every_model_has_its_parameters_and_every_benchmark_its_items() -> None:
-    lacking = [name for name in options("model") if not _entry("parameters", name)]
-    lacking += [name for name in options("benchmark") if not _entry("items", name)]
+    lacking = [name for name in options("model") if not cost._entry("parameters", name)]
+    lacking += [name for name in options("benchmark") if not cost._entry("items", name)]
     assert lacking == ["served", "acceptance"]
 
 
@@ -199,9 +189,9 @@ def test_a_decoder_that_cannot_be_made_here_is_estimated_by_its_settings() -> No
     absent = {"_target_": "filter.learned", "source": "results/training/filters/absent"}
     select = {"_target_": "select.filter", "head": absent}
     plain = config(decoder={"select": select, "schedule": {"block": 16}})["decoder"]
-    assert summary_of(plain) == DecoderSummary(block=16)
-    assert summary_of({"draft": {}}) == DecoderSummary(drafts=True)
-    assert summary_of(config()["decoder"]).caches is False
+    assert cost.summary_of(plain) == DecoderSummary(block=16)
+    assert cost.summary_of({"draft": {}}) == DecoderSummary(drafts=True)
+    assert cost.summary_of(config()["decoder"]).caches is False
 
 
 def test_a_decoders_summary_is_kept_without_making_it_until_its_file_changes(
@@ -219,12 +209,12 @@ def test_a_decoders_summary_is_kept_without_making_it_until_its_file_changes(
     settings = SettingsCache(tmp_path, dict)
     for decoder in ({"name": "plain"}, {"filter": {"source": str(file)}}):
         for _ in range(2):
-            assert MeasuredRuns([], settings=settings).summary(decoder) == SUMMARY
+            assert cost.MeasuredRuns([], settings=settings).summary(decoder) == SUMMARY
     assert len(made) == 2
     file.write_text("another")
-    MeasuredRuns([], settings=settings).summary(decoder)
+    cost.MeasuredRuns([], settings=settings).summary(decoder)
     assert len(made) == 3
     foreign = {"_target_": "mine.Decoder"}
     for _ in range(2):
-        MeasuredRuns([], settings=settings).summary(foreign)
+        cost.MeasuredRuns([], settings=settings).summary(foreign)
     assert len(made) == 5

@@ -28,19 +28,10 @@ from dllm_bench.tables.load import load_table, parse_table
 from dllm_bench.tables.plan import PlannedRun, PlannedTable, distinct_runs
 from dllm_bench.tables.render import as_json, blocks, footer, hashes, measured_text, render
 from dllm_bench.tables.spec import PaperTable, Profile
-from tests.tables.builders import (
-    ENVIRONMENT,
-    FULL,
-    HERE,
-    TINY,
-    planned_small,
-    record_of,
-    run_cells,
-    sealed,
-)
+from tests.tables import builders
 from tests.unit.test_tradeoff import aup
 
-PLAIN: dict[str, Any] = read_yaml(HERE / "small" / "areas.yaml")
+PLAIN: dict[str, Any] = read_yaml(builders.HERE / "small" / "areas.yaml")
 N = 40
 # value of the facet -> how many of 40 are right, how many times fewer forwards
 RUNS = {
@@ -55,12 +46,12 @@ RUNS = {
 
 
 def table(**changes: Any) -> PaperTable:
-    return parse_table("small/areas", {**deepcopy(PLAIN), **changes}, HERE / "small")
+    return parse_table("small/areas", {**deepcopy(PLAIN), **changes}, builders.HERE / "small")
 
 
 def record(spec: Any, right: int, faster: int) -> RunRecord:
     """Return a run that takes 64 forwards a sample, or so many times fewer."""
-    found = record_of(spec, right, N)
+    found = builders.record_of(spec, right, N)
     return replace(found, columns={**found.columns, "forwards": [64 // faster] * N})
 
 
@@ -72,7 +63,7 @@ def built(root: Path, without: str = "") -> BuiltTable:
         name = decoder if decoder in RUNS else f"{decoder}-{k}"
         return None if decoder == without else record(run.spec, *RUNS[name])
 
-    return sealed(table(), Store(root), FULL, made)
+    return builders.sealed(table(), Store(root), builders.FULL, made)
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +136,17 @@ def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
     values = {"values": {"slow": {"run": ["decoder=slow"]}}}
     facets = {**PLAIN["facets"], "decoder": values}
     with pytest.raises(DllmBenchError, match="aup at .* is an area where"):
-        run_cells(table(facets=facets))
+        builders.run_cells(table(facets=facets))
     metrics = {"score": {"label": "Score", "definition": "score"}}
     with pytest.raises(DllmBenchError, match="score at .* is an area where"):
-        run_cells(table(metrics=metrics))
+        builders.run_cells(table(metrics=metrics))
     with pytest.raises(DllmBenchError, match="There is no area 'part'; choose one of: whole, cut"):
         table(metrics={"aup": {**PLAIN["metrics"]["aup"], "area": "part"}})
 
 
 def queries(table: PaperTable) -> set[frozenset[str]]:
     """Return the runs a table asks for; the last override of a key counts."""
-    found = (dict(o.split("=", 1) for o in cell.run).items() for cell in run_cells(table))
+    found = (dict(o.split("=", 1) for o in cell.run).items() for cell in builders.run_cells(table))
     return {frozenset(f"{key}={value}" for key, value in items) for items in found}
 
 
@@ -180,22 +171,22 @@ def test_no_combination_of_the_matrix_is_silently_absent() -> None:
 
 
 OWN = ["limit=12", "benchmark.repeats=5"]
-EMBEDDED = replace(TINY, set=("hardware=cpu",), default=("limit=20",))
+EMBEDDED = replace(builders.TINY, set=("hardware=cpu",), default=("limit=20",))
 """Like the embedded profile, whose number of items is a default."""
 
 
 def own_table(**metrics: Any) -> PaperTable:
     """Return the small table that reports nothing, with speeds from runs of their own."""
-    plain = deepcopy(read_yaml(HERE / "small" / "own.yaml"))
+    plain = deepcopy(read_yaml(builders.HERE / "small" / "own.yaml"))
     tps = {"label": "TPS", "definition": "tps/e2e", "run": OWN}
     plain["metrics"] |= {"tps": tps, "faster": {**tps, "over": {"decoder": "plain"}}, **metrics}
-    return parse_table("small/own", plain, HERE)
+    return parse_table("small/own", plain, builders.HERE)
 
 
 def made(spec: RunSpec) -> RunRecord:
     """Return the run's record: as many items and passes as it says; pass k is k + 10 tenths as
     slow."""
-    once = record_of(spec, right=5, n=spec.limit or 30)
+    once = builders.record_of(spec, right=5, n=spec.limit or 30)
     if spec.repeats == 1:
         return once
     n, passes = len(once.columns["id"]), range(spec.repeats)
@@ -211,7 +202,7 @@ def made(spec: RunSpec) -> RunRecord:
 
 def built_own(store: Store, profile: Profile) -> BuiltTable:
     """Return the table with all of its runs."""
-    return sealed(own_table(), store, profile, lambda run: made(run.spec))
+    return builders.sealed(own_table(), store, profile, lambda run: made(run.spec))
 
 
 def cell_of(found: BuiltTable, metric: str, decoder: str = "quick") -> Row:
@@ -219,10 +210,10 @@ def cell_of(found: BuiltTable, metric: str, decoder: str = "quick") -> Row:
     return row
 
 
-@pytest.mark.parametrize(("profile", "scores"), [(EMBEDDED, "20"), (FULL, None)])
+@pytest.mark.parametrize(("profile", "scores"), [(EMBEDDED, "20"), (builders.FULL, None)])
 def test_speeds_have_runs_of_their_own(profile, scores, tmp_path) -> None:
     """The last override of a key wins, after the profile's default and the paper's settings."""
-    planned = planned_small(Store(tmp_path), profile, own_table())
+    planned = builders.planned_small(Store(tmp_path), profile, own_table())
     runs = {metric: [p.run for p in planned if p.cell.metric.name == metric]
             for metric in ("score", "tpf", "tps", "faster")}  # fmt: skip
     assert runs["score"] == runs["tpf"]
@@ -232,7 +223,7 @@ def test_speeds_have_runs_of_their_own(profile, scores, tmp_path) -> None:
     assert len(distinct_runs(planned)) == 4, "a ratio takes the runs of its two sides"
     lines = list(command.command_lines([PlannedTable(own_table(), profile, planned)]))
     assert sum("limit=12" in line and "benchmark.repeats=5" in line for line in lines) == 2
-    quick = planned_small(Store(tmp_path), replace(profile, limit=3), own_table())
+    quick = builders.planned_small(Store(tmp_path), replace(profile, limit=3), own_table())
     assert {run.chosen["limit"] for run in distinct_runs(quick)} == {"3"}
 
 
@@ -256,8 +247,8 @@ def test_each_number_comes_from_its_run_and_the_notes_say_what_a_bracket_is(
 
 def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatch) -> None:
     """Those of the speeds alone: what other work disturbed is no reason to grade again."""
-    monkeypatch.setitem(ENVIRONMENT, "cores", 2)
-    monkeypatch.setitem(ENVIRONMENT, "load", 2.7)
+    monkeypatch.setitem(builders.ENVIRONMENT, "cores", 2)
+    monkeypatch.setitem(builders.ENVIRONMENT, "load", 2.7)
     store = Store(tmp_path)
     planned = list(built_own(store, EMBEDDED).cells.planned)
     speeds = [run for run in distinct_runs(planned) if run.spec and run.spec.repeats > 1]
@@ -269,7 +260,7 @@ def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatc
     monkeypatch.setattr(command, "machine", lambda device: {"load": 2.0, "cores": 2})
     assert command.remove_disturbed(planned, store) == 2
     assert {folder: not folder.exists() for folder in folders} == folders
-    again = planned_small(store, EMBEDDED, own_table())
+    again = builders.planned_small(store, EMBEDDED, own_table())
     assert sum(run.open for run in distinct_runs(again)) == 2
     assert command.remove_disturbed(again, store) == 0
 
@@ -304,7 +295,7 @@ def test_an_area_takes_speeds_and_scores_from_their_own_runs() -> None:
         "score": {"label": "Score", "definition": "score", "run": ["limit=50"]},
         "aup": {"label": "AUP", "definition": "tps/e2e", "area": "whole", "run": OWN},
     }
-    areas = parse_table("small/areas", plain, HERE)
+    areas = parse_table("small/areas", plain, builders.HERE)
     [area] = [c for c in areas.cells() if c.metric.area and c.curve == ("slow",) and
               c.keys["benchmark"] == "quiz"]  # fmt: skip
     ends = {part.metric.definition: part.run[-1] for part in areas.parts(area)}
