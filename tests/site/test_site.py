@@ -229,21 +229,6 @@ def test_token_texts_have_no_invisible_characters(site, records) -> None:
     assert "\\u202e" in sample["tokens"][9]
 
 
-@pytest.mark.parametrize("value", [builders.HOSTILE, ["<!--", "]]>"], {"</script": 1.5}, None])
-def test_data_read_back_as_they_were(value: object) -> None:
-    text = site_pages.script_json(value)
-    assert json.loads(text) == value
-    assert text.isascii() and not set("<>&") & set(text)
-
-
-def test_templates_escape_all_but_markup() -> None:
-    text = '{% import "macros.html" as m %}<p>{{ text }}{{ m.link(address, label) }}</p>'
-    template = site_pages.templates().from_string(text)
-    assert template.render(text="a < b ", address='x"y', label="<b>") == (
-        '<p>a &lt; b <a href="x&#34;y">&lt;b&gt;</a></p>'
-    )
-
-
 def test_no_template_turns_escaping_off_or_names_what_is_not_there() -> None:
     templates = site_pages.templates()
     for name in templates.list_templates():
