@@ -11,7 +11,7 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
-from dllm_bench.metrics.accuracy import mean_score, wilson
+from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
@@ -19,7 +19,7 @@ from dllm_bench.tables.derive import measure, measure_run, number_of
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
 from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, combined_run
-from dllm_bench.tables.render import cell_plain, footer, measured_text
+from dllm_bench.tables.render import footer, measured_text
 from dllm_bench.tables.spec import Cell, TableMetric
 from tests.sample_stats import record_of as record_of_samples
 from tests.sample_stats import sample
@@ -100,15 +100,6 @@ def test_a_ratio_of_speeds_and_a_gain_in_percent(built) -> None:
     assert speedup.verdict == CellVerdict.INSIDE_CI
     gain = cell(built, "quick", "quiz", "gain")
     assert (gain.unit, gain.value) == ("%", pytest.approx(0.0))
-
-
-def test_an_average_counts_benchmarks_alike(built) -> None:
-    parts = [cell(built, "quick", b, "score") for b in ("quiz", "code")]
-    found = cell(built, "quick", "average", "score")
-    assert found.value == pytest.approx(fmean(p.value for p in parts)) == 65.0
-    assert found.low < 65 < found.high
-    assert {run.spec.short for run in found.runs} == {p.planned.run.spec.short for p in parts}
-    assert len(cell_plain(found)["runs"]) == 2
 
 
 def test_what_is_derived_from_an_average_is_derived_from_averages(built) -> None:
@@ -245,14 +236,6 @@ def sealed(tmp_path, **record) -> BuiltTable:
     spec = spec_at(planned_small(store, FULL), "S1", "quiz")
     seal(store, record_of(spec, **record))
     return build(small_table(), FULL, planned_small(store, FULL))
-
-
-def test_a_score_is_a_percentage_with_its_wilson_interval(tmp_path) -> None:
-    found = of_s1(sealed(tmp_path), "score")
-    low, high = wilson(11, 20)
-    assert found.value == pytest.approx(55.0)
-    assert (found.low, found.high) == pytest.approx((100 * low, 100 * high))
-    assert (found.unit, found.n) == ("%", 20)
 
 
 def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path) -> None:

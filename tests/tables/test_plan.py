@@ -19,7 +19,7 @@ from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
-from dllm_bench.store.store import RECORD, Store
+from dllm_bench.store.store import Store
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.plan import (
@@ -53,13 +53,6 @@ def states(store: Store, profile) -> dict[tuple[str, str], CellState]:
     return {(p.cell.keys["setting"], p.cell.keys["benchmark"]): p.run.state for p in planned}
 
 
-def test_the_metrics_of_a_combination_share_a_run(tmp_path) -> None:
-    planned = planned_small(Store(tmp_path), TINY)
-    assert len(planned) == 3 * 2 * 3
-    assert len(distinct_runs(planned)) == 3 * 2
-    assert all(run.state is CellState.MISSING for run in distinct_runs(planned))
-
-
 def test_every_state_is_told_from_the_store(tmp_path) -> None:
     store = Store(tmp_path)
     planned = planned_small(store, FULL)
@@ -87,16 +80,6 @@ def test_every_state_is_told_from_the_store(tmp_path) -> None:
     lacking = [p.run for p in planned if p.run.state is CellState.UNAVAILABLE]
     assert {run.short for run in lacking} == {"unavailable: needs NPU × 8"}
     assert not any(run.spec for run in lacking)
-
-
-def test_a_damaged_record_is_a_failed_run(tmp_path) -> None:
-    store = Store(tmp_path)
-    planned = planned_small(store, TINY)
-    folder = seal(store, record_of(spec_at(planned, "S1", "quiz")))
-    (folder / RECORD).write_text("{")
-    run = planned_small(store, TINY)[0].run
-    assert run.state is CellState.FAILED
-    assert "is no run record" in run.reason
 
 
 @pytest.mark.parametrize(
@@ -203,12 +186,6 @@ def test_a_value_without_counterpart_is_impossible_not_an_error(tmp_path) -> Non
     run = planned_small(Store(tmp_path), bare)[0].run
     assert run.state is CellState.UNAVAILABLE
     assert "no counterpart of model=alpha" in run.reason
-
-
-def test_the_command_of_a_run_is_its_query(tmp_path) -> None:
-    run = planned_small(Store(tmp_path), TINY)[0].run
-    assert run.command.startswith("dllm-bench run decoder=lopa model=tiny-alpha ")
-    assert run.spec == spec_of(compose(run.command.split()[2:]))
 
 
 def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
