@@ -479,22 +479,11 @@ def test_any_unicode_text_survives(tokenizer: Any) -> None:
         assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-def test_every_byte_has_a_token(tokenizer: Any) -> None:
-    ids = tokenizer.convert_tokens_to_ids(list(embedded.BYTES))
-    assert len(set(ids)) == 256
-    assert tokenizer.unk_token_id not in ids
-
-
 def test_ids_follow_the_list_of_pieces(tokenizer: Any) -> None:
     pieces = embedded.pieces()
     assert len(set(pieces)) == len(pieces) == len(tokenizer)
     assert tokenizer.convert_tokens_to_ids(pieces) == list(range(len(pieces)))
     assert [tokenizer.mask_token, tokenizer.eos_token] == pieces[:2]
-
-
-def test_numbers_and_words_are_single_tokens(tokenizer: Any) -> None:
-    for piece in [f" {n}" for n in range(100)] + [" apples", " buys", "####", "def", "    "]:
-        assert len(tokenizer(piece).input_ids) == 1
 
 
 def test_later_pieces_leave_the_texts_of_the_first_tasks_as_they_were(tokenizer: Any) -> None:
