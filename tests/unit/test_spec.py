@@ -27,7 +27,6 @@ from dllm_bench.store.spec import (
     leaves,
     role_of,
     slug,
-    split,
 )
 
 PLAIN = read_yaml(Path(__file__).with_name("spec.yaml"))
@@ -259,12 +258,6 @@ def check_profiles(model: str) -> None:
 
 def test_step_times_of_the_model_are_accepted() -> None:
     check_profiles("tiny-qwen3")
-
-
-def test_a_configuration_is_split_by_role() -> None:
-    sides = split(CONFIG)
-    assert set(sides[Role.RUNTIME]) == {"model", "hardware", "limit", "logger", "paths"}
-    assert sides[Role.IDENTITY]["decoder"]["select"]["tau"] == 0.9
 
 
 @pytest.mark.parametrize(

@@ -249,15 +249,6 @@ def test_lm_eval_s_evaluator_runs_our_tasks() -> None:
     assert found["results"]["minigsm"][STRICT] == pytest.approx(11 / 12)
 
 
-def test_the_adapter_cuts() -> None:
-    model = lm(lambda prompt, budget, stop: f"{prompt} a b c")
-
-    def ask(until: Any) -> Instance:
-        return Instance("generate_until", {}, ("x", {"until": until}), 0)
-
-    assert model.generate_until([ask([" b"]), ask(" c"), ask([])]) == ["x a", "x a b", "x a b c"]
-
-
 def test_a_task_may_begin_the_answer_of_a_chat() -> None:
     """lm-eval's gen_prefix is a last turn of the assistant, which the model continues."""
     asked: list[Any] = []
