@@ -147,6 +147,7 @@ pickle.loads({pickle.dumps(PackedJob.of(SlurmRun(fakes.spec(3), Store(Path("runs
             {"torch", "hydra", "omegaconf", "scipy", "transformers"},
         ),
         ("import dllm_bench", {"torch", "hydra", "pandas"}),
+        ("import dllm_bench.runs.loggers", {"wandb"}),
         (PAGE, {"torch", "transformers", "lm_eval"}),
         (JOB, {"torch"}),  # submitit cannot answer a signal before it has read the job
     ],
@@ -155,6 +156,7 @@ pickle.loads({pickle.dumps(PackedJob.of(SlurmRun(fakes.spec(3), Store(Path("runs
         "completion",
         "rendering",
         "the package",
+        "loggers of runs",
         "what a page shows of a run",
         "a stored job of SLURM",
     ],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -233,24 +232,3 @@ def test_a_failure_of_wandb_is_one_warning(at, tmp_path, monkeypatch) -> None:
         logged(tmp_path, WandbLogger(), 4)
     assert len(caught) == 1
     assert store.state(fakes.spec(4)) is RunState.SEALED
-
-
-@pytest.mark.exhaustive
-def test_no_logger_needs_no_wandb(tmp_path: Path) -> None:
-    """In a fresh process in which wandb cannot be imported."""
-    code = (
-        "import sys; sys.modules['wandb'] = None\n"
-        "from pathlib import Path\n"
-        "from dllm_bench.runs.runner import run\n"
-        "from dllm_bench.store.store import Store\n"
-        "from dllm_bench.registry import instantiate\n"
-        "from tests.resume import fakes\n"
-        "logger = instantiate({'_target_': 'dllm_bench.runs.loggers.NoLogger'}, 'logger')\n"
-        "run(fakes.spec(2), store=Store(Path(sys.argv[1])), deps=fakes.deps(), logger=logger)\n"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert Store(tmp_path).state(fakes.spec(2)) is RunState.SEALED
