@@ -142,17 +142,6 @@ def timeless(record: RunRecord) -> dict[str, Any]:
     return found
 
 
-def test_a_sample_with_a_baseline_survives_storage(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    record = run(spec(), store=store, deps=deps(Noting(), Noting()))
-    for sample in read_samples(store.path(spec())).values():
-        assert SampleRecord.from_line(sample.to_line()) == sample
-        assert sample.baseline.ids == sample.ids[: min(sample.cut.values())]
-    reread = store.record(spec())
-    assert reread.spec.baseline == OTHER
-    assert reread.to_json() == record.to_json()
-
-
 def test_progress_shows_speed_up_and_equality(tmp_path: Path) -> None:
     seen: list[str] = []
 

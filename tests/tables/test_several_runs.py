@@ -119,14 +119,6 @@ def test_a_curve_that_ends_in_a_loss_has_no_area_and_says_so(areas) -> None:
     assert cut.value == pytest.approx(aup([(1.0, 90.0), (2.0, 90.0)], y_max=100.0))
 
 
-def test_averages_and_gains_are_of_areas(areas) -> None:
-    parts = [cell(areas, name, "steady", "cut").value for name in ("quiz", "code")]
-    average = cell(areas, "average", "steady", "cut")
-    assert average.value == pytest.approx(sum(parts) / 2) and average.curve is None
-    assert cell(areas, "quiz", "steady", "gain").value == pytest.approx(parts[0] / 90)
-    assert cell(areas, "quiz", "alone", "gain").value == pytest.approx(1.0)
-
-
 def test_every_run_of_the_table_has_to_be_there(tmp_path) -> None:
     """The best score is not known before, of whichever row it is."""
     assert set(built(tmp_path, without="losing").cells.status) == {"missing"}
