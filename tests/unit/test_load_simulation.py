@@ -1,5 +1,5 @@
 """Stored drafts and the load simulation: simulated rounds are the loop's own, alone and in a batch;
-temperatures; commands; closed forms, rules that are the pieces' own, the frontier.
+temperatures; commands; steps, rules that are the pieces' own, the frontier.
 
 Texts come from tiny random models; times are put in by hand, none is measured. Where probabilities
 are constant everything is known: tokens per round, steps, speeds.
@@ -423,21 +423,7 @@ def mixed(n: int, tokens: int, seed: int = 0) -> list[DraftedText]:
     return [[kinds[i if easy[i, p] else n + i][p] for p in range(tokens)] for i in range(n)]
 
 
-# --- closed forms --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rate", [0.3, 0.8, 0.95])
-@pytest.mark.parametrize("n", [1, 4, 7])
-def test_constant_acceptance_has_a_closed_form(rate: float, n: int) -> None:
-    """Tokens per round (1 - a^(n+1)) / (1 - a), within four standard errors."""
-    system = ServingSystem("dspark", drawn(8, 4000, [rate] * 7), fixed_rule(n))
-    load = simulate(system, FLAT, seats=8)
-    rounds = sum(one.rounds for one in load.served)
-    k = np.arange(n + 1)
-    law = np.append(rate ** k[:-1] * (1 - rate), rate**n)
-    mean, spread = law @ (k + 1), np.sqrt(law @ (k + 1) ** 2 - (law @ (k + 1)) ** 2)
-    assert mean == pytest.approx((1 - rate ** (n + 1)) / (1 - rate))
-    assert abs(32000 / rounds - mean) < 4 * spread / np.sqrt(rounds) + 8 * n / rounds
+# --- steps ----------------------------------------------------------------------------------------
 
 
 def test_sure_and_hopeless_drafts_are_exact() -> None:
