@@ -114,16 +114,6 @@ def columns(record: RunRecord, *names: str) -> list[list[Any]]:
     return [record.columns[name] for name in names]
 
 
-def test_grading_again_changes_nothing(tmp_path: Path) -> None:
-    entry, record = entry_of(tmp_path)
-    before = (entry.path / RECORD).read_bytes()
-    found = graded_again(entry)
-    assert (found.changed, found.stored) == ({}, False)
-    assert found.record.columns == record.columns
-    assert found.record.score == record.score
-    assert (entry.path / RECORD).read_bytes() == before
-
-
 def test_a_damaged_grade_is_mended(tmp_path: Path) -> None:
     entry, record = entry_of(tmp_path)
     values = [0.0] * len(record.columns["value"])
@@ -137,22 +127,16 @@ def test_a_damaged_grade_is_mended(tmp_path: Path) -> None:
     assert mended.sessions == record.sessions
 
 
-def test_another_reading_is_shown_and_not_stored(tmp_path: Path) -> None:
+def test_rescore_shows_another_reading_and_writes_nothing(command, tmp_path) -> None:
     """Without the stop string the last number is that of the second question."""
-    entry, record = entry_of(tmp_path)
-    found = graded_again(entry, escape_until=True, primary="exact_match,flexible-extract")
-    assert (record.score.mean, found.record.score.mean) == (4 / 6, 0)
-    assert not found.stored
-    assert read_record(entry.path) == record
-    with pytest.raises(DllmBenchError, match="no setting 'colour'"):
-        again.settings(entry, {"colour": "red"}, compose)
-
-
-def test_rescore_on_the_command_line(command, tmp_path) -> None:
-    again = f"rescore {made(tmp_path)[1].identity_hash[:8]}"
+    store, record = made(tmp_path)
+    file, again = store.path(record.spec) / RECORD, f"rescore {record.identity_hash[:8]}"
+    before = file.read_bytes()
     assert "0 of 6 samples changed; nothing written" in command(again)
     printed = command(f"{again} escape_until=true primary=exact_match,flexible-extract")
     assert "correct -> wrong" in printed and "4 of 6 samples changed" in printed
+    assert file.read_bytes() == before
+    assert "no setting 'colour'" in command(f"{again} colour=red", code=2)
     assert "which EvalPlus does not know" in command(f"{again} --evalplus x.jsonl", code=2)
 
 
