@@ -269,18 +269,3 @@ def test_tables_hold_no_embedded_special_case() -> None:
     for name in set(names_of("table")) - about_embedded_models:
         text = (conf_dir() / "table" / f"{name}.yaml").read_text()
         assert not re.search(r"=(tiny-|mini)|embedded", text)
-
-
-def test_tolerances_are_relative_or_in_the_unit() -> None:
-    average, _, score = small_table().metrics
-    assert average.allowed(200.0) == pytest.approx(20.0)
-    assert score.allowed(50.0) == pytest.approx(2.0)
-
-
-def test_reported_values_keep_their_printed_digits() -> None:
-    cells = {(*c.keys.values(), c.metric.name): c.reported for c in small_table().cells()}
-    found = cells["alpha_7b", "S1", "quiz", "tps_max"]
-    assert found
-    assert found.text == "500.5"
-    assert found.value == 500.5
-    assert cells["alpha_7b", "S2", "code", "tps_max"] is None
