@@ -1,4 +1,4 @@
-"""DecodeState: commit is the only writer, and a branch carries its memo."""
+"""DecodeState: commit is the only writer; revisions, insertions, traces as columns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
-from dllm_bench.core.state import CUT, MASKED, PROMPT, DecodeState, MemoKey
+from dllm_bench.core.state import CUT, MASKED, PROMPT, DecodeState
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 
 SPECIAL = SpecialTokens(mask=1, eos=2, eot=3)
-
-
-CREDIT = MemoKey[torch.Tensor]("credit")
 
 
 def fresh() -> DecodeState:
@@ -33,12 +30,6 @@ def test_commit_stamps_and_never_overwrites() -> None:
     state.commit(torch.ones(1, 5, dtype=torch.bool), torch.full((1, 5), 6))
     assert state.tokens_KL.tolist() == [[7, 8, 9, 6, 6]]
     assert state.born_KL.tolist() == [[PROMPT, PROMPT, 4, 5, 5]]
-
-
-def test_committing_the_mask_token_leaves_a_position_masked() -> None:
-    state = fresh()
-    state.commit(torch.ones(1, 5, dtype=torch.bool), torch.full((1, 5), SPECIAL.mask))
-    assert state.masked_KL.tolist() == [[False, False, True, True, True]]
 
 
 def revised() -> DecodeState:
@@ -84,21 +75,6 @@ def test_each_branch_carries_its_own_revisions() -> None:
     again = other.fork(2).pick(torch.tensor(1))
     assert again.changes_KL is not None and again.changes_KL.tolist() == [[0, 0, 1, 0, 0]]
     assert again.remasked_KW is not None and again.remasked_KW.sum(1).tolist() == [1]
-
-
-def test_fork_and_pick_carry_tokens_and_memo() -> None:
-    state = fresh()
-    state.memo[CREDIT] = torch.tensor([[0.5]])
-    branches = state.fork(3)
-    branches.memo[CREDIT] = torch.tensor([[1.0], [2.0], [3.0]])
-    where_KL = torch.zeros(3, 5, dtype=torch.bool)
-    where_KL[1, 2] = True
-    branches.commit(where_KL, torch.full((3, 5), 9))
-    picked = branches.pick(torch.tensor(1))
-    assert picked.tokens_KL.tolist() == [[7, 8, 9, 1, 1]]
-    assert picked.memo[CREDIT].tolist() == [[2.0]]
-    assert state.memo[CREDIT].tolist() == [[0.5]], "the parent is untouched"
-    assert branches.take(torch.tensor([0, 2])).memo[CREDIT].tolist() == [[1.0], [3.0]]
 
 
 def start(*prompt: int) -> DecodeState:
@@ -172,13 +148,3 @@ def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
 def test_a_prompt_may_begin_with_bos_that_is_also_padding() -> None:
     special = SpecialTokens(mask=9, eos=7, pad=7, bos=7)
     assert DecodeState.start(Request("r", (7, 1, 2), 4), special).length == 7
-
-
-def test_a_cut_counts_as_decoded_until_the_tensors_are_shortened() -> None:
-    special = SpecialTokens(mask=9, eos=8)
-    state = DecodeState.start(Request("r", (1, 2), 4), special)
-    state.cut(torch.tensor(4))
-    assert state.masked_KL.tolist() == [[False, False, True, True, False, False]]
-    state.commit(torch.ones(1, 6, dtype=torch.bool), torch.full((1, 6), 3))
-    state.truncate(4)
-    assert state.tokens_KL.tolist() == [[1, 2, 3, 3]]
