@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.figures import style
-from dllm_bench.figures.draw import as_csv, drawing, grid, images, lines, write
+from dllm_bench.figures.draw import as_csv, drawing, grid, images, lines
 from dllm_bench.figures.panels import FRONT_LINE, PANEL_KINDS
 from dllm_bench.figures.points import (
     UNDEFINED,
@@ -62,13 +62,6 @@ def test_equal_points_give_equal_bytes() -> None:
     for text in (b"Matplotlib", b"<dc:date>"):
         assert text not in first["svg"].replace(b"http://matplotlib.org", b"")
         assert text not in first["png"]
-
-
-def test_files_lie_by_profile_paper_and_name(tmp_path) -> None:
-    paths = write(small_built(), tmp_path / "figures")
-    folder = tmp_path / "figures" / "embedded" / "small"
-    assert sorted(paths) == [folder / f"figure.{form}" for form in ("csv", "png", "svg")]
-    assert sorted(folder.iterdir()) == sorted(paths)
 
 
 def test_words_stand_where_numbers_are_absent() -> None:

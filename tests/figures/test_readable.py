@@ -224,7 +224,8 @@ def test_stated_numbers_are_lines_ranges_or_stand_above() -> None:
 
 def test_stated_numbers_are_read_from_their_csv() -> None:
     found = {n.metric: n for n in load_figure("creditdecoding/figure6").stated}
-    assert (found["alpha_stable_min"].low, found["alpha_stable_min"].high) == (0.2, 0.65)
+    alpha = found["alpha_stable_min"]
+    assert (alpha.series, alpha.low, alpha.high) == ("alpha", 0.2, 0.65)
     steps = {n.panel: n.low for n in load_figure("creditdecoding/figure5").stated if n.axis}
     assert steps == {"vanilla": 256, "credit": 50}
     (plateau,) = [n for n in load_figure("learn2pd/figure8").stated if n.metric == "loss_plateau"]
@@ -401,8 +402,6 @@ def test_a_stated_range_comes_with_what_was_measured_there() -> None:
     found = figure_of(*points, stated=numbers)
     assert stated(found).endswith("stable for 2–3 (measured here: from 92.5 to 90.8).")
     assert "measured" not in stated(replace(found, points=frame_of_points([])))
-    (alpha,) = [n for n in load_figure("creditdecoding/figure6").stated if n.series]
-    assert (alpha.series, alpha.low, alpha.high) == ("alpha", 0.2, 0.65)
 
 
 def test_the_source_of_a_mean_names_all_its_models_and_tasks(tmp_path) -> None:

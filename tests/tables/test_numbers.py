@@ -102,15 +102,6 @@ def test_a_ratio_of_speeds_and_a_gain_in_percent(built) -> None:
     assert (gain.unit, gain.value) == ("%", pytest.approx(0.0))
 
 
-def test_what_is_derived_from_an_average_is_derived_from_averages(built) -> None:
-    found = cell(built, "quick", "average", "speedup")
-    own, base = (
-        fmean(definitions.measure("tps/no_first_step", p.run.record.samples) for p in side.parts)
-        for side in found.planned.parts
-    )
-    assert found.value == pytest.approx(own / base)
-
-
 def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path) -> None:
     built = derived(tmp_path, TINY)
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
