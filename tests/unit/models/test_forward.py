@@ -136,17 +136,6 @@ def test_a_shorter_canvas_hides_the_cached_positions_behind_it(model: Transforme
     close(*logits)
 
 
-@pytest.mark.parametrize("winner", [0, 1, 2])
-def test_keep_stores_the_chosen_branch(model: TransformerDenoiser, winner: int) -> None:
-    tokens_KL, kv, own = canvas(3), model.new_cache(LENGTH), model.new_cache(LENGTH)
-    step, cut = plan((0, LENGTH), (PROMPT, LENGTH), (0, 13)), 13
-    model.forward(tokens_KL, step, kv)
-    kv.keep(step, torch.tensor(winner))
-    forward(model, tokens_KL[winner, None], step, own)
-    after = plan((cut, LENGTH))
-    close(model.forward(tokens_KL[:1], after, kv), model.forward(tokens_KL[:1], after, own))
-
-
 def test_the_cache_changes_with_no_forward_that_is_not_kept_and_with_no_logits(model) -> None:
     """A decoder writes -inf into logits."""
     kv, after = model.new_cache(LENGTH), plan((13, LENGTH))
