@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.drafting import StepProfile, read_step_profile
+from dllm_bench.registry import describe, instantiate
 from dllm_bench.training.scheduler import ProfileJob, measure, profile_of
 from tests.helpers import Watched, load_denoiser, tiny_checkpoint, tiny_denoiser
 
@@ -79,24 +79,16 @@ def test_the_shipped_profile_says_where_it_was_measured() -> None:
 
 def test_a_profile_is_part_of_a_run_by_its_numbers(tmp_path: Path) -> None:
     """Two files with equal tables are one decoder; the place does not matter, the numbers do."""
-
-    def length(source: str) -> Any:
-        override = f"decoder.length.profile.source={source}"
-        config = compose(["decoder=dspark", "decoder/length=hardware_aware", override])
-        return config["decoder"]["length"]
-
-    from dllm_bench.registry import describe, instantiate
-
-    table = {"tokens": [1, 4], "steps_per_s": [3.0, 2.0]}
-    found = []
+    table, found = {"tokens": [1, 4], "steps_per_s": [3.0, 2.0]}, []
     for name, extra in (("a", {}), ("b", {"device": "another"}), ("c", {"steps_per_s": [3, 1]})):
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps({**table, **extra}))
-        found.append(describe(instantiate(length(str(path)), "length")))
-    assert found[0] == found[1] != found[2]
-    assert instantiate(found[0], "length") == instantiate(
-        length(str(tmp_path / "a.json")), "length"
-    )
+        override = f"decoder.length.profile.source={path}"
+        config = compose(["decoder=dspark", "decoder/length=hardware_aware", override])
+        found.append(instantiate(config["decoder"]["length"], "length"))
+    described = list(map(describe, found))
+    assert described[0] == described[1] != described[2]
+    assert instantiate(described[0], "length") == found[0]
 
 
 def test_step_times_are_interpolated_between_measured_sizes() -> None:
