@@ -71,13 +71,6 @@ def shipped(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     return found, lines
 
 
-def test_an_archive_that_comes_with_its_index_is_never_unpacked(shipped, monkeypatch) -> None:
-    found, lines = shipped
-    monkeypatch.setattr(archive, "_read", refuse)
-    assert list(run_lines(found)) == lines and "sealed" in lines[1]
-    assert measured_runs(found).runs
-
-
 def test_an_index_of_another_archive_is_not_read(shipped, results, monkeypatch) -> None:
     found, lines = shipped
     pack(results, archive.archive_of(found.root), shown=())
