@@ -346,13 +346,6 @@ def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(monkeypatch) -> 
     assert site_texts.TextSource(compose).prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
 
 
-def test_a_stored_prompt_needs_neither_benchmark_nor_tokenizer() -> None:
-    turns = json.dumps([{"role": "user", "content": "How many?"}])
-    samples = {"b": replace(builders.lookaheads("b"), prompt=turns)}
-    spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
-    assert site_texts.TextSource(compose).prompts(spec, samples) == {"b": "user:\nHow many?"}
-
-
 def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
     spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
     texts = site_texts.TextSource(compose)
