@@ -66,7 +66,8 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 MASKS = "masks"  # host: `masks_per_block` of the last window, flattened
 CLOSED, FINISHED = "closed", "finished"  # host: `StopFlags` of each branch
 ORDER = "select explore revise cache score stop schedule guidance smoothing".split()
-COMMITTING, REVISING = 2, 64  # forwards per position; a request that needs more is cycling
+COMMITTING, REVISING = 2, 64  # forwards per position, the second if a forward may commit nothing
+# or undo commits; a request that needs more is cycling
 LARGE = 8192  # from this vocabulary size on, leaving rows out of head and softmax saves time
 
 
@@ -385,7 +386,8 @@ class MaskedDecoder(ComposedDecoder):
         reviser may undo what the selector commits.
         """
         state = round.state
-        limit = COMMITTING if state.changes_KL is None else REVISING
+        may_wait = state.changes_KL is not None or Condition.IDLES in self.select.gives
+        limit = REVISING if may_wait else COMMITTING
         if len(log.rows) <= limit * (max(state.length, state.wanted) - state.prompt_len):
             return
         reason = "the model predicts the mask token at all masks; set decoder.forbid_mask=true."

@@ -12,7 +12,7 @@ from torch.nn.functional import max_pool1d
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Score, Scores, Select
 from dllm_bench.core.declared import Count, Positive, Probability
-from dllm_bench.core.decoder import Condition, Conditions, Needs, needing
+from dllm_bench.core.decoder import Condition, Conditions, Needs, holding, needing
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -99,8 +99,8 @@ class LocalLeap(Select):
 
     Commits by a threshold that is relaxed near anchors. A position whose candidate has at least
     probability `tau` is an anchor. The threshold is `relaxed` for masked positions at most `radius`
-    away from an anchor, and `tau` for all others. If a block must progress but has no anchor, its
-    most confident position is committed (the inherited stall rule).
+    away from an anchor, itself included, and `tau` for all others. If a block must progress but no
+    position passes, its most confident one is committed (the inherited stall rule).
     """
 
     tau: Probability  # probability of an anchor
@@ -110,7 +110,7 @@ class LocalLeap(Select):
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         sure_KW = window.eligible_KW & (scores.probability_KW >= self.tau)
         near_KW = max_pool1d(sure_KW.float(), 2 * self.radius + 1, stride=1, padding=self.radius)
-        return sure_KW | (near_KW > 0) & (scores.probability_KW >= self.relaxed)
+        return torch.where(near_KW > 0, scores.probability_KW >= self.relaxed, sure_KW)
 
 
 # --- Prophet --------------------------------------------------------------------------------------
@@ -179,9 +179,12 @@ class EarlyExit(Select):
     pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) known from the start
     needs = needing({"schedule": Condition.WHOLE_GENERATION, "score": Condition.ANSWER_GAP})
 
+    @property
+    def gives(self) -> Conditions:
+        """Forwards without a commit, as released."""
+        return holding({Condition.IDLES: self.idle})
+
     def prepare(self, model: Denoiser, request: Request) -> Request:
-        if not self.pinned:
-            return request
         return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -190,8 +193,7 @@ class EarlyExit(Select):
         return where_KW | (clear_K[:, None] & window.eligible_KW)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        where_KW, ids_KW = self.inner.on_stall(scores, self._open(window, state), state)
-        return torch.zeros_like(where_KW) if self.idle else where_KW, ids_KW
+        return self.inner.on_stall(scores, self._open(window, state), state)
 
     def _steps(self, window: Window) -> int:
         """Return the number of forwards of a block."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -58,7 +58,10 @@ class MultiBlock(Pipeline):
     sees_future: ClassVar[bool] = True
 
     def opened(self, branch: BlockProgress) -> int:
-        return branch.grid.blocks if self.opens_rest and branch.closed else super().opened(branch)
+        if self.opens_rest and branch.closed:
+            return branch.grid.blocks
+        # the first block is open before the first round
+        return super().opened(replace(branch, opened=max(branch.opened, 1)))
 
     def must_progress(self, branch: BlockProgress, n: int) -> bool:
         return n == branch.finished

@@ -16,7 +16,6 @@ from dllm_bench.core.decoder import ONE_BRANCH, Condition, needing
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.caches import step_of_block
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident, same_block
@@ -341,12 +340,8 @@ class Capped(Select):
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        if window.masks is not None and len(window.eligible_KW) == 1:  # known to the host
-            cap = min(max(int(window.masks * self.share), self.least), self.most)
-            cap_K = constant(cap, window.eligible_KW.device).reshape(1)
-        else:
-            masks_K = window.eligible_KW.sum(1)
-            cap_K = (masks_K.double() * self.share).long().clamp(self.least, self.most)
+        masks_K = window.eligible_KW.sum(1)
+        cap_K = (masks_K.double() * self.share).long().clamp(self.least, self.most)
         return most_confident(scores, window, cap_K) & self.inner(scores, window, state)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
