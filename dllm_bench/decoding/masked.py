@@ -390,13 +390,11 @@ class MaskedDecoder(ComposedDecoder):
         limit = REVISING if may_wait else COMMITTING
         if len(log.rows) <= limit * (max(state.length, state.wanted) - state.prompt_len):
             return
-        reason = "the model predicts the mask token at all masks; set decoder.forbid_mask=true."
+        reason, instead = "the model predicts the mask token at all masks", ""
         if state.changes_KL is not None:
-            reason = (
-                f"{type(self.revise).__name__} keeps changing its tokens; set "
-                "decoder.revise.per_position, the changes of a position, or "
-                "decoder.forbid_mask=true."
-            )
+            reason = f"{type(self.revise).__name__} keeps changing its tokens"
+            instead = "decoder.revise.per_position, the changes of a position, or "
         raise DllmBenchError(
-            f"Request {round.request.id!r} is not finished after {len(log.rows)} forwards: {reason}"
+            f"Request {round.request.id!r} is not finished after {len(log.rows)} forwards: "
+            f"{reason}; set {instead}decoder.forbid_mask=true."
         )
