@@ -121,7 +121,8 @@ def number_of(planned: PlannedCell) -> ResampledNumber:
     """Compute the number of a cell whose runs are sealed, plain or derived."""
     import numpy as np
 
-    known = {id(leaf): _plain(leaf) for leaf in leaves_of(planned)}
+    seed = min((record.spec.seed for record in records_of(planned)), default=0)
+    known = {id(leaf): _plain(leaf, seed) for leaf in leaves_of(planned)}
     items = frozenset().union(*(number.items for number in known.values()))
     compared = planned.cell.metric.is_compared and planned.parts
     if compared and len(timed_on(planned)) > 1:
@@ -169,8 +170,8 @@ def plain_value(planned: PlannedCell) -> float | None:
     return definitions.definition(metric.definition)(record.samples)
 
 
-def _plain(planned: PlannedCell) -> ResampledNumber:
-    """Compute the number of one run."""
+def _plain(planned: PlannedCell, seed: int) -> ResampledNumber:
+    """Compute the number of one run; `seed` draws its items, the same for all runs of a cell."""
     import numpy as np
 
     record, metric, value = planned.run.record, planned.cell.metric, plain_value(planned)
@@ -179,10 +180,8 @@ def _plain(planned: PlannedCell) -> ResampledNumber:
         return alone
     if metric.is_score:
         graded = record.values
-        ids, sums = (
-            tuple(graded),
-            np.array([[PERCENT * v for v in graded.values()], [1] * len(graded)]),
-        )
+        ids = tuple(graded)
+        sums = np.array([[PERCENT * v for v in graded.values()], [1] * len(graded)])
     elif ratio := definitions.definition(metric.definition).ratio:
         amounts = ratio.amounts(record.samples)
         ids, sums = _sums_by(map(item_id_of, record.columns["id"]), amounts)
@@ -190,7 +189,7 @@ def _plain(planned: PlannedCell) -> ResampledNumber:
         return alone
     if len(ids) < 2:
         return alone
-    benchmark, seed = record.spec.benchmark.name, record.spec.seed
+    benchmark = record.spec.benchmark.name
     counts = _draws(benchmark, len(ids), seed)
     with np.errstate(all="ignore"):
         drawn = (counts @ sums[0]) / (counts @ sums[1])

@@ -165,6 +165,16 @@ def test_runs_of_one_benchmark_on_other_items_have_no_interval() -> None:
     assert isnan(found.low)
 
 
+def test_runs_of_other_seeds_draw_the_same_items() -> None:
+    """The average of equal runs is known no better than one of them, and their ratio exactly."""
+    one = record_of_samples([sample(committed=10, forwards=2 + i % 5) for i in range(40)])
+    two = replace(one, spec=replace(one.spec, seed=1), identity_hash="1" * 64)
+    parts = [planned_with(each, TPF, str(each.spec.seed)) for each in (one, two)]
+    assert measure(with_parts(TPF, *parts)) == measure(parts[0])
+    _, ends = measure(with_parts(replace(TPF, over={"seed": "x"}), *parts))
+    assert ends == (1.0, 1.0)
+
+
 def test_a_number_against_itself_has_no_interval() -> None:
     one = planned_with(record("quiz", 10), TPF)
     found = row(with_parts(replace(TPF, over={"decoder": "x"}), one, one))
