@@ -1,11 +1,11 @@
 """What the runs say about a claim: effect, interval, and tests of no effect and of a given effect.
 
 A claim compares two rows of a table's frame, which are paired by item. A score is compared by its
-difference: McNemar's exact test, and the interval of Agresti and Min (2005) for paired shares,
-which stays wide where no item differs. All else, and scores that are no right/wrong values, is
-compared by the rows' resamples of whole items; its tests refer the effect, for ratios its
-logarithm, to Student's distribution with the resamples' standard error. Averages of benchmarks
-weigh each benchmark the same.
+difference: McNemar's exact test, for an average of benchmarks the normal one, and the interval of
+Agresti and Min (2005) for paired shares, which stays wide where no item differs. All else, and
+scores that are no right/wrong values, is compared by the rows' resamples of whole items; its tests
+refer the effect, for ratios its logarithm, to Student's distribution with the resamples' standard
+error. Averages of benchmarks weigh each benchmark the same.
 
 A decoder that beats an impaired baseline shows nothing, so `loss_of_baseline` says how much worse
 the other side is than the best that its model does token by token, among all stored runs of the

@@ -371,9 +371,10 @@ def _verdict_of_equality(claim: Claim, tests: PValues) -> tuple[ClaimVerdict, st
 def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int | None:
     """Return the items a run needs to find the smallest effect worth seeing with `POWER`.
 
-    None if the pilot's items do not differ at all. Scores: from the share of discordant items
-    (Connor 1987), smoothed by one more item each way. Other numbers: from the standard error.
-    Equivalence: two one-sided tests, no true difference.
+    None if the pilot's items do not differ at all, and for a claim with trainings, whose variance
+    more items do not lower. Scores: from the share of discordant items (Connor 1987), smoothed by
+    one more item each way. Other numbers: from the standard error. Equivalence: two one-sided
+    tests, no true difference. Where settings are chosen, half of the items are compared.
     runs: runs of a side, whose items share the work. level: of the test.
     """
     from scipy.special import ndtri
@@ -387,12 +388,12 @@ def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int
         discordant = (evidence.discordant * evidence.n + 1) / (evidence.n + 2)
         discordant = max(discordant, share)
         rest = discordant if equal else discordant - share**2
-        root = (tails * math.sqrt(discordant) + power * math.sqrt(rest)) / share
-        return math.ceil(root**2 / runs)
-    if evidence.error == 0:
+        compared = ((tails * math.sqrt(discordant) + power * math.sqrt(rest)) / share) ** 2
+    elif evidence.error == 0 or claim.trainings:
         return None
-    root = (tails + power) * evidence.error / effect
-    return math.ceil(evidence.n * root**2 / runs)
+    else:
+        compared = evidence.n * ((tails + power) * evidence.error / effect) ** 2
+    return math.ceil(compared * (2 if claim.chooses else 1) / runs)
 
 
 # --- as text -------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
         max(centre - width, -1.0),
         min(centre + width, 1.0),
         items,
-        mcnemar(gained, lost),
+        mcnemar(gained, lost) if len(counts) == 1 else None,  # which tests no average
         error=error,
         centre=centre,
         discordant=(gained + lost) / items,

@@ -375,6 +375,33 @@ def test_more_discordant_items_need_more_items() -> None:
     assert needed[0] < needed[-1]
 
 
+def test_a_claim_that_chooses_on_one_half_needs_twice_the_items() -> None:
+    found = Effect(1.1, 1.0, 1.2, 60, error=0.05, is_ratio=True)
+    two = claim(TPF, ours=({"side": "a"}, {"side": "b"}))
+    needed = [items_needed(one, found, runs=1, level=0.05) for one in (claim(TPF), two)]
+    assert needed[0] and needed[1] == pytest.approx(2 * needed[0], abs=1)
+    trained = claim(TPF, trainings={"training": "a b"})
+    assert items_needed(trained, found, 1, 0.05) is None, "items leave trainings as they are"
+
+
+def test_an_average_of_no_difference_is_not_shown_by_the_larger_benchmark() -> None:
+    """Two benchmarks differ by as much, in opposite directions: pooled items would show a loss."""
+    planned = []
+    sizes = {"quiz": scores(50, 150, 800), "code": scores(10, 4, 46)}
+    for side in (0, 1):
+        parts = []
+        for name, right in sizes.items():
+            part = cell(("ours", "theirs")[side], SCORE, right[side], [FORWARDS] * len(right[0]))
+            record = part.run.record
+            query = ["model=m", "decoder=d", f"benchmark={name}", "hardware=cpu"]
+            record = replace(record, spec=spec_of(compose(query)))
+            parts.append(replace(part, run=replace(part.run, record=record)))
+        planned.append(replace(parts[0], parts=tuple(parts)))
+    found = judge_claims([claim(SCORE)], [planned], EMBEDDED)[0].evidence
+    assert found and found.value == pytest.approx(0.0, abs=1e-9)
+    assert found.p_same > 0.5
+
+
 # --- dates, printed numbers, and the history of verdicts ------------------------------------------
 
 
