@@ -143,7 +143,7 @@ def settings_without_effect(spec: RunSpec, samples: Sequence[SampleRecord]) -> d
     checks = {**_of_prompt(benchmark), **_of_end(benchmark), **_of_decoder(decoder)}
     checks |= _of_seed(spec)
     shares = {name: sum(map(check, samples)) / len(samples) for name, check in checks.items()}
-    return {name: share for name, share in shares.items() if share > 0}
+    return {name: share for name, share in sorted(shares.items()) if share > 0}
 
 
 def _of_seed(spec: RunSpec) -> dict[str, HasNoEffect]:
