@@ -30,9 +30,10 @@ from dllm_bench.cli.common import (
     print_lines,
 )
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.output import console
+from dllm_bench.core.output import console, show
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.site.texts import align, looked_up
+from dllm_bench.store.archive import archive_of
 from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.files import explain_write_errors, is_folder, results_directory
 from dllm_bench.store.provenance import machine
@@ -196,20 +197,17 @@ class GrowingTables:
         names = " and ".join(paper.name for paper, *_ in planned[:SINGLE_COMMANDS])
         more = f" and {len(planned) - SINGLE_COMMANDS} more" if planned[SINGLE_COMMANDS:] else ""
         first = f", first of {' then '.join(map(str, stages))} items" if stages else ""
-        print_lines(
-            [
-                f"Making {names}{more}: {len(runs)} runs{first}, written to {self.folder} after "
-                "each stage. The time left is measured from the first runs; the same command "
-                "continues after a stop."
-            ]
+        show(
+            f"Making {names}{more}: {len(runs)} runs{first}, written to {self.folder} after each "
+            "stage. The time left is measured from the first runs; the same command continues "
+            "after a stop."
         )
 
     def show(self, planned: Sequence[PlannedTable], items: int) -> None:
         """Write the tables from the first `items` items of each run, and print where."""
         from dllm_bench.runs.progress import duration  # its metrics take time to import
 
-        _, written = self.write(planned)
-        pages = [path for path in written if path.suffix == ".md"]
+        pages = [path for path in self.write(planned)[1] if path.suffix == ".md"]
         where = pages[0] if len(pages) == 1 else self.folder
         passed = duration(time.monotonic() - self.started)
         print_lines([f"{passed} - {items} items a run: {where}"])
@@ -449,8 +447,8 @@ def build_report(arguments: Namespace) -> int:
     for prefix in arguments.runs:
         store.find(prefix)  # raises if the hash names no run, or several
     # an archive of runs is read-only: nothing is written next to it
-    own = store.root.parent if is_folder(store.root) else None
-    results = own or configured_paths(Namespace(results=None)).results
+    packed = archive_of(store.root).is_file() and not is_folder(store.root)
+    results = configured_paths(Namespace(results=None)).results if packed else store.root.parent
     out = arguments.out or results_directory(str(results)) / "site"
     if out.exists() and not out.is_dir():
         raise DllmBenchError(
@@ -475,4 +473,6 @@ def with_progress(items: Sequence[Any], what: str) -> Iterator[Any]:
     """Yield the items one by one, with a progress bar on stderr."""
     from rich.progress import track
 
-    yield from track(items, what, console=console(stderr=True), transient=True)
+    err = console(stderr=True)
+    # without a terminal, each bar would be an empty line
+    yield from track(items, what, console=err, transient=True, disable=not err.is_terminal)

@@ -482,7 +482,7 @@ def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
     assert "is no run record" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
 
 
-def test_a_report_of_packed_runs_is_written_elsewhere(tmp_path, monkeypatch, capsys) -> None:
+def test_only_the_report_of_packed_runs_is_written_elsewhere(tmp_path, monkeypatch, capsys) -> None:
     builders.fill(tmp_path)
     packed = tmp_path / "reference"
     packed.mkdir()
@@ -493,9 +493,9 @@ def test_a_report_of_packed_runs_is_written_elsewhere(tmp_path, monkeypatch, cap
     monkeypatch.setenv("DLLM_BENCH_RESULTS", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setattr(site_module, "names_of", lambda kind: [])
-    assert main(["report", "--results", str(packed)]) == 0
-    assert capsys.readouterr().out
-    assert (tmp_path / "own" / "site" / "index.html").exists()
+    for asked, written in ((packed, tmp_path / "own"), (tmp_path / "new", tmp_path / "new")):
+        assert main(["report", "--results", str(asked)]) == 0
+        assert (written / "site" / "index.html").exists() and capsys.readouterr().err == ""
     assert [path.name for path in packed.iterdir()] == [PACKED]
     assert (packed / PACKED).read_bytes() == content
 
