@@ -195,6 +195,12 @@ def default_pieces(decoder: str) -> Mapping[str, str]:
     return {slot.removeprefix("override "): piece for slot, piece in choices}
 
 
+def slot_groups() -> list[str]:
+    """Return the configuration groups of a decoder's pieces, such as `decoder/score`."""
+    slots = {path.name for folder in conf_dirs() for path in folder.glob("decoder/*/")}
+    return [f"decoder/{slot}" for slot in sorted(slots)]
+
+
 def options(group: str) -> list[str]:
     """Return the choices of a configuration group: the names of the yaml files in its folder,
     sorted."""

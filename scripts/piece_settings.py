@@ -37,7 +37,10 @@ CHOSEN = re.compile(r"/decoder/\w+@(\w+)$")  # an entry of a yaml's defaults tha
 
 @dataclass(frozen=True)
 class Setting:
-    """One row: the setting of a piece, all as text. meaning: empty if nothing says it."""
+    """One row: the setting of a piece, all as text. meaning: empty if nothing says it.
+
+    name: empty for a piece without settings, whose meaning is that of the piece.
+    """
 
     piece: str
     name: str
@@ -48,6 +51,8 @@ class Setting:
     def cells(self) -> tuple[str, ...]:
         """Return the cells of its row in Markdown; docs/site.css keeps a `whole` default on one
         line."""
+        if not self.name:
+            return (f"`{self.piece}`", "none", "", "", self.meaning)
         whole = f'<code class="whole">{escape(self.default)}</code>'
         default = whole if self.default else "must be given"
         shown = (f"`{self.piece}`", f"`{self.name}`", self.type, default, self.meaning)
@@ -67,12 +72,14 @@ def table(settings: list[Setting]) -> str:
 
 
 def settings_of_slot(slot: str) -> Iterator[Setting]:
-    """Yield the settings of every piece of a slot, in the order of names."""
+    """Yield the settings of every piece of a slot, in the order of names; a row for each without
+    settings."""
     for file in sorted((conf_dir() / "decoder" / slot).glob("*.yaml")):
         text = file.read_text()
         kind = find(yaml.safe_load(text)[TARGET])
         assert isinstance(kind, type)
-        yield from settings_of_class(file.stem, kind, text)
+        own = list(settings_of_class(file.stem, kind, text))
+        yield from own or [Setting(file.stem, "", "", "", _of_type(kind).rstrip("."))]
 
 
 def settings_of_loops() -> Iterator[Setting]:

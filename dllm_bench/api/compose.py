@@ -58,6 +58,7 @@ from dllm_bench.paths import (
     options,
     place_of,
     read_yaml,
+    slot_groups,
 )
 from dllm_bench.registry import check_plain_types
 from dllm_bench.store.files import results_directory
@@ -172,10 +173,9 @@ def parse_value_override(text: str) -> tuple[str, Any] | None:
     """Return (key, value) of an override that only sets a value; None if Hydra must apply it."""
     [parsed] = OverridesParser.create().parse_overrides([text])
     key = parsed.key_or_group
-    sets = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
+    is_change = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
     is_group = any((folder / key).is_dir() for folder in conf_dirs())
-    only_sets = sets and not parsed.package and not is_group
-    return (key, parsed.value()) if only_sets else None
+    return (key, parsed.value()) if is_change and not parsed.package and not is_group else None
 
 
 # --- models named by a checkpoint ----------------------------------------------------------------
@@ -251,8 +251,7 @@ def checkpoint_overrides(source: str) -> list[str]:
                 f"lies elsewhere, name it: model=FOLDER model.lora={source}, or in Python "
                 f'load_model("FOLDER", lora="{source}").'
             ) from error
-        own = {"name": name, "lora": source}
-        return [*adapted, *(as_override(f"++model.{key}", text) for key, text in own.items())]
+        return [*adapted, as_override("++model.name", name), as_override("++model.lora", source)]
     own = {"name": name, "path": source, **sources.settings_of(folder)}
     return ["~model", *(as_override(f"+model.{key}", value) for key, value in own.items())]
 
@@ -544,7 +543,8 @@ def sentence(error: Exception) -> str:
 
 def unknown_option(group: str, name: str) -> str:
     """Return the message for a name that no yaml of a group has."""
-    return unknown_name(group, name, options(group), listing="dllm-bench run --help")
+    listing = "docs/pieces.md" if group.startswith(PIECES) else "dllm-bench run --help"
+    return unknown_name(group, name, options(group), listing=listing)
 
 
 def unknown_setting(name: str, cause: object) -> str:
@@ -561,14 +561,14 @@ def unknown_setting(name: str, cause: object) -> str:
         )
     near = next(iter(get_close_matches(last, pieces, n=1)), None)
     of_piece = f"'{group}.{near}', which {pieces[near][-1]} has" if near else ""
-    elsewhere = FOREIGN_NAMES.get(key) or of_piece
-    question = did_you_mean(key, siblings, prefix=path.removesuffix(key))
+    if "/" in name:
+        siblings = [*GROUPS, *slot_groups()]
+    hint = did_you_mean(key, siblings, prefix=path.removesuffix(key))
     inner = inner_settings(getattr(cause, "parent_node", None), key, path.removesuffix(key))
-    elsewhere = elsewhere or " or ".join(map(repr, inner[:NAMED]))
-    if not question and elsewhere:
-        question = f"did you mean {elsewhere}? "
-    known = "`dllm-bench run --cfg job` prints all settings."
-    return f"No setting is called {name!r}; {question}{known}"
+    elsewhere = FOREIGN_NAMES.get(key) or of_piece or " or ".join(map(repr, inner[:NAMED]))
+    if not hint and elsewhere:
+        hint = f"did you mean {elsewhere}? "
+    return f"No setting is called {name!r}; {hint}`dllm-bench run --cfg job` prints all settings."
 
 
 def pieces_by_setting(name: str) -> dict[str, list[str]]:

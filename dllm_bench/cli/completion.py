@@ -20,7 +20,7 @@ from argcomplete.lexers import split_line
 from dllm_bench.cli.common import SETTINGS, print_lines
 from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, parsers
 from dllm_bench.paths import GROUPS as CHOICES
-from dllm_bench.paths import conf_dirs, conf_file, options, read_yaml
+from dllm_bench.paths import conf_file, options, read_yaml, slot_groups
 
 OF_RUN = (*FLAGS, ESTIMATE, *AS_SETTINGS)
 OF_DECODER = ("decoder.", "decoder/")
@@ -102,9 +102,7 @@ def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
         group = name.lstrip("+").partition("@")[0]
         yield from (f"{name}={before}{comma}{choice}" for choice in options(group))
         return
-    slots = {path.name for folder in conf_dirs() for path in (folder / "decoder").glob("*/")}
-    groups = [*CHOICES, "decoder@baseline", "model@parent", "+experiment"]
-    groups += [f"decoder/{slot}" for slot in slots]
+    groups = [*CHOICES, *slot_groups(), "decoder@baseline", "model@parent", "+experiment"]
     yield from (f"{group}=" for group in groups)
     yield from (f"{setting}=" for setting in settings_of_run(chosen))
 
