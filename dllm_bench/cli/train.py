@@ -115,8 +115,8 @@ def measure_sps(arguments: Namespace) -> int:
 
     job = scheduler.ProfileJob(arguments.batches, arguments.context, arguments.repeats)
     measured = scheduler.profile_model(job, config)
-    folder = training_folder(arguments) / "sps"
-    out = arguments.out or folder / f"{arguments.model}-{Hardware(measured['hardware']).name}.json"
+    name = f"{inputs.model_here(config).name}-{Hardware(measured['hardware']).name}.json"
+    out = arguments.out or training_folder(arguments) / "sps" / name
     write_json(out, measured)
     pairs = zip(measured["tokens"], measured["steps_per_s"], strict=True)
     print_lines(f"{tokens:6} tokens  {rate:10.1f} steps/s" for tokens, rate in pairs)

@@ -503,7 +503,7 @@ def lines(built: BuiltFigure) -> Iterator[str]:
     if table.open:
         cost = cost_in_words([table.costs.estimate(run) for run in table.open])
         command = f"dllm-bench figure {table.table.name} {table.profile.flags} --run"
-        yield f"{len(table.open)} runs to fill ({cost}): {command}"
+        yield f"{len(table.open)} runs to fill ({cost}): {command}; --commands lists them"
     empty = built.without_number
     lacking = empty.run[empty.reason == NO_REPLAY].nunique()
     if lacking:
@@ -512,5 +512,5 @@ def lines(built: BuiltFigure) -> Iterator[str]:
     reasons = dict(zip(unread.run, unread.reason, strict=True))
     for reason in dict.fromkeys(reasons.values()):
         yield f"{list(reasons.values()).count(reason)} runs: {reason}"
-    for run in table.open:
+    for run in table.open[:3]:  # as the command `table` shows; a figure may have hundreds
         yield f"open ({run.state}: {run.reason}): {run.command}"
