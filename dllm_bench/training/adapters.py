@@ -117,6 +117,17 @@ def whole_blocks(text: TrainingText, block: int, special: SpecialTokens) -> Trai
     return text if ends else replace(text, ids=text.ids[: len(text.ids) // block * block])
 
 
+def texts_held_out(texts: Sequence[TrainingText]) -> list[TrainingText]:
+    """Return a text of each of the `HELD_OUT` prompts with the smallest hashes.
+
+    The order is that of the prompts alone, so that an adapter that a training starts from was not
+    trained on them either if its texts are among these.
+    """
+    by_prompt = {text.ids[: text.prompt]: text for text in texts}
+    chosen = sorted(by_prompt, key=lambda ids: prompts.hash_of([*map(str, ids)]))[:HELD_OUT]
+    return [by_prompt[ids] for ids in chosen]
+
+
 # --- the adapter ---------------------------------------------------------------------------------
 
 
@@ -277,12 +288,14 @@ class AdapterTraining(Training):
     ) -> AdapterTraining:
         """Return the training at its first step."""
         learned = attach_new(loaded, job)
+        held_out = texts_held_out(texts)
+        asked = {text.ids[: text.prompt] for text in held_out}
         return cls(
             job=job,
             device=loaded.denoiser.device,
             optimizer=torch.optim.AdamW(learned.values(), job.lr, BETAS, weight_decay=0.0),
-            texts=texts[HELD_OUT:],
-            held_out=texts[:HELD_OUT],
+            texts=[text for text in texts if text.ids[: text.prompt] not in asked],
+            held_out=held_out,
             loaded=loaded,
             learned=learned,
         )

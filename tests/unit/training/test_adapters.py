@@ -38,7 +38,8 @@ def loaded(folder: Path, kind: str, **changes: str) -> LoadedModel:
 
 def started(folder: Path, job: AdapterJob = JOB, **changes: str) -> AdapterTraining:
     """Return a training on many texts, of the model in `folder` / model."""
-    texts = TEXTS * (adapters.HELD_OUT // len(TEXTS) + 1)
+    own = [TrainingText((10 + n % 60, 11 + n % 50, *range(5, 14)), 2) for n in range(60)]
+    texts = [*own, *TEXTS]
     return AdapterTraining.start(job, loaded(folder / "model", "qwen3", **changes), texts)
 
 
@@ -129,6 +130,20 @@ def test_a_resumed_training_gives_the_same_weights(tmp_path: Path) -> None:
         assert torch.equal(weight, again.learned[name])
     with pytest.raises(DllmBenchError, match="other settings"):
         trained(tmp_path / "b", replace(JOB, lr=1e-3))
+
+
+def test_held_out_texts_were_held_out_of_a_training_on_fewer_texts_too() -> None:
+    texts = [TrainingText((n, n + 1, 7), 2) for n in range(200)]
+    few, more = (adapters.texts_held_out(some) for some in (texts[:90], texts[::-1] + texts))
+    assert len(few) == len(more) == len(set(more)) == adapters.HELD_OUT
+    assert set(more) & set(texts[:90]) <= set(few)
+
+
+def test_no_prompt_of_a_held_out_text_is_trained_on(tmp_path: Path) -> None:
+    texts = [TrainingText((n, n + 1, 7), 2) for n in range(3, 53)] * 2
+    run = AdapterTraining.start(JOB, loaded(tmp_path / "model", "qwen3"), texts)
+    assert not set(run.texts) & set(run.held_out)
+    assert (len(run.held_out), len(run.texts)) == (adapters.HELD_OUT, 36)
 
 
 def test_a_training_may_begin_with_another_adapter(tmp_path: Path) -> None:
