@@ -296,6 +296,6 @@ def _losses(record: RunRecord, others: Sequence[RunRecord]) -> Iterator[float]:
     inputs, own = record.spec.inputs, record.values
     for other in others:
         is_same = all(other.spec.inputs.get(k) == inputs.get(k) for k in ("weights", "dataset"))
-        shared = own.keys() & other.values.keys()
-        if is_same and shared:
-            yield fmean(other.values[key] - own[key] for key in sorted(shared))
+        scores = other.values
+        if is_same and (shared := sorted(own.keys() & scores.keys())):
+            yield fmean(scores[key] - own[key] for key in shared)

@@ -178,7 +178,8 @@ class Judgement:
             )
         for run in self.runs:
             yield f"run: {run.command}"
-        yield f"command: {self.command}"
+        if any(run.open for run in self.runs):
+            yield f"command: {self.command}"
 
 
 def judge_claims(
