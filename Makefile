@@ -69,9 +69,9 @@ real: $(RUN) | $(IMPORTED) ## Fetch a real language model (SmolLM2-135M, 93 MB) 
 	   printf '\n%s: a sentence to repeat\n' "$$decoder"; $(GENERATE) smollm2 $$decoder --chat --max-new-tokens 48 '$(SENTENCE)'; \
 	 done; \
 	 for tau in 1 0.9; do \
-	   printf '\nblock diffusion in blocks of 4 (smollm2-block4), threshold %s: the sentence, and one to change\n' "$$tau"; \
+	   printf '\nblock diffusion in blocks of 4 (smollm2-block4-longer), threshold %s: the sentence, and one to change\n' "$$tau"; \
 	   for text in '$(SENTENCE)' '$(EDIT)'; do \
-	     printf '%s\nAnswer:' "$$text" | $(GENERATE) smollm2-block4 block_diffusion --chat --max-new-tokens 48 - decoder.schedule.block=4 decoder.select.tau=$$tau; \
+	     printf '%s\nAnswer:' "$$text" | $(GENERATE) smollm2-block4-longer block_diffusion --chat --max-new-tokens 48 - decoder.schedule.block=4 decoder.select.tau=$$tau; \
 	   done; \
 	 done
 
