@@ -27,7 +27,6 @@ from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.metrics import accuracy
-from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.definitions import definition, measure, measure_all
 from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.models.spec import NONE
@@ -637,17 +636,15 @@ def trade_off(
 
     Raises DllmBenchError if no complete run has both numbers.
     """
-    import pandas as pd
+    from dllm_bench.figures import trade_off as plot  # imports pandas and matplotlib
 
-    from dllm_bench.figures import trade_off as plot  # imports matplotlib
-
-    store, metric = open_store(results), definition(speed)
+    store = open_store(results)
+    definition(speed)  # raises for an unknown metric
     groups: dict[tuple[object, ...], list[plot.KnownRun]] = {}
-    for record in records_of(store, model, benchmark):
-        spec, reached = record.spec, record.summary.get(speed)
-        if record.score and reached is not None:
-            key = spec.model.name, spec.benchmark.name, frozenset(record.values)
-            groups.setdefault(key, []).append((record, reached, record.score))
+    for known in plot.known_runs(records_of(store, model, benchmark), speed):
+        spec = known[0].spec
+        key = spec.model.name, spec.benchmark.name, frozenset(known[0].values)
+        groups.setdefault(key, []).append(known)
     if not groups:
         wanted = f"{model or 'any model'} on {benchmark or 'any benchmark'}"
         raise DllmBenchError(
@@ -656,13 +653,12 @@ def trade_off(
             "model=tiny-llada decoder=vanilla,fast_dllm,credit benchmark=minigsm`."
         )
     largest = max(groups.values(), key=len)
-    best = plot.front_of(largest)
-    points = pd.DataFrame([_trade_off_point(*one, i in best) for i, one in enumerate(largest)])
+    points = plot.points_of(largest)
     first = largest[0][0]
     title = f"{first.spec.model.name} on {first.spec.benchmark.name}, n = {len(first.values)}"
 
     def drawn(form: str) -> bytes:
-        return plot.image(points, title, f"{metric.name} ({metric.unit})", form)
+        return plot.image(points, title, speed, form)
 
     return Picture(title, lambda: points.sort_values("speed", ignore_index=True), drawn)
 
@@ -676,17 +672,3 @@ def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
         if model in ("", folder.parent.name) and benchmark in ("", folder.parent.parent.name)
     ]
     return [record for record in found if record is not None]
-
-
-def _trade_off_point(
-    record: RunRecord, speed: float, score: MeanScore, front: bool
-) -> dict[str, str | float]:
-    return {
-        "run": record.spec.short,
-        "decoder": record.spec.label.partition("+")[0],
-        "speed": speed,
-        "score": 100 * score.mean,
-        "low": 100 * score.low,
-        "high": 100 * score.high,
-        "front": front,
-    }

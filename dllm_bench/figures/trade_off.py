@@ -6,18 +6,20 @@ the front and named in bold. A name is placed where it covers no point and no ot
 the legend. The oracle, which knows the final tokens, is a bound and not on the front.
 
 A point is a row of a frame with the columns decoder, speed, score, low, high (the ends of the
-score's interval, all in percent), and front, whether `front_of` has its run.
+score's interval, all in percent), front, whether `front_of` has its run, and run, its short hash.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
 from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.metrics.definitions import definition
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord
 
@@ -48,13 +50,47 @@ SHARE = {"left": 0, "bottom": 0, "center": 0.5, "right": 1, "top": 1}  # of a na
 LEADER = 15  # points from which a line leads from the name to its point
 
 
+def known_runs(records: Iterable[RunRecord], speed: str) -> list[KnownRun]:
+    """Return the runs that have a score and a finite number of the metric `speed`."""
+    return [
+        (record, x, record.score)
+        for record in records
+        if record.score and (x := record.summary.get(speed)) is not None and isfinite(x)
+    ]
+
+
+def points_of(known: Sequence[KnownRun]) -> DataFrame:
+    """Return the frame of the points; a decoder's name is without the pieces a run replaced."""
+    import pandas as pd
+
+    best = front_of(known)
+    rows = [
+        {
+            "run": record.spec.short,
+            "decoder": record.spec.label.partition("+")[0],
+            "speed": speed,
+            "score": 100 * score.mean,
+            "low": 100 * score.low,
+            "high": 100 * score.high,
+            "front": i in best,
+        }
+        for i, (record, speed, score) in enumerate(known)
+    ]
+    return pd.DataFrame(rows)
+
+
 def image(points: DataFrame, title: str, speed: str, form: str) -> bytes:
-    """Return the plot as a file ("png" or "svg"); `speed` names the x axis."""
-    with style.applied():
+    """Return the plot as a file ("png" or "svg"); `speed` is the metric of the x axis."""
+    import matplotlib
+
+    metric = definition(speed)
+    with style.applied(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name: drawn as a box
+        matplotlib.rcParams["text.parse_math"] = False  # a $ in a name is a $
         figure = style.empty_figure(*INCHES)
         ax = figure.subplots()
         draw(ax, points)
-        ax.set(xlabel=speed, ylabel="score (%)")
+        ax.set(xlabel=f"{metric.name} ({metric.unit})", ylabel="score (%)")
         ax.set_title(title, loc="left", fontsize=9.5, fontweight="bold")
         figure.draw_without_rendering()
         figure.set_layout_engine("none")

@@ -25,12 +25,7 @@ from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
-from dllm_bench.site.compare_page import (
-    ComparedRuns,
-    comparable_runs,
-    comparison_page,
-    tradeoff_plots,
-)
+from dllm_bench.site.compare_page import ComparedRuns, comparable_runs, comparison_page
 from dllm_bench.site.pages import (
     DOWNLOADS,
     FINDINGS_PAGE,
@@ -143,6 +138,8 @@ class SiteBuilder:
         self._write(FINDINGS_PAGE, self._findings(built_tables))
         groups = comparable_runs(records.values())
         for group in groups:
+            for plot in group.plots:
+                self._write(plot.address, plot.svg())
             self._write(group.address, comparison_page(group, run_pages))
         figures = list(self._build_figures(run_pages, left_out))
         titles = {name: load_table(name).title for name in names_of("table")}
@@ -193,10 +190,7 @@ class SiteBuilder:
             "state_columns": [(name.capitalize(), "number") for name in states],
             "bar_parts": bar_parts,
             "option": "" if self.profile == EMBEDDED else f" --profile {self.profile}",
-            "plotted": [
-                (runs, tradeoff_plots(runs.records, runs.title, run_pages))
-                for runs in comparisons[:PLOTTED]
-            ],
+            "plotted": comparisons[:PLOTTED],
             "comparisons": comparisons[PLOTTED:],
             "differing": differing_settings([entry.spec for entry in listed["entries"]]),
             "run_states": sorted(run_states),

@@ -4,184 +4,45 @@ The reference is the run with the fewest tokens per forward, that is, with the m
 token. Scores are compared pairwise on shared samples (`accuracy.compare`: exact McNemar, or paired
 bootstrap), speeds as ratios. Any other pair is compared by `dllm-bench compare A B`.
 
-`tradeoff_plots` gives plots of score against speed, SVGs that `macros.html` draws. A point is a
-run. The front is the edge of everything that some run beats (`pareto_front`): steps, since nothing
-was measured between two runs. The runs on it are large, have the 95 % interval of their score, and
-are named where there is room. Places are computed here; the template only writes them.
+A group has a plot of score against each of `SHOWN_METRICS` (`figures.trade_off`), a file of its own
+that the group's page and the first page show.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
-from dllm_bench.figures.trade_off import KnownRun, front_of, least_covered, outside
+from dllm_bench.figures import trade_off
 from dllm_bench.metrics import accuracy
-from dllm_bench.site.pages import Page, Plain, RunPages
-from dllm_bench.site.texts import percent, significant
+from dllm_bench.site.pages import Page, RunPages
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import SHOWN, differing_settings, digest, slug
 
-WIDTH, HEIGHT = 640, 420
-LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # edges of the area with points
-COLOURS = 7  # decoders with a colour of their own; `site.css` has these and one for all others
-FEW = 15  # with no more runs than this, all have their interval
-LABEL = (8.5, 13.0)  # width of a bold character and height of a line, about
-INSIDE = 0.05  # from a label to an edge, at least: places have one decimal
-DOT = 7.0  # around the middle of a point, where no label may stand
-OFFSETS = [  # from a point to its label, the best first: (x, y, text-anchor)
-    (far * x, far * y, anchor)
-    for far in (1, 2, 3)
-    for x, y, anchor in ((9, -7, "start"), (9, 15, "start"), (-9, 15, "end"), (-9, -7, "end"))
-]
-TICKS = 5  # on an axis, about
-AXES = dict(zip(SHOWN_METRICS, ("Tokens per forward", "Tokens/s"), strict=True))
 
+@dataclass(frozen=True)
+class TradeOffPlot:
+    """Score against speed of the runs of a group.
 
-# --- plots of score against speed ----------------------------------------------------------------
-
-
-def tradeoff_plots(
-    records: Sequence[RunRecord], title: str, run_pages: RunPages, up: str = ""
-) -> list[Plain]:
-    """Return a plot against each of `SHOWN_METRICS` that at least two of the runs have."""
-    found = []
-    for metric in SHOWN_METRICS:
-        known = [
-            (record, x, record.score)
-            for record in records
-            if record.score and (x := record.summary.get(metric)) is not None and math.isfinite(x)
-        ]
-        if len(known) > 1:
-            found.append((metric, known))
-    colours = decoder_colours([known for _, known in found])
-    return [_plot(known, metric, title, colours, run_pages, up) for metric, known in found]
-
-
-def decoder_colours(plotted: Sequence[Sequence[KnownRun]]) -> dict[str, str]:
-    """Return decoder -> CSS class of its colour.
-
-    Decoders on the fronts come first, then those with most runs.
+    runs: those that have both numbers.
+    title: the group's.
+    metric: the speed.
+    address: path of the SVG below the root of the site.
     """
-    best = [family(known[i][0]) for known in plotted for i in front_of(known)]
-    often = Counter(family(record) for known in plotted for record, _, _ in known)
-    names = dict.fromkeys([*best, *(name for name, _ in often.most_common())])
-    return {name: f"series-{min(place, COLOURS)}" for place, name in enumerate(names)}
 
+    runs: Sequence[trade_off.KnownRun]
+    title: str
+    metric: str
+    address: str
 
-def family(record: RunRecord) -> str:
-    """Return the decoder's name without the pieces that the run replaced."""
-    return record.spec.label.partition("+")[0]
+    @property
+    def summary(self) -> str:
+        """The plot in words."""
+        return f"Score against {self.metric} of {len(self.runs)} runs: {self.title}"
 
-
-def _plot(
-    known: Sequence[KnownRun],
-    metric: str,
-    title: str,
-    colours: dict[str, str],
-    run_pages: RunPages,
-    up: str,
-) -> Plain:
-    """Return one plot. label: the x axis, and in brackets the metric; summary: the plot in words;
-    points: those on the front last, so that none hides them; front: its corners, as SVG has them;
-    beaten: the corners of the area below it; legend: (decoder, CSS class).
-    """
-    x_ticks = ticks(0.0, max(x for _, x, _ in known))
-    lowest = min(score.low for _, _, score in known)
-    y_ticks = ticks(100 * lowest, 100 * max(score.high for _, _, score in known))
-
-    def across(x: float) -> str:
-        return f"{LEFT + (RIGHT - LEFT) * x / x_ticks[-1]:.1f}"
-
-    def up_to(share: float) -> str:
-        bottom, top = y_ticks[0], y_ticks[-1]
-        return f"{BOTTOM - (BOTTOM - TOP) * (100 * share - bottom) / (top - bottom):.1f}"
-
-    front = front_of(known)
-    points = [
-        {
-            "x": across(x),
-            "y": up_to(score.mean),
-            "low": up_to(score.low),
-            "high": up_to(score.high),
-            "css": colours[family(record)],
-            "title": f"{record.spec.label}: {percent(score)} %, {significant(x)} ({metric})",
-            "address": run_pages.address(record.spec.short, up),
-            "has_bar": i in front or len(known) <= FEW,
-            "is_best": i in front,
-        }
-        for i, (record, x, score) in enumerate(known)
-    ]
-    corners = list(front_corners([points[i] for i in front]))
-    named = [(points[i], known[i][0].spec.label) for i in front]
-    return {
-        "title": title,
-        "label": f"{AXES[metric]} ({metric})",
-        "summary": f"Score against {metric} of {len(points)} runs: {title}",
-        "x_ticks": [{"at": across(x), "text": f"{x:g}"} for x in x_ticks],
-        "y_ticks": [{"at": up_to(y / 100), "text": f"{y:g}"} for y in y_ticks],
-        "points": sorted(points, key=itemgetter("is_best")),
-        "front": " ".join(corners),
-        "beaten": " ".join([*corners, f"{LEFT},{BOTTOM}"]),
-        "labels": list(place_labels(named)),
-        "legend": list(colours.items())[:COLOURS],
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "right": RIGHT,
-        "top": TOP,
-        "bottom": BOTTOM,
-    }
-
-
-def front_corners(best: Sequence[Plain]) -> Iterator[str]:
-    """Yield the corners of the steps that lead down from point to point, given from slow to
-    fast."""
-    yield f"{LEFT},{best[0]['y']}"
-    for point, following in zip(best, [*best[1:], None], strict=True):
-        yield f"{point['x']},{point['y']}"
-        yield f"{point['x']},{following['y'] if following else BOTTOM}"
-
-
-def place_labels(named: Sequence[tuple[Plain, str]]) -> Iterator[Plain]:
-    """Yield a label for each point whose name differs from the one before, where it covers no point
-    of the front and no other label; none where there is no such place.
-    """
-    middles = [(float(point["x"]), float(point["y"])) for point, _ in named]
-    height, before = LABEL[1], ""
-    taken = outside(LEFT + INSIDE, TOP - height + INSIDE, WIDTH - INSIDE, BOTTOM - INSIDE)
-    taken += [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in middles]
-    for (x, y), (point, text) in zip(middles, named, strict=True):
-        if text == before:
-            continue
-        width = LABEL[0] * len(text)
-        starts = [
-            (x + across - (width if anchor == "end" else 0), y + down)
-            for across, down, anchor in OFFSETS
-        ]
-        boxes = [(left, line - height, left + width, line + 2) for left, line in starts]
-        index, covered = least_covered(boxes, taken)
-        if not covered:
-            taken.append(boxes[index])
-            across, down, anchor = OFFSETS[index]
-            place = {"x": f"{x + across:.1f}", "y": f"{y + down:.1f}", "anchor": anchor}
-            yield {**place, "text": text, "css": point["css"]}
-            before = text
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Return about `TICKS` round numbers, the first at most `low` and the last at least `high`."""
-    span = (high - low) or abs(high) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / TICKS))
-    step = next(power * unit for unit in (1, 2, 5, 10) if power * unit * TICKS >= span)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(step * place, 10) for place in range(first, max(last, first + 1) + 1)]
-
-
-# --- comparisons ---------------------------------------------------------------------------------
+    def svg(self) -> bytes:
+        """Return the drawing; the first one imports matplotlib."""
+        return trade_off.image(trade_off.points_of(self.runs), self.title, self.metric, "svg")
 
 
 @dataclass(frozen=True)
@@ -218,6 +79,17 @@ class ComparedRuns:
         spec = self.records[0].spec
         names = f"{spec.benchmark.name}-{spec.model.name}"
         return f"comparisons/{slug(names)}-{comparison_key(self.records[0])[:SHOWN]}.html"
+
+    @property
+    def plots(self) -> list[TradeOffPlot]:
+        """A plot against each of `SHOWN_METRICS` that at least two of the runs have."""
+        stem = self.address.removesuffix(".html")
+        known = {metric: trade_off.known_runs(self.records, metric) for metric in SHOWN_METRICS}
+        return [
+            TradeOffPlot(runs, self.title, metric, f"{stem}-{slug(metric)}.svg")
+            for metric, runs in known.items()
+            if len(runs) > 1
+        ]
 
 
 def comparison_key(record: RunRecord) -> str:
@@ -260,7 +132,7 @@ def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
             *((one, accuracy.compare(one.values, reference.values)) for one in others),
         ],
         "ratio": lambda record, metric: ratio(record, reference, metric),
-        "plots": tradeoff_plots(runs.records, runs.title, run_pages, page.up),
+        "plots": runs.plots,
     }
     return page.render("comparison.html", view)
 

@@ -16,6 +16,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from jinja2 import UndefinedError
@@ -25,13 +26,12 @@ from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.figures.trade_off import front_of, overlap
+from dllm_bench.figures.trade_off import front_of
 from dllm_bench.metrics import accuracy
 from dllm_bench.site import build as site_module
 from dllm_bench.site import pages as site_pages
 from dllm_bench.site import run_page as site_samples
 from dllm_bench.site import texts as site_texts
-from dllm_bench.site.compare_page import WIDTH, place_labels, ticks
 from dllm_bench.site.decoding_order import decoding_order
 from dllm_bench.site.pages import SHOWN_POINTS, RunPages, figure_page, run_address, shown_entry
 from dllm_bench.store import inputs
@@ -541,60 +541,45 @@ def test_a_table_without_a_stored_run_is_a_folded_line_and_nothing_of_it_is_comp
 
 
 def test_own_runs_and_their_trade_off_come_first(tmp_path: Path) -> None:
-    slow, quick, _ = own_runs(tmp_path)
+    own_runs(tmp_path)
     builders.make(tmp_path)
-    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    sections = re.findall(r'<section id="(\w+)">', page)
+    page = parsed(tmp_path / "site" / "index.html")
+    text = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    sections = re.findall(r'<section id="(\w+)">', text)
     assert sections == ["runs", "comparisons", "tables", "figures"]
-    plots = re.findall(r'<svg class="plot".*?</svg>', page, re.DOTALL)
-    assert [re.findall(r"\((t\w+/\w+)\)</text>", plot) for plot in plots] == [
-        ["tpf/emitted"],
-        ["tps/e2e"],
+    plots = [link for link in page.links if link.endswith(".svg") and "comparisons" in link]
+    assert [re.sub(r".*-(t\w+-\w+).svg", r"\1", plot) for plot in plots] == [
+        "tpf-emitted",
+        "tps-e2e",
     ]
-    for plot in plots:
-        assert plot.count("<circle") == 2
-        assert all(f"{run_address(one.spec.short)}" in plot for one in (slow, quick))
-        assert plot.count(' best"') == 1  # slow is beaten
-        assert '<text class="title"' in plot and "Score (%)</text>" in plot
-        assert re.search(r'<text class="name series-0"[^>]*>[^<]+</text>', plot)
-    fronts = re.findall(r'class="front" points="([^"]+)"', page)
-    assert [len(front.split()) for front in fronts] == [3, 3]  # one step: across, to it, down
-    comparison = next((tmp_path / "site" / "comparisons").glob("*.html"))
-    assert comparison.read_text(encoding="utf-8").count('<svg class="plot"') == 2
+    title = "mine on own, 45 samples"
+    for plot, speed in zip(plots, ("tpf/emitted", "tps/e2e"), strict=True):
+        assert ("alt", f"Score against {speed} of 2 runs: {title}") in page.attributes
+        assert markers(tmp_path / "site" / plot) == 2
+    comparison = parsed(next((tmp_path / "site" / "comparisons").glob("*.html")))
+    assert {f"../{plot}" for plot in plots} <= set(comparison.links)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.0, 4.1, [0, 1, 2, 3, 4, 5]),
-        (32.0, 71.0, [30, 40, 50, 60, 70, 80]),
-        (0.0, 0.0, [0, 0.2]),
-    ],
-)
-def test_ticks_are_round_and_enclose_all_values(low, high, expected) -> None:
-    assert ticks(low, high) == expected
+def markers(drawing: Path) -> int:
+    """Return how many points the drawing has."""
+    groups = ElementTree.parse(drawing).iter(f"{site_pages.SVG}g")
+    points = [group for group in groups if group.get("id", "").startswith("PathCollection")]
+    return sum(len(list(group.iter(f"{site_pages.SVG}use"))) for group in points)
 
 
-def test_labels_of_a_crowded_front_cover_neither_points_nor_each_other() -> None:
-    places = [(100 + 12 * i, 100 + 5 * i) for i in range(12)]
-    points = [{"x": f"{x}", "y": f"{y}", "css": ""} for x, y in places]
-    named = [(point, f"decoder_{i}") for i, point in enumerate(points)]
-    labels = list(place_labels(named))
-    assert len(labels) > 4
-    boxes = []
-    for label in labels:
-        x, y, width = float(label["x"]), float(label["y"]), 7.0 * len(label["text"])
-        left = x - width if label["anchor"] == "end" else x
-        boxes.append((left, y - 10, left + width, y))
-    dots = [(x - 5.0, y - 5.0, x + 5.0, y + 5.0) for x, y in places]
-    assert not any(overlap(one, dot) for one in boxes for dot in dots)
-    assert not any(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
-
-
-def test_a_label_near_the_right_edge_is_whole() -> None:
-    point = {"x": f"{WIDTH - 90}", "y": "200", "css": ""}
-    [label] = place_labels([(point, "lookaheads")])
-    assert label["anchor"] == "end"  # ten bold characters are about 85 wide
+def test_names_in_plots_stay_text_and_the_bytes_are_the_same_again(tmp_path: Path) -> None:
+    slow, *_ = own_runs(tmp_path)
+    named = replace(slow.spec, label=f"$x_{builders.HOSTILE}$", seed=9)
+    made = builders.builders.record_of(named, right=25, n=45)
+    store = Store(tmp_path / "runs")
+    builders.builders.seal(store, replace(made, summary=SPEEDS["slow"]))
+    builders.make(tmp_path)
+    drawings = sorted((tmp_path / "site" / "comparisons").glob("*.svg"))
+    once = [path.read_bytes() for path in drawings]
+    assert once and not any(b"<script" in one or b"<img" in one for one in once)
+    assert all(markers(path) == 3 for path in drawings)
+    builders.make(tmp_path)
+    assert once == [path.read_bytes() for path in drawings]
 
 
 def test_a_run_that_knows_the_text_is_off_the_front_whatever_its_name(tmp_path: Path) -> None:
