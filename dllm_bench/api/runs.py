@@ -25,6 +25,7 @@ from dllm_bench.claims.verdict import ROW_HEADS, judge_stored
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.figures import trade_off as plot
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.definitions import definition, measure, measure_all
@@ -636,8 +637,6 @@ def trade_off(
 
     Raises DllmBenchError if no complete run has both numbers.
     """
-    from dllm_bench.figures import trade_off as plot  # imports pandas and matplotlib
-
     store = open_store(results)
     definition(speed)  # raises for an unknown metric
     groups: dict[tuple[object, ...], list[plot.KnownRun]] = {}

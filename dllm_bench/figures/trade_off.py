@@ -1,9 +1,10 @@
 """The trade-off plot: score against speed of one model's runs on one benchmark, with the front.
 
-A decoder has its colour and marker of `style`; variants (`lopa_dream`) have those of their family.
-Runs of one decoder form a sweep and are joined by a line. Points that no other beats are joined by
-the front and named in bold. A name is placed where it covers no point and no other name, or else in
-the legend. The oracle, which knows the final tokens, is a bound and not on the front.
+A decoder has its colour and marker of `style`; variants (`lopa_dream`, `lopa+score.credit`) have
+the colour of their family. Runs of one decoder form a sweep and are joined by a line. Points that
+no other beats are joined by the front and named in bold. A name is placed where it covers no point
+and no other name, or else in the legend. The oracle, which knows the final tokens, is a bound and
+not on the front.
 
 A point is a row of a frame with the columns decoder, speed, score, low, high (the ends of the
 score's interval, all in percent), front, whether `front_of` has its run, and run, its short hash.
@@ -60,14 +61,14 @@ def known_runs(records: Iterable[RunRecord], speed: str) -> list[KnownRun]:
 
 
 def points_of(known: Sequence[KnownRun]) -> DataFrame:
-    """Return the frame of the points; a decoder's name is without the pieces a run replaced."""
+    """Return the frame of the points."""
     import pandas as pd
 
     best = front_of(known)
-    rows = [
+    return pd.DataFrame(
         {
             "run": record.spec.short,
-            "decoder": record.spec.label.partition("+")[0],
+            "decoder": record.spec.label,
             "speed": speed,
             "score": 100 * score.mean,
             "low": 100 * score.low,
@@ -75,8 +76,7 @@ def points_of(known: Sequence[KnownRun]) -> DataFrame:
             "front": i in best,
         }
         for i, (record, speed, score) in enumerate(known)
-    ]
-    return pd.DataFrame(rows)
+    )
 
 
 def image(points: DataFrame, title: str, speed: str, form: str) -> bytes:
@@ -154,7 +154,8 @@ def looks(decoders: Iterable[str]) -> dict[str, style.Look]:
     found, used = dict[str, style.Look](), set[tuple[str, str]]()
     unknown = 0
     for name in dict.fromkeys(decoders):
-        families = [key for key in style.known_looks() if key and f"{name}_".startswith(f"{key}_")]
+        own = f"{name.partition('+')[0]}_"
+        families = [key for key in style.known_looks() if key and own.startswith(f"{key}_")]
         look = style.look(max(families, key=len)) if families else UNKNOWN[unknown % len(UNKNOWN)]
         unknown += not families
         free = (m for m in (look.marker, *"osD^vPX*<>phH8d") if (look.colour, m) not in used)
