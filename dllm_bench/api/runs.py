@@ -456,9 +456,9 @@ def score_line(first: RunRecord, second: RunRecord) -> str:
     """Return the difference of two runs' scores on shared samples, with its test and verdict."""
     result = accuracy.compare(first.values, second.values)
     verdict = "the runs differ" if result.differs else "no difference is shown"
-    reason = f"McNemar's exact test, p = {result.p_value:.3g}"
-    if result.p_value is None:
-        reason = f"the interval of paired resamples {'ex' if result.differs else 'in'}cludes 0"
+    reason = f"the interval of paired resamples {'ex' if result.differs else 'in'}cludes 0"
+    if result.p_value is not None:
+        reason = f"McNemar's exact test, p = {result.p_value:.3g}"
     difference, low, high = (f"{100 * x:+.1f}" for x in (result.value, result.low, result.high))
     return (
         f"score {_graded(first)} and {_graded(second)} %: difference {difference} [{low}, {high}] "

@@ -115,7 +115,8 @@ def measure_sps(arguments: Namespace) -> int:
 
     job = scheduler.ProfileJob(arguments.batches, arguments.context, arguments.repeats)
     measured = scheduler.profile_model(job, config)
-    name = f"{inputs.model_here(config).name}-{Hardware(measured['hardware']).name}.json"
+    own = arguments.model.rstrip("/").rpartition("/")[2]
+    name = f"{own}-{Hardware(measured['hardware']).name}.json"
     out = arguments.out or training_folder(arguments) / "sps" / name
     write_json(out, measured)
     pairs = zip(measured["tokens"], measured["steps_per_s"], strict=True)

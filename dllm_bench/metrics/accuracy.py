@@ -252,5 +252,4 @@ def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int
     if is_binary([*one, *other]):
         return paired_shares([(one, other)])
     differences = [a - b for a, b in zip(one, other, strict=True)]
-    low, high = bootstrap(differences, seed)
-    return Effect(fmean(differences), low, high, len(shared))
+    return Effect(fmean(differences), *bootstrap(differences, seed), len(shared))

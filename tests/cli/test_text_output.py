@@ -76,13 +76,13 @@ def test_summary_names_definition_machine_and_commit() -> None:
 
 
 def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_ground() -> None:
-    one, other = record([1.0] * 8 + [0.0] * 2), record([1.0] * 7 + [0.0] * 3)
-    text = str(RunComparison((one, other)))
-    assert "difference +10.0 [" in text
-    assert "10 shared samples" in text
+    text = str(RunComparison((record([1.0] * 8 + [0.0] * 2), record([1.0] * 7 + [0.0] * 3))))
+    assert "difference +10.0 [" in text and "10 shared samples" in text
     assert "no difference is shown (McNemar's exact test, p = 1)" in text
     clear = str(RunComparison((record([1.0] * 20), record([0.0] * 20))))
     assert "the runs differ (McNemar's exact test, p = 1.91e-06)" in clear
+    shares = str(RunComparison((record([0.5] * 20), record([0.4] * 20))))
+    assert "the runs differ (the interval of paired resamples excludes 0)" in shares
 
 
 def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) -> None:
