@@ -100,8 +100,10 @@ def _gains(records: Sequence[RunRecord]) -> Iterator[tuple[str, ...]]:
         other = plain.get(_without_revision(record))
         if other is None or other is record:
             continue
-        items = list(record.values)
-        gain = paired_shares([([one.values[item] for item in items] for one in (record, other))])
+        unedited = other.values
+        gain = paired_shares(
+            [(list(record.values.values()), [unedited[item] for item in record.values])]
+        )
         value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))
         settings = _settings(record.spec.decoder)
         yield record.spec.benchmark.name, settings, str(gain.n), f"{value} [{low}, {high}]"
