@@ -456,7 +456,7 @@ def score_line(first: RunRecord, second: RunRecord) -> str:
     """Return the difference of two runs' scores on shared samples, with its test and verdict."""
     result = accuracy.compare(first.values, second.values)
     verdict = "the runs differ" if result.differs else "no difference is shown"
-    reason = f"the interval of paired resamples {'ex' if result.differs else 'in'}cludes 0"
+    reason = f"the interval of paired resamples {'excludes' if result.differs else 'contains'} 0"
     if result.p_value is not None:
         reason = f"McNemar's exact test, p = {result.p_value:.3g}"
     difference, low, high = (f"{100 * x:+.1f}" for x in (result.value, result.low, result.high))
@@ -640,10 +640,9 @@ def trade_off(
     store = open_store(results)
     definition(speed)  # raises for an unknown metric
     groups: dict[tuple[object, ...], list[plot.KnownRun]] = {}
-    for known in plot.known_runs(records_of(store, model, benchmark), speed):
-        spec = known[0].spec
-        key = spec.model.name, spec.benchmark.name, frozenset(known[0].values)
-        groups.setdefault(key, []).append(known)
+    for record, reached, score in plot.known_runs(records_of(store, model, benchmark), speed):
+        key = record.spec.model.name, record.spec.benchmark.name, frozenset(record.values)
+        groups.setdefault(key, []).append((record, reached, score))
     if not groups:
         wanted = f"{model or 'any model'} on {benchmark or 'any benchmark'}"
         raise DllmBenchError(

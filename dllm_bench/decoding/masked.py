@@ -66,8 +66,9 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 MASKS = "masks"  # host: `masks_per_block` of the last window, flattened
 CLOSED, FINISHED = "closed", "finished"  # host: `StopFlags` of each branch
 ORDER = "select explore revise cache score stop schedule guidance smoothing".split()
-COMMITTING, REVISING = 2, 64  # forwards per position, the second if a forward may commit nothing
-# or undo commits; a request that needs more is cycling
+COMMITTING, REVISING = 2, 64
+"""Forwards per position after which a request is taken for one without an end: the second where a
+forward may commit nothing or undo commits."""
 LARGE = 8192  # from this vocabulary size on, leaving rows out of head and softmax saves time
 
 

@@ -201,7 +201,8 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
     benchmarks: right/wrong values of equal items, (ours, theirs) for each.
 
     The interval is that of Agresti and Min (2005): half an item is added to each cell of the table
-    of pairs, so that it stays wide if no item differs.
+    of pairs, so that it stays wide if no item differs. The p-value is that of McNemar's exact test,
+    which decides where both disagree; it pools items, so an average of benchmarks has none.
     """
     from scipy.special import ndtri  # `scipy.stats` takes a second to import
 
@@ -224,7 +225,7 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
         max(centre - width, -1.0),
         min(centre + width, 1.0),
         items,
-        mcnemar(gained, lost) if len(counts) == 1 else None,  # which tests no average
+        mcnemar(gained, lost) if len(counts) == 1 else None,
         error=error,
         centre=centre,
         discordant=(gained + lost) / items,
@@ -240,8 +241,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int = 0) -> Effect:
-    """Compare scores in pairs by sample id; DllmBenchError if the runs share no id."""
+def compare(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Effect:
+    """Return the difference of mean scores, ours - theirs, over the samples that both have.
+
+    ours, theirs: sample id -> score in [0, 1]. Right/wrong scores get `paired_shares`, others the
+    paired bootstrap. DllmBenchError if the runs share no id.
+    """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         raise DllmBenchError(
@@ -252,4 +257,4 @@ def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int
     if is_binary([*one, *other]):
         return paired_shares([(one, other)])
     differences = [a - b for a, b in zip(one, other, strict=True)]
-    return Effect(fmean(differences), *bootstrap(differences, seed), len(shared))
+    return Effect(fmean(differences), *bootstrap(differences, seed=0), len(shared))

@@ -25,7 +25,7 @@ from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
-from dllm_bench.site.compare_page import ComparedRuns, comparable_runs, comparison_page
+from dllm_bench.site import compare_page
 from dllm_bench.site.pages import (
     DOWNLOADS,
     FINDINGS_PAGE,
@@ -136,11 +136,10 @@ class SiteBuilder:
         tables = list(self._build_tables(run_pages))
         built_tables = {built.table.name: built for _, built in tables}
         self._write(FINDINGS_PAGE, self._findings(built_tables))
-        groups = comparable_runs(records.values())
+        groups = compare_page.comparable_runs(records.values())
         for group in groups:
-            for plot in group.plots:
-                self._write(plot.address, plot.svg())
-            self._write(group.address, comparison_page(group, run_pages))
+            self._write(group.address, compare_page.comparison_page(group, run_pages))
+        self._draw({plot.address: plot for group in groups for plot in group.plots}, everything)
         figures = list(self._build_figures(run_pages, left_out))
         titles = {name: load_table(name).title for name in names_of("table")}
         listed: Plain = {
@@ -164,7 +163,7 @@ class SiteBuilder:
         yield f"written: {self.out / FIRST_PAGE}"
 
     def _first_page(
-        self, listed: Plain, comparisons: Sequence[ComparedRuns], run_pages: RunPages
+        self, listed: Plain, comparisons: Sequence[compare_page.ComparedRuns], run_pages: RunPages
     ) -> str:
         """Return the first page: tables with a bar of their cells' states, figures, comparisons,
         runs.
@@ -271,6 +270,15 @@ class SiteBuilder:
             self._write(f"{stem}.html", table_page(built, run_pages))
             yield f"{stem}.html", built
         self.settings.save()  # before the claims, since composing takes longest
+
+    def _draw(self, plots: Mapping[str, compare_page.TradeOffPlot], everything: bool) -> None:
+        """Draw the plots that are not there, and remove those of runs as they were before."""
+        for stale in matching(self.out / compare_page.COMPARISONS, "*.svg"):
+            if everything or stale.relative_to(self.out).as_posix() not in plots:
+                remove_file(stale)
+        for address, plot in plots.items():
+            if not is_file(self.out / address):
+                self._write(address, plot.svg())
 
     def _findings(self, tables: Mapping[str, BuiltTable]) -> str:
         """Return the page of the claims, judged by the stored runs."""

@@ -5,7 +5,8 @@ token. Scores are compared pairwise on shared samples (`accuracy.compare`: exact
 bootstrap), speeds as ratios. Any other pair is compared by `dllm-bench compare A B`.
 
 A group has a plot of score against each of `SHOWN_METRICS` (`figures.trade_off`), a file of its own
-that the group's page and the first page show.
+that the group's page and the first page show. It is named by a digest of its runs, so that a report
+draws only what has changed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from dllm_bench.site.pages import Page, RunPages
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import SHOWN, differing_settings, digest, slug
 
+COMPARISONS = "comparisons"  # folder of the pages and plots
+
 
 @dataclass(frozen=True)
 class TradeOffPlot:
     """Score against speed of the runs of a group.
 
-    runs: those that have both numbers.
-    title: the group's.
-    metric: the speed.
+    runs: the runs that have a score and the metric.
+    title: the group's title.
+    metric: name of the speed on the x axis, such as "tpf/emitted".
     address: path of the SVG below the root of the site.
     """
 
@@ -34,11 +37,6 @@ class TradeOffPlot:
     title: str
     metric: str
     address: str
-
-    @property
-    def summary(self) -> str:
-        """The plot in words."""
-        return f"Score against {self.metric} of {len(self.runs)} runs: {self.title}"
 
     def svg(self) -> bytes:
         """Return the drawing; the first one imports matplotlib."""
@@ -78,17 +76,17 @@ class ComparedRuns:
         """The path of the page below the root of the site."""
         spec = self.records[0].spec
         names = f"{spec.benchmark.name}-{spec.model.name}"
-        return f"comparisons/{slug(names)}-{comparison_key(self.records[0])[:SHOWN]}.html"
+        return f"{COMPARISONS}/{slug(names)}-{comparison_key(self.records[0])[:SHOWN]}.html"
 
     @property
     def plots(self) -> list[TradeOffPlot]:
         """A plot against each of `SHOWN_METRICS` that at least two of the runs have."""
-        stem = self.address.removesuffix(".html")
-        known = {metric: trade_off.known_runs(self.records, metric) for metric in SHOWN_METRICS}
+        made = digest([[record.identity_hash, record.sealed_at] for record in self.records])
+        stem = f"{self.address.removesuffix('.html')}-{made[:SHOWN]}"
         return [
             TradeOffPlot(runs, self.title, metric, f"{stem}-{slug(metric)}.svg")
-            for metric, runs in known.items()
-            if len(runs) > 1
+            for metric in SHOWN_METRICS
+            if len(runs := trade_off.known_runs(self.records, metric)) > 1
         ]
 
 

@@ -138,9 +138,10 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
     The frame's index are facets and metric. Its columns: definition, unit; state of the run; status
     (`MEASURED`, `UNDEFINED`, or a `CellState`); value, low, high (NaN: none), n samples; text of a
     setting; reported value, delta to it, verdict; reason why there is no number or no comparison;
-    disturbed, whether a timed run began on a busy machine; machine of a timing, and elsewhere,
-    whether it is not that of most; runs, curve of an area, draws (value and resamples as one
-    array) with the items that they draw, and planned, the cell with its runs.
+    disturbed, whether a timed run began on a busy machine; machine that a number was timed on,
+    empty for one of no times; elsewhere, whether most of the table was timed on another one; runs,
+    curve of an area, draws (value and resamples as one array) with the items that they draw, and
+    planned, the cell with its runs.
     """
     import pandas as pd
 

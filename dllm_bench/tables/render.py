@@ -472,14 +472,11 @@ def profile_text(built: BuiltTable) -> str:
     return form.format(name=built.profile.name)
 
 
-def _mark_lines(built: BuiltTable) -> list[str]:
-    """Return the meaning of each mark that a timing has."""
-    counts = {mark: built.cells[mark].sum() for mark in TIMING_MARKS}
-    return [
-        WORDS[mark].format(mark=TIMING_MARKS[mark], load=LOAD_PER_CORE, count=count)
-        for mark, count in counts.items()
-        if count
-    ]
+def _mark_lines(built: BuiltTable) -> Iterator[str]:
+    """Yield the meaning of each mark that a timing has."""
+    for mark, sign in TIMING_MARKS.items():
+        if count := built.cells[mark].sum():
+            yield WORDS[mark].format(mark=sign, load=LOAD_PER_CORE, count=count)
 
 
 def _passes_lines(built: BuiltTable) -> list[str]:

@@ -269,7 +269,7 @@ def test_speeds_of_another_machine_are_marked_and_not_compared(tmp_path) -> None
     assert not again.cells.xs("score", level="metric").elsewhere.any()
     assert isnan(cell_of(again, "faster").value)
     assert "not compared: Another CPU, Test CPU" in cell_of(again, "faster").reason
-    assert "not comparable" in str(footer(again)) and "‡" not in str(footer(built))
+    assert "do not compare" in str(footer(again)) and "‡" not in str(footer(built))
 
 
 def test_a_claim_takes_the_runs_of_the_tables_metric(monkeypatch) -> None:

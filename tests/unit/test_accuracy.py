@@ -116,8 +116,7 @@ def test_runs_are_compared_on_shared_samples_only() -> None:
     ours = {f"{i}": 1.0 for i in range(20)} | {"only-ours": 0.0}
     theirs = {f"{i}": float(i >= 10) for i in range(20)} | {"only-theirs": 1.0}
     found = compare(ours, theirs)
-    assert (found.n, found.value) == (20, 0.5)
-    assert found.p_value == pytest.approx(2 / 2**10)
+    assert (found.n, found.value, found.p_value) == (20, 0.5, pytest.approx(2 / 2**10))
     assert found.differs
     back = compare(theirs, ours)
     assert (back.value, back.p_value) == (-0.5, found.p_value)
