@@ -31,7 +31,7 @@ from dllm_bench.models.checkpoint import published_shapes, shapes_of
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.paths import expanded
+from dllm_bench.paths import expanded, place_of
 from dllm_bench.store.files import atomic_path, is_file, write_json
 from dllm_bench.training import loop, prompts
 from dllm_bench.training.loop import Numbers, Point, Training, TrainingText
@@ -65,8 +65,8 @@ class AdapterJob:
     """Peak learning rate."""
     seed: int = 0
     start: str = ""
-    """Folder of an adapter of the same rank with the initial weights; empty: start without
-    effect."""
+    """An adapter of the same rank with the initial weights, a folder or assets/<name>; empty: start
+    without effect."""
 
     def __post_init__(self) -> None:
         if self.prompts <= HELD_OUT:
@@ -166,7 +166,7 @@ def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Param
 
 def _given(job: AdapterJob, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> checkpoint.LoraAdapter:
     """Return the adapter that a job names as its start; DllmBenchError if its matrices differ."""
-    adapter = checkpoint.read_lora(expanded(job.start))
+    adapter = checkpoint.read_lora(place_of(job.start))
     shapes = {name: [side.shape for side in pair] for name, pair in adapter.pairs.items()}
     wanted = {name: [side.shape for side in pair] for name, pair in pairs.items()}
     if adapter.scale != 1.0 or shapes != wanted:

@@ -152,6 +152,8 @@ def test_a_training_may_begin_with_another_adapter(tmp_path: Path) -> None:
         assert torch.equal(weight, first.learned[name].bfloat16().float())
     with pytest.raises(DllmBenchError, match="not one of rank 8"):
         started(tmp_path, replace(job, rank=8))
+    with pytest.raises(DllmBenchError, match="assets/.* is not one of rank"):
+        started(tmp_path, replace(job, start="assets/smollm2-block4-longer"))
 
 
 def test_the_command_trains_an_embedded_model(tmp_path, capsys) -> None:
