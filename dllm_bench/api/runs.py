@@ -425,19 +425,15 @@ def titles(records: Sequence[RunRecord]) -> list[str]:
     """Return each run's decoder name. Equal names are told apart by the one setting in which the
     runs differ, or by the run's hash.
     """
-    labels = [record.spec.label for record in records]
-    alike = {label: [r for r in records if r.spec.label == label] for label in labels}
-    named = [_title(record, alike[record.spec.label]) for record in records]
-    doubled = {name for name in named if named.count(name) > 1}
-    return [
-        f"{name} {record.spec.short}" if name in doubled else name
-        for name, record in zip(named, records, strict=True)
-    ]
+    named = [_title(record, records) for record in records]
+    pairs = zip(named, records, strict=True)
+    return [f"{name} {run.spec.short}" if named.count(name) > 1 else name for name, run in pairs]
 
 
-def _title(record: RunRecord, alike: Sequence[RunRecord]) -> str:
+def _title(record: RunRecord, records: Sequence[RunRecord]) -> str:
     """Return the decoder's name and the one setting in which runs of that name differ."""
     label = record.spec.label
+    alike = [one for one in records if one.spec.label == label]
     rows = setting_rows([flat_settings(one.spec) for one in alike])
     if len(rows) != 1:
         return label if len(alike) == 1 else f"{label} {record.spec.short}"
@@ -461,14 +457,18 @@ def score_line(first: RunRecord, second: RunRecord) -> str:
         reason = f"McNemar's exact test, p = {result.p_value:.3g}"
     difference, low, high = (f"{100 * x:+.1f}" for x in (result.value, result.low, result.high))
     return (
-        f"score {_graded(first)} and {_graded(second)} %: difference {difference} [{low}, {high}] "
-        f"points on {result.n} shared samples: {verdict} ({reason})"
+        f"{first.spec.short} and {second.spec.short}: score {_graded(first, second)} and "
+        f"{_graded(second, first)} %, difference {difference} [{low}, {high}] points on {result.n} "
+        f"shared samples: {verdict} ({reason})"
     )
 
 
-def _graded(record: RunRecord) -> str:
-    """Return the score in percent, with how many samples have no grade."""
-    return f"{percent(record.score)}{f' ({record.ungraded})' if record.ungraded else ''}"
+def _graded(record: RunRecord, other: RunRecord) -> str:
+    """Return the score in percent over the samples that the other run has too, with how many of the
+    run's samples have no grade."""
+    shared = [value for item, value in record.values.items() if item in other.values]
+    score = record.score if len(shared) == len(record.values) else accuracy.mean_score(shared)
+    return f"{percent(score)}{f' ({record.ungraded})' if record.ungraded else ''}"
 
 
 def metric_lines(records: Sequence[RunRecord]) -> Iterator[str]:

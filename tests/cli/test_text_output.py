@@ -186,10 +186,10 @@ def test_settings_that_differ_are_shown_with_the_values_of_each_run(records) -> 
     assert not any(line.startswith("schedule.block ") for line in lines)
 
 
-def test_metrics_are_those_of_the_shared_samples(records: list[RunRecord]) -> None:
+def test_scores_and_metrics_are_those_of_the_shared_samples(records: list[RunRecord]) -> None:
     a, b = first_rows(records[0], slice(0, 40)), first_rows(records[1], slice(20, 60))
     lines = list(RunComparison((a, b)).lines())
     assert "metrics over 20 shared samples" in lines
     shared = {name: values[20:] for name, values in a.columns.items()}
-    expected = measure("tpf/emitted", from_columns(shared))
-    assert row(lines, "tpf/emitted")[1] == f"{expected:.3f}"
+    assert row(lines, "tpf/emitted")[1] == f"{measure('tpf/emitted', from_columns(shared)):.3f}"
+    assert f": score {sum(shared['value']) / 20:.1%} [".replace("%", "") in "".join(lines)
