@@ -204,7 +204,7 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> DataFrame:
     absent = [name for name in SampleStats.required() if name not in columns]
     if absent:
         raise DllmBenchError(
-            f"The record has no column {', '.join(absent)}; it is damaged, run the cell again."
+            f"The record has no column {', '.join(absent)}; it is damaged, make the run again."
         )
     without = [None] * len(columns[SampleStats.required()[0]])
     return pd.DataFrame(

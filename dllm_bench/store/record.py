@@ -334,7 +334,7 @@ class RunRecord:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DllmBenchError(
                 f"{source} is no run record ({type(error).__name__}: {error}); move it away and "
-                "run the cell again."
+                "give the command that made the run again."
             ) from error
 
 
@@ -370,8 +370,8 @@ def _check_content(text: str, stated: str | None, source: str) -> None:
     if actual != stated:
         raise DllmBenchError(
             f"{source} was changed after it was sealed: it states sha256 {str(stated)[:SHOWN]} and "
-            f"has {actual[:SHOWN]}; move the file away and run the cell again, which seals the "
-            "finished samples."
+            f"has {actual[:SHOWN]}; move the file away and give the command that made the "
+            "run again, which seals the finished samples."
         )
 
 

@@ -483,7 +483,7 @@ def _disagreements(
     if len({part.spec.identity_hash for part in parts}) > 1:
         yield f"{folder}: {SPEC} and {RECORD} are of two runs; move the folder away."
     record = next((part for part in parts if isinstance(part, RunRecord)), None)
-    if record is None or not (lines.good or lines.damaged or lines.torn):
+    if record is None or not (sample_files(folder) or lines.good or lines.damaged or lines.torn):
         return  # a sealed record may be stored without its samples
     lost = [key for key in record.columns["id"] if key not in lines.samples]
     if lost:
