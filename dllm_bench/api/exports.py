@@ -230,10 +230,10 @@ def to_aup(export: Export) -> Iterator[Path]:
 
 def to_hub(export: Export) -> Iterator[Path]:
     """Write the scores, in percent, to `.eval_results/NAME.yaml` of a model's repository."""
-    if not export.dataset or not export.task:
+    if "/" not in (export.dataset or "") or not export.task:
         raise DllmBenchError(
-            "--to hub was asked without the benchmark's name on the hub; add --dataset OWNER/NAME "
-            "and --task ID, as the eval.yaml of that data set has them."
+            f"--to hub was given --dataset {export.dataset} and --task {export.task}; give "
+            "--dataset OWNER/NAME and --task ID as the eval.yaml of that data set has them."
         )
     for entry in export.entries:
         record, score = graded_record(entry)

@@ -119,8 +119,9 @@ def run_lines(store: Store, words: Sequence[str] = (), column: str | None = None
         yield "settings: those in which runs of one decoder, model and benchmark differ"
         yield from damages
     else:
-        wanted = f" with {' '.join(words)}" if words else ""
-        yield f"No runs{wanted} below {store.root} yet; start one with `dllm-bench run`."
+        wanted = f" with {' and '.join(map(repr, words))}" if words else " yet"
+        advice = "`dllm-bench status` lists all" if words else "start one with `dllm-bench run`"
+        yield f"No runs{wanted} below {store.root}; {advice}."
 
 
 def row_texts(row: StatusRow) -> tuple[str, ...]:

@@ -176,11 +176,10 @@ def named_sample(
     chosen = order[place] if name not in samples and place < len(order) else name
     if chosen in samples:
         return samples[chosen]
-    known = ", ".join(list(samples)[:3]) or "none"
-    raise DllmBenchError(
-        f"Run {run} has no stored sample {name!r} among {len(samples)}; the first are: {known}. A "
-        "number counts samples from 0."
-    )
+    known = f"the first are: {', '.join(list(samples)[:3])}. A number counts samples from 0."
+    absent = "an archive keeps only those of its figures; decode the run again to see its samples."
+    advice = known if samples else absent
+    raise DllmBenchError(f"Run {run} has no stored sample {name!r} among {len(samples)}; {advice}")
 
 
 # --- prompt --------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ def show_prompt(arguments: Namespace) -> int:
     place = arguments.sample
     config = compose([f"benchmark={arguments.benchmark}", *arguments.settings])
     model, hardware = resolve_model(config.model, Hardware({})), Hardware({})
-    spec = RunSpec(model, {}, config.benchmark, hardware, limit=place + 1)
+    spec = RunSpec(model, {}, config.benchmark, hardware, limit=max(0, place + 1) or None)
     requests = requests_of(spec)
     if not 0 <= place < len(requests):
         raise DllmBenchError(

@@ -80,7 +80,7 @@ def test_lm_eval_reads_its_form(run: tuple[Path, RunRecord], tmp_path: Path) -> 
 
 
 def test_the_hub_reads_its_form(run, tmp_path, capsys) -> None:
-    assert exported(run, tmp_path, "hub") == 2
+    assert exported(run, tmp_path, "hub", "--dataset", "minigsm", "--task", "default") == 2
     assert "--dataset OWNER/NAME" in capsys.readouterr().err
     assert exported(run, tmp_path, "hub", "--dataset", "me/minigsm", "--task", "default") == 0
     (file,) = (tmp_path / ".eval_results").iterdir()
