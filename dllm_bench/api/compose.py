@@ -234,7 +234,7 @@ def checkpoint_overrides(source: str) -> list[str]:
             "(owner/name), or a name that `dllm-bench run --help` lists."
         )
     if not folder.is_dir() and not sources.HUB_ID.fullmatch(source):
-        return [f"model={source}"]
+        return [as_hydra_reads(f"model={source}")]
     for name in options("model"):
         plain = read_yaml(conf_file(f"model/{name}.yaml"))
         if (plain.get("lora") or plain.get("path")) == source:
