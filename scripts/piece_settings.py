@@ -101,10 +101,14 @@ def settings_of_class(piece: str, kind: type, text: str) -> Iterator[Setting]:
         said = _comment(kind, field.name) or _of_type(hints[field.name])
         source = note[1].rstrip(".") if note else ""
         default = chosen.get(field.name) or _default(field, given)
-        said = said.rstrip(".")
-        parts = [part for part, other in ((said, source), (source, said)) if part not in other]
-        meaning = "; ".join(parts) or said
+        said = re.sub(r"\bNone\b", "null", said.rstrip("."))  # as the command line writes it
+        rest = [clause for clause in source.split("; ") if _plain(clause) not in _plain(said)]
+        meaning = source if said in source else "; ".join([said, *rest])
         yield Setting(piece, field.name, _type(hints[field.name]), default, meaning)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("`", "")
 
 
 def _defaults(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
