@@ -93,7 +93,7 @@ class SimulatedRequest:
 
     @property
     def tokens_per_s(self) -> float:
-        """The user's speed, counted from when the request took its seat."""
+        """Speed for the user. Waiting for a seat does not count."""
         return self.tokens / (self.finished_s - self.seated_s)
 
 

@@ -71,8 +71,7 @@ class AdapterJob:
     def __post_init__(self) -> None:
         if self.prompts <= HELD_OUT:
             raise DllmBenchError(
-                f"{self.prompts} prompts leave none beside the {HELD_OUT} that are held out; give "
-                "more."
+                f"{self.prompts} prompts leave none besides the {HELD_OUT} held out; give more."
             )
 
     def command(self, model: str) -> str:
@@ -97,7 +96,7 @@ def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingT
         texts = [text for text in whole if len(text.ids) > text.prompt][: job.prompts]
         if len(texts) <= HELD_OUT:
             raise DllmBenchError(
-                f"{len(texts)} texts leave none beside the {HELD_OUT} that are held out; give more."
+                f"{len(texts)} texts leave none besides the {HELD_OUT} held out; give more."
             )
         return texts
     encode = prompts.encoder(loaded.text.encode, chat)

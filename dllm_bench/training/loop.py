@@ -181,7 +181,7 @@ class Training(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what the model card names beside the job and this training."""
+        """Return what the model card names besides the job and this training."""
 
     @property
     def settings(self) -> str:

@@ -126,7 +126,7 @@ class GeneratedTask(FrozenTask):
                 )
 
     def items(self, split: str) -> list[dict[str, Any]]:
-        """Return the items of a split, those of `train` drawn."""
+        """Return the items of a split. Those of `train` are drawn, the others read from a file."""
         return self.draw_items(split) if split == TRAIN else super().items(split)
 
     def draw_items(self, split: str, limit: int = SPLIT_SIZE) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ Linux namespaces, Landlock and a filter of system calls are added (`child/bootst
 `isolation()` lists what takes effect on this machine.
 
 The child is two processes. The judged one holds the program and its inputs. The supervisor holds
-what a result is compared with and writes the verdict; it never runs the program and reads its
-results as data (`child/codec.py`). `examine` calls a program's functions. `execute` runs a program
+what a result is compared with and writes the verdict; it never runs the program, whose results it
+reads as data (`child/codec.py`). `examine` calls a program's functions. `execute` runs a program
 for its output. Only the program's own process knows that it ran to its end, so the verdict is
 "ended", never "passed", and the caller compares the output. `child/supervise.py` states the rule.
 
