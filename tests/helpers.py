@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +281,18 @@ def whole_forward(model: TransformerDenoiser, tokens_KL: Tensor) -> Tensor:
     length = tokens_KL.shape[1]
     plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
     return model.forward(tokens_KL, plan, model.new_cache(length))
+
+
+def fed_causally(
+    model: TransformerDenoiser, ids: Sequence[int], feature_layers: tuple[int, ...] = ()
+) -> tuple[Tensor, Any]:
+    """Return the logits (1, L, V) of the tokens after each of a text, and a cache that holds it."""
+    end, kv, kind = len(ids), model.new_cache(len(ids)), ForwardKind.PREFILL
+    plan = ForwardPlan(kind, (0, end), (1, end + 1), (0, end), "block_causal", block=1)
+    plan = replace(plan, feature_layers=feature_layers)
+    logits_1LV = model.forward(torch.tensor([[*ids]], device=model.device), plan, kv)
+    kv.keep(plan, torch.zeros((), dtype=torch.long, device=model.device))
+    return logits_1LV, kv
 
 
 class Watched:

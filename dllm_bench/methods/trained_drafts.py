@@ -212,7 +212,8 @@ class DDTree(DFlash):
         return 0 if slots < self._slots else None
 
     def _draw(self, block: SlotBlock, sampler: Sampler) -> Proposal:
-        tokens_D, parents_D = likeliest_tree(block.logits_NV, self.longest, self.width)
+        width = min(self.width or self.longest, block.network.drafted)  # no others are drafted
+        tokens_D, parents_D = likeliest_tree(block.logits_NV, self.longest, width)
         return Proposal(tokens_D, parents_D=parents_D)
 
 
@@ -324,9 +325,8 @@ class DSpark(DFlash):
             token_1, probabilities_1V = sampler.sample(logits_1V)
             tokens.append(token_1)
             distributions.append(probabilities_1V)
-        text_R, survival_D = torch.cat(tokens), None
-        if self.drafter.has_confidence_head:
-            survival_D = network.survival(text_R[:-1], hidden_NH)
+        text_R, estimated = torch.cat(tokens), self.drafter.has_confidence_head
+        survival_D = network.survival(text_R[:-1], hidden_NH) if estimated else None
         return Proposal(text_R[1:], sampler.joined(distributions), survival_D)
 
 

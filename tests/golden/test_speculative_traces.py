@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dllm_bench.api.generation import composed_decoder
-from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyResult
@@ -35,7 +34,7 @@ from dllm_bench.metrics.drafts import depths, rounds_of
 from dllm_bench.models.drafters import TrainedBlockDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.golden.cases import GOLDEN, Case, Settings, agreement, cases, each, override, replayed
-from tests.helpers import DEVICE, load_denoiser
+from tests.helpers import DEVICE, fed_causally, load_denoiser
 from tests.sample_stats import drafted
 from tests.speculative import Chain, Scripted, WatchedLength, scripted
 
@@ -257,18 +256,7 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
 
 def read_by_target(ids_1L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the target's logits of a text, and the features that its drafters read."""
-    kv, span = target().new_cache(ids_1L.shape[1]), (0, ids_1L.shape[1])
-    plan = ForwardPlan(
-        ForwardKind.PREFILL,
-        span,
-        (1, span[1] + 1),
-        span,
-        "block_causal",
-        1,
-        feature_layers=(0, 1, 2),
-    )
-    logits_1LV = target().forward(ids_1L, plan, kv)
-    assert kv.features is not None
+    logits_1LV, kv = fed_causally(target(), ids_1L[0].tolist(), (0, 1, 2))
     return logits_1LV, kv.features
 
 

@@ -44,7 +44,15 @@ from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import ROLES, VOCAB, Watched, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.helpers import (
+    ROLES,
+    VOCAB,
+    Watched,
+    fed_causally,
+    load_denoiser,
+    tiny_checkpoint,
+    tiny_denoiser,
+)
 from tests.speculative import DRAFTERS, Chain, FromDistribution, write_drafter
 from tests.tiers import covering
 
@@ -101,12 +109,7 @@ def plain_text(model: TransformerDenoiser, prompt: tuple[int, ...], new: int) ->
     """Greedy next tokens, the whole text fed every time, until the end token."""
     text = list(prompt)
     while len(text) < len(prompt) + new and text[len(prompt) :].count(model.special.eos) == 0:
-        length = len(text)
-        plan = ForwardPlan(
-            ForwardKind.VERIFY, (0, length), (length, length + 1), (0, 0), "block_causal", block=1
-        )
-        logits = model.forward(torch.tensor([text]), plan, model.new_cache(length))
-        text.append(int(logits[0, 0].argmax()))
+        text.append(int(fed_causally(model, text)[0][0, -1].argmax()))
     return text[len(prompt) :]
 
 
@@ -176,26 +179,6 @@ def kept(kv: Any) -> list[Tensor]:
     return [part[:, :, : kv.length] for layer in kv.positions for part in layer.stored]
 
 
-def fed_at_once(
-    target: TransformerDenoiser, text: list[int], feature_layers: tuple[int, ...]
-) -> Any:
-    """Return a cache that holds all of the text but its last token, made by one forward."""
-    end = len(text) - 1
-    kv = target.new_cache(end)
-    plan = ForwardPlan(
-        ForwardKind.PREFILL,
-        (0, end),
-        (end, end + 1),
-        (0, end),
-        "block_causal",
-        1,
-        feature_layers=feature_layers,
-    )
-    target.forward(torch.tensor([text]), plan, kv)
-    kv.keep(plan, torch.tensor(0))
-    return kv
-
-
 def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoiser) -> None:
     """Their length after every draft; their content at the end, and what is drafted from it."""
     observed = ObservedTarget(target)
@@ -214,7 +197,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
     decoder = speculative(Watched(**values))
     generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))  # type: ignore[arg-type]
     text = [*PROMPTS[1], *generation.ids]
-    once = fed_at_once(target, text, draft.feature_layers)
+    _, once = fed_causally(target, text[:-1], draft.feature_layers)
     assert observed.kv.length == once.length == len(text) - 1
     for found, wanted in zip(kept(observed.kv), kept(once), strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
@@ -420,6 +403,16 @@ def test_a_tree_holds_the_most_probable_prefixes() -> None:
         for token, parent in zip(tokens_D.tolist(), parents_D.tolist(), strict=True):
             found.append((*found[parent], token))
         assert found[1:] == sorted(prefixes, key=scores.__getitem__, reverse=True)[:budget]
+
+
+def test_a_tree_has_draftable_tokens_alone(folder: Path, target: TransformerDenoiser) -> None:
+    """Whether or not its budget is larger than the draft vocabulary."""
+    ids = [3, 9, 27]
+    few = write_drafter(folder / "few", DRAFTERS["dflash"] | {"draft_token_ids": ids}, seed=4)
+    for budget, nodes in ((7, 7), (9, 9), (40, 39)):
+        draft = DDTree(TrainedBlockDrafter(few), slots=3, budget=budget)
+        for tokens, _, _ in rounds_with(draft, target, 0.7)[1:]:
+            assert set(tokens) <= set(ids) and len(tokens) == nodes
 
 
 def test_forwards_of_fixed_shapes_keep_the_accepted_path(

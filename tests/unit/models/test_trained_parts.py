@@ -13,20 +13,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.drafting import ModelDraft
 from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
+from dllm_bench.models.drafter_config import read_drafter_config
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, convert_filter, save_filter
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.store.spec import Role, split
 from dllm_bench.training.filters import network_of
-from tests.helpers import tiny_checkpoint, tiny_denoiser
+from tests.helpers import fed_causally, tiny_checkpoint, tiny_denoiser
 from tests.speculative import DRAFTERS, DSPARK, write_drafter
 
 REQUEST = Request("drafters", (1, 2, 3), 4)
@@ -38,11 +37,7 @@ def stored(folder: Path, name: str, **changes: Any) -> str:
 
 def test_features_come_in_the_requested_order_and_may_start_at_the_embedding() -> None:
     target, tokens_1L = tiny_denoiser("qwen3", 0), torch.tensor([[1, 2, 3, 4]])
-    plan = ForwardPlan(
-        ForwardKind.PREFILL, (0, 4), (1, 5), (0, 0), "block_causal", 1, feature_layers=(1, -1, 0)
-    )
-    kv = target.new_cache(4)
-    logits = target.forward(tokens_1L, plan, kv)
+    logits, kv = fed_causally(target, (1, 2, 3, 4), (1, -1, 0))
     last, embedded, first = kv.features.chunk(3, dim=-1)
     assert torch.equal(embedded, target.embed(tokens_1L))
     assert not torch.equal(first, last)
@@ -68,6 +63,15 @@ def test_what_the_two_formats_say(tmp_path: Path) -> None:
     newer = {key: value for key, value in DRAFTERS["dflash_zlab"].items() if key != "block_size"}
     newer["dflash_config"] = {**newer["dflash_config"], "block_size": 8}
     assert TrainedBlockDrafter(write_drafter(tmp_path / "newer", newer)).slots == 8
+
+
+@pytest.mark.parametrize("kinds", [None, ["full_attention", "sliding_attention"]])
+@pytest.mark.parametrize("causal", [None, False, True])
+def test_a_config_may_say_that_no_slot_sees_a_later_one(kinds, causal) -> None:
+    """For all layers, named or not; else layers with a sliding window alone are causal."""
+    config = DRAFTERS["dflash_zlab"] | {"layer_types": kinds, "sliding_window": 5}
+    found = read_drafter_config(config | {"is_causal": causal}).causal
+    assert found == ((False, bool(kinds)) if causal is None else (causal, causal))
 
 
 def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
