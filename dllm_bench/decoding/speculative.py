@@ -248,8 +248,7 @@ class SpeculativeDecoder(ComposedDecoder):
         uniforms = self.uniforms(request, model.device)
         sampler: Sampler = TruncatedSampler(self.temperature, uniforms, self.top_p, self.top_k)
         one = _ActiveRequest.start(model, request, self.draft, sampler)
-        nothing = Proposal(one.tokens_L[:0])
-        plan = one.plan(ForwardKind.PREFILL, nothing, self.draft.feature_layers)
+        plan = one.plan(ForwardKind.PREFILL, Proposal(one.tokens_L[:0]), self.draft.feature_layers)
         (logits_1V,) = target_forward([one], [plan])
         one.commit(sampler.sample(logits_1V)[0].tolist())
         one.round_due = not self.checks_first
@@ -271,9 +270,10 @@ class SpeculativeDecoder(ComposedDecoder):
             for one, proposal, logits_RV in zip(active, proposals, logits, strict=True)
         ]
         copied = _copy_to_host(results, drafts)
-        for one, verified, logits_RV in zip(active, copied, logits, strict=True):
+        for one, verified, draft, logits_RV in zip(active, copied, drafts, logits, strict=True):
             self._commit(one, verified)
-            one.ahead_DV = logits_RV[len(verified.accepted) + 1 :]
+            ahead_DV = logits_RV[len(verified.accepted) + 1 :]
+            one.ahead_DV = ahead_DV if len(logits_RV) > len(draft) else None
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
         """Draft after the committed tokens; the draft is not yet cut."""

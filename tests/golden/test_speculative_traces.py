@@ -254,17 +254,11 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
 # --- single modules ------------------------------------------------------------------------------
 
 
-def read_by_target(ids_1L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the target's logits of a text, and the features that its drafters read."""
-    logits_1LV, kv = fed_causally(target(), ids_1L[0].tolist(), (0, 1, 2))
-    return logits_1LV, kv.features
-
-
 def test_target_forward_and_taps() -> None:
     stored = tensors("modules.safetensors")
-    logits, features = read_by_target(stored["target/input_ids"])
+    logits, kv = fed_causally(target(), stored["target/input_ids"][0].tolist(), (0, 1, 2))
     torch.testing.assert_close(logits, stored["target/logits"], atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(features, stored["target/taps"], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(kv.features, stored["target/taps"], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["dflash", *DSPARKS, "zlab_dflash"])
@@ -568,7 +562,7 @@ def stored() -> dict[str, torch.Tensor]:
 def test_dflash2_forwards_sharing_one_cache(name: str) -> None:
     recorded = json.loads(MODULES.read_text())
     ids_L = torch.tensor(recorded["sequence"], device=DEVICE)
-    _, features_1FC = read_by_target(ids_L[None])
+    features_1FC = fed_causally(target(), recorded["sequence"], (0, 1, 2))[1].features
     piece = DFlash2(TrainedBlockDrafter(str(GOLDEN / "new2026" / "ckpt" / name)))
     network: Any = piece.drafter.on(target())
     kv = piece.new_cache(target(), 64)

@@ -107,10 +107,10 @@ def draft(request: pytest.FixtureRequest, folder: Path, target: TransformerDenoi
 
 def plain_text(model: TransformerDenoiser, prompt: tuple[int, ...], new: int) -> list[int]:
     """Greedy next tokens, the whole text fed every time, until the end token."""
-    text = list(prompt)
-    while len(text) < len(prompt) + new and text[len(prompt) :].count(model.special.eos) == 0:
-        text.append(int(fed_causally(model, text)[0][0, -1].argmax()))
-    return text[len(prompt) :]
+    text: list[int] = []
+    while len(text) < new and model.special.eos not in text:
+        text.append(int(fed_causally(model, [*prompt, *text])[0][0, -1].argmax()))
+    return text
 
 
 @pytest.mark.parametrize("verify", [Rejection(), GreedyMatch()], ids=["rejection", "match"])
@@ -441,8 +441,9 @@ def counting(at_mask: int) -> Chain:
     return Chain(SPECIAL, table_VV)
 
 
-def decode(model: Any, draft: Draft) -> Generation:
-    return SpeculativeDecoder(draft).generate(model, Request("self", (2, 1), LENGTH))
+def decode(model: Any, draft: Draft, verified: int | None = None) -> Generation:
+    decoder = SpeculativeDecoder(draft, length=FixedLength(verified))
+    return decoder.generate(model, Request("self", (2, 1), LENGTH))
 
 
 def committed(generation: Generation) -> list[int]:
@@ -460,12 +461,14 @@ def test_masks_that_are_right_commit_a_whole_stride_a_round(tokens: int) -> None
     assert {row.fed for row in found.trace.forwards[2:]} == {2 * tokens + 1}
 
 
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
-def test_after_a_rejection_a_round_has_masks_alone(tokens: int) -> None:
-    found = decode(counting(at_mask=2), StridedDraft(tokens))
+def test_after_a_rejection_a_round_has_masks_alone(tokens: int, cut: int) -> None:
+    """However many of them are verified, if that are enough for the next draft."""
+    found = decode(counting(at_mask=2), StridedDraft(tokens), max(tokens, 2 * tokens - cut))
     assert set(found.ids) == {1}
     assert committed(found) == [1] * LENGTH, "no round costs more than plain decoding"
-    assert [row.fed for row in found.trace.forwards[1:5]] == [tokens + 1, 2 * tokens + 1] * 2
+    assert [len(row.drafted) for row in found.trace.forwards[1:5]] == [tokens, 2 * tokens] * 2
 
 
 def test_a_stride_never_takes_more_forwards_than_tokens() -> None:
