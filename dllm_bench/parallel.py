@@ -119,7 +119,7 @@ class BranchWorkerGroup(WorkerGroup):
         for key in learned:
             state.memo[key] = next(rows)
         if drafts:
-            state.tokens_KL, state.born_KL = rows
+            state = replace(state, canvas_2KL=torch.stack([*rows]))
         for number, value in own.memo.numbers().items():
             state.memo[number] = value
         return state, scores

@@ -170,7 +170,7 @@ def opened(
     """Return a state with these masks and the window over all of it, without a prompt; every mask
     is open. block: positions of a block, all without it."""
     tokens_KL = torch.where(masked_KL, ROLES["mask"], 0)
-    born_KL = torch.where(masked_KL, MASKED, PROMPT).int()
-    state = DecodeState(tokens_KL, born_KL, 0, SpecialTokens(**ROLES), seed=seed)
+    born_KL = torch.where(masked_KL, MASKED, PROMPT)
+    state = DecodeState(torch.stack([tokens_KL, born_KL]), 0, SpecialTokens(**ROLES), seed=seed)
     width = masked_KL.shape[1]
     return state, Window(0, width, width, 0, block or width, 0, masked_KL)

@@ -357,7 +357,7 @@ class Round:
         state, start = self.state, self.window.start
         may_mask = state.may_choose_mask or ids_KW is not self.scores.ids_KW
         state.revise(write_KW, ids_KW, show_KW, start, counts=counts, may_mask=may_mask)
-        self.revised.append(torch.stack((state.tokens_KL[-1], state.born_KL[-1])))
+        self.revised.append(state.canvas_2KL[:, -1].clone())
 
     def end_block(self, end: Tensor) -> None:
         """End the open block at a canvas position (0-d int64), at most the window's end."""

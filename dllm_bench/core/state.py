@@ -3,7 +3,7 @@
 Masked positions hold the mask id, or a token that a reviser shows to the model there. The canvas
 may be cut, and grows only by `insert`, for a schedule that declares this. Tokens are written by
 `commit`, at masked positions, and by `revise`, at committed ones; nothing else writes them. `fork`
-and `pick` copy tokens and `memo` alike, so what a method remembers (credits, step counts) follows
+and `pick` carry tokens and `memo` alike, so what a method remembers (credits, step counts) follows
 its branch and ends with its request.
 """
 
@@ -41,7 +41,8 @@ class MemoKey(Generic[Remembered]):
 class Memo:
     """Values that the pieces remember from one forward of a request to the next.
 
-    Tensors have the leading dimension K. Integers are on the host and common to all branches.
+    Tensors have the leading dimension K, and nobody writes into them: branches may share them.
+    Integers are on the host and common to all branches.
     """
 
     def __init__(self) -> None:
@@ -78,10 +79,13 @@ class Memo:
         return {key: v for key, v in self._values.items() if not isinstance(v, Tensor)}
 
     def take(self, index: Tensor) -> Memo:
-        """Return the memo of the branches `index` (int64), in that order."""
-        taken = Memo()
+        """Return the memo of the branches `index` (int64), in that order; copies of a single branch
+        share its values."""
+        taken, count = Memo(), len(index)
         taken._values.update(self.numbers())
-        taken._values.update((key, v.index_select(0, index)) for key, v in self.tensors().items())
+        for key, v in self.tensors().items():
+            single = len(v) == 1
+            taken[key] = v.expand(count, *v.shape[1:]) if single else v.index_select(0, index)
         return taken
 
 
@@ -89,8 +93,8 @@ class Memo:
 class DecodeState:
     """Tokens and bookkeeping of one request."""
 
-    tokens_KL: Tensor  # token ids, int64
-    born_KL: Tensor  # forward that committed a position, int32; or `MASKED`, `PROMPT`, `CUT`
+    canvas_2KL: Tensor  # `tokens_KL` and `born_KL`, int64: one tensor, so that branches are copied
+    # at once
     prompt_len: int
     special: SpecialTokens
     forwards: int = 0  # forwards made so far
@@ -104,8 +108,13 @@ class DecodeState:
     remasked_KW: Tensor | None = None  # whether the last revision masked a position again, bool
     reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
     may_choose_mask: bool = True  # whether a candidate may be the mask token, which is no commit
-    _flags: dict[str, Tensor] = field(default_factory=dict, repr=False)  # see `once`
-    _flags_of: Tensor | None = field(default=None, repr=False)  # the `born_KL` they are of
+    tokens_KL: Tensor = field(init=False)  # token ids
+    born_KL: Tensor = field(init=False)  # forward that committed a position; or `MASKED`, `PROMPT`,
+    # `CUT`
+    _flags: dict[str, Tensor] = field(init=False, repr=False)  # see `once`
+
+    def __post_init__(self) -> None:
+        self._resize(self.canvas_2KL)
 
     @classmethod
     def start(
@@ -124,12 +133,12 @@ class DecodeState:
         wanted = prompt + request.max_new_tokens
         masks = (length or wanted) - prompt
         tokens_L = [*request.prompt_ids, *[special.mask] * masks]
-        born_L = torch.tensor([PROMPT] * prompt + [MASKED] * masks, dtype=torch.int32)
+        born_L = [PROMPT] * prompt + [MASKED] * masks
         for index, token in request.pinned:
             check_pinned(request, index, masks)
             tokens_L[prompt + index], born_L[prompt + index] = token, PROMPT
-        tokens_KL, born_KL = to_device([tokens_L], device), to_device(born_L[None], device)
-        state = cls(tokens_KL, born_KL, prompt, special, seed=request.seed, wanted=wanted)
+        canvas_21L = to_device([[tokens_L], [born_L]], device)
+        state = cls(canvas_21L, prompt, special, seed=request.seed, wanted=wanted)
         state.ends_given = any(token in special.ends for _, token in request.pinned)
         if request.reference is not None:
             reference = request.reference[:masks]
@@ -165,8 +174,6 @@ class DecodeState:
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Return what `compute` gives, computed once until positions are written."""
-        if self._flags_of is not self.born_KL:
-            self._flags, self._flags_of = {}, self.born_KL
         if name not in self._flags:
             self._flags[name] = compute()
         return self._flags[name]
@@ -197,7 +204,7 @@ class DecodeState:
             where_KW = where_KW & (ids_KW != self.special.mask)
         torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
         born_KW.masked_fill_(where_KW, self.forwards)
-        self._flags_of = None
+        self._flags = {}
 
     def revise(
         self,
@@ -226,7 +233,7 @@ class DecodeState:
         if counts:
             changes_KW = self.changes_KL[:, span]
             changes_KW += where_KW & (born_KW < self.forwards)
-        self._flags_of = self.remasked_KW = None
+        self._flags, self.remasked_KW = {}, None
         if ids_KW is None:
             self.remasked_KW = where_KW
             tokens_KW.masked_fill_(where_KW, self.special.mask)
@@ -248,16 +255,21 @@ class DecodeState:
         They no longer count as masked; `truncate` removes them once the host knows `length`.
         """
         position_L = constant(range(self.length), self.born_KL.device)
-        self.born_KL = self.born_KL.masked_fill(position_L >= length, CUT)
+        self.born_KL.masked_fill_(position_L >= length, CUT)
+        self._flags = {}
 
     def truncate(self, length: int) -> None:
         """Shorten the canvas to `length` positions."""
         if length == self.length:
             return
-        self.tokens_KL = self.tokens_KL[:, :length]
-        self.born_KL = self.born_KL[:, :length]
+        self._resize(self.canvas_2KL[:, :, :length])
         if self.changes_KL is not None:
             self.changes_KL = self.changes_KL[:, :length]
+
+    def _resize(self, canvas_2KL: Tensor) -> None:
+        """Use a canvas of another length."""
+        self.canvas_2KL, self._flags = canvas_2KL, {}
+        self.tokens_KL, self.born_KL = canvas_2KL
 
     def insert(self, at: Tensor, count: Tensor, ends: Tensor | None, room: int) -> Tensor:
         """Insert `count` positions before `at` (0-d int64), without a copy to the host.
@@ -272,8 +284,7 @@ class DecodeState:
         new_L = (position_L >= at) & ~behind_L
         before_L = (position_L - behind_L * count).clamp(max=self.length - 1)
         length = ((self.born_KL[-1] != CUT).sum() + count).clamp(max=len(position_L))
-        self.tokens_KL = self.tokens_KL.index_select(1, before_L)
-        self.born_KL = self.born_KL.index_select(1, before_L)
+        self._resize(self.canvas_2KL.index_select(2, before_L))
         self.tokens_KL.masked_fill_(new_L, self.special.mask)
         self.born_KL.masked_fill_(new_L, MASKED)
         if ends is not None:
@@ -286,8 +297,9 @@ class DecodeState:
 
     def take(self, index: Tensor) -> DecodeState:
         """Return the branches `index` (int64), in that order, memo included."""
-        names = ("tokens_KL", "born_KL", "changes_KL", "remasked_KW", "reference_KL")
-        return replace(self, memo=self.memo.take(index), **selected(self, names, index))
+        others = selected(self, ("changes_KL", "remasked_KW", "reference_KL"), index)
+        canvas_2KL, memo = self.canvas_2KL.index_select(1, index), self.memo.take(index)
+        return replace(self, canvas_2KL=canvas_2KL, memo=memo, **others)
 
     def fork(self, k: int) -> DecodeState:
         """Return a state of K = k copies of this single branch, memo included."""

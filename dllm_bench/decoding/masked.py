@@ -312,7 +312,7 @@ class MaskedDecoder(ComposedDecoder):
     ) -> None:
         """Continue with the best branch of all workers' `branches`, and commit the selector's
         choice. Drafts are rated after that commit, so each of them makes it."""
-        forced_K = self._commit(round.state, round.scores, round.window) if self._drafts else None
+        forced = self._commit(round.state, round.scores, round.window) if self._drafts else None
         several, winner = branches.branches > 1, constant(0, branches.tokens_KL.device)
         if several:
             rating_K = self.explore.rate(round.scores, round.window, round.state)
@@ -324,26 +324,26 @@ class MaskedDecoder(ComposedDecoder):
         )
         round.window = window.pick(winner) if several else round.window
         if not self._drafts:
-            forced_K = self._commit(round.state, round.scores, round.window)
-        elif forced_K is not None:
-            forced_K = workers.gather(forced_K).index_select(0, winner.reshape(1))
-        round.ask(FORCED, forced_K)
+            forced = self._commit(round.state, round.scores, round.window)
+        elif forced is not None:
+            forced = workers.gather(forced.sum(1)).index_select(0, winner.reshape(1))
+        round.ask(FORCED, forced)
 
     def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor | None:
         """Commit the selector's choice.
 
-        Returns the number of positions that the stall rule added (K,), None if it was not needed.
+        Returns the positions that the stall rule added (K, W), None if it was not needed.
         """
-        ids_KW, forced_K = scores.ids_KW, None
+        ids_KW, forced_KW = scores.ids_KW, None
         where_KW = self.select(scores, window, state) & window.eligible_KW
         if self._stalls:
             fallback_KW, fallback_ids_KW = self.select.on_stall(scores, window, state)
             forced_KW = window.forced(where_KW, fallback_KW)
             if fallback_ids_KW is not ids_KW:
                 ids_KW = torch.where(forced_KW, fallback_ids_KW, ids_KW)
-            where_KW, forced_K = where_KW | forced_KW, forced_KW.sum(1)
+            where_KW = where_KW | forced_KW
         state.fill(where_KW, ids_KW, window.start)
-        return forced_K
+        return forced_KW
 
     def _choose_rows(self, model: Denoiser, plan: ForwardPlan, window: Window) -> ForwardPlan:
         """Return the plan with logits of all rows that are read, and of no others if leaving them

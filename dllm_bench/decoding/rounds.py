@@ -17,7 +17,7 @@ from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, cut_reasons
 from dllm_bench.core.state import CUT, MASKED, DecodeState
 from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, Trace
-from dllm_bench.core.transfer import constant, to_device, to_host
+from dllm_bench.core.transfer import constant, to_device
 
 
 @dataclass
@@ -110,7 +110,7 @@ def masks_per_block(masked_KL: Tensor, window: Window) -> Tensor:
 # --- the log --------------------------------------------------------------------------------------
 
 WINNER = "winner"  # host: branch that continued from the last round
-FORCED = "forced"  # host: positions that the stall rule committed
+FORCED = "forced"  # host: whether the stall rule committed each position, or how many it did
 
 
 @dataclass
@@ -140,7 +140,7 @@ class RoundLog:
             self.canvas = round.state.length - prompt
         if not self.rows:
             return
-        self.winner, forced = host.get(WINNER, [0])[0], host.get(FORCED, [0])[0]
+        self.winner, forced = host.get(WINNER, [0])[0], sum(host.get(FORCED, ()))
         # draft j is branch j - 1, the base the last one
         accepted = (self.winner + 1) % (self.rows[-1]["proposed"] + 1)
         self.rows[-1] |= {"winner": self.winner, "forced": forced, "accepted": accepted}
@@ -192,7 +192,7 @@ class RoundLog:
         """Return all tokens of opened blocks, including those after the first end token."""
         request, state = round.request, round.state
         span = slice(state.prompt_len, self.open_end)
-        ids, born = map(tuple, to_host([state.tokens_KL[-1, span], state.born_KL[-1, span]]))
+        ids, born = map(tuple, state.canvas_2KL[:, -1, span].tolist())
         cut = cut_reasons(ids, request.max_new_tokens, state.special)
         trace = self.trace(span, round.revised)
         return Generation(request.id, ids, born, cut, trace, renewal_rounds=self.renewal_rounds)

@@ -27,10 +27,10 @@ from dllm_bench.registry import register
 
 # --- CreditDecoding -------------------------------------------------------------------------------
 
-UNUSED = -1  # id of an unused slot
 START = MemoKey[int]("credit.start")  # canvas position of the first remembered row
 CREDIT = MemoKey[Tensor]("credit.values")  # (K, W, X) for X slots, or X = V ids if dense
-IDS = MemoKey[Tensor]("credit.ids")  # (K, W, X) token id of each slot
+IDS = MemoKey[Tensor]("credit.ids")
+"""Token id of each slot, (K, W, X). Of equal ones the first has the credit, the others have 0."""
 
 Scope = Literal["block", "sequence"]
 
@@ -97,18 +97,21 @@ class Credit(Score):
         """Update the credits of the top-1 tokens, add all credits to the logits in place."""
         alpha, beta, gamma = self._numbers(state, window)
         ids_KW, probability_KW = top1(logits_KWV)
-        gained_KW1 = (probability_KW.pow(gamma) * window.eligible_KW)[..., None]
-        ids_KWX, credit_KWX = slots(ids_KW[..., None], state, window)
-        gained_KWX = (ids_KWX == ids_KW[..., None]) * gained_KW1
-        credit_KWX = gained_KWX if credit_KWX is None else gained_KWX + beta * credit_KWX
+        ids_KWX = ids_KW1 = ids_KW[..., None]
+        credit_KWX = gained_KW1 = (probability_KW.pow(gamma) * window.eligible_KW)[..., None]
+        known_KWX, before_KWX = recall(state, window, IDS), recall(state, window, CREDIT, 1)
+        if known_KWX is not None and before_KWX is not None:
+            ids_KWX = torch.cat([known_KWX, ids_KW1], 2)
+            slot_KW1 = (ids_KWX == ids_KW1).view(torch.uint8).argmax(2, keepdim=True)
+            credit_KWX = (beta * before_KWX).scatter_add_(2, slot_KW1, gained_KW1)
         state.memo[START], state.memo[IDS], state.memo[CREDIT] = window.start, ids_KWX, credit_KWX
-        logits_KWV.scatter_add_(2, ids_KWX.clamp(min=0), alpha * credit_KWX.log1p())
+        logits_KWV.scatter_add_(2, ids_KWX, alpha * credit_KWX.log1p())
 
     def _fuse_all(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> None:
         """Update and add credits as `_fuse_top` does, with a credit for every id."""
         alpha, beta, gamma = self._numbers(state, window)
         credit_KWV = logits_KWV.softmax(-1).pow(gamma) * window.eligible_KW[..., None]
-        before_KWV = recall(state, window, CREDIT, 0)
+        before_KWV = recall(state, window, CREDIT)
         if before_KWV is not None:
             credit_KWV += beta * before_KWV
         state.memo[START], state.memo[CREDIT] = window.start, credit_KWV
@@ -121,29 +124,18 @@ def count(window: Window, flags_KW: Tensor) -> Tensor:
     return window.flat(count_KN1.expand(-1, -1, window.block))
 
 
-def slots(ids_KW1: Tensor, state: DecodeState, window: Window) -> tuple[Tensor, Tensor | None]:
-    """Return the ids and credits so far (K, W, X), with a new slot for each of `ids` that has none
-    yet; None: no credits so far."""
-    known_KWX, credit_KWX = recall(state, window, IDS, UNUSED), recall(state, window, CREDIT, 0, 1)
-    if known_KWX is None or credit_KWX is None:
-        return ids_KW1, None
-    is_known_KW1 = (known_KWX == ids_KW1).any(-1, keepdim=True)
-    slot_KW1 = ids_KW1.masked_fill(is_known_KW1, UNUSED)
-    return torch.cat([known_KWX, slot_KW1], 2), credit_KWX
-
-
 def recall(
-    state: DecodeState, window: Window, key: MemoKey[Tensor], fill: float, slots: int = 0
+    state: DecodeState, window: Window, key: MemoKey[Tensor], slots: int = 0
 ) -> Tensor | None:
     """Return the remembered values, aligned to this window's positions, with more slots; None if
     there are none for it.
 
-    Positions before the window are final and forgotten.
+    Positions before the window are final and forgotten, those without memory hold 0.
     """
     values_KWX, start = state.memo.get(key), state.memo.get(START)
     if values_KWX is None or start is None:
         return None
-    return moved(values_KWX, window.start - start, window.width, fill, slots)
+    return moved(values_KWX, window.start - start, window.width, 0, slots)
 
 
 def moved(

@@ -356,7 +356,8 @@ def before(case: dict, step: dict) -> tuple[DecodeState, Window]:
     tokens_KL = torch.tensor([step["before"]])
     masked_KL = tokens_KL == case["mask_id"]
     special = SpecialTokens(case["mask_id"], case.get("eos_id", -1))
-    state = DecodeState(tokens_KL, torch.where(masked_KL, MASKED, PROMPT).int(), 0, special)
+    canvas_2KL = torch.stack([tokens_KL, torch.where(masked_KL, MASKED, PROMPT)])
+    state = DecodeState(canvas_2KL, 0, special)
     start, stop = case["block"]
     masked_KW = masked_KL[:, start:stop]
     window = Window(

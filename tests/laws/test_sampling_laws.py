@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
-from dllm_bench.core.request import Request, SpecialTokens
-from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.core.request import Request
+from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import generator
@@ -341,12 +341,10 @@ def test_eot_alone_may_come_last() -> None:
 
 def drawn(alg_temp: float | None, steps: int, seed: int) -> tuple[int, ...]:
     """Positions that the first forward of a time schedule commits, of six masks and a token."""
-    ids_KL = torch.full((1, 7), ROLES["mask"])
-    state = DecodeState(ids_KL, torch.full_like(ids_KL, MASKED), 0, SpecialTokens(**ROLES))
-    state.seed = seed
+    state, _ = opened(torch.ones(1, 7, dtype=torch.bool), seed=seed)
     eligible_KW = torch.arange(7)[None] != 2
     window = Window(0, 7, 7, 0, 7, 0, eligible_KW, eligible_KW.any(1, keepdim=True))
-    scores = Scores(ids_KL, CONFIDENCE[None], CONFIDENCE[None])
+    scores = Scores(state.tokens_KL, CONFIDENCE[None], CONFIDENCE[None])
     where_KW = Epsilon(steps, eps=0.01, alg_temp=alg_temp)(scores, window, state)
     return tuple(where_KW[0].nonzero()[:, 0].tolist())
 
