@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -197,13 +198,28 @@ class Proposal:
 class VerifyResult:
     """Decision of a verification, int64 on the device."""
 
-    count: Tensor
-    """Number of accepted draft tokens, 0-d."""
-    bonus: Tensor
-    """The target's own token after the accepted ones, 0-d."""
-    path_D: Tensor | None = None
-    """For a tree: indices of the accepted draft tokens, from 0, then of the others. None: the first
-    `count` are accepted."""
+    own_X: Tensor
+    """The target's own tokens: after the anchor and after each draft token (R,), or only after the
+    accepted ones (1,)."""
+    count_1: Tensor | None = None
+    """Number of accepted draft tokens, the first ones. None: those are accepted that the target
+    draws itself, which the host finds (`drawn_path`)."""
+
+
+def drawn_path(
+    own: Sequence[int], drafted: Sequence[int], parents: Sequence[int]
+) -> tuple[list[int], int]:
+    """Return the indices of the draft tokens that the target draws itself, each after the one
+    before it, and the token it draws after them.
+
+    own: what it draws after the anchor and after each verified token, the first ones of the draft.
+    """
+    row, places = 0, list[int]()
+    for place, child in enumerate(islice(zip(parents, drafted, strict=True), len(own) - 1)):
+        if child == (row, own[row]):
+            row = place + 1
+            places.append(place)
+    return places, own[row]
 
 
 HeadState = Tensor | None

@@ -39,6 +39,7 @@ from dllm_bench.core.speculative import (
     Verify,
     VerifyLength,
     VerifyResult,
+    drawn_path,
     one_hot,
     row_at,
 )
@@ -105,17 +106,7 @@ class GreedyMatch(Verify):
     gives = frozenset({Condition.DRAFT_TREES})
 
     def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
-        own_R, _ = sampler.sample(logits_RV)
-        if proposal.parents_D is None:
-            drafted_R = torch.nn.functional.pad(proposal.tokens_D, (0, 1), value=-1)  # ends anyway
-            count = (own_R != drafted_R).view(torch.uint8).argmax()
-            return VerifyResult(count, row_at(own_R, count))
-        wrong_D = own_R[proposal.parents_D] != proposal.tokens_D
-        left_D = (proposal.path_DR[:, 1:] & wrong_D).any(-1)
-        path_D = left_D.view(torch.uint8).sort(stable=True).indices
-        count = (~left_D).sum()
-        last = row_at(torch.nn.functional.pad(path_D + 1, (1, 0)), count)
-        return VerifyResult(count, row_at(own_R, last), path_D)
+        return VerifyResult(sampler.sample(logits_RV)[0])
 
 
 TINY = 1e-8
@@ -148,8 +139,8 @@ class Rejection(Verify):
             draft_DV = one_hot(proposal.tokens_D, target_RV.shape[-1])
         accepted_D = self.acceptance_probability(proposal.tokens_D, draft_DV, target_RV)
         count = (sampler.uniforms(len(proposal)) < accepted_D).long().cumprod(0).sum()
-        bonus = sampler.draw(self.next_distribution(count, draft_DV, target_RV)[None])[0]
-        return VerifyResult(count, bonus)
+        bonus_1 = sampler.draw(self.next_distribution(count, draft_DV, target_RV)[None])
+        return VerifyResult(bonus_1, count[None])
 
     @staticmethod
     def acceptance_probability(tokens_D: Tensor, draft_DV: Tensor, target_RV: Tensor) -> Tensor:
@@ -452,18 +443,19 @@ def _copy_to_host(
     """Copy what was verified for all requests to the host at once; survival logits to 4 digits."""
     joined, lengths = [], []
     for result, draft in zip(results, drafts, strict=True):
-        decided = (result.count.reshape(1), result.bonus.reshape(1))
         survival_D = None if draft.survival_D is None else draft.survival_D.double()
-        maybe = (*decided, draft.tokens_D, survival_D, draft.parents_D, result.path_D)
+        maybe = (result.own_X, result.count_1, draft.tokens_D, survival_D, draft.parents_D)
         parts = [draft.tokens_D[:0] if part is None else part for part in maybe]
         lengths.append([len(part) for part in parts])
         joined.append(torch.cat(parts))
     for values, each in zip(to_host(joined), lengths, strict=True):
         rest = iter(values)
-        (count,), (bonus,), tokens, survival, parents, path = ([*islice(rest, n)] for n in each)
+        own, count, tokens, survival, parents = ([*islice(rest, n)] for n in each)
         drafted = (*map(int, tokens),)
-        places = [*map(int, path)] if parents else [*range(len(drafted))]
-        places = places[: int(count)]
+        if count:
+            places, bonus = [*range(int(count[0]))], own[0]
+        else:
+            places, bonus = drawn_path(own, drafted, parents or range(len(drafted)))
         accepted = [drafted[place] for place in places]
         facts = {
             "drafted": drafted,

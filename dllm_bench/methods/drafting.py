@@ -64,16 +64,16 @@ def one_by_one(
 ) -> Proposal:
     """Draft `count` tokens, each from a forward of `model`. `choose` returns a token (1,) of logits
     (1, V), and the probabilities it was drawn from, if it was."""
-    text_L, kv, distributions = context.tokens_L, context.kv, []
+    text_L, kv, drawn = context.tokens_L, context.kv, []
     assert kv is not None
     cached = kv.length
     for _ in range(count):
-        token_1, probabilities_1V = choose(next_logits(model, text_L, kv))
-        text_L = torch.cat([text_L, token_1])
-        distributions.append(probabilities_1V)
+        drawn.append(choose(next_logits(model, text_L, kv)))
+        text_L = drawn[-1][0].expand(len(text_L) + 1)  # the cache holds what is before it
     kv.crop(context.anchor)
+    tokens, distributions = zip(*drawn, strict=True)
     fed, joined = len(text_L) - 1 - cached, Sampler.joined(distributions)
-    return Proposal(text_L[-count:], joined, calls=count, fed=fed, cached=cached)
+    return Proposal(torch.cat(tokens), joined, calls=count, fed=fed, cached=cached)
 
 
 def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:

@@ -481,15 +481,13 @@ class Eagle3(Draft):
         assert kv is not None
         cached = kv.length
         hidden_11H, logits_1V = network.extend(context)
-        tokens_1, probabilities_1V = sampler.sample(logits_1V)
-        tokens, distributions = [tokens_1], [probabilities_1V]
+        drawn = [sampler.sample(logits_1V)]
         for _ in range(self.longest - 1):
-            hidden_11H, logits_1V = network.step(tokens[-1], hidden_11H, context)
-            tokens_1, probabilities_1V = sampler.sample(logits_1V)
-            tokens.append(tokens_1)
-            distributions.append(probabilities_1V)
+            hidden_11H, logits_1V = network.step(drawn[-1][0], hidden_11H, context)
+            drawn.append(sampler.sample(logits_1V))
         fed = kv.length - cached
         kv.crop(context.anchor)
+        tokens, distributions = zip(*drawn, strict=True)
         return Proposal(
             torch.cat(tokens),
             sampler.joined(distributions),

@@ -24,7 +24,7 @@ from torch import Tensor
 from dllm_bench.api.generation import composed_decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyResult
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyResult, drawn_path
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.speculative import GreedyMatch, Rejection, SpeculativeDecoder
 from dllm_bench.methods.drafting import NoDraft
@@ -451,7 +451,7 @@ def test_ddtree(case: Case) -> None:
     request = Request("golden", tuple(case["prompt"]), case["max_new_tokens"] + 1)
     generation = decoder.generate(target(), request)
     assert list(generation.ids[: len(case["output"])]) == case["output"]
-    found, rounds = verified(generation), case["rounds"]
+    found, rounds, made = verified(generation), case["rounds"], list[int]()
     with agreement(case):
         for (row, new), (result, own), entry in zip(found, watched.seen, rounds, strict=False):
             nodes = len(entry["nodes"])
@@ -461,12 +461,11 @@ def test_ddtree(case: Case) -> None:
             assert (row.proposed, row.fed, row.cached) == (nodes, nodes + 1, entry["anchor_pos"])
             if not case["temperature"]:
                 assert own == entry["target_tokens"]
-            assert result.path_D is not None
-            path = (result.path_D[: int(result.count)] + 1).tolist()
-            assert path == entry["accepted_path"]
-            assert int(result.bonus) == entry["next_token"]
+            places, following = drawn_path(result.own_X.tolist(), row.drafted, row.parents)
+            assert [place + 1 for place in places] == entry["accepted_path"]
+            assert following == entry["next_token"]
+            made.append(len(places) + 1)
             assert row.accepted + 1 == len(new) or ended
-        made = [int(result.count) + 1 for result, _ in watched.seen]
         assert made == case["acceptance_lengths"]
 
 
