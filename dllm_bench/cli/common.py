@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dllm_bench.core.output import show, show_error
@@ -54,10 +55,10 @@ def positive_ints(text: str) -> tuple[int, ...]:
 
 def positive_float(text: str) -> float:
     """Return the number above zero that an option was given."""
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a number above zero")
-    return number
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < float("inf"):
+            return number
+    raise ArgumentTypeError(f"{text!r} is not a number above zero")
 
 
 def positive_floats(text: str) -> tuple[float, ...]:
