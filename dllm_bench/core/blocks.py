@@ -33,6 +33,7 @@ class BlockGrid:
     ends: tuple[int, ...] = ()  # where the first blocks end, if a schedule chose; those after them
     # have `block` positions
     sees_future: bool = True  # whether the model sees the masks after the open blocks
+    given: tuple[int, ...] = ()  # positions after the prompt whose tokens are known from the start
 
     @property
     def block(self) -> int:
@@ -53,8 +54,9 @@ class BlockGrid:
         return min(base + (n - known) * self.block, self.length)
 
     def new_positions(self, n: int) -> int:
-        """Return the number of positions of block `n` after the prompt."""
-        return max(self.start(n + 1) - max(self.start(n), self.prompt_len), 0)
+        """Return the number of positions of block `n` after the prompt that are to be decoded."""
+        start, stop = max(self.start(n), self.prompt_len), self.start(n + 1)
+        return max(stop - start, 0) - sum(start <= place < stop for place in self.given)
 
 
 @dataclass(frozen=True)

@@ -133,14 +133,4 @@ def show_painted(drawing: RenderableType, by: Console) -> None:
 def clean_warnings() -> None:
     """Clean all warnings that this process shows from here on, including those of libraries."""
     form = warnings.formatwarning
-
-    def clean_form(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        line: str | None = None,
-    ) -> str:
-        return cleaned(form(message, category, filename, lineno, line))
-
-    warnings.formatwarning = clean_form
+    warnings.formatwarning = lambda *parts, **named: cleaned(form(*parts, **named))

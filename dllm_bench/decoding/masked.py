@@ -229,6 +229,7 @@ class MaskedDecoder(ComposedDecoder):
             asked[f"request {request.id!r} with pinned tokens"] = needing(FIXED_CANVAS)
         self.check_run_fits(model, asked=asked)
         grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
+        grid = replace(grid, given=tuple(grid.prompt_len + place for place, _ in request.pinned))
         state = DecodeState.start(request, model.special, model.device, grid.length)
         if Condition.NO_CHANGES not in self.revise.gives:
             state.changes_KL = torch.zeros_like(state.born_KL)
@@ -252,9 +253,8 @@ class MaskedDecoder(ComposedDecoder):
         self._act("on_start", round)
         state, flags = round.state, self.stop.ended(round.state)
         masked_KL = state.masked_KL
-        if not round.begun:
-            masks = state.tokens_KL.new_empty(0)
-        else:
+        masks = state.tokens_KL.new_empty(0)
+        if round.begun:
             # blocks after the window may have moved, too
             window = replace(round.window, stop=state.length) if to_end else round.window
             masks = masks_per_block(masked_KL, window)

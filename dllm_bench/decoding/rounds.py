@@ -45,7 +45,9 @@ class WindowTracker:
         masks: `masks_per_block` of the last window, flattened. ends: where blocks end that a piece
         ended in that round.
         """
-        self.grid = replace(self.grid, length=length, ends=(*self.grid.ends, *ends))
+        if ends:  # of the window's block; those before it may have ended unasked
+            ends = (*(self.grid.start(n + 1) for n in range(self.first)), *ends)
+        self.grid = replace(self.grid, length=length, ends=tuple(ends) or self.grid.ends)
         opened, branches = self.opened[winner], len(closed)
         parts = zip(in_parts(masks, branches), closed, in_parts(stays, branches), strict=True)
         return [

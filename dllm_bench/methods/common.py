@@ -575,10 +575,9 @@ class Pipeline(Schedule):
         return BlockGrid(prompt_len, self.block, prompt_len, prompt_len + new, sees_future=seen)
 
     def opened(self, branch: BlockProgress) -> int:
-        last = branch.opened - 1
-        full = branch.opened >= branch.grid.blocks
-        due = last < 0 or self._reaches(branch, last, self.tau_add)
-        return branch.opened + (due and not full and not branch.closed)
+        opened = max(branch.opened, branch.finished)
+        due = opened == 0 or self._reaches(branch, opened - 1, self.tau_add)
+        return opened + (due and opened < branch.grid.blocks and not branch.closed)
 
     def must_progress(self, branch: BlockProgress, n: int) -> bool:
         return n == 0 or self._reaches(branch, n - 1, self.tau_act)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import Explore, Round, Schedule, Select, Stop, StopFlags
+from dllm_bench.core.contracts import Explore, Round, Schedule, Stop, StopFlags
 from dllm_bench.core.decoder import Conditions
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
@@ -35,6 +36,8 @@ from tests.pieces import Table
 from tests.tiers import covering
 
 REQUEST = Request("blocks", tuple(range(3, 14)), 32)
+PINNED = replace(REQUEST, pinned=tuple((place, 7) for place in (0, 2, *range(6, 19), 31)))
+"""Places in the first block, whole blocks, and a block's end."""
 
 
 @dataclass
@@ -92,7 +95,8 @@ class Counts(Schedule):
         spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
         left = [int((span == MASKED).sum()) for span in spans]
         starts = [max(grid.start(n), grid.prompt_len) for n in range(grid.blocks)]
-        new = [born_L[start : grid.start(n + 1)] for n, start in enumerate(starts)]
+        new_L = born_L.index_fill(0, torch.tensor(grid.given, dtype=torch.long), MASKED)
+        new = [new_L[start : grid.start(n + 1)] for n, start in enumerate(starts)]
         assert [branch.masks_left(n) for n in range(grid.blocks)] == left
         assert [branch.begun(n) for n in range(grid.blocks)] == [
             bool((span != MASKED).any()) for span in new
@@ -150,13 +154,13 @@ SELECTS = (Threshold(0.4), Threshold(1.0, strict=True))
 def test_the_host_knows_the_canvas(
     schedule: Schedule, explore: Explore, length: int | None
 ) -> None:
-    for stop, select in product(STOPS, SELECTS):
-        check(schedule, explore, select, stop, length)
+    for request, *parts in product((REQUEST, PINNED), STOPS, SELECTS):
+        check(request, length, schedule, explore, *parts)
 
 
 def test_the_host_knows_a_canvas_that_grows() -> None:
     for low, stop, select in product((0.5, 1.1), STOPS, SELECTS):
-        check(Daedal(8, 4, 5, 0.2, 0.9, low, 5), GREEDY, select, stop, None)
+        check(REQUEST, None, Daedal(8, 4, 5, 0.2, 0.9, low, 5), GREEDY, stop, select)
 
 
 def test_a_grid_of_sub_blocks_holds_every_position_once() -> None:
@@ -194,22 +198,16 @@ def test_blocks_without_a_delimiter_have_the_length_that_is_set() -> None:
         assert plain.ids == adaptive.ids and plain.born == adaptive.born
 
 
-def check(
-    schedule: Schedule, explore: Explore, select: Select, stop: Stop, length: int | None
-) -> None:
-    """Decode with both watching; what is decoded is what is decoded unwatched."""
-    canvas = Canvas()
-    watched = MaskedDecoder(
-        Confidence(),
-        select,
-        Counts(schedule, canvas),
-        NoCache(),
-        explore=explore,
-        stop=Shows(stop, canvas, length),
-    )
-    generation = watched.generate(Table(), REQUEST)
+def check(request: Request, length: int | None, *parts: Any) -> None:
+    """Decode with both watching; what is decoded is what is decoded unwatched, and where tokens are
+    pinned, every forward commits one."""
+    canvas, (schedule, explore, stop, select) = Canvas(), parts
+    pieces = (Confidence(), select, Counts(schedule, canvas), NoCache(), explore)
+    watched = MaskedDecoder(*pieces, Shows(stop, canvas, length))
+    generation = watched.generate(Table(), request)
     assert canvas.rounds == len(generation.trace) + 1
-    alone = replace(watched, schedule=schedule).generate(Table(), REQUEST)
+    assert not request.pinned or length or {*range(canvas.rounds - 1)} <= {*generation.born}
+    alone = replace(watched, schedule=schedule).generate(Table(), request)
     assert alone.ids == generation.ids and alone.born == generation.born
 
 
