@@ -230,7 +230,7 @@ def to_aup(export: Export) -> Iterator[Path]:
 
 def to_hub(export: Export) -> Iterator[Path]:
     """Write the scores, in percent, to `.eval_results/NAME.yaml` of a model's repository."""
-    if "/" not in (export.dataset or "") or not export.task:
+    if not export.dataset or "/" not in export.dataset or not export.task:
         raise DllmBenchError(
             f"--to hub was given --dataset {export.dataset} and --task {export.task}; give "
             "--dataset OWNER/NAME and --task ID as the eval.yaml of that data set has them."
