@@ -224,9 +224,8 @@ class MaskedDecoder(ComposedDecoder):
     ) -> tuple[Round, WindowTracker, RoundLog]:
         """Return the first round of a request, with the objects that track its blocks and log its
         rounds."""
-        asked = dict(workers.needs)
-        if request.pinned:
-            asked[f"request {request.id!r} with pinned tokens"] = needing(FIXED_CANVAS)
+        pinned = {f"request {request.id!r} with pinned tokens": needing(FIXED_CANVAS)}
+        asked = {**workers.needs, **(pinned if request.pinned else {})}
         self.check_run_fits(model, asked=asked)
         grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
         grid = replace(grid, given=tuple(grid.prompt_len + place for place, _ in request.pinned))
@@ -253,8 +252,9 @@ class MaskedDecoder(ComposedDecoder):
         self._act("on_start", round)
         state, flags = round.state, self.stop.ended(round.state)
         masked_KL = state.masked_KL
-        masks = state.tokens_KL.new_empty(0)
-        if round.begun:
+        if not round.begun:
+            masks = state.tokens_KL.new_empty(0)
+        else:
             # blocks after the window may have moved, too
             window = replace(round.window, stop=state.length) if to_end else round.window
             masks = masks_per_block(masked_KL, window)
