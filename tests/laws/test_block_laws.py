@@ -95,7 +95,7 @@ class Counts(Schedule):
         spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
         left = [int((span == MASKED).sum()) for span in spans]
         starts = [max(grid.start(n), grid.prompt_len) for n in range(grid.blocks)]
-        new_L = born_L.index_fill(0, torch.tensor(grid.given, dtype=torch.long), MASKED)
+        new_L = torch.tensor([MASKED if i in grid.given else n for i, n in enumerate(born_L)])
         new = [new_L[start : grid.start(n + 1)] for n, start in enumerate(starts)]
         assert [branch.masks_left(n) for n in range(grid.blocks)] == left
         assert [branch.begun(n) for n in range(grid.blocks)] == [
