@@ -9,8 +9,8 @@ token replays of the runs whose figures read them, packed into `runs.tar.xz` wit
 it, the tables as Markdown and json, and the figures as csv and svg. Whatever was in
 results/reference before is removed. RESULTS is results/ by default. Run it after every change of
 what a run is: weights, frozen items, decoders, the embedded profile. With --add everything stays,
-the sealed records of RESULTS are added (without samples, so for tables alone), and the tables named
-are written again.
+the sealed records of RESULTS are added (without samples, so for tables alone), the tables named are
+written again, and records that nothing shows any more are taken out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dllm_bench.figures.spec import load_figure
 from dllm_bench.store.archive import REPLAYS, SAMPLES
 from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.index import RecordIndex
-from dllm_bench.store.store import Store
+from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.plan import Planner
 from dllm_bench.tables.spec import EMBEDDED
@@ -99,13 +99,33 @@ def write_archive(archive: Path, files: Mapping[str, bytes]) -> None:
             packed.addfile(member, io.BytesIO(files[name]))
 
 
+def read_archive(archive: Path) -> dict[str, bytes]:
+    """Return the content of each file of an archive, by its name."""
+    with tarfile.open(archive) as packed:
+        members = ((member.name, packed.extractfile(member)) for member in packed)
+        return {name: content.read() for name, content in members if content}
+
+
+def prune(reference: Path) -> int:
+    """Take out the records that no table, figure or claim of a reference shows, with their samples;
+    returns the number of these records."""
+    archive = reference / "runs.tar.xz"
+    files, shown = read_archive(archive), shown_runs(reference)
+    records = [name for name in files if name.endswith(RECORD)]
+    hashes = {name: json.loads(files[name])["identity_hash"] for name in records}
+    gone = {Path(name).parent for name in records if hashes[name] not in shown}
+    if gone:
+        kept = {name: text for name, text in files.items() if Path(name).parent not in gone}
+        write_archive(archive, kept)
+        ship_index(reference / "runs")
+    return len(gone)
+
+
 def add(results: Path, reference: Path, tables: Sequence[str]) -> int:
     """Add the sealed records of `results` to a reference and write these of its tables anew;
     returns the number of records that are new; a repeated run replaces its earlier record."""
     archive = reference / "runs.tar.xz"
-    with tarfile.open(archive) as packed:
-        members = ((member.name, packed.extractfile(member)) for member in packed)
-        files = {name: content.read() for name, content in members if content}
+    files = read_archive(archive)
     records = {r.relative_to(results).as_posix(): r.read_bytes() for r in results.glob(RECORDS)}
     write_archive(archive, files | records)
     ship_index(reference / "runs")
@@ -151,5 +171,6 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if arguments.add:
         print(add(arguments.results, REFERENCE, arguments.add), "records added")
+        print(prune(REFERENCE), "records taken out")
     else:
         replace(arguments.results)

@@ -114,7 +114,7 @@ class DecodeState:
     _flags: dict[str, Tensor] = field(init=False, repr=False)  # see `once`
 
     def __post_init__(self) -> None:
-        self._resize(self.canvas_2KL)
+        self._use(self.canvas_2KL)
 
     @classmethod
     def start(
@@ -262,12 +262,12 @@ class DecodeState:
         """Shorten the canvas to `length` positions."""
         if length == self.length:
             return
-        self._resize(self.canvas_2KL[:, :, :length])
+        self._use(self.canvas_2KL[:, :, :length])
         if self.changes_KL is not None:
             self.changes_KL = self.changes_KL[:, :length]
 
-    def _resize(self, canvas_2KL: Tensor) -> None:
-        """Use a canvas of another length."""
+    def _use(self, canvas_2KL: Tensor) -> None:
+        """Use this canvas, of which `tokens_KL` and `born_KL` are views."""
         self.canvas_2KL, self._flags = canvas_2KL, {}
         self.tokens_KL, self.born_KL = canvas_2KL
 
@@ -284,7 +284,7 @@ class DecodeState:
         new_L = (position_L >= at) & ~behind_L
         before_L = (position_L - behind_L * count).clamp(max=self.length - 1)
         length = ((self.born_KL[-1] != CUT).sum() + count).clamp(max=len(position_L))
-        self._resize(self.canvas_2KL.index_select(2, before_L))
+        self._use(self.canvas_2KL.index_select(2, before_L))
         self.tokens_KL.masked_fill_(new_L, self.special.mask)
         self.born_KL.masked_fill_(new_L, MASKED)
         if ends is not None:

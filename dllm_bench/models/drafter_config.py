@@ -83,7 +83,7 @@ def read_z_lab(published: PublishedConfig) -> DrafterConfig:
             f"The drafter's config has projector_type {nested['projector_type']!r}; in this "
             "format only DFlash is supported, use DeepSpec's checkpoint for DSpark."
         )
-    kinds = published.get("layer_types") or ["full"] * value(published, "num_hidden_layers")
+    kinds = published.get("layer_types") or [None] * value(published, "num_hidden_layers")
     sliding = [kind == "sliding_attention" for kind in kinds]
     causal = published.get("is_causal")
     return DrafterConfig(

@@ -146,7 +146,7 @@ def convert_filter(file: Path, folder: Path, metadata: FilterMetadata) -> Learne
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+        reason = getattr(error, "strerror", None) or type(error).__name__
         raise DllmBenchError(
             f"{file} was to be read as a filter, and is no file of tensors alone ({reason}); save "
             "it with torch.save(network.state_dict(), FILE)."

@@ -43,7 +43,7 @@ from dllm_bench.tables import frame as tables
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.render import prose
-from scripts.update_reference import add, pack
+from scripts.update_reference import add, pack, prune
 from tests.site import builders
 
 
@@ -612,5 +612,6 @@ def test_runs_are_added_to_an_archive_that_keeps_what_it_has(tmp_path: Path) -> 
     hashes = sorted(record.identity_hash for record in Store(tmp_path / "runs").records())
     pack(tmp_path, packed / PACKED, hashes[:1])
     assert add(tmp_path, packed, []) == len(hashes) - 1 > 0
-    assert sorted(record.identity_hash for record in Store(packed / "runs").records()) == hashes
-    assert add(tmp_path, packed, []) == 0
+    stored = Store(packed / "runs").records
+    assert sorted(record.identity_hash for record in stored()) == hashes
+    assert (add(tmp_path, packed, []), prune(packed), [*stored()]) == (0, len(hashes), [])
