@@ -125,7 +125,7 @@ def device_lines() -> Iterator[Line]:
         return
     import torch  # `package_lines` states that it is missing; importing it at the top would fail
 
-    threads = f"torch uses {torch.get_num_threads()} threads"
+    threads = f"torch uses {torch.get_num_threads()} thread(s)"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         yield OK, "device", f"cpu, {threads}; no CUDA device, so paper-size models are out of reach"

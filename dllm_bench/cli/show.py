@@ -143,7 +143,7 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield what a sealed run measured, and on which machine and commit."""
     environment = record.environment
     yield from progress.summary(record)
-    yield f"machine: {record.devices}, {environment.get('threads')} threads"
+    yield f"machine: {record.devices}, {environment.get('threads')} thread(s)"
     for session, one in enumerate(record.environments, 1):
         load = f"{one.get('load')} on {one.get('cores')} cores"
         remark = ", which disturbs timings" if is_loaded(one) else ""

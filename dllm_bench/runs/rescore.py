@@ -22,16 +22,10 @@ from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import RunRecord, whole_texts
 from dllm_bench.store.seal import seal
-from dllm_bench.store.store import (
-    LOCK,
-    RECORD,
-    SAMPLES,
-    RunEntry,
-    read_record,
-    read_samples,
-)
+from dllm_bench.store.store import LOCK, RECORD, SAMPLES, RunEntry, read_record, read_samples
 
 Plain = dict[str, Any]
+DECODED = {"max_new_tokens", "shots", "template", "chat"}  # settings that have no part in grading
 SHOWN = 20  # changed samples that are listed one by one
 
 
@@ -60,11 +54,11 @@ def _grades(record: RunRecord) -> dict[str, tuple[float | None, str]]:
 
 def settings(entry: RunEntry, changes: Mapping[str, Any], compose: Compose) -> Plain:
     """Return the run's benchmark settings with `changes`; data and consent are this machine's."""
-    unknown = sorted(set(changes) - set(entry.spec.benchmark))
-    if unknown:
+    known = [key for key in entry.spec.benchmark if key not in DECODED]
+    if unknown := sorted(set(changes) - set(known)):
         raise DllmBenchError(
-            f"Benchmark {entry.spec.benchmark.name!r} has no setting {unknown[0]!r}; it has "
-            f"{', '.join(entry.spec.benchmark)}."
+            f"The grading of benchmark {entry.spec.benchmark.name!r} has no setting "
+            f"{unknown[0]!r}; it has {', '.join(known)}."
         )
     return {**on_this_machine("benchmark", entry.spec.benchmark, compose), **changes}
 

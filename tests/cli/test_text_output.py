@@ -70,7 +70,7 @@ def test_summary_names_definition_machine_and_commit() -> None:
     assert "score 50.0 [" in text
     assert "correct 1, wrong 1" in text
     assert "tpf/emitted" in text
-    assert "a machine, 1 threads" in text
+    assert "a machine, 1 thread(s)" in text
     assert "0123456789 with local changes" in text
     assert "  hardware.name     n" in text, "settings"
 

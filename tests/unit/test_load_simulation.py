@@ -379,7 +379,7 @@ def test_what_is_no_load_is_refused(texts, target, profile, tmp_path, capsys) ->
     whole = store_run(tmp_path, spec(), texts, target.special)
     for run, given, words in (
         (sampled, ["--profile", profile], "temperature=0"),
-        (few, ["--profile", profile], "drafts of 1 texts"),
+        (few, [], "drafts of 1 texts"),
         (whole, [], "measured with tiny-qwen3"),
     ):
         assert main(["simulate", run, "--results", str(tmp_path), *given]) == 2

@@ -136,7 +136,8 @@ def test_rescore_shows_another_reading_and_writes_nothing(command, tmp_path) -> 
     printed = command(f"{again} escape_until=true primary=exact_match,flexible-extract")
     assert "correct -> wrong" in printed and "4 of 6 samples changed" in printed
     assert file.read_bytes() == before
-    assert "no setting 'colour'" in command(f"{again} colour=red", code=2)
+    for name in ("colour", "shots"):
+        assert f"no setting '{name}'" in command(f"{again} {name}=3", code=2)
     assert "which EvalPlus does not know" in command(f"{again} --evalplus x.jsonl", code=2)
 
 
