@@ -122,11 +122,12 @@ class DelayedCache(Cache):
 class EndFill(Revise):
     """d3LLM's early stop (arXiv 2601.07568, hao-ai-lab/d3LLM): fills up with end tokens.
 
-    After a forward, all positions after the first end token become end tokens, even committed ones,
-    unless nothing is masked any more. As in the released code, positions that were masked until
-    then still compete in the next forward. If decoding ends with that forward its commits remain,
-    so text can follow the end token. Combine it with stop rule `eos` (scope "token", turn_end off)
-    and schedule `multi_block` (opens_rest on); without the latter, fewer positions compete.
+    After a forward, all positions after the first decoded end token become end tokens, even
+    committed ones, unless nothing is masked any more. As in the released code, positions that were
+    masked until then still compete in the next forward. If decoding ends with that forward its
+    commits remain, so text can follow the end token. Combine it with stop rule `eos` (scope
+    "token", turn_end off) and schedule `multi_block` (opens_rest on); without the latter, fewer
+    positions compete.
     """
 
     needs = needing(
@@ -137,8 +138,7 @@ class EndFill(Revise):
         state = round.state
         tokens_KL, masked_KL = state.tokens_KL, state.masked_KL
         ends_KL = tokens_KL == state.special.eos
-        new_KL = ends_KL.clone()
-        new_KL[:, : state.prompt_len] = False
+        new_KL = ends_KL & state.committed_KL
         behind_KL = new_KL.cumsum(1) > new_KL
         open_KL = masked_KL & (tokens_KL == state.special.mask)
         behind_KL &= open_KL.any(1, keepdim=True)

@@ -22,8 +22,8 @@ from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, NoCache, PrefixCache
-from dllm_bench.methods.common import Blocks, Confidence, Eos, NegEntropy
-from dllm_bench.methods.d3llm import DelayedCache, EndFill, EntropyThreshold, MultiBlock
+from dllm_bench.methods.common import Blocks, Confidence
+from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
 from dllm_bench.methods.remasking import Remask, Wino
 from dllm_bench.methods.revising import Budgeted, Edit, Leftmost, SoftRevision
 from dllm_bench.runs.sessions import MeasuredDenoiser
@@ -34,6 +34,7 @@ from tests.tiers import covering
 REVISING = {
     name: one for name, one in decoders().items() if Condition.NO_CHANGES not in one.revise.gives
 }
+EARLY = REVISING["d3llm_early_stop"]
 MODELS = [Table(seed) for seed in range(3)]
 REQUEST = Request("laws", (5, 9, 2), 16, seed=7)
 
@@ -132,15 +133,8 @@ def test_end_tokens_are_written_behind_the_first_one(cache: Cache, explore: Expl
     """Alone and in batches; what the last forward commits there stays, as released."""
     requests, filled = [replace(REQUEST, seed=s, prompt_ids=(5, s + 3)) for s in range(4)], 0
     for tau, model in itertools.product((0.5, 2.0), MODELS):
-        decoder = MaskedDecoder(
-            NegEntropy(),
-            EntropyThreshold(tau, best=True),
-            MultiBlock(4, 0.25, opens_rest=True),
-            cache,
-            explore,
-            Eos("token", turn_end=False),
-            EndFill(),
-        )
+        select, schedule = EntropyThreshold(tau, best=True), MultiBlock(4, 0.25, opens_rest=True)
+        decoder = replace(EARLY, select=select, schedule=schedule, cache=cache, explore=explore)
         alone = sorted(canvas(decoder.generate(model, request)) for request in requests)
         assert alone == sorted(map(canvas, decoder.generate_stream(model, requests, 3)))
         for drawn, forwards, changed in alone:
@@ -151,6 +145,12 @@ def test_end_tokens_are_written_behind_the_first_one(cache: Cache, explore: Expl
             assert all(born != MASKED for _, born in drawn)
             filled += changed
     assert filled, "no committed token stood behind an end token"
+
+
+def test_a_given_end_token_fills_no_gap() -> None:
+    eos = MODELS[0].special.eos
+    gaps = replace(REQUEST, pinned=((5, eos),))
+    assert replace(EARLY, forbid="ends").generate(MODELS[0], gaps).ids.count(eos) == 1
 
 
 def test_a_reviser_that_cycles_ends_with_a_sentence() -> None:
