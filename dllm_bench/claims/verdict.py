@@ -382,7 +382,7 @@ def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int
 
     equal = claim.direction is Direction.EQUAL
     effect = claim.margin
-    tails = ndtri(1 - (level if equal else level / 2))
+    tails = ndtri(1 - level / 2)
     power = ndtri((1 + POWER) / 2 if equal else POWER)
     if evidence.discordant is not None:
         share = effect / 100

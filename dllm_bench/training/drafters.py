@@ -54,7 +54,7 @@ BATCH = 32  # requests that are answered at a time
 HELD_OUT = 64  # texts, or a tenth where there are few
 MANY_LAYERS = 8  # targets with fewer layers give features of all layers but the last one
 FEATURE_LAYERS = 5
-TAPS, GROUP, CANDIDATES = 2, 16, 16  # of DFlash 2, as published but for the group
+TAPS, GROUP, CANDIDATES = 2, 16, 16  # of DFlash 2, as published
 COPIED_FROM_TARGET = (
     "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads hidden_act "
     "rms_norm_eps rope_parameters max_position_embeddings"

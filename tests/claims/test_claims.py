@@ -109,17 +109,16 @@ def test_a_clear_ratio_is_judged_by_its_direction(direction, ours, expected) -> 
 )
 def test_a_printed_size_is_met_exceeded_or_missed(printed, expected) -> None:
     """Twice as many tokens per forward, whose items vary."""
-    forwards = [[5 + i % 3 for i in range(60)], [11 + i % 5 for i in reversed(range(60))]]
-    forwards[1] = [2 * n for n in reversed(forwards[0])]
+    ours = [5 + i % 3 for i in range(60)]
     one = claim(TPF, printed=(printed, 1.0) if printed else None)
-    assert verdict(one, [[1.0] * 60] * 2, forwards).verdict is expected
+    made = verdict(one, [[1.0] * 60] * 2, [ours, [2 * n for n in reversed(ours)]])
+    assert made.verdict is expected
 
 
 def test_an_interval_wider_than_the_band_confirms_no_size() -> None:
     rng = np.random.default_rng(1)
     forwards = [rng.integers(2, 40, 24).tolist(), rng.integers(4, 80, 24).tolist()]
-    effect = sum(forwards[1]) / sum(forwards[0])
-    one = claim(TPF, printed=(effect, 1.0))
+    one = claim(TPF, printed=(sum(forwards[1]), sum(forwards[0])))
     assert verdict(one, [[1.0] * 24] * 2, forwards).verdict is ClaimVerdict.DIRECTION_ONLY
 
 
@@ -137,8 +136,7 @@ def test_a_margin_is_half_of_the_printed_gap(printed, metric, margin) -> None:
 
 
 def test_an_interval_without_width_is_refused() -> None:
-    forwards = [[5] * 20, [10] * 20]
-    found = verdict(claim(TPF), [[1.0] * 20] * 2, forwards)
+    found = verdict(claim(TPF), [[1.0] * 20] * 2, [[5] * 20, [10] * 20])
     assert found.verdict is ClaimVerdict.UNTESTABLE
     assert "no width" in found.why
 
@@ -284,13 +282,11 @@ def test_crossing_counts_trainings_and_not_only_items() -> None:
 def test_settings_are_chosen_on_one_half_and_reported_on_the_other() -> None:
     """The setting that is best on the test half alone must not be chosen."""
     n = 40
-    early = [5 if i % 2 == 0 else 20 for i in range(n)]  # fast on the development half
-    late = [20 if i % 2 == 0 else 5 for i in range(n)]
+    early = [(5, 20)[i % 2] + i // 2 % 2 for i in range(n)]  # fast on the development half
+    late = [(20, 5)[i % 2] + i // 2 % 2 for i in range(n)]
     ours = ({"side": "early"}, {"side": "late"}, {"side": "fast but wrong"})
     one = claim(TPF, ours=ours, keep=5.0)
     runs = {"early": early, "late": late, "fast but wrong": [1] * n, "theirs": [9, 10] * (n // 2)}
-    runs["late"] = [count + (i // 2) % 2 for i, count in enumerate(late)]
-    runs["early"] = [count + (i // 2) % 2 for i, count in enumerate(early)]
     planned = [
         cell(side, metric, [float("wrong" not in side)] * n, forwards)
         for side, forwards in runs.items()
@@ -382,6 +378,12 @@ def test_a_claim_that_chooses_on_one_half_needs_twice_the_items() -> None:
     assert needed[0] and needed[1] == pytest.approx(2 * needed[0], abs=1)
     trained = claim(TPF, trainings={"training": "a b"})
     assert items_needed(trained, found, 1, 0.05) is None, "items leave trainings as they are"
+
+
+def test_equality_is_planned_at_the_level_of_its_two_one_sided_tests() -> None:
+    found = Effect(1.0, 0.9, 1.1, 60, error=0.05, is_ratio=True)
+    needed = items_needed(claim(TPF, "equal"), found, runs=1, level=0.05)
+    assert needed == pytest.approx(60 * ((1.960 + 1.282) * 0.05 / np.log(1.05)) ** 2, abs=1)
 
 
 def test_an_average_of_no_difference_is_not_shown_by_the_larger_benchmark() -> None:
@@ -492,6 +494,4 @@ def test_the_history_is_what_the_versions_of_the_page_say() -> None:
 def test_a_page_is_read_by_the_rows_of_its_tables() -> None:
     page = "| A (Table 1) | confirmed | × 2 [1, 3] | 60 | why. | `dllm-bench claims a/b --x y` |\n"
     ((name, said),) = claim_history.rows(page)
-    assert name == "a/b"
-    assert said["verdict"] == "confirmed"
-    assert said["items"] == "60"
+    assert (name, said["verdict"], said["items"]) == ("a/b", "confirmed", "60")
