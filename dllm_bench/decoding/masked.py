@@ -85,7 +85,7 @@ class MaskedDecoder(ComposedDecoder):
     stop: Stop = field(default_factory=Filled)
     revise: Revise = field(default_factory=NoRevision, metadata=DEFAULT_LEFT_OUT)
     forbid_mask: bool = True  # excludes the mask token from the model's distribution, so that no
-    # position is "decoded" to a mask; published samplers leave it in
+    # position is "decoded" to a mask; most published samplers leave it in
     guidance: Amount = 0.0  # scale of classifier-free guidance, 0 for none
     forbid: EndTokens | None = None  # also excludes end tokens (LLaDA's `logits_eos_inf`: eos)
 

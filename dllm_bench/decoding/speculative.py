@@ -94,7 +94,7 @@ class FixedLength(VerifyLength):
 class GreedyMatch(Verify):
     """Accept while the target draws the same token; the text is its plain decoding.
 
-    Verification by equality, the rule of the z-lab DFlash release and of DDTree's.
+    Verification by equality, the rule of z-lab/dflash@44947fb and of DDTree's release.
 
     The target draws its own token at every proposed position. Draft tokens are accepted as long as
     they equal what it drew, and its first differing token is kept. The draft's distributions are

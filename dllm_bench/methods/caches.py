@@ -148,7 +148,7 @@ Clock = Literal["block", "request"]
 @register("cache.prefix")
 @dataclass(frozen=True)
 class PrefixCache(Cache):
-    """Caches everything before the open block: Fast-dLLM's approximate prefix cache (§3.1).
+    """Caches everything before the open block: Fast-dLLM's approximate prefix cache (§3.2).
 
     The first forward of every block feeds the whole canvas, which renews these K/V and also
     decodes. The following forwards feed the open block and everything after it. `every` renews more
@@ -212,7 +212,7 @@ class PrefixCache(Cache):
 @register("cache.dual")
 @dataclass(frozen=True)
 class DualCache(PrefixCache):
-    """Caches everything around the open block: Fast-dLLM's approximate dual cache (§3.1).
+    """Caches everything around the open block: Fast-dLLM's approximate dual cache (§3.2).
 
     It works like the prefix cache, but the masks after the block are cached as well, so a forward
     between renewals feeds only the open block.

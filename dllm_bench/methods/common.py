@@ -293,7 +293,7 @@ def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
 @register("select.threshold")
 @dataclass(frozen=True)
 class Threshold(Select):
-    """Commits all candidates that reach a probability (Fast-dLLM §3; D2F with `strict`).
+    """Commits all candidates that reach a probability (Fast-dLLM §3.3; D2F with `strict`).
 
     It commits {p >= tau}, or {p > tau} if strict. If a block must progress but no position passes,
     its most confident position is committed (the inherited stall rule). This equals Fast-dLLM's

@@ -58,7 +58,7 @@ class MostProbable(Select):
 @register("select.factor")
 @dataclass(frozen=True)
 class Factor(MostProbable):
-    """Commits as many positions as their joint confidence allows (Fast-dLLM §3.2, factor decoding).
+    """Commits as many positions as their joint confidence allows (Fast-dLLM §3.3, factor decoding).
 
     In each block, with confidences sorted c(1) >= c(2) >= ..., the first n positions are committed,
     for the largest n with (n + 1) (1 - c(n)) < f. So f acts like a threshold that rises with the

@@ -135,8 +135,8 @@ class D2Cache(Cache):
     The attention of every layer, averaged over heads, is combined over the layers (rollout:
     averaged with the identity, which also stands for rows that are not fed). Rows are taken by
     their column sums as long as these add up to at most `rollout`; the largest is always taken. (4)
-    Gaps of at most `inflate` positions between all these. A mask whose row is not fed keeps the
-    confidence of its last row.
+    What lies between two of all these at most `inflate` positions apart. A mask whose row is not
+    fed keeps the confidence of its last row.
 
     `released` reproduces the released code. Confidences are those of the first forward. A mask
     whose row is not fed counts with logits of 0, so it may be committed to token 0. The block of
@@ -148,7 +148,7 @@ class D2Cache(Cache):
     current: Positive = 32  # number of masks fed
     rollout: Amount = 0.1  # share of the attention rollout that is fed; above 1: everything
     sigma: PositiveAmount = 10.0  # standard deviation of the density's Gaussian, in positions
-    inflate: Count = 0  # largest gap, in positions, that is also fed
+    inflate: Count = 0  # largest distance of two fed rows between which all are fed
     released: bool = False  # confidences, blocks and rows as in the released code
     gives = frozenset({Condition.FULL_ATTENTION})
     needs = needing(

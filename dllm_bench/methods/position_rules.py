@@ -35,7 +35,7 @@ class Dilated(Select):
 
     Commits the positions of one level after the other. A block is committed in levels, one per
     forward; the positions of a level are far from each other. "dilated": multiples of a stride that
-    is divided by `base` from level to level; "binary": midpoints of halves, of quarters, and so on.
+    is divided by `base` from level to level; "binary": the middle, that of each half, and so on.
     A last level that is smaller than the previous one is merged into it. With `least`, the released
     code immediately masks candidates below that probability again (in all levels but the last) and
     never returns to them; here they are committed after the last level, in one forward.

@@ -247,9 +247,9 @@ class Remask(ReadsStanding):
     ("probability"); the row's candidate is another token with a probability above `tau`
     ("candidate"); the token's probability has fallen by more than `tau` since the last forward
     ("drop"; signed as in the code, although the README says absolute). At most a share `ratio` of
-    them is masked at a time, the worst first, and each position at most `per_position` times. A
-    block without masks stays open until a forward over it rejects nothing, or for `rounds` such
-    forwards.
+    them, at least one, is masked at a time, the worst first, and each position at most
+    `per_position` times. A block without masks stays open until a forward over it rejects nothing,
+    or for `rounds` such forwards.
     """
 
     judge: Judge  # the measure that judges a token
@@ -367,7 +367,7 @@ class Wino(ReadsStanding):
     """
 
     tau: Probability = 0.9  # masked again below this probability; 0: never
-    first: int = 30  # upper limit in a block's first forward
+    first: int = 30  # commits assumed before a block's first forward
     precision: Precision = "float64"  # precision of the second row's probability
     needs = REVISES_CANVAS | needing(
         {"cache": Condition.FULL_ATTENTION, "model": Condition.UNSHIFTED}

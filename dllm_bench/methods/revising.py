@@ -461,8 +461,7 @@ class SoftRevision(Budgeted):
     `likeliest` tokens, weighted by their probabilities, and of the mask token, weighted by the
     remaining probability, scaled to the mean of their lengths. A block without masks is closed once
     the candidate of each row has at least probability `sure`, once a forward has changed nothing,
-    or after as many forwards as it has positions. As `released`, it is closed in the last case even
-    with masks.
+    or after as many forwards as it has positions. As `released`, masks do not keep it open then.
     """
 
     sure: Probability  # probability; 1: until nothing changes
