@@ -26,10 +26,10 @@ from dllm_bench.registry import register
 class AdaBlock(InTurn):
     """AdaBlock (arXiv 2509.26432): a block ends at the delimiter that its first forward predicts.
 
-    One open block at a time, whose length follows from its first scores. The candidates in the next
-    `share` of the generation are searched for `delimiters`. If the most probable delimiter reaches
-    `tau`, the block ends with it; otherwise it has `block` positions. The same forward also commits
-    positions before that end.
+    One open block at a time, whose length follows from its first scores. The candidates of masks in
+    the next `share` of the generation are searched for `delimiters`. If the most probable delimiter
+    reaches `tau`, the block ends with it; otherwise it has `block` positions. The same forward also
+    commits positions before that end.
     """
 
     block: Positive  # block length without a delimiter
@@ -56,9 +56,9 @@ class AdaBlock(InTurn):
         if window.end_known:
             return
         searched = self._searched(state.length - state.prompt_len)
-        ids_X, probability_X = scores.ids_KW[0, :searched], scores.probability_KW[0, :searched]
-        ends_X = torch.stack([ids_X == token for token in self.delimiters]).any(0)
-        best, index = probability_X.masked_fill(~ends_X, -1).max(0)
+        found = [window.eligible_KW & (scores.ids_KW == token) for token in self.delimiters]
+        sure_1W = scores.probability_KW.masked_fill(~torch.stack(found).any(0), -1)
+        best, index = sure_1W[0, :searched].max(0)
         usual = min(window.start + self.block, window.stop)
         round.end_block(torch.where(best >= self.tau, window.start + index + 1, usual))
 

@@ -174,28 +174,30 @@ def test_a_grid_of_sub_blocks_holds_every_position_once() -> None:
 
 def test_a_block_with_an_end_token_is_decoded_to_its_end() -> None:
     """All its sub-blocks, and not the next block's first position."""
-    decoder = MaskedDecoder(
-        Confidence(), Threshold(1.0, strict=True), SubBlocks(8, 4), NoCache(), stop=Eos("block")
-    )
+    pieces = (Confidence(), Threshold(1.0, strict=True), SubBlocks(8, 4), NoCache())
     prompt, end, ended = len(REQUEST.prompt_ids), Table().special.eos, 0
     for seed in range(6):
-        ids = decoder.generate(Table(seed), REQUEST).ids
+        ids = MaskedDecoder(*pieces, stop=Eos("block")).generate(Table(seed), REQUEST).ids
         if end in ids:
             assert prompt + len(ids) == (prompt + ids.index(end)) // 8 * 8 + 8
-            ended += (
-                prompt + len(ids) < decoder.schedule.grid(prompt, REQUEST.max_new_tokens).length
-            )
+            ended += prompt + len(ids) < pieces[2].grid(prompt, REQUEST.max_new_tokens).length
     assert ended
 
 
 def test_blocks_without_a_delimiter_have_the_length_that_is_set() -> None:
-    for cache, block in product(
-        (NoCache(), PrefixCache(), DualCache(), BlockCache("full")), (4, 8)
-    ):
+    caches = (NoCache(), PrefixCache(), DualCache(), BlockCache("full"))
+    for cache, block in product(caches, (4, 8)):
         decoder = MaskedDecoder(Confidence(), Threshold(0.4), Blocks(block, short=True), cache)
         never = replace(decoder, schedule=AdaBlock(block, delimiters=(VOCAB,), tau=1.0))
         plain, adaptive = (one.generate(Table(), REQUEST) for one in (decoder, never))
         assert plain.ids == adaptive.ids and plain.born == adaptive.born
+
+
+def test_a_block_does_not_end_at_a_pinned_delimiter() -> None:
+    request = replace(REQUEST, pinned=tuple((place, 7) for place in range(12, 21)))
+    schedule = AdaBlock(8, (Table().special.eos,), share=1.0)
+    decoder = MaskedDecoder(Confidence(), Threshold(1.0, strict=True), schedule, NoCache())
+    assert decoder.generate(Watched(Table(), ending=11 + 20), request).born[21] < 12
 
 
 def check(request: Request, length: int | None, *parts: Any) -> None:
