@@ -134,9 +134,8 @@ class MaskedDecoder(ComposedDecoder):
         """Return a warning for a combination known to lower the score: a whole generation filled
         with the most probable tokens, in a schedule that was published for sampled ones.
         """
-        whole = self.schedule.block is None
         drawn = Condition.FOR_DRAWN_TOKENS in self.select.gives
-        if not (whole and drawn) or Condition.DRAWS in self.score.gives:
+        if self.schedule.block or not drawn or Condition.DRAWS in self.score.gives:
             return None
         return (
             f"{type(self.select).__name__} over a whole generation was published for drawn tokens, "
@@ -303,9 +302,13 @@ class MaskedDecoder(ComposedDecoder):
 
     @cached_property
     def _stalls(self) -> bool:
-        """Whether the stall rule may have to choose where a forward would commit nothing."""
-        idles, never = Condition.IDLES in self.select.gives, Condition.NEVER_STALLS
-        return not idles and (not self.forbid_mask or never not in self.select.gives)
+        """Whether the stall rule may have to choose where a block would commit nothing.
+
+        Who never stalls may leave out one of several open blocks that must progress.
+        """
+        gives, never = self.select.gives | self.schedule.gives, Condition.NEVER_STALLS
+        one = Condition.ONE_OPEN_BLOCK in gives or needing({"select": never}) <= self.schedule.needs
+        return Condition.IDLES not in gives and not (self.forbid_mask and one and never in gives)
 
     def _commit_best(
         self, branches: DecodeState, window: Window, round: Round, workers: WorkerGroup

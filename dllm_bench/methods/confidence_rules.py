@@ -24,10 +24,13 @@ from dllm_bench.methods.common import (
     Confidence,
     Ranked,
     TopK,
+    column,
     confidence_order,
     first_of,
     most_confident,
+    open_block,
     same_block,
+    step_in_block,
 )
 from dllm_bench.registry import register
 
@@ -167,7 +170,7 @@ class EarlyExit(Select):
     committed if the answer's gap has reached a threshold that falls with g / S: `early` below 0.33,
     `mid` below 0.67, then `late`. The whole generation is one window, in which `block` positions
     are open at a time. Pinned tokens are on the canvas from the start; the released code then makes
-    forwards over a block that is full before its steps are over (`idle`).
+    forwards over a block that is full before its steps are over (`idle`); g counts them always.
     """
 
     inner: TopK = field(default_factory=TopK)  # its steps are per block
@@ -188,9 +191,9 @@ class EarlyExit(Select):
         return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        clear_K = state.memo[GAP] >= self._enough(window, state)
-        where_KW = self.inner(scores, self._open(window, state), state)
-        return where_KW | (clear_K[:, None] & window.eligible_KW)
+        opened = self._open(window, state)
+        clear_K = state.memo[GAP] >= self._enough(opened, state)
+        return self.inner(scores, opened, state) | (clear_K[:, None] & window.eligible_KW)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         return self.inner.on_stall(scores, self._open(window, state), state)
@@ -199,22 +202,21 @@ class EarlyExit(Select):
         """Return the number of forwards of a block."""
         return self.inner.steps or min(self.block, window.width)
 
-    def _enough(self, window: Window, state: DecodeState) -> float:
-        """Return the threshold of the gap in this forward."""
-        steps = self._steps(window) * -(-window.width // self.block)
-        share = (state.forwards + 1) / steps
-        return self.early if share < MIDDLE else self.mid if share < END else self.late
+    def _enough(self, opened: Window, state: DecodeState) -> Tensor:
+        """Return the threshold of the gap in this forward, 0-d or (K,)."""
+        steps, step = self._steps(opened), step_in_block(state, opened)[0]
+        before = state.forwards if self.idle else open_block(opened) * steps + step
+        share = torch.as_tensor((before + 1) / (steps * -(-opened.width // self.block)))
+        later = torch.where(share < END, self.mid, self.late)
+        return torch.where(share < MIDDLE, self.early, later)
 
     def _open(self, window: Window, state: DecodeState) -> Window:
         """Return the window with one open block: the first with masks or, with `idle`, the
         scheduled one."""
-        place_W = torch.arange(window.width, device=window.eligible_KW.device) // self.block
-        if self.idle:
-            open_K1 = place_W.new_tensor([[state.forwards // self._steps(window)]])
-        else:
-            open_K1 = place_W[window.eligible_KW.int().argmax(1, keepdim=True)]
-        eligible_KW = window.eligible_KW & (place_W == open_K1)
-        return replace(window, block=self.block, eligible_KW=eligible_KW)
+        window = replace(window, block=self.block)
+        first = state.forwards // self._steps(window) if self.idle else open_block(window)
+        place_W = constant(range(window.width), window.eligible_KW.device) // self.block
+        return replace(window, eligible_KW=window.eligible_KW & (place_W == column(first)))
 
 
 # --- SlowFast -------------------------------------------------------------------------------------

@@ -49,14 +49,9 @@ class Dilated(Select):
     needs = COUNTS_STEPS
 
     @property
-    def idle(self) -> bool:
-        """Whether a forward may commit nothing, because it masks its whole level again."""
-        return self.least is not None
-
-    @property
     def gives(self) -> Conditions:
-        """Forwards without a commit, if candidates have to wait."""
-        return holding({Condition.IDLES: self.idle})
+        """Forwards without a commit, if a whole level has to wait."""
+        return holding({Condition.IDLES: self.least is not None})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step, _ = step_in_block(state, window)
@@ -194,5 +189,6 @@ class Calibrated(Score):
         low_KN1 = window.blocks(surprise_KW, torch.inf).amin(2, keepdim=True)
         range_KN1 = window.blocks(surprise_KW, -torch.inf).amax(2, keepdim=True) - low_KN1
         scaled_KNP = (window.blocks(surprise_KW) - low_KN1) / range_KN1.clamp(min=EPS)
-        left_W = (window.block - place_W) / window.block
+        size = min(window.block, window.width)  # less than the setting if the block is short
+        left_W = (size - place_W) / size
         return (1 - self.decay) * window.flat(scaled_KNP) + self.decay * left_W

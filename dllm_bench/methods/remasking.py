@@ -118,8 +118,9 @@ class KeepBest(Budgeted):
     block of B positions keeps the K_i positions with the largest logits and masks the others again.
     The logit is that of the committed token or, at a mask, of the candidate (selector `threshold`
     with tau 0 commits them all). K rises by B // steps each step, and by one more in the last B mod
-    steps of them, so that the last step keeps the whole block. The released network also outputs
-    confidences, which its loop does not use.
+    steps of them, so that the last step keeps the whole block. With more steps than masks, as in a
+    text shorter than a block, the first ones keep nothing, by the same rule. The released network
+    also outputs confidences, which its loop does not use.
     """
 
     steps: Positive | None = None  # forwards per block; None: as many as the block has positions

@@ -24,6 +24,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import (
+    Best,
     Blocks,
     Confidence,
     Margin,
@@ -54,8 +55,7 @@ REQUEST = Request("laws", tuple(range(3, 20)), 32)
 OFF = 1.0  # no probability is above it
 WHOLE = MaskedDecoder(Confidence(), TopK(), Blocks(None), NoCache())
 BY_8 = replace(WHOLE, schedule=Blocks(8))
-
-
+PIPED = replace(WHOLE, select=Best(1), schedule=Pipeline(8, 0.0, 0.0))
 BY_ENTROPY = replace(BY_8, score=NegEntropy())
 OUT = 1e9  # a gap that no logits reach
 NEVER, ALWAYS = -1.0, 1e9  # nats: no entropy is below the first, none above the second
@@ -109,6 +109,7 @@ COUNTS = [  # a decoder, a selector, and how many positions each forward commits
     (BY_ENTROPY, EntropyBound(ALWAYS), [8] * 4),
     (BY_ENTROPY, EntropyBound(NEVER, least=4), [4] * 8),
     (BY_ENTROPY, Dilated(base=1), [8] * 4),
+    (PIPED, Best(1), [1, 2, 3, *[4] * 5, 3, 2, 1]),
 ]
 
 
@@ -279,14 +280,8 @@ def test_the_best_of_all_open_blocks_is_committed() -> None:
 
 
 def test_an_entropy_is_handed_on_by_samplers_and_pipelines(model) -> None:
-    drawn = decoded(
-        model,
-        BY_ENTROPY,
-        score=Sampled(NegEntropy(), temperature=0.5),
-        select=EntropyThreshold(1.0),
-        schedule=Pipeline(8, 0.1, 0.95),
-    )
-    assert len(drawn.trace) < 32
+    pieces = {"score": Sampled(NegEntropy(), temperature=0.5), "schedule": Pipeline(8, 0.1, 0.95)}
+    assert len(decoded(model, BY_ENTROPY, select=EntropyThreshold(1.0), **pieces).trace) < 32
 
 
 def moving(tau: float, eps: float, length: int = 2, **changes) -> dict:
@@ -352,6 +347,7 @@ def test_pinned_tokens_stand_from_the_start(model) -> None:
         assert generation.ids[place] == token and generation.born[place] == PROMPT
         assert all(canvas[0, 17 + place] == token for canvas in watched.canvases)
     assert len(generation.trace) == 30
+    assert len(decoded(model, PROPHET, select=replace(select, late=0.0)).trace) == 21, "step 22"
     idle = decoded(model, PROPHET, select=replace(select, inner=TopK(24), idle=True))
     assert per_forward(idle)[:25] == [1] * 7 + [0] * 17 + [1], "published"
     with pytest.raises(DllmBenchError, match="pins a token at new position 32"):
@@ -379,6 +375,8 @@ def test_calibration_without_surprise_goes_from_left_to_right(model, position, t
     counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"5": 50}}))
     left = Calibrated(TokenCounts(str(counts)), 1.0, 1e-3, position)
     assert decoded(model, BY_ENTROPY, score=left).born == tuple(range(32))
+    pieces = {"score": replace(left, decay=0.5, cap=9.0), "schedule": Blocks(100)}  # 32 positions
+    assert same(decoded(model, WHOLE, **pieces), decoded(model, WHOLE, score=pieces["score"]))
     with pytest.raises(DllmBenchError, match="should have sha256 0000"):
         TokenCounts(str(counts), "0000")
 
