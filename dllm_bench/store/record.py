@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from html import escape
+from itertools import chain
 from statistics import fmean
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
@@ -390,6 +391,8 @@ def _check_columns(columns: Mapping[str, list]) -> None:
         kind, values = declared[name], columns[name]
         if NoneType in get_args(kind):  # the rest is checked at once, since there are thousands
             kind, values = get_args(kind)[0], [value for value in values if value is not None]
+        while get_origin(kind) is Sequence and set(map(type, values)) == {list}:
+            kind, values = get_args(kind)[0], [*chain.from_iterable(values)]
         if not fits(values, Sequence[kind]):  # type: ignore[valid-type]
             raise ValueError(f"{name} is not {in_words(kind)}")
     _check_drafts(columns)

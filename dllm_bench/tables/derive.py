@@ -35,13 +35,14 @@ from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES, is_binary, paired_shares
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
-from dllm_bench.tables.spec import CUT, Cell, Query, TableMetric
+from dllm_bench.tables.spec import CUT, HARDWARE_UNITS, SCORE, Cell, Query, TableMetric
 
 PERCENT = 100
 ALPHA = 3.0  # of AUP: decay rate of the weight of lower scores
 DROP = 5.0  # of AUP: points of score that may be lost
 NEARLY = 1e-9  # scores are sums of floats
 DIGITS = 9  # kept of resampled numbers; later digits of float sums depend on the processor
+KEPT = 2048  # numbers of runs that are kept: cells of a table share them
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 Key = TypeVar("Key", bound=Hashable)
 N = TypeVar("N", float, Any)  # a number, or an array of resampled ones
@@ -122,7 +123,7 @@ def number_of(planned: PlannedCell) -> ResampledNumber:
     import numpy as np
 
     seed = min((record.spec.seed for record in records_of(planned)), default=0)
-    known = {id(leaf): _plain(leaf, seed) for leaf in leaves_of(planned)}
+    known = {id(c): _plain(c.run, c.cell.metric.definition, seed) for c in leaves_of(planned)}
     items = frozenset().union(*(number.items for number in known.values()))
     compared = planned.cell.metric.is_compared and planned.parts
     if compared and len(timed_on(planned)) > 1:
@@ -160,29 +161,32 @@ def _combined(planned: PlannedCell, known: Mapping[int, Any]) -> Any:
     return _area(planned, numbers) if has_curve(planned) else sum(numbers) / len(numbers)
 
 
-def plain_value(planned: PlannedCell) -> float | None:
-    """Return the number of a cell that has a run of its own; None if it is undefined."""
-    record, metric = planned.run.record, planned.cell.metric
+@lru_cache(maxsize=KEPT)
+def _value(run: PlannedRun, name: str) -> float | None:
+    """Return a metric of one run, or its score; None if it is undefined."""
+    record = run.record
     if record is None:
         return None
-    if metric.is_score:
+    if name == SCORE:
         return PERCENT * record.score.mean if record.score else None
-    return definitions.definition(metric.definition)(record.samples)
+    return definitions.definition(name)(record.samples)
 
 
-def _plain(planned: PlannedCell, seed: int) -> ResampledNumber:
-    """Compute the number of one run; `seed` draws its items, the same for all runs of a cell."""
+@lru_cache(maxsize=KEPT)
+def _plain(run: PlannedRun, name: str, seed: int) -> ResampledNumber:
+    """Compute a metric of one run, or its score; `seed` draws its items, the same for all runs of a
+    cell."""
     import numpy as np
 
-    record, metric, value = planned.run.record, planned.cell.metric, plain_value(planned)
+    record, value = run.record, _value(run, name)
     alone = ResampledNumber(np.array([np.nan if value is None else value]), frozenset({("", ())}))
     if record is None or value is None:
         return alone
-    if metric.is_score:
+    if name == SCORE:
         graded = record.values
         ids = tuple(graded)
         sums = np.array([[PERCENT * v for v in graded.values()], [1] * len(graded)])
-    elif ratio := definitions.definition(metric.definition).ratio:
+    elif ratio := definitions.definition(name).ratio:
         amounts = ratio.amounts(record.samples)
         ids, sums = _sums_by(map(item_id_of, record.columns["id"]), amounts)
     else:
@@ -193,7 +197,7 @@ def _plain(planned: PlannedCell, seed: int) -> ResampledNumber:
     counts = _draws(benchmark, len(ids), seed)
     with np.errstate(all="ignore"):
         drawn = (counts @ sums[0]) / (counts @ sums[1])
-        if metric.is_of_times:
+        if name != SCORE and definitions.definition(name).unit in HARDWARE_UNITS:
             _, passes = _sums_by(map(repetition_of, record.columns["id"]), amounts)
             drawn = drawn * _second_measurement(passes[0] / passes[1], seed, record.identity_hash)
     return ResampledNumber(np.concatenate([[value], drawn]), frozenset({(benchmark, ids)}))
@@ -266,7 +270,7 @@ def has_curve(planned: PlannedCell) -> bool:
 def curve_of(planned: PlannedCell) -> Curve:
     """Return the curve of a cell whose runs are sealed; DllmBenchError if it has no area."""
     names = planned.cell.curve
-    numbers = [plain_value(part) for part in planned.parts]
+    numbers = [_value(part.run, part.cell.metric.definition) for part in planned.parts]
     xs, scores = numbers[: len(names)], numbers[len(names) :]
     [facet] = [facet for facet, value in planned.cell.values.items() if value.curve]
     rows = tuple(part.cell.keys[facet] for part in planned.parts[len(names) :])

@@ -71,7 +71,7 @@ NOT_STORED = "no run of this model on this benchmark is stored"
 TRAINED = "results/training/"  # output of `dllm-bench train`, read by decoders of tables
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedRun:
     """A run that one or more cells need, and its state."""
 
