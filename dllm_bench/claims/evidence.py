@@ -268,10 +268,13 @@ def one_token_runs(store: Store) -> RecordsBeside:
 
 
 def is_one_token(record: RunRecord) -> bool:
-    """Return whether a masked decoder committed at most one token per forward in every sample."""
-    made, forwards = (record.columns.get(name, []) for name in ("committed", "forwards"))
-    pairs = list(zip(made, forwards, strict=True)) if made and not is_speculative(record) else []
-    return bool(pairs) and all(m is not None and f and m <= f for m, f in pairs)
+    """Return whether a masked decoder committed at most one token per forward in every sample, and
+    each token that it masked again each time."""
+    made, again, forwards = map(record.columns.get, ("committed", "remasked", "forwards"))
+    if not made or not forwards or is_speculative(record):
+        return False
+    counts = zip(made, again or [0] * len(made), forwards, strict=True)
+    return all(m is not None and f and m + (r or 0) <= f for m, r, f in counts)
 
 
 def is_speculative(record: RunRecord) -> bool:

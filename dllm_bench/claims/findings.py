@@ -20,7 +20,6 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.frame import BuiltTable, Row, hardware_text
-from dllm_bench.tables.plan import CellState, distinct_runs
 from dllm_bench.tables.render import environment, interval_text, is_empty, measured_text
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -106,15 +105,14 @@ class Findings:
 
     @cached_property
     def records(self) -> list[RunRecord]:
-        """The records that the effects are computed from."""
-        compared = (side.planned for one in self.judgements for side in one.sides or ())
-        runs = [run for run in distinct_runs(compared) if run.state is CellState.SEALED]
-        return [run.record for run in runs if run.record]
+        """The records that the effects rest on, of all trainings and settings to choose from."""
+        runs = {run.key: run for one in self.judgements if one.evidence for run in one.runs}
+        return [run.record for run in runs.values() if run.record]
 
     @property
-    def seconds(self) -> list[float]:
-        """How long each of their samples was decoded."""
-        return [s or 0.0 for record in self.records for s in record.columns["seconds"]]
+    def seconds(self) -> list[float | None]:
+        """How long each of their samples was decoded; None beside others in a batch."""
+        return [seconds for record in self.records for seconds in record.columns["seconds"]]
 
     @property
     def machines(self) -> list[str]:

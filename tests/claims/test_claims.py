@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dllm_bench.claims.evidence import DEVELOPMENT, TEST, crossed, only_half, sides_of
+from dllm_bench.claims.evidence import DEVELOPMENT, TEST, crossed, is_one_token, only_half, sides_of
 from dllm_bench.claims.findings import Findings, history, history_rows, markdown
 from dllm_bench.claims.spec import Claim, Direction, load_claim, read_claim, source_table
 from dllm_bench.claims.verdict import ClaimVerdict, Judgement, items_needed, judge_claims
@@ -215,15 +215,15 @@ def test_a_missing_run_weighs_on_the_family_and_changes_no_verdict_for_the_bette
     [(range(60), "baseline impaired"), (range(40), "confirmed"), ((), "baseline unchecked")],
 )
 def test_a_baseline_below_one_token_per_forward_tests_nothing(right, expected) -> None:
-    """The baseline has 40 of 60 items right."""
     forwards = [[5 + i % 3 for i in range(60)], [20 + i % 3 for i in range(60)]]
     planned = cells(TPF, [[float(i < 40) for i in range(60)]] * 2, forwards)
-    slow = cell("slow", TPF, [float(i in right) for i in range(60)], [10] * 60).run.record
+    slow = cell("slow", TPF, [float(i in right) for i in range(60)], [64] * 60).run.record
     assert slow
-    beside = [slow] if right else []
-    judged = judge_claims([claim(TPF)], [planned], EMBEDDED, lambda _: beside)[0]
+    judged = judge_claims([claim(TPF)], [planned], EMBEDDED, lambda _: [slow] if right else [])[0]
     assert str(judged.verdict) == expected
     assert judged.evidence
+    revised = replace(slow, columns={**slow.columns, "remasked": [1] * 60})
+    assert [is_one_token(slow), is_one_token(revised)] == [True, False]
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, "too few"), (3, "too few"), (6, "confirmed")])
@@ -246,7 +246,7 @@ def test_a_claim_about_training_needs_six_trainings(n: int, expected: str) -> No
             planned.append(PlannedCell(replace(made.cell, values=values), run))
     judged = judge_claims([one], [planned], EMBEDDED)[0]
     assert expected in str(judged.verdict)
-    assert judged.evidence
+    assert len(Findings([judged], {}).records) == 2 * n
 
 
 @pytest.mark.parametrize(("drafts", "expected"), [(True, "confirmed"), (False, "too few")])
