@@ -22,7 +22,7 @@ from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import conf_file, read_yaml
 from dllm_bench.tables.load import load_table, require_name
-from dllm_bench.tables.spec import SCORE, FacetValue, PaperTable, Query, Rule, TableMetric
+from dllm_bench.tables.spec import OF, SCORE, FacetValue, PaperTable, Query, Rule, TableMetric
 
 DEFAULT_POINTS, DEFAULT_RATIO = 2.0, 1.05
 """Margins where no gap is printed."""
@@ -140,7 +140,8 @@ class Claim:
         return tuple(dict.fromkeys((self.metric, *((SCORE,) if self.chooses else ()))))
 
     def cells(self) -> PaperTable:
-        """Return the cells of both sides as a table that is planned and run like any other."""
+        """Return the cells of both sides as a table that is planned and run like any other. A
+        profile changes its runs as those of its source, but for passes: a claim states its own."""
         whole = source_table(self.table)
         wanted = [
             {**(one.at or {}), **side}
@@ -159,7 +160,7 @@ class Claim:
         metrics = tuple(TableMetric("", "", d, run=whole.run_of(d)) for d in self.definitions)
         return replace(
             whole,
-            name=f"claim {self.name}",
+            name=f"claim {self.name}{OF}{whole.name}",
             facets=shown,
             metrics=metrics,
             rules=(*whole.rules, *skipped),

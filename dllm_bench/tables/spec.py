@@ -19,6 +19,7 @@ from dllm_bench.metrics import definitions
 EMBEDDED = "embedded"  # the default profile: models and tasks that ship with the package
 SCORE = "score"  # definition name of the benchmark's own metric
 SCORE_UNIT = "%"
+OF = " of "  # in the name of a claim's table, before that of the table whose cells it has
 LIMIT, REPEATS = "limit", "benchmark.repeats"  # settings: items of a run, and passes over them
 HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
 WHOLE, CUT = "whole", "cut"  # area under a whole curve, or until it loses too much score
@@ -466,7 +467,7 @@ class Profile:
         """
         query = last_of_each_key(cell.run)
         for entry in self.instead:
-            if entry.of and is_among(table, entry.of):
+            if entry.of and is_among(table.rpartition(OF)[2], entry.of):
                 query = entry.applied(query)
         timed = is_among(table, self.passes_of) and cell.metric.is_mean_time
         return (*query, *self.passes) if timed else query
