@@ -348,14 +348,15 @@ def draw_below(drawn: Figure, built: BuiltFigure) -> None:
 def legend_entries(built: BuiltFigure) -> list[Artist]:
     """Return the legend entries of the series, the Pareto front, and the paper's numbers."""
     kind = PANEL_KINDS[built.figure.draw.kind]
-    named = [(name, built.figure.label(name)) for name in built.series if name]
+    theirs = built.drawn(measured=False)
+    shown = [name for name in built.series if name or len(theirs)]
+    named = [(name, built.figure.label(name) or "measured here") for name in shown]
     if kind.numbered:
         named = [(name, f"{n} {label}") for n, (name, label) in enumerate(named, start=1)]
     ours = set(built.drawn(measured=True).series)
     entries = [kind.swatch(style.look(name), label, name not in ours) for name, label in named]
     if built.figure.draw.front:
         entries.append(line_entry("Pareto front", FRONT_LINE))
-    theirs = built.drawn(measured=False)
     hollow = line_settings(style.Look(style.INK, "o"), reported=True)
     mark = REPORTED_BAR if kind.swatch is box_swatch else hollow
     for paper in theirs.kind[theirs.series.isin(ours)].unique():

@@ -73,9 +73,10 @@ class Panel:
 
     def by_series(self, measured: bool) -> Iterator[tuple[style.Look, DataFrame]]:
         """Yield look and points of each series, measured or reported, the points from left to
-        right.
+        right. Equal points (two lengths of the paper may be one of ours) are drawn once.
         """
         points = self.placed[self.placed.kind.eq(MEASURED) == measured]
+        points = points[~points.drop(columns="at").duplicated()]
         for name in self.built.series:
             if (own := points[points.series == name]).size:
                 yield style.look(name), own.sort_values("place", kind="stable")
@@ -254,7 +255,9 @@ def heat(ax: Axes, panel: Panel) -> None:
     """Draw a colour at (x, y) for z; points without z are dots on it."""
     cells = panel.placed[panel.placed.z.notna()]
     grid = cells.pivot_table("z", "y", "place", aggfunc="last")
+    values = panel.built.placed.z  # of all panels, so that a colour means the same in each
     colours: dict[str, Any] = {"cmap": "viridis", "shading": "nearest", "rasterized": True}
+    colours |= {"vmin": values.min(), "vmax": values.max()}
     mesh = ax.pcolormesh(grid.columns, grid.index, grid, **colours)
     ax.figure.colorbar(mesh, ax=ax, pad=0.02, aspect=30, label=panel.built.figure.draw.z)
     dots = panel.placed[panel.placed.z.isna()]

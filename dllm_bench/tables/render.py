@@ -365,8 +365,11 @@ def _shown_titles(values: Iterable[FacetValue]) -> Query:
 
 
 def measured_on(cells: Iterable[Row | None]) -> Query:
-    """Return the common model and benchmark of the cells' runs; empty if none of them can run."""
-    chosen = [cell.planned.run.chosen for cell in cells if cell and cell.planned.run.query]
+    """Return the common model and benchmark of the cells' runs, without those used for comparison
+    where there are others; empty if none of them can run."""
+    known = [cell.planned for cell in cells if cell and cell.planned.run.query]
+    own = [planned for planned in known if not planned.cell.metric.is_compared] or known
+    chosen = [planned.run.chosen for planned in own]
     names = [{choice.get(key, "") for choice in chosen} for key in ("model", "benchmark")]
     return tuple(name for one in names if len(one) == 1 for name in one if name)
 
@@ -394,10 +397,9 @@ def measured_text(cell: Row | None) -> str:
         return NO_CELL
     if is_empty(cell) or cell.text:
         return cell.text or cell.planned.run.short or UNDEFINED
-    metric = cell.planned.cell.metric
-    sign = "+" if (metric.minus or metric.gain) and cell.value > 0 else ""
-    marks = "".join(text for mark, text in TIMING_MARKS.items() if getattr(cell, mark))
-    return f"{sign}{number(cell.value, cell.unit)}{marks}"
+    metric, text = cell.planned.cell.metric, number(cell.value, cell.unit)
+    sign = "+" if (metric.minus or metric.gain) and float(text) > 0 else ""
+    return sign + text + "".join(m for name, m in TIMING_MARKS.items() if getattr(cell, name))
 
 
 def is_empty(cell: Row | None) -> bool:

@@ -39,7 +39,7 @@ from tests.figures.builders import (
     small,
     small_built,
 )
-from tests.figures.test_readable import point
+from tests.figures.test_readable import figure_of, point
 from tests.tables.builders import compose
 from tests.tiers import covering
 
@@ -82,16 +82,13 @@ def test_the_style_ends_with_the_drawing() -> None:
 
 @pytest.mark.parametrize("kind", PANEL_KINDS)
 def test_every_kind_draws(kind: str) -> None:
-    found = small_built()
     more = {"z": 0.5} if kind == "heat" else {}
     points = [
         point(x=x, y=y, low=y - 0.1, high=y + 0.1, **more)
         for x, y in ((1.0, 0.25), (2.0, 0.5), (3.0, 1.0))
     ]
-    draw = replace(found.figure.draw, kind=kind)
-    figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"})
     with style.applied():
-        drawn = drawing(replace(found, figure=figure, points=frame_of_points(points)))
+        drawn = drawing(figure_of(*points, kind=kind))
         drawn.draw_without_rendering()
     ax = drawn.axes[0]
     heights = [bar.get_height() for bar in ax.patches]
@@ -107,12 +104,8 @@ def test_committed_figures_draw(name: str, tmp_path: Path) -> None:
     figure, profile = load_figure(name), load_profile("embedded")
     found = built_full(figure, profile, tmp_path, settings().compose)
     reasons = set(found.without_number.reason)
-    elsewhere = (
-        "unavailable: needs ",
-        "a served",
-        "Ascend",
-        UNDEFINED if name == CURVE else "unavailable: needs ",
-    )
+    own = [UNDEFINED] if name == CURVE else []
+    elsewhere = ("unavailable: needs ", "a served", "runs on Ascend", *own)
     assert all(r.startswith(elsewhere) for r in reasons) or found.built.open, reasons
     assert len(found.drawn(measured=True)) or all(r.startswith(elsewhere) for r in reasons)
     assert figure.table.title in " ".join(texts(found)).replace("\n", " ")
@@ -289,18 +282,16 @@ def test_panels_have_fronts_of_their_own() -> None:
         assert places(found[found.panel == panel]) == HIGH
 
 
-def with_points(found: BuiltFigure, front: ParetoFront | None) -> BuiltFigure:
-    all_points = with_front(frame_of_points(points("quiz")), front)
-    draw = replace(found.figure.draw, kind="lines", front=front)
-    figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"})
-    return replace(found, figure=figure, points=all_points)
+def with_points(front: ParetoFront | None) -> BuiltFigure:
+    found = figure_of(*points("quiz"))
+    figure = replace(found.figure, draw=replace(found.figure.draw, front=front))
+    return replace(found, figure=figure, points=with_front(found.points, front))
 
 
 def test_the_front_is_drawn_and_written() -> None:
-    found = small_built()
     with style.applied():
-        plain = drawing(with_points(found, None))
-        marked = drawing(with_points(found, ParetoFront("high", without=["oracle"])))
+        plain = drawing(with_points(None))
+        marked = drawing(with_points(ParetoFront("high", without=["oracle"])))
     pale = [
         line for line in marked.axes[0].lines if line.get_linewidth() == FRONT_LINE["linewidth"]
     ]
@@ -311,7 +302,7 @@ def test_the_front_is_drawn_and_written() -> None:
     said = [text.get_text() for text in marked.legends[0].get_texts()]
     assert said[-1] == "Pareto front"
     assert "Pareto front" not in [text.get_text() for text in plain.legends[0].get_texts()]
-    rows = as_csv(with_points(found, ParetoFront("high", without=["oracle"]))).splitlines()
+    rows = as_csv(with_points(ParetoFront("high", without=["oracle"]))).splitlines()
     assert rows[0].endswith(",at,front")
     assert sum(row.endswith(",yes") for row in rows) == len(HIGH)
 

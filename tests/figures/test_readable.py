@@ -187,9 +187,10 @@ def test_the_papers_points_are_hollow_in_the_panel_of_ours() -> None:
     (ax,) = figure.axes
     lines = {tuple(line.get_ydata()): line.get_markerfacecolor() for line in ax.lines}
     assert lines == {(2, 1): style.look("alpha").colour, (5, 6): "white"}
-    assert "the paper's, printed" in [text.get_text() for text in figure.legends[0].get_texts()]
-    cells = [point(x="quiz", y=2), point(x="quiz", y=5, kind="printed")]
-    (ax,) = drawn(figure_of(*cells, kind="bars")).axes
+    cells = [point("", x="quiz", y=2), point("", x="quiz", y=5, kind="printed")]
+    figure = drawn(figure_of(*cells, kind="bars"))
+    (ax,), said = figure.axes, figure.legends[0].get_texts()
+    assert [text.get_text() for text in said] == ["measured here", "the paper's, printed"]
     assert [bar.get_height() for bar in ax.patches] == [2]
     (line,) = ax.lines
     assert (list(line.get_ydata()), line.get_marker()) == ([5], REPORTED_BAR["marker"])
@@ -304,8 +305,7 @@ def test_the_caption_says_how_many_samples_are_behind_a_point() -> None:
     points = [point(n=60), point(x=2.0, n=120), point(x=3.0, n=80), point(x=4.0, kind="printed")]
     found = figure_of(*points, calls={})
     assert "; n = 60–120 (samples)." in footnote(found)
-    same = replace(found, points=found.points.assign(n=60))
-    assert "; n = 60 (samples)." in footnote(same)
+    assert "; n = 60 (samples)." in footnote(replace(found, points=found.points.assign(n=60)))
     call = SeriesCall("waiting_steps", {}, {})
     assert "(tokens)" in footnote(replace(found, figure=replace(found.figure, calls={"w": call})))
     assert {*COUNTED, *SIMULATED} <= set(RUN_SERIES)
@@ -313,8 +313,7 @@ def test_the_caption_says_how_many_samples_are_behind_a_point() -> None:
 
 def test_a_figure_without_any_number_is_one_panel_that_says_why() -> None:
     panels = [point(panel=panel, y=None, reason=WHY) for panel in ("quiz", "code")]
-    figure = drawn(figure_of(*panels))
-    (ax,) = figure.axes
+    (ax,) = drawn(figure_of(*panels)).axes
     assert not ax.axison
     assert [text.get_text() for text in ax.texts] == [f"no measured point:\n{WHY}"]
     assert ax.get_title() == ""
@@ -362,10 +361,10 @@ def test_a_logarithmic_axis_has_markers_for_bars(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["lines", "scatter"])
 def test_intervals_that_would_hide_each_other_stand_apart(kind) -> None:
-    """The points stay where they are."""
+    """The points stay where they are, and equal ones are drawn once."""
     ends = {"alpha": (1.0, 1, 3), "beta": (1.002, 2, 4), "rate": (1.0, 8, 9), "auroc": (5.0, 2, 3)}
     points = [point(name, x, low, low=low, high=high) for name, (x, low, high) in ends.items()]
-    (ax,) = drawn(figure_of(*points, kind=kind)).axes
+    (ax,) = drawn(figure_of(*points, {**points[0], "at": "512"}, kind=kind)).axes
     moved = [bars.get_offsets()[0][0] for bars in ax.collections if bars.get_label() == BARS]
     assert moved == [-DODGE / 2, DODGE / 2, 0, 0]
     assert [line.get_xdata()[0] for line in ax.lines] == [1.0, 1.002, 1.0, 5.0]

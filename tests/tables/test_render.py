@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from dllm_bench.cli.table import overview_lines, table_lines
+from dllm_bench.tables import render as rendering
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.load import load_table
 from dllm_bench.tables.render import FORMS, SHOWN_HASH, latex, number, render, write
@@ -81,9 +83,8 @@ def test_a_table_that_reports_nothing_compares_nothing() -> None:
     assert all("this project" in forms[form] for form in ("md", "html", "tex", "json"))
     [head] = [line for line in forms["md"].splitlines() if line.startswith("| Decoder")]
     assert head.count("<br>") == 2 * 2
-    assert [line.split() for line in shown if line.startswith("Plain")] == [
-        ["Plain", "55.0", "5.84"]
-    ]
+    (line,) = (line for line in shown if line.startswith("Plain"))
+    assert line.split() == ["Plain", "55.0", "5.84"]
 
 
 def test_forms_for_programs_have_the_same_columns_with_nothing_reported() -> None:
@@ -93,9 +94,7 @@ def test_forms_for_programs_have_the_same_columns_with_nothing_reported() -> Non
     assert {cell["reported"] for cell in cells[0]} == {None}
     one, other = (list(csv.DictReader(io.StringIO(f["csv"]))) for f in (own, with_reported))
     assert set(one[0]) - {"decoder"} == set(other[0]) - {"setting"}
-    assert {(row["reported"], row["source"], row["delta"], row["verdict"]) for row in one} == {
-        ("", "", "", "")
-    }
+    assert {row[k] for row in one for k in ("reported", "source", "delta", "verdict")} == {""}
 
 
 class Checker(HTMLParser):
@@ -213,3 +212,13 @@ def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(tmp
 
 def test_a_number_rounded_to_zero_has_no_sign_and_short_times_have_digits() -> None:
     assert [number(-0.04, "%"), number(-0.06, "%"), number(0.0112, "s")] == ["0.0", "-0.1", "0.011"]
+    _, delta, *_ = built("derived").cells.itertuples()
+    near = (delta._replace(value=value) for value in (0.04, 0.06))
+    assert list(map(rendering.measured_text, near)) == ["0.0", "+0.1"]
+
+
+def test_a_head_names_the_model_of_a_blocks_own_numbers() -> None:
+    own, delta, *_ = built("derived").cells.itertuples()
+    run = replace(delta.planned.run, query=("benchmark=quiz",))  # against another model's
+    other = delta._replace(planned=replace(delta.planned, run=run))
+    assert rendering.measured_on([own, other]) == ("alpha", "quiz")
