@@ -325,7 +325,8 @@ def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]
     is_reported = any(cell.planned.cell.reported for cell in cells)
     title, where = ", ".join(filter(None, (section, paper))), " on ".join(here)
     where = where or ("several models" if has_runs else "not run here")
-    groups = (("here", "Measured", where), ("paper", "Reported", title))
+    named = where if is_reported or not paper else f"{paper} ({where})"  # else heads may be equal
+    groups = (("here", "Measured", named), ("paper", "Reported", title))
     remark = verdict_remark(verdicts)
     below = "Nothing measured yet." if all(map(is_empty, cells)) else remark
     return {
