@@ -34,13 +34,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, Effect, holm
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.load import names_of
-from dllm_bench.tables.plan import (
-    CellState,
-    PlannedCell,
-    PlannedRun,
-    Planner,
-    distinct_runs,
-)
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, Planner, distinct_runs
 from dllm_bench.tables.spec import Profile
 
 ROW_HEADS = ("claim", "verdict", "effect, 95 % interval", "n", "p", "why")
@@ -225,10 +219,7 @@ def tests_of(judgement: Judgement) -> int:
 
 
 def _measured(
-    claim: Claim,
-    planned: Sequence[PlannedCell],
-    profile: Profile,
-    one_token: RecordsBeside | None,
+    claim: Claim, planned: Sequence[PlannedCell], profile: Profile, one_token: RecordsBeside | None
 ) -> Judgement:
     """Return the claim with its evidence, or with the reason why there is none."""
     command = f"{COMMAND} {claim.name} {profile.flags} --run"

@@ -31,15 +31,7 @@ from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock
 from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import differing, flat_settings
-from dllm_bench.store.store import (
-    LOCK,
-    RunEntry,
-    RunState,
-    Store,
-    remove,
-    sealed_record,
-    verify,
-)
+from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove, sealed_record, verify
 
 if TYPE_CHECKING:
     from dllm_bench.serving.load_simulation import (

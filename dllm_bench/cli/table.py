@@ -22,13 +22,7 @@ from typing import Any
 
 from dllm_bench.claims import verdict
 from dllm_bench.claims.spec import load_claim
-from dllm_bench.cli.common import (
-    compose,
-    configured_paths,
-    open_store,
-    print_failures,
-    print_lines,
-)
+from dllm_bench.cli.common import compose, configured_paths, open_store, print_failures, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import console, show
 from dllm_bench.figures.spec import load_figure

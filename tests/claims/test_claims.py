@@ -495,3 +495,10 @@ def test_a_page_is_read_by_the_rows_of_its_tables() -> None:
     page = "| A (Table 1) | confirmed | × 2 [1, 3] | 60 | why. | `dllm-bench claims a/b --x y` |\n"
     ((name, said),) = claim_history.rows(page)
     assert (name, said["verdict"], said["items"]) == ("a/b", "confirmed", "60")
+
+
+def test_a_claim_asks_for_the_runs_of_its_table() -> None:
+    for table, source in ((c.cells(), source_table(c.table)) for c in CLAIMS if not c.untestable):
+        shown = [one for one in table.cells() if not one.metric.is_mean_time]
+        ours, theirs = ([EMBEDDED.run_of(t.name, one) for one in shown] for t in (table, source))
+        assert ours == theirs, table.name

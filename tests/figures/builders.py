@@ -132,10 +132,7 @@ def own_spec(config: Mapping[str, Any], resolve: object = None) -> RunSpec:
 
 
 def planned(
-    figure: PaperFigure,
-    profile: Profile,
-    store: Store,
-    compose: Callable[..., Any],
+    figure: PaperFigure, profile: Profile, store: Store, compose: Callable[..., Any]
 ) -> list[PlannedCell]:
     """Return the figure's plan, with runs specified by `own_spec`."""
     with pytest.MonkeyPatch.context() as patch:
@@ -175,10 +172,7 @@ def small_built() -> BuiltFigure:
 
 
 def built_full(
-    figure: PaperFigure,
-    profile: Profile,
-    root: Path,
-    compose: Callable[..., Any],
+    figure: PaperFigure, profile: Profile, root: Path, compose: Callable[..., Any]
 ) -> BuiltFigure:
     """Return the figure with the runs that it can have."""
     store, once = Store(root), cache(compose)

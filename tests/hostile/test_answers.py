@@ -52,10 +52,7 @@ TEXTS = {
     "a lone surrogate": "#### \ud800",
     "too long": "1" * (bounded.MAX_CHARACTERS + 1),
 }
-PRIMARY = {
-    "minigsm": "exact_match,strict-match",
-    "miniread": "exact,strict-match",
-}
+PRIMARY = {"minigsm": "exact_match,strict-match", "miniread": "exact,strict-match"}
 
 
 @pytest.fixture

@@ -18,17 +18,7 @@ from dllm_bench.launch import slurm
 from dllm_bench.runs.runner import run
 from dllm_bench.store import files
 from dllm_bench.store.files import LinkError, append_bytes, guard, stored_bytes, write_atomic
-from dllm_bench.store.store import (
-    ERROR,
-    LOCK,
-    LOG,
-    RECORD,
-    SAMPLES,
-    SESSIONS,
-    SPEC,
-    Store,
-    remove,
-)
+from dllm_bench.store.store import ERROR, LOCK, LOG, RECORD, SAMPLES, SESSIONS, SPEC, Store, remove
 from tests.resume import fakes
 
 SPEC_3 = fakes.spec(3)

@@ -17,13 +17,7 @@ import torch
 
 from dllm_bench.core.errors import FALLBACKS
 from dllm_bench.decoding import fused, numerics
-from dllm_bench.decoding.numerics import (
-    argmax,
-    dtype_of,
-    margin,
-    neg_entropy,
-    read_logits,
-)
+from dllm_bench.decoding.numerics import argmax, dtype_of, margin, neg_entropy, read_logits
 
 LENGTHS = (7, 552, 2**12, 4613, 2**17 + 1)
 

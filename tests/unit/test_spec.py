@@ -20,14 +20,7 @@ from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file
 from dllm_bench.paths import read_yaml
 from dllm_bench.registry import TARGET, describe, instantiate
 from dllm_bench.store import inputs
-from dllm_bench.store.spec import (
-    Role,
-    RunSpec,
-    digest,
-    leaves,
-    role_of,
-    slug,
-)
+from dllm_bench.store.spec import Role, RunSpec, digest, leaves, role_of, slug
 
 PLAIN = read_yaml(Path(__file__).with_name("spec.yaml"))
 DECODER, CONFIG, LEARN2PD = (PLAIN[name] for name in ("decoder", "config", "learn2pd"))
