@@ -107,15 +107,16 @@ class MaskedDecoder(ComposedDecoder):
         forward sees."""
         single = {BlockLength(1), Condition.ABSOLUTE_BLOCKS} <= self.schedule.gives
         is_causal = single and Condition.FULL_ATTENTION not in self.cache.gives
-        if is_causal or Condition.CAUSAL in self.cache.gives:
-            return needing(MASK_TOKEN)
-        return needing(MASK_TOKEN, {"model": Condition.MASKS})
+        is_causal |= Condition.CAUSAL in self.cache.gives
+        return needing(MASK_TOKEN) if is_causal else needing(MASK_TOKEN, {"model": Condition.MASKS})
 
     def summary(self) -> DecoderSummary:
+        one = Condition.ONE_OPEN_BLOCK in self.schedule.gives or not self._stalls
+        one &= (self.number(MostBranches) or 1) == 1
         return DecoderSummary(
             branches=self.number(MostBranches) or 1,
             block=self.schedule.block,
-            one_token_per_forward=Condition.ONE_PER_FORWARD in self.select.gives,
+            one_token_per_forward=one and Condition.ONE_PER_FORWARD in self.select.gives,
             attention=self._attention(),
             caches=Condition.NO_CACHE not in self.cache.gives,
             explores=Condition.ONE_BRANCH not in self.explore.gives,
@@ -126,9 +127,8 @@ class MaskedDecoder(ComposedDecoder):
 
     def _attention(self) -> str:
         """Return the form of attention that the cache plans."""
-        if Condition.FEED_ORDER in self.cache.gives:
-            return "feed_order"
-        return "full" if Condition.FULL_ATTENTION in self.cache.gives else "block_causal"
+        whole = "full" if Condition.FULL_ATTENTION in self.cache.gives else "block_causal"
+        return "feed_order" if Condition.FEED_ORDER in self.cache.gives else whole
 
     def _warning(self) -> str | None:
         """Return a warning for a combination known to lower the score: a whole generation filled

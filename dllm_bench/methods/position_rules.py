@@ -189,6 +189,6 @@ class Calibrated(Score):
         low_KN1 = window.blocks(surprise_KW, torch.inf).amin(2, keepdim=True)
         range_KN1 = window.blocks(surprise_KW, -torch.inf).amax(2, keepdim=True) - low_KN1
         scaled_KNP = (window.blocks(surprise_KW) - low_KN1) / range_KN1.clamp(min=EPS)
-        size = min(window.block, window.width)  # less than the setting if the block is short
-        left_W = (size - place_W) / size
-        return (1 - self.decay) * window.flat(scaled_KNP) + self.decay * left_W
+        left_KNP = window.blocks(torch.ones_like(surprise_KW)).flip(2).cumsum(2).flip(2)
+        share_KNP = left_KNP / left_KNP[..., :1]  # less than the setting if the last block is short
+        return window.flat((1 - self.decay) * scaled_KNP + self.decay * share_KNP)

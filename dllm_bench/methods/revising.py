@@ -68,15 +68,15 @@ class Budgeted(Revise):
 
     def on_commit(self, round: Round) -> None:
         scores, window, state = round.scores, round.window, round.state
-        allowed = self._allowed(self.propose(scores, window, state), window, state)
-        round.revise(*allowed, counts=self._has_budgets)
+        made = self.allowed(self.propose(scores, window, state), window, state)
+        round.revise(*made, counts=self._has_budgets)
 
     @property
     def _has_budgets(self) -> bool:
         budgets = (self.per_position, self.per_block, self.per_request)
         return any(budget is not None for budget in budgets)
 
-    def _allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
+    def allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
         """Return the proposed changes that the budgets allow; undoing this forward's commits is
         free."""
         if not self._has_budgets:
@@ -277,16 +277,14 @@ class Edit(Budgeted):
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         masked = began_masked(window)
         rounds = post_rounds(masked, window, state)
-        write_KW = (
-            self.revisable(window, state)
-            & (scores.ids_KW != window.of(state.tokens_KL))
-            & (scores.probability_KW > self.tau)
-        )
+        other_KW = scores.ids_KW != window.of(state.tokens_KL)
+        write_KW = self.revisable(window, state) & other_KW & (scores.probability_KW > self.tau)
         if (is_due := column(rounds) <= self.rounds) is not True:
             write_KW = write_KW & is_due
+        made = self.allowed(overwriting(write_KW, scores), window, state)
         edits = self.tau < 1 or self.steps is not None  # otherwise there is nothing to edit
         more_rounds = rounds < self.rounds + self.ignores_last
-        holds_K = moves(write_KW.any(1), edits and masked, more_rounds)
+        holds_K = moves(made.write_KW.any(1), edits and masked, more_rounds)
         left: Tensor | bool | None = None
         if self.steps is not None:
             begun = count_in_block(BEGUN, masked, window, state)
@@ -295,7 +293,7 @@ class Edit(Budgeted):
             else:
                 left = torch.where(masked, begun >= self.steps, ~holds_K)
         hold(holds_K, state, left)
-        return overwriting(write_KW, scores)
+        return made
 
 
 # --- MultiBD --------------------------------------------------------------------------------------
@@ -385,7 +383,7 @@ class EditBlocks(Budgeted):
     def _end(self, window: Window, state: DecodeState) -> None:
         """Hold blocks as the released engine does once there is an end token."""
         memo = state.memo
-        ended_K = (state.tokens_KL[:, state.prompt_len :] == state.special.eos).any(1)
+        ended_K = ((state.tokens_KL == state.special.eos) & state.committed_KL).any(1)
         known_K = memo[ENDED] if ENDED in memo else torch.zeros_like(memo[HOLD][:, 0])
         memo[ENDED] = known_K.masked_fill(ended_K, window.stop)
         over_K1 = (ended_K & ~window.of(state.masked_KL).any(1))[:, None]

@@ -29,6 +29,7 @@ from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
+    Best,
     Blocks,
     Budget,
     Confidence,
@@ -68,14 +69,18 @@ def committed(generation: Generation) -> list[int]:
 
 @pytest.mark.parametrize("schedule", [Blocks(8), Blocks(None)])
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.id)
-def test_a_threshold_that_nothing_passes_takes_one_token_per_forward(
-    model, schedule, request_
-) -> None:
+def test_a_threshold_out_of_reach_takes_one_token_a_forward(model, schedule, request_) -> None:
     decoder = replace(BASE, select=NEVER, schedule=schedule)
     generation = decoder.generate(model, request_)
     assert committed(generation) == [1] * request_.max_new_tokens
     assert generation.ids == tokens(replace(decoder, select=TopK()), model, request_)
     assert all(forward.forced == 1 for forward in generation.trace.forwards)
+
+
+def test_a_summary_says_one_token_per_forward_of_one_block_and_branch() -> None:
+    one = replace(BASE, select=Best(1), schedule=Blocks(8))
+    several = [replace(one, schedule=Pipeline(8, 0.1, 0.5)), replace(one, explore=Lookahead(1))]
+    assert [x.summary().one_token_per_forward for x in (one, *several)] == [True, False, False]
 
 
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])

@@ -99,13 +99,11 @@ def test_budgets_bound_the_changes_and_decoding_ends(decoder: MaskedDecoder, mos
         revise = replace(decoder.revise, **{budget: most})  # type: ignore[type-var]
         for generation in decoded(replace(decoder, revise=revise)):
             changed = [c.position for f in generation.trace.forwards for c in f.changes]
-            if budget == "per_request":
-                assert len(changed) <= most
-            if budget == "per_position":
-                assert max(Counter(changed).values(), default=0) <= most
-            if budget == "per_block":
-                blocks = Counter(block_of(decoder, place) for place in changed)
-                assert max(blocks.values(), default=0) <= most
+            blocks, request = [block_of(decoder, place) for place in changed], [0] * len(changed)
+            spent = {"per_position": changed, "per_block": blocks, "per_request": request}[budget]
+            assert max(Counter(spent).values(), default=0) <= most
+            idle = (x for x in itertools.pairwise(generation.trace.forwards) if not x[0].changes)
+            assert not isinstance(revise, Remask | Edit) or all(x.masks or y.masks for x, y in idle)
 
 
 OUT_OF_REACH = {
@@ -122,9 +120,7 @@ def test_a_threshold_out_of_reach_is_no_revision(name: str, revise) -> None:
     """Tokens, forwards and what each committed; WINO's forwards hold added rows all the same."""
     decoder = replace(REVISING[name], stop=Filled())
     never, none = (decoded(replace(decoder, revise=piece)) for piece in (revise, NoRevision()))
-    assert [(g.ids, g.born, len(g.trace)) for g in never] == [
-        (g.ids, g.born, len(g.trace)) for g in none
-    ]
+    assert [*map(canvas, never)] == [*map(canvas, none)]
 
 
 @pytest.mark.parametrize("cache", [NoCache(), DelayedCache(), PrefixCache()], ids=str)
@@ -147,10 +143,13 @@ def test_end_tokens_are_written_behind_the_first_one(cache: Cache, explore: Expl
     assert filled, "no committed token stood behind an end token"
 
 
-def test_a_given_end_token_fills_no_gap() -> None:
-    eos = MODELS[0].special.eos
-    gaps = replace(REQUEST, pinned=((5, eos),))
+def test_a_given_end_token_ends_nothing() -> None:
+    gaps = replace(REQUEST, pinned=((5, eos := MODELS[0].special.eos),))
     assert replace(EARLY, forbid="ends").generate(MODELS[0], gaps).ids.count(eos) == 1
+    for name, ending in (("t2m", {"edits_end": False}), ("multi_bd_edit", {"released": True})):
+        plain = replace(REVISING[name], forbid="ends")
+        ends = replace(plain, revise=replace(plain.revise, **ending))  # type: ignore[type-var]
+        assert canvas(ends.generate(MODELS[0], gaps)) == canvas(plain.generate(MODELS[0], gaps))
 
 
 def test_a_reviser_that_cycles_ends_with_a_sentence() -> None:
@@ -164,13 +163,8 @@ def test_a_reviser_that_cycles_ends_with_a_sentence() -> None:
 # --- soft rows (DMax): when a block is left, and what goes with it --------------------------------
 
 NEW = REQUEST.max_new_tokens
-SOFT = MaskedDecoder(
-    Confidence(),
-    Leftmost(0.02),
-    Blocks(8, sees_future=False),
-    BlockCache(),
-    revise=SoftRevision(sure=0.9),
-)
+CAUSAL, SETTLED = Blocks(8, sees_future=False), SoftRevision(sure=0.9)
+SOFT = MaskedDecoder(Confidence(), Leftmost(0.02), CAUSAL, BlockCache(), revise=SETTLED)
 
 
 def test_hard_rows_make_it_an_edit_from_zero() -> None:
@@ -190,8 +184,7 @@ def test_masks_are_committed_from_left_to_right() -> None:
     """All that are probable enough, or the first: no more forwards than masks."""
     for tau, most in ((1.0, NEW), (0.0, NEW // 8)):
         for one in decoded(replace(SOFT, select=Leftmost(tau), revise=NoRevision())):
-            assert list(one.born) == sorted(one.born)
-            assert len(one.trace) == most
+            assert list(one.born) == sorted(one.born) and len(one.trace) == most
 
 
 @pytest.mark.parametrize("sure", [0.0, 0.9, 1.0])

@@ -374,6 +374,8 @@ def test_calibration_without_surprise_goes_from_left_to_right(model, position, t
     counts = tmp_path / "counts.json"
     counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"5": 50}}))
     left = Calibrated(TokenCounts(str(counts)), 1.0, 1e-3, position)
+    last = left._placed(torch.ones(1, 6), opened(torch.ones(1, 6, dtype=torch.bool), 4)[1])[0, 4:]
+    assert position == "exponential" or last.tolist() == [1, 0.5], "a short block after another"
     assert decoded(model, BY_ENTROPY, score=left).born == tuple(range(32))
     pieces = {"score": replace(left, decay=0.5, cap=9.0), "schedule": Blocks(100)}  # 32 positions
     assert same(decoded(model, WHOLE, **pieces), decoded(model, WHOLE, score=pieces["score"]))
