@@ -183,12 +183,12 @@ class Calibrated(Score):
 
     def _placed(self, surprise_KW: Tensor, window: Window) -> Tensor:
         """Combine surprise and position in the block, (K, W)."""
-        place_W = constant(range(window.width), surprise_KW.device) % window.block
+        index_W = constant(range(window.width), surprise_KW.device)
+        place_W, short = index_W % window.block, -window.width % window.block
         if self.position == "exponential":
             return torch.exp(-self.decay * place_W) * surprise_KW
         low_KN1 = window.blocks(surprise_KW, torch.inf).amin(2, keepdim=True)
         range_KN1 = window.blocks(surprise_KW, -torch.inf).amax(2, keepdim=True) - low_KN1
         scaled_KNP = (window.blocks(surprise_KW) - low_KN1) / range_KN1.clamp(min=EPS)
-        left_KNP = window.blocks(torch.ones_like(surprise_KW)).flip(2).cumsum(2).flip(2)
-        share_KNP = left_KNP / left_KNP[..., :1]  # less than the setting if the last block is short
-        return window.flat((1 - self.decay) * scaled_KNP + self.decay * share_KNP)
+        size = window.block - (short and short * (index_W >= window.width + short - window.block))
+        return (1 - self.decay) * window.flat(scaled_KNP) + self.decay * ((size - place_W) / size)
