@@ -268,8 +268,8 @@ def one_token_runs(store: Store) -> RecordsBeside:
 
 
 def is_one_token(record: RunRecord) -> bool:
-    """Return whether a masked decoder committed at most one token per forward in every sample, and
-    each token that it masked again each time."""
+    """Return whether a masked decoder committed at most one token per forward in every sample; a
+    token that was masked again counts each time it was committed."""
     made, again, forwards = map(record.columns.get, ("committed", "remasked", "forwards"))
     if not made or not forwards or is_speculative(record):
         return False

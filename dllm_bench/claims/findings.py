@@ -111,7 +111,7 @@ class Findings:
 
     @property
     def seconds(self) -> list[float | None]:
-        """How long each of their samples was decoded; None beside others in a batch."""
+        """Decoding time of each of their samples; None if it shared a batch with others."""
         return [seconds for record in self.records for seconds in record.columns["seconds"]]
 
     @property

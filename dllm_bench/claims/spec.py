@@ -140,8 +140,11 @@ class Claim:
         return tuple(dict.fromkeys((self.metric, *((SCORE,) if self.chooses else ()))))
 
     def cells(self) -> PaperTable:
-        """Return the cells of both sides as a table that is planned and run like any other. A
-        profile changes its runs as those of its source, but for passes: a claim states its own."""
+        """Return the cells of both sides as a table that is planned and run like any other.
+
+        A profile's `instead` entries for the source table apply to it. Its `passes` do not, since a
+        claim's runs have the claim's own number of items.
+        """
         whole = source_table(self.table)
         wanted = [
             {**(one.at or {}), **side}

@@ -366,8 +366,8 @@ def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int
     None if the pilot's items do not differ at all, and for a claim with trainings, whose variance
     more items do not lower. Scores: from the share of discordant items (Connor 1987) of all runs
     together, half an item added to each cell as for the interval, and at least the margin. Other
-    numbers: from the standard error. Equivalence: two one-sided tests, no true difference. Where
-    settings are chosen, half of the items are compared.
+    numbers: from the standard error. Equivalence: two one-sided tests, each at half the level, no
+    true difference. Where settings are chosen, half of the items are compared.
     runs: runs of a side, whose items share the work. level: of the test.
     """
     from scipy.special import ndtri

@@ -275,12 +275,12 @@ def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
 
     is_given = arguments.raw or arguments.temperatures
     given = read_temperatures(arguments.temperatures) if is_given else None
-    stored = (run_series.StoredRun(sealed_record(entry), entry.path) for entry in entries)
-    drafts_of = [run_series.drafts_of(run) for run in stored]
+    runs = [run_series.StoredRun(sealed_record(entry), entry.path) for entry in entries]
+    recorded = list(map(run_series.drafts_of, runs))
     profile = run_series.profile_of(arguments.profile, (entry.spec.model.name for entry in entries))
     systems: list[ServingSystem] = []
     labels = Counter(entry.spec.label for entry in entries)
-    for entry, drafts in zip(entries, drafts_of, strict=True):
+    for entry, drafts in zip(entries, recorded, strict=True):
         label = entry.spec.label
         name = label if labels[label] == 1 else f"{label}-{entry.spec.short}"
         rules = compared_rules(name, drafts, arguments.tau)

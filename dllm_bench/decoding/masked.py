@@ -111,12 +111,12 @@ class MaskedDecoder(ComposedDecoder):
         return needing(MASK_TOKEN) if is_causal else needing(MASK_TOKEN, {"model": Condition.MASKS})
 
     def summary(self) -> DecoderSummary:
-        one = Condition.ONE_OPEN_BLOCK in self.schedule.gives or not self._stalls
-        one &= (self.number(MostBranches) or 1) == 1
+        branches, opens = self.number(MostBranches) or 1, self.schedule.gives
+        single = branches == 1 and (Condition.ONE_OPEN_BLOCK in opens or not self._stalls)
         return DecoderSummary(
-            branches=self.number(MostBranches) or 1,
+            branches=branches,
             block=self.schedule.block,
-            one_token_per_forward=one and Condition.ONE_PER_FORWARD in self.select.gives,
+            one_token_per_forward=single and Condition.ONE_PER_FORWARD in self.select.gives,
             attention=self._attention(),
             caches=Condition.NO_CACHE not in self.cache.gives,
             explores=Condition.ONE_BRANCH not in self.explore.gives,
@@ -127,8 +127,8 @@ class MaskedDecoder(ComposedDecoder):
 
     def _attention(self) -> str:
         """Return the form of attention that the cache plans."""
-        whole = "full" if Condition.FULL_ATTENTION in self.cache.gives else "block_causal"
-        return "feed_order" if Condition.FEED_ORDER in self.cache.gives else whole
+        form = "full" if Condition.FULL_ATTENTION in self.cache.gives else "block_causal"
+        return "feed_order" if Condition.FEED_ORDER in self.cache.gives else form
 
     def _warning(self) -> str | None:
         """Return a warning for a combination known to lower the score: a whole generation filled
@@ -302,9 +302,10 @@ class MaskedDecoder(ComposedDecoder):
 
     @cached_property
     def _stalls(self) -> bool:
-        """Whether the stall rule may have to choose where a block would commit nothing.
+        """Whether the stall rule may have to choose a position: where the selector may choose none,
+        or none in one of several open blocks.
 
-        Who never stalls may leave out one of several open blocks that must progress.
+        A schedule that needs a selector that never stalls does not ask it of each block.
         """
         gives, never = self.select.gives | self.schedule.gives, Condition.NEVER_STALLS
         one = Condition.ONE_OPEN_BLOCK in gives or needing({"select": never}) <= self.schedule.needs

@@ -170,7 +170,8 @@ class EarlyExit(Select):
     committed if the answer's gap has reached a threshold that falls with g / S: `early` below 0.33,
     `mid` below 0.67, then `late`. The whole generation is one window, in which `block` positions
     are open at a time. Pinned tokens are on the canvas from the start; the released code then makes
-    forwards over a block that is full before its steps are over (`idle`); g counts them always.
+    forwards over a block that is full before its steps are over (`idle`). g counts such forwards
+    even if they are left out.
     """
 
     inner: TopK = field(default_factory=TopK)  # its steps are per block

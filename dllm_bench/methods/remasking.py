@@ -267,16 +267,15 @@ class Remask(ReadsStanding):
         doubt_KW, wrong_KW = self._judged(scores, window, state)
         most_K = (committed_KW.sum(1).double() * self.ratio).long().clamp(min=1)
         remask_KW = largest(doubt_KW, wrong_KW & self.revisable(window, state), most_K)
-        made = self.allowed(masking(remask_KW), window, state)
-        moves_K = moves(made.write_KW.any(1), self._looks and masked, more_rounds)
+        moves_K = moves(remask_KW.any(1), self._looks and masked, more_rounds)
         if not self.edits_end:
             moves_K &= ~((state.tokens_KL == state.special.eos) & state.committed_KL).any(1)
         hold(moves_K, state)
-        return made
+        return masking(remask_KW)
 
-    def revisable(self, window: Window, state: DecodeState) -> Tensor:
+    def _unspent(self, window: Window, state: DecodeState) -> Tensor:
         if not self.forgets or self.per_position is None:
-            return super().revisable(window, state)
+            return super()._unspent(window, state)
         assert state.changes_KL is not None
         committed_KW = window.of(state.earlier_KL)
         forgotten_KL = state.recall(FORGOTTEN, state.changes_KL.dtype)

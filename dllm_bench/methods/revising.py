@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ class Budgeted(Revise):
 
     def on_commit(self, round: Round) -> None:
         scores, window, state = round.scores, round.window, round.state
-        made = self.allowed(self.propose(scores, window, state), window, state)
+        made = self._allowed(self.propose(scores, window, state), window, state)
         round.revise(*made, counts=self._has_budgets)
 
     @property
@@ -76,29 +77,32 @@ class Budgeted(Revise):
         budgets = (self.per_position, self.per_block, self.per_request)
         return any(budget is not None for budget in budgets)
 
-    def allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
+    def _allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
         """Return the proposed changes that the budgets allow; undoing this forward's commits is
         free."""
         if not self._has_budgets:
             return wanted
+        changed_KW = wanted.write_KW & self.revisable(window, state)
+        for left_K1 in self._left(window, state):
+            changed_KW = changed_KW & (changed_KW.cumsum(1) <= left_K1)
         fresh_KW = window.of(state.born_KL) == state.forwards
-        allowed_KW = fresh_KW | self._within_budgets(wanted.write_KW, window, state)
-        return wanted._replace(write_KW=wanted.write_KW & allowed_KW)
+        return wanted._replace(write_KW=changed_KW | (wanted.write_KW & fresh_KW))
 
-    def _within_budgets(self, changed_KW: Tensor, window: Window, state: DecodeState) -> Tensor:
-        """Return the proposed changes that the budgets allow, bool (K, W)."""
-        assert state.changes_KL is not None
-        changed_KW = changed_KW & self.revisable(window, state)
-        of_block_KW, of_all_KL = window.of(state.changes_KL), state.changes_KL
-        for budget, spent_KX in ((self.per_block, of_block_KW), (self.per_request, of_all_KL)):
-            if budget is not None:
-                left_K1 = budget - spent_KX.sum(1, keepdim=True)
-                changed_KW = changed_KW & (changed_KW.cumsum(1) <= left_K1)
-        return changed_KW
+    def _left(self, window: Window, state: DecodeState) -> list[Tensor]:
+        """Return how many changes the budgets of block and request still allow, each (K, 1)."""
+        changes_KL = state.changes_KL
+        assert changes_KL is not None
+        spent = ((self.per_block, window.of(changes_KL)), (self.per_request, changes_KL))
+        return [most - made_KX.sum(1, keepdim=True) for most, made_KX in spent if most is not None]
 
     def revisable(self, window: Window, state: DecodeState) -> Tensor:
         """Return the positions that were committed before this forward and may be changed, bool (K,
-        W)."""
+        W): none once the budget of the block or the request is spent."""
+        any_left = (left_K1 > 0 for left_K1 in self._left(window, state))
+        return reduce(torch.logical_and, any_left, self._unspent(window, state))
+
+    def _unspent(self, window: Window, state: DecodeState) -> Tensor:
+        """Return the positions committed before that have changes left, bool (K, W)."""
         assert state.changes_KL is not None
         most, changes_KL = self.per_position, state.changes_KL
         if most is None:
@@ -281,10 +285,9 @@ class Edit(Budgeted):
         write_KW = self.revisable(window, state) & other_KW & (scores.probability_KW > self.tau)
         if (is_due := column(rounds) <= self.rounds) is not True:
             write_KW = write_KW & is_due
-        made = self.allowed(overwriting(write_KW, scores), window, state)
         edits = self.tau < 1 or self.steps is not None  # otherwise there is nothing to edit
         more_rounds = rounds < self.rounds + self.ignores_last
-        holds_K = moves(made.write_KW.any(1), edits and masked, more_rounds)
+        holds_K = moves(write_KW.any(1), edits and masked, more_rounds)
         left: Tensor | bool | None = None
         if self.steps is not None:
             begun = count_in_block(BEGUN, masked, window, state)
@@ -293,7 +296,7 @@ class Edit(Budgeted):
             else:
                 left = torch.where(masked, begun >= self.steps, ~holds_K)
         hold(holds_K, state, left)
-        return made
+        return overwriting(write_KW, scores)
 
 
 # --- MultiBD --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from dllm_bench.store.seal import seal
 from dllm_bench.store.store import LOCK, RECORD, SAMPLES, RunEntry, read_record, read_samples
 
 Plain = dict[str, Any]
-DECODED = {"max_new_tokens", "shots", "template", "chat"}  # settings that have no part in grading
+DECODED = {"max_new_tokens", "shots", "template", "chat"}  # settings that grading does not read
 SHOWN = 20  # changed samples that are listed one by one
 
 

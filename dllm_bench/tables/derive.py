@@ -35,14 +35,14 @@ from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES, is_binary, paired_shares
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
-from dllm_bench.tables.spec import CUT, HARDWARE_UNITS, SCORE, Cell, Query, TableMetric
+from dllm_bench.tables.spec import CUT, SCORE, Cell, Query, TableMetric
 
 PERCENT = 100
 ALPHA = 3.0  # of AUP: decay rate of the weight of lower scores
 DROP = 5.0  # of AUP: points of score that may be lost
 NEARLY = 1e-9  # scores are sums of floats
 DIGITS = 9  # kept of resampled numbers; later digits of float sums depend on the processor
-KEPT = 2048  # numbers of runs that are kept: cells of a table share them
+KEPT = 512  # numbers of runs that are remembered, since cells of a table share them
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 Key = TypeVar("Key", bound=Hashable)
 N = TypeVar("N", float, Any)  # a number, or an array of resampled ones
@@ -197,7 +197,7 @@ def _plain(run: PlannedRun, name: str, seed: int) -> ResampledNumber:
     counts = _draws(benchmark, len(ids), seed)
     with np.errstate(all="ignore"):
         drawn = (counts @ sums[0]) / (counts @ sums[1])
-        if name != SCORE and definitions.definition(name).unit in HARDWARE_UNITS:
+        if TableMetric(name, name, name).is_of_times:
             _, passes = _sums_by(map(repetition_of, record.columns["id"]), amounts)
             drawn = drawn * _second_measurement(passes[0] / passes[1], seed, record.identity_hash)
     return ResampledNumber(np.concatenate([[value], drawn]), frozenset({(benchmark, ids)}))

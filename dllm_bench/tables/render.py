@@ -325,7 +325,7 @@ def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]
     is_reported = any(cell.planned.cell.reported for cell in cells)
     title, where = ", ".join(filter(None, (section, paper))), " on ".join(here)
     where = where or ("several models" if has_runs else "not run here")
-    named = where if is_reported or not paper else f"{paper} ({where})"  # else heads may be equal
+    named = where if is_reported or not paper else f"{paper} ({where})"  # tells columns apart
     groups = (("here", "Measured", named), ("paper", "Reported", title))
     remark = verdict_remark(verdicts)
     below = "Nothing measured yet." if all(map(is_empty, cells)) else remark
@@ -366,8 +366,8 @@ def _shown_titles(values: Iterable[FacetValue]) -> Query:
 
 
 def measured_on(cells: Iterable[Row | None]) -> Query:
-    """Return the common model and benchmark of the cells' runs, without those used for comparison
-    where there are others; empty if none of them can run."""
+    """Return the common model and benchmark of the cells' runs; empty if none of them can run.
+    Cells that compare two runs count only if there are no others."""
     known = [cell.planned for cell in cells if cell and cell.planned.run.query]
     own = [planned for planned in known if not planned.cell.metric.is_compared] or known
     chosen = [planned.run.chosen for planned in own]

@@ -462,8 +462,8 @@ class Profile:
 
     def run_of(self, table: str, cell: Cell) -> Query:
         """Return the untranslated overrides of a cell's run, after the `instead` entries for this
-        table and its passes. Metrics of the fastest samples use the run over all items, because
-        they depend on the number of items.
+        table (for a claim's: those for the table whose cells it has) and its passes. Metrics of the
+        fastest samples use the run over all items, because they depend on the number of items.
         """
         query = last_of_each_key(cell.run)
         for entry in self.instead:

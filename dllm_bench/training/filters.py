@@ -75,7 +75,7 @@ class FilterJob(CheckedFields):
     block: int = 32
     """Positions of a block, the filter's inputs and outputs."""
     gen_length: int = 64
-    """New tokens of each prompt (256 where the paper measures the oracle, §3.1.3)."""
+    """New tokens per prompt (the paper states a length for its oracle alone: 256, §3.1.3)."""
     layers: int = 2
     """Linear layers."""
     labels: Labels = "masked"

@@ -46,11 +46,7 @@ from tests.golden.cases import (
 from tests.helpers import DEVICE
 
 FIRST = torch.tensor([0], device=DEVICE)  # branch
-CREDIT = {
-    "credit_alpha": "score.alpha",
-    "decay_beta": "score.beta",
-    "boost_gamma": "score.gamma",
-}
+CREDIT = {"credit_alpha": "score.alpha", "decay_beta": "score.beta", "boost_gamma": "score.gamma"}
 LOW = 0.4  # dInfer's default
 RELEASED = (4, 8)  # dInfer's unrolling
 OFF = 1.0  # no probability is above it

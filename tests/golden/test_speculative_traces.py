@@ -101,10 +101,7 @@ def draft(kind: str) -> Draft:
 def decoder_of(run: Case, checks_first: bool) -> tuple[str, dict[str, Any]]:
     """Return the decoder of conf/decoder, and the numbers of a run."""
     kind, tau = kind_of(run), run.get("confidence_threshold")
-    settings = {
-        "draft.drafter.source": source(kind),
-        "temperature": run.get("temperature", 0.0),
-    }
+    settings = {"draft.drafter.source": source(kind), "temperature": run.get("temperature", 0.0)}
     if kind in DSPARKS:
         return ("dspark_threshold", settings | {"length.tau": tau}) if tau else ("dspark", settings)
     if kind == "eagle3":

@@ -25,7 +25,7 @@ from dllm_bench.methods.caches import BlockCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Blocks, Confidence
 from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
 from dllm_bench.methods.remasking import Remask, Wino
-from dllm_bench.methods.revising import Budgeted, Edit, Leftmost, SoftRevision
+from dllm_bench.methods.revising import Budgeted, Edit, EditBlocks, Leftmost, SoftRevision
 from dllm_bench.runs.sessions import MeasuredDenoiser
 from tests.helpers import tiny_denoiser
 from tests.pieces import Table, decoders
@@ -102,8 +102,9 @@ def test_budgets_bound_the_changes_and_decoding_ends(decoder: MaskedDecoder, mos
             blocks, request = [block_of(decoder, place) for place in changed], [0] * len(changed)
             spent = {"per_position": changed, "per_block": blocks, "per_request": request}[budget]
             assert max(Counter(spent).values(), default=0) <= most
-            idle = (x for x in itertools.pairwise(generation.trace.forwards) if not x[0].changes)
-            assert not isinstance(revise, Remask | Edit) or all(x.masks or y.masks for x, y in idle)
+            pairs = itertools.pairwise(generation.trace.forwards)
+            vain = [x for x, after in pairs if not (x.changes or x.masks or after.masks)]
+            assert not (vain and isinstance(revise, Remask | Edit | EditBlocks)), "fed in vain"
 
 
 OUT_OF_REACH = {
