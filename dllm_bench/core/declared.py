@@ -20,7 +20,8 @@ Made = TypeVar("Made")
 SHOWN_CHARS = 200  # characters of a value shown in an error message
 IsA = Callable[[Any, type], bool]
 LISTS, MAPPINGS = (list, tuple, Sequence), (dict, Mapping)
-TYPES: dict[Any, set[type]] = {int: {int}, float: {int, float}, bool: {bool}, str: {str}}
+TYPES: dict[Any, set[type]] = {kind: {kind} for kind in (int, bool, str, NoneType)}
+TYPES |= {float: {int, float}, None: {NoneType}}
 """Declared type -> accepted types of values: an int is accepted as a float, a bool is not a
 number."""
 WORDS: dict[Any, str] = {
@@ -39,9 +40,8 @@ class Range:
 
     def holds(self, values: Sequence[Any]) -> bool:
         """Return whether all of these numbers are in the range."""
-        least = min(values)
-        within = all(self.low <= end <= self.high for end in (least, max(values)))
-        return within and not (self.above and least == self.low)
+        within = all(self.low <= end <= self.high for end in (min(values), max(values)))
+        return within and not (self.above and self.low in values)
 
     def __str__(self) -> str:
         if self.high >= UNBOUNDED:
@@ -66,17 +66,15 @@ def fits(value: Any, declared: Any, is_a: IsA = isinstance) -> bool:
 
     is_a: decides for classes and for `object`, which stands for Any.
     """
-    origin, parts = get_origin(declared), get_args(declared)
+    if declared in TYPES:
+        return type(value) in TYPES[declared]
+    origin, parts = _taken_apart(declared)
     if origin in (Union, UnionType):
         return any(fits(value, part, is_a) for part in parts)
     if origin is Annotated:
         return fits(value, parts[0], is_a) and parts[1].holds([value])
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
-    if declared in TYPES:
-        return type(value) in TYPES[declared]
-    if declared in (None, NoneType):
-        return value is None
     if origin in LISTS:
         return isinstance(value, (list, tuple)) and _all_fit(value, origin, parts, is_a)
     if origin in MAPPINGS:
@@ -85,6 +83,9 @@ def fits(value: Any, declared: Any, is_a: IsA = isinstance) -> bool:
             fits(k, key, is_a) and fits(v, item, is_a) for k, v in value.items()
         )
     return is_a(value, object if declared is Any else origin or declared)
+
+
+_taken_apart: Callable[[Any], Any] = cache(lambda kind: (get_origin(kind), get_args(kind)))
 
 
 def _all_fit(values: Sequence[Any], origin: Any, parts: tuple[Any, ...], is_a: IsA) -> bool:

@@ -36,7 +36,7 @@ from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.spec import AUTO, ModelSpec
 from dllm_bench.models.text import tokenizer_files
-from dllm_bench.paths import place_of
+from dllm_bench.paths import IMPORTED, place_of
 from dllm_bench.registry import (
     PACKAGE,
     TARGET,
@@ -230,12 +230,12 @@ def files_of(config: Plain) -> list[Path] | None:
 def files_of_pieces(plain: object, further: Iterable[str] = ()) -> list[Path] | None:
     """Return the files and folders that the pieces of plain data read, and `further` ones.
 
-    None if one is not on this disk, or if a piece is from outside.
+    None if one may be elsewhere (in the hub's cache), or if a piece is from outside.
     """
-    if any(not target.startswith(PACKAGE) for target in targets(plain)):
-        return None
-    places = [place_of(source) for source in (*further, *sources(plain))]
-    return places if all(place.exists() for place in places) else None
+    named = (*further, *sources(plain))
+    is_own = all(target.startswith(PACKAGE) for target in targets(plain))
+    on_disk = all(name.startswith(IMPORTED) or place_of(name).exists() for name in named)
+    return list(map(place_of, named)) if is_own and on_disk else None
 
 
 def sources(plain: object) -> Iterator[str]:

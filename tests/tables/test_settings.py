@@ -12,7 +12,7 @@ import pytest
 from dllm_bench import paths
 from dllm_bench.api import compose as composing
 from dllm_bench.core import output
-from dllm_bench.paths import assets_dir, conf_dir
+from dllm_bench.paths import assets_dir, conf_dir, place_of
 from dllm_bench.store import cache, inputs
 from dllm_bench.store.cache import (
     DerivedCache,
@@ -184,6 +184,11 @@ def test_what_files_do_not_tell_is_not_remembered(override: str) -> None:
     filtered = ["decoder/select=filter"] if "head" in override else []
     assert inputs.files_of(composing.compose((*QUERY, *filtered))) is not None
     assert inputs.files_of(composing.compose((*QUERY, *filtered, override))) is None
+
+
+def test_an_imported_model_is_remembered_before_it_is_imported_too() -> None:
+    places = inputs.files_of(composing.compose((*QUERY, "model=smollm2-block4")))
+    assert place_of("imported/smollm2") in places
 
 
 @pytest.mark.parametrize("results", [None, "there", ""])
