@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.test_fused import child
+from tests.unit.test_fused import COMPILE, child
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed (extra: kernels)", allow_module_level=True)
@@ -30,38 +30,20 @@ for dtype in layer_ops.DTYPES:
     layer_ops._compare_windows = compare_windows
 attention.WORTH_MASKED = 0
 layer_ops.has_kernels = layers.has_kernels = attention.has_kernels = lambda values: True
-for layout in ("dream", "qwen3"):
-    model = tiny_denoiser(layout, seed=4)
-    model.attention_form = "full"
-    own, theirs = layers.own_layers(model.module, joined=True), layers.module_layers(model.module)
-    sides = [of_layers(model, side, *FORWARDS["branches, kept"]) for side in (own, theirs)]
-    for found, wanted in zip(*sides, strict=True):
-        torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
+model = tiny_denoiser("qwen3", seed=4)
+model.attention_form = "full"
+own, theirs = layers.own_layers(model.module, joined=True), layers.module_layers(model.module)
+sides = [of_layers(model, side, *FORWARDS["branches, kept"]) for side in (own, theirs)]
+for found, wanted in zip(*sides, strict=True):
+    torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
 print("equal")
 """
 
-COMPILE = """
-import torch
+LAYERS = """
 from itertools import product
-from types import SimpleNamespace
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 from dllm_bench.models import kernels, layer_ops
 ROWS = (1, 3, 16, 48)
-driver.set_active(SimpleNamespace(
-    get_current_target=lambda: GPUTarget("cuda", 90, 32),
-    get_current_device=lambda: 0,
-    get_current_stream=lambda device: 0,
-))
-seen = set()
-of_windows = (kernels.attend_parts, kernels.join_parts)
-for kernel in (kernels.swiglu, kernels.rotate, kernels.join, *of_windows):
-    def compiled(*args, run=kernel.run, **options):
-        built = run(*args, **{**options, "warmup": True})  # compiles, starts nothing
-        if built.hash not in seen:
-            print(built.metadata.name, len(built.asm["cubin"]) > 0)
-        seen.add(built.hash)
-    kernel.run = compiled
+watch(kernels.swiglu, kernels.rotate, kernels.join, kernels.attend_parts, kernels.join_parts)
 zeros = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16)
 layer_ops.swiglu_kernel(zeros(2, 2 * 18944))
 for weight, rows in product((None, zeros(32, 128)), ROWS):
@@ -84,9 +66,8 @@ def test_the_kernels_are_torchs_passes() -> None:
 
 def test_the_kernels_compile_once_for_any_number_of_rows(tmp_path: Path) -> None:
     """So that the length of a prompt compiles nothing within a timed request."""
-    built = child(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
-    names = "swiglu rotate rotate join attend_parts join_parts"
-    assert built.split() == [word for name in names.split() for word in (name, "True")]
+    built = child(COMPILE + LAYERS, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    assert built.split() == "swiglu rotate rotate join attend_parts join_parts".split()
 
 
 @pytest.mark.gpu
