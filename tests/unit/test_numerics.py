@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dllm_bench.core.errors import FALLBACKS
 from dllm_bench.decoding import fused, numerics
@@ -22,7 +24,7 @@ from dllm_bench.decoding.numerics import argmax, dtype_of, margin, neg_entropy, 
 LENGTHS = (7, 552, 2**12, 4613, 2**17 + 1)
 
 
-def logits_of(length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def logits_of(length: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """(2, 3, V), some tokens out of the question."""
     logits_KWV = 4 * torch.randn(2, 3, length, generator=torch.Generator().manual_seed(length))
     logits_KWV[..., 3] = -torch.inf
@@ -46,9 +48,8 @@ def test_large_logits_leave_a_probability_its_digits(length: int) -> None:
     """exp(max - logsumexp) would lose those below the last digit of a logit: 4e-6 at 40."""
     logits_KWV = logits_of(length) + 40
     law_KW = logits_KWV.double().softmax(-1).amax(-1)
-    assert torch.allclose(
-        read_logits(logits_KWV).probability_KW.double(), law_KW, rtol=5e-7, atol=0
-    )
+    found_KW = read_logits(logits_KWV).probability_KW.double()
+    assert torch.allclose(found_KW, law_KW, rtol=5e-7, atol=0)
     two_KW2 = logits_KWV.double().softmax(-1).topk(2).values
     apart_KW = two_KW2[..., 0] - two_KW2[..., 1]
     assert torch.allclose(margin(logits_KWV).double(), apart_KW, rtol=5e-7, atol=1e-7)
@@ -127,29 +128,18 @@ def test_without_triton_it_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None
     fused.works.cache_clear()
 
 
-def statistics(logits_NV: torch.Tensor, entropy: bool, to: torch.dtype) -> numerics.Statistics:
-    return numerics.statistics(logits_NV, to, entropy)
+def statistics(logits_NV: Tensor, entropy: bool, to: torch.dtype, more: int = 0) -> Any:
+    best_N, index_N, sum_N, entropy_N = numerics.statistics(logits_NV, to, entropy)
+    return best_N, index_N + more, sum_N, entropy_N
 
 
-def one_off(logits_NV: torch.Tensor, entropy: bool, to: torch.dtype) -> numerics.Statistics:
-    best_N, index_N, sum_N, entropy_N = statistics(logits_NV, entropy, to)
-    return best_N, index_N + 1, sum_N, entropy_N
-
-
-def kernels_of_entropy(
-    logits_NV: torch.Tensor, best_N: torch.Tensor, sum_N: torch.Tensor, to: torch.dtype, eps: float
-) -> torch.Tensor:
+def entropy_of(logits_NV: Tensor, best_N: Any, sum_N: Any, to: torch.dtype, eps: float) -> Tensor:
     return neg_entropy(logits_NV.to(to), "model", eps)
 
 
-RIGHT = {
-    "row_statistics": statistics,
-    "neg_entropy": kernels_of_entropy,
-    "keep_top_p": numerics.keep_top_p,
-}
-WRONG = {
-    "row_statistics": one_off,
-    "neg_entropy": lambda *args: kernels_of_entropy(*args) + 1,
+WRONG: dict[str, Any] = {
+    "row_statistics": partial(statistics, more=1),
+    "neg_entropy": lambda *args: entropy_of(*args) + 1,
     "keep_top_p": lambda logits_NV, top_p: logits_NV,
 }
 
@@ -157,8 +147,8 @@ WRONG = {
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Right ones in place of the kernels, which are tried anew."""
-    for kernel, stand_in in RIGHT.items():
-        monkeypatch.setattr(fused, kernel, stand_in)
+    for name, right in zip(WRONG, (statistics, entropy_of, numerics.keep_top_p), strict=True):
+        monkeypatch.setattr(fused, name, right)
     fused.works.cache_clear()
     yield
     fused.works.cache_clear()
@@ -175,7 +165,7 @@ def test_kernels_are_tried_in_the_dtypes_of_a_run(monkeypatch, pair) -> None:
     fused.works.cache_clear()
     chosen = (pair[0], pair[1] or pair[0])
 
-    def of_one(logits_NV: torch.Tensor, entropy: bool, to: torch.dtype) -> numerics.Statistics:
+    def of_one(logits_NV: Tensor, entropy: bool, to: torch.dtype) -> Any:
         if (logits_NV.dtype, to) == chosen:
             raise RuntimeError("no such variant")
         return statistics(logits_NV, entropy, to)

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
+def mlp(w: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
+    return swiglu(x, *(w[f"{prefix}.{side}_proj.weight"] for side in ("gate", "up", "down")))
+
+
 def rotated(x_LHD: Tensor, net: Net) -> Tensor:
     """Pairs (i, i + half) of the first `rotary_dim` entries turn by position * frequency i."""
     out, half = x_LHD.clone(), net.rotary_dim // 2
@@ -102,18 +107,15 @@ def frequencies(theta: float, dim: int, rope: dict[str, Any]) -> list[float]:
     plain = [theta ** (-2 * i / dim) for i in range(dim // 2)]
     if rope.get("rope_type") != "yarn":
         return plain
-    ends = [
-        dim
-        * math.log(rope["original_max_position_embeddings"] / (turns * 2 * math.pi))
-        / (2 * math.log(theta))
-        for turns in (rope["beta_fast"], rope["beta_slow"])
-    ]
+    length = rope["original_max_position_embeddings"]
+    turns = [length / (rope[name] * 2 * math.pi) for name in ("beta_fast", "beta_slow")]
+    ends = [dim * math.log(turn) / (2 * math.log(theta)) for turn in turns]
     low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
     kept = [1 - min(max((i - low) / (high - low), 0), 1) for i in range(dim // 2)]
     return [f * (k + (1 - k) / rope["factor"]) for f, k in zip(plain, kept, strict=True)]
 
 
-LLADA_BLOCK = "attn_norm q_proj k_proj v_proj attn_out ff_norm ff_proj up_proj ff_out"
+LLADA_BLOCK = "attn_norm q_proj k_proj v_proj attn_out ff_norm ff_proj up_proj ff_out".split()
 
 
 def llada(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor) -> Tensor:
@@ -123,9 +125,7 @@ def llada(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: 
     net = Net(heads, config["n_kv_heads"], head_dim, head_dim, turns, eps, mask)
     x = w["model.transformer.wte.weight"][tokens_L]
     for i in range(config["n_layers"]):
-        own = {
-            name: w[f"model.transformer.blocks.{i}.{name}.weight"] for name in LLADA_BLOCK.split()
-        }
+        own = {name: w[f"model.transformer.blocks.{i}.{name}.weight"] for name in LLADA_BLOCK}
         normed = rms(x, own["attn_norm"], eps)
         seen = attention(*(normed @ own[f"{side}_proj"].T for side in "qkv"), net)
         x = x + seen @ own["attn_out"].T
@@ -146,10 +146,6 @@ def standard(
 ) -> Tensor:
     """Llama-shaped blocks: biases and q/k norms where the checkpoint has them."""
     net = net_of(config, mask)
-
-    def dense(prefix: str, normed: Tensor) -> Tensor:
-        return swiglu(normed, *(w[f"{prefix}.{s}_proj.weight"] for s in ("gate", "up", "down")))
-
     x = w["model.embed_tokens.weight"][tokens_L]
     for i in range(config["num_hidden_layers"]):
         stem = f"model.layers.{i}"
@@ -163,7 +159,7 @@ def standard(
         seen = attention(*projected, net, () if own[0] is None else tuple(own))
         x = x + seen @ w[f"{stem}.self_attn.o_proj.weight"].T
         normed = rms(x, w[f"{stem}.post_attention_layernorm.weight"], net.eps)
-        x = x + (feed_forward or dense)(f"{stem}.mlp", normed)
+        x = x + (feed_forward or partial(mlp, w))(f"{stem}.mlp", normed)
     return rms(x, w["model.norm.weight"], net.eps) @ w["lm_head.weight"].T
 
 
@@ -178,10 +174,7 @@ def softmax_moe(
             chosen = probability_E.argsort(descending=True)[: config["num_experts_per_tok"]]
             whole = probability_E[chosen].sum() if config["norm_topk_prob"] else 1
             for e in chosen:
-                names = (
-                    f"{prefix}.experts.{int(e)}.{s}_proj.weight" for s in ("gate", "up", "down")
-                )
-                out[t] += probability_E[e] / whole * swiglu(row, *(w[name] for name in names))
+                out[t] += probability_E[e] / whole * mlp(w, f"{prefix}.experts.{int(e)}", row)
         return out
 
     return standard(config, w, tokens_L, mask, experts)
@@ -211,18 +204,15 @@ def llada2(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask:
     net = net_of(config, mask)
     heights = [net.heads * net.head_dim, *[net.kv_heads * net.head_dim] * 2]
 
-    def mlp(prefix: str, x: Tensor) -> Tensor:
-        return swiglu(x, *(w[f"{prefix}.{s}_proj.weight"] for s in ("gate", "up", "down")))
-
     def sparse(prefix: str, normed: Tensor) -> Tensor:
-        out = mlp(f"{prefix}.shared_experts", normed)
+        out = mlp(w, f"{prefix}.shared_experts", normed)
         for t, row in enumerate(normed):
             scores_E = 1 / (1 + (-(w[f"{prefix}.gate.weight"] @ row)).exp())
             chosen = grouped(config, scores_E, w[f"{prefix}.gate.expert_bias"])
             total = scores_E[chosen].sum()
             for e in chosen:
                 weight = config["routed_scaling_factor"] * scores_E[e] / total
-                out[t] += weight * mlp(f"{prefix}.experts.{e}", row)
+                out[t] += weight * mlp(w, f"{prefix}.experts.{e}", row)
         return out
 
     x = w["model.word_embeddings.weight"][tokens_L]
@@ -234,7 +224,8 @@ def llada2(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask:
         seen = attention(*fused.split(heights, 1), net, norms)
         x = x + seen @ w[f"{stem}.attention.dense.weight"].T
         normed = rms(x, w[f"{stem}.post_attention_layernorm.weight"], net.eps)
-        x = x + (mlp if i < config["first_k_dense_replace"] else sparse)(f"{stem}.mlp", normed)
+        is_dense = i < config["first_k_dense_replace"]
+        x = x + (partial(mlp, w) if is_dense else sparse)(f"{stem}.mlp", normed)
     return rms(x, w["model.norm.weight"], net.eps) @ w["lm_head.weight"].T
 
 

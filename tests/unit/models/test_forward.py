@@ -221,13 +221,8 @@ def test_masks_equal_the_rule_position_by_position(seed: int) -> None:
     start, fed, branches = draw.randint(0, 9), draw.randint(1, 9), draw.randint(1, 3)
     stop = start + fed
     spans = [(0, start), (stop, stop + draw.randint(0, 4))]
-    shape = MaskShape(
-        branches,
-        (start, stop),
-        tuple(span for span in spans if span[0] < span[1]),
-        draw.randint(1, 6),
-        draw.choice([0, 3]),
-    )
+    cached = tuple(span for span in spans if span[0] < span[1])
+    shape = MaskShape(branches, (start, stop), cached, draw.randint(1, 6), draw.choice([0, 3]))
     visible = [draw.randint(start + 1, stop) for _ in range(branches)] if seed % 2 else None
     ends_K = None if visible is None else torch.tensor(visible)
     mask = attention_mask(shape, ends_K, torch.float32, torch.device("cpu"))
@@ -244,17 +239,11 @@ def test_rows_of_masks_begin_where_a_cuda_device_can_read(shape: MaskShape) -> N
     crashes it."""
     for stop in (*range(13, 22), *range(1020, 1030)):
         causal = MaskShape(1, (stop - 4, stop), ((0, stop - 4),), block=1)
-        for one in (causal, replace(shape, block=2)):
+        for one in (replace(shape, block=2), causal):
             mask = attention_mask(one, None, torch.bfloat16, torch.device("cpu"))
             assert mask is not None
             assert mask.storage_offset() % 8 == mask.stride(2) % 8 == 0
-        assert torch.equal(mask_rows(causal), naive(causal, None))
-
-
-def mask_rows(shape: MaskShape) -> Tensor:
-    mask = attention_mask(shape, None, torch.float32, torch.device("cpu"))
-    assert mask is not None
-    return mask[0, 0] == 0
+        assert torch.equal(mask[0, 0] == 0, naive(causal, None))
 
 
 @pytest.mark.parametrize("cached", [0, 6])
@@ -264,18 +253,15 @@ def test_added_rows_that_repeat_the_canvas_predict_what_it_predicts(cached: int)
     tokens_1L = torch.arange(2, 2 + length)[None]
     kv, feed = model.new_cache(length), (cached, length)
     if cached:
-        before = ForwardPlan(ForwardKind.PREFILL, (0, length), (0, length), (0, cached))
-        model.forward(tokens_1L, before, kv)
-        kv.keep(before, torch.tensor(0))
+        forward(model, tokens_1L, plan((0, length), store=(0, cached)), kv)
     other_EF = at_E[:, None] != torch.arange(*feed)
     itself_EX = torch.cat([other_EF, torch.eye(3, dtype=torch.bool)], 1)
-    plan = ForwardPlan(ForwardKind.DENOISE, feed, feed, (0, 0))
-    plan = replace(plan, added=AddedRows(tokens_1L[0, at_E], at_E, itself_EX))
-    logits_KXV = model.forward(tokens_1L, plan, kv)
-    assert plan.fed == length - cached + 3 == logits_KXV.shape[1]
+    step = replace(plan(feed), added=AddedRows(tokens_1L[0, at_E], at_E, itself_EX))
+    logits_KXV = model.forward(tokens_1L, step, kv)
+    assert step.fed == length - cached + 3 == logits_KXV.shape[1]
     torch.testing.assert_close(logits_KXV[0, -3:], logits_KXV[0, at_E - cached])
     both = AddedRows(tokens_1L[0, at_E], at_E, torch.ones_like(itself_EX))
-    twice_KXV = model.forward(tokens_1L, replace(plan, added=both), kv)
+    twice_KXV = model.forward(tokens_1L, replace(step, added=both), kv)
     assert not torch.allclose(twice_KXV[0, -3:], logits_KXV[0, -3:], atol=1e-4)
     torch.testing.assert_close(twice_KXV[:, :-3], logits_KXV[:, :-3])
 
@@ -289,9 +275,9 @@ def test_buffers_of_a_rising_need_move_a_few_times_and_the_trace_counts_them() -
     moved = []
     for start in range(CANVAS):
         feed, count = (start, start + 1), BRANCHES if start else 1
-        plan = ForwardPlan(ForwardKind.DENOISE, feed, feed, feed)
+        step = plan(feed, store=feed)
         fresh = torch.randn(1, 2, count, 4, generator=generator)
-        cache.begin(plan, CANVAS)
+        cache.begin(step, CANVAS)
         for layer in range(2):
             before = cache.positions[layer].stored
             known = None if before is None else before[0][:, :, :start].clone()
@@ -299,8 +285,8 @@ def test_buffers_of_a_rising_need_move_a_few_times_and_the_trace_counts_them() -
             assert known is None or keys[:, :, :start].equal(known)
             assert keys[:, :, start:].equal(fresh) and values[:, :, start:].equal(-fresh)
         moved.append(cache.execution.moved)
-        cache.hold(plan, torch.zeros(count, 1, 3))
-        cache.keep(plan, torch.tensor(count - 1))
+        cache.hold(step, torch.zeros(count, 1, 3))
+        cache.keep(step, torch.tensor(count - 1))
     assert moved == [False, True, True] + [False] * (CANVAS - 3)
     kept = cache.positions[0].stored
     assert kept is not None and kept[0].shape[2] < LENGTHENS * (CANVAS + BRANCHES)

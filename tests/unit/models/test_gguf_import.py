@@ -130,20 +130,24 @@ def write_gguf(file: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
     for name, weight in module.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if kind == "llama" and "q_proj" in name:
-            weight = interleaved(weight, config.num_attention_heads)
-        if kind == "llama" and "k_proj" in name:
-            weight = interleaved(weight, config.num_key_value_heads)
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        part = name.split(".")[-2]
+        if kind == "llama" and part in heads:
+            weight = interleaved(weight, heads[part])
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], LAYERS)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), weight.numpy())
     for name, weight in changes.pop("more", {}).items():
         writer.add_tensor(name, weight.numpy())
     assert not changes
+    finish(writer)
+    return module, tokenizer
+
+
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return module, tokenizer
 
 
 def _write_tokenizer(writer: Any, tokenizer: Any, pre: str) -> None:
@@ -158,6 +162,10 @@ def _write_tokenizer(writer: Any, tokenizer: Any, pre: str) -> None:
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_pad_token_id(tokens.index("<|endoftext|>"))
     writer.add_chat_template(TEMPLATE)
+
+
+def imported(folder: Path) -> None:
+    import_gguf(folder / "model.gguf", folder / "model", report=lambda line: None)
 
 
 def loaded(folder: Path) -> LoadedModel:
@@ -178,7 +186,7 @@ def gap(model: LoadedModel, module: Any, ids_BL: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", PRES)
 def test_an_imported_file_gives_the_logits_and_ids_of_what_it_was_made_from(kind, tmp_path) -> None:
     module, tokenizer = write_gguf(tmp_path / "model.gguf", kind)
-    import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
+    imported(tmp_path)
     model = loaded(tmp_path / "model")
     assert gap(model, module, torch.arange(3, 23)[None] * 11 % module.config.vocab_size) <= 1e-4
     for text in SAMPLES:
@@ -194,7 +202,7 @@ def test_an_imported_file_gives_the_logits_and_ids_of_what_it_was_made_from(kind
 
 def test_the_mask_of_a_tokenizer_without_one_is_the_token_that_the_yaml_names(tmp_path) -> None:
     _, tokenizer = write_gguf(tmp_path / "model.gguf", "llama")
-    import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
+    imported(tmp_path)
     spec = ModelSpec("x", str(tmp_path / "model"), mask_token="<empty_output>")
     assert load_model(spec).special.mask == tokenizer.token_to_id("<empty_output>")
 
@@ -205,7 +213,7 @@ def test_wrongly_ordered_rows_of_q_and_k_are_found_by_the_comparison(tmp_path, m
         gguf_import, "_weight", lambda file, name: torch.from_numpy(file.read(name))
     )
     with pytest.raises(DllmBenchError, match="differ from those of transformers"):
-        import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
+        imported(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
@@ -216,10 +224,7 @@ def test_values_of_a_quantised_tensor_are_those_that_were_rounded(kind, tmp_path
     writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
     stored = gguf.quantize(weight_RC, number)
     writer.add_tensor("token_embd.weight", stored, raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     read = read_gguf(tmp_path / "one.gguf").read("token_embd.weight")
     assert read.shape == (4, 64) and abs(read - weight_RC).max() < 0.35
 
@@ -242,7 +247,7 @@ def test_a_file_that_the_layouts_do_not_hold_ends_in_a_sentence(case: str, tmp_p
     changes, found = FORGED[case]
     write_gguf(tmp_path / "model.gguf", "llama", **changes)
     with pytest.raises(DllmBenchError, match=found):
-        import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
+        imported(tmp_path)
     assert not (tmp_path / "model").exists()
 
 
@@ -295,9 +300,7 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize("case", BAD_HEADERS)
-def test_a_forged_header_ends_in_a_sentence_before_anything_of_its_size_is_read(
-    case: str, tmp_path: Path
-) -> None:
+def test_a_forged_header_ends_in_a_sentence_before_its_size_is_read(case, tmp_path) -> None:
     content, found = BAD_HEADERS[case]
     (tmp_path / "bad.gguf").write_bytes(content)
     with pytest.raises(DllmBenchError, match=found):
@@ -322,12 +325,6 @@ def test_the_command_names_what_is_wrong(tmp_path, capsys) -> None:
     write_gguf(file, "llama")
     assert main(["import", "gguf", str(file), "--to", str(folder)]) == 2
     assert "exists and is to be written; name another folder" in capsys.readouterr().err
-
-
-def test_a_model_that_was_not_imported_names_the_command(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert main(["generate", "smollm2", "ar", "Hello"]) == 2
-    assert "make it: `make real`" in capsys.readouterr().err
 
 
 # --- SmolLM2, against transformers' own reading of the same file ----------------------------------
@@ -372,26 +369,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Any]:
     return load_model(spec), theirs.eval()
 
 
-def ids_of(model: LoadedModel, prompt: str) -> list[int]:
-    return model.encode([{"role": "user", "content": prompt}])
-
-
-@pytest.mark.drill
-@pytest.mark.timeout(3600)
-def test_logits_are_those_of_transformers(models: tuple[LoadedModel, Any]) -> None:
-    ours, theirs = models
-    for prompt in PROMPTS:
-        assert gap(ours, theirs, torch.tensor([ids_of(ours, prompt)])) <= 1e-4, prompt
-
-
 @pytest.mark.drill
 @pytest.mark.timeout(3600)
 def test_greedy_texts_are_those_of_transformers(models: tuple[LoadedModel, Any]) -> None:
     ours, theirs = models
     assert len(set(PROMPTS)) == 50
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    for prompt, done in zip(PROMPTS, generate(ours, chats, "ar", NEW), strict=True):
-        ids_BL = torch.tensor([ids_of(ours, prompt)])
+    for chat, done in zip(chats, generate(ours, chats, "ar", NEW), strict=True):
+        ids_BL = torch.tensor([ours.encode(chat)])
         wanted = theirs.generate(ids_BL, max_new_tokens=NEW, do_sample=False)[0, ids_BL.shape[1] :]
-        text = ours.decode(wanted.tolist())
-        assert done.text == text, prompt
+        assert done.text == ours.decode(wanted.tolist()), chat

@@ -43,6 +43,7 @@ def span(feed: tuple[int, int], store: tuple[int, int] = (0, 0)) -> ForwardPlan:
 
 
 WHOLE, WINDOW = span((0, LENGTH), (0, PREFIX)), span((PREFIX, LENGTH))
+SETS = ([12, 15, 16], [0, 1, 5], [12])
 ADDED = leave_one_out((PREFIX + 1, PREFIX + 4), WINDOW.feed, 0, torch.device("cpu"))
 FORWARDS: dict[str, tuple[ForwardPlan, int]] = {  # what follows WHOLE, and its number of branches
     "without a cache": (span((0, LENGTH)), 1),
@@ -55,15 +56,7 @@ FORWARDS: dict[str, tuple[ForwardPlan, int]] = {  # what follows WHOLE, and its 
     "visible ends": (replace(WINDOW, visible_K=torch.tensor([LENGTH, PREFIX + 5])), 2),
     "added rows": (replace(WINDOW, rows=WINDOW.feed, added=ADDED), 1),
     "block-causal": (replace(WINDOW, attention="block_causal", block=BLOCK, origin=3), 2),
-    "sets": (
-        replace(
-            WINDOW,
-            sets=PositionSets(
-                torch.tensor([12, 15, 16]), torch.tensor([0, 1, 5]), torch.tensor([12])
-            ),
-        ),
-        1,
-    ),
+    "sets": (replace(WINDOW, sets=PositionSets(*map(torch.tensor, SETS))), 1),
 }
 
 
@@ -97,23 +90,18 @@ def of_layers(
     return outputs(model, plan, branches)
 
 
-def check(model: TransformerDenoiser, plan: ForwardPlan, branches: int, joined: bool) -> None:
-    model.attention_form = "full"
-    if plan.added and model.shifted:
-        model.shifted = False
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
+@pytest.mark.parametrize("layout", PLAIN)
+@pytest.mark.parametrize("name", FORWARDS)
+def test_own_layers_equal_those_of_transformers(layout: str, name: str, joined: bool) -> None:
+    model, (plan, branches) = tiny_denoiser(layout, seed=4), FORWARDS[name]
+    model.attention_form, model.shifted = "full", model.shifted and not plan.added
     expected = of_layers(model, module_layers(model.module), plan, branches)
     layers = own_layers(model.module, joined)
     assert all(isinstance(layer, PlainLayer) for layer in layers)
     for found, wanted in zip(of_layers(model, layers, plan, branches), expected, strict=True):
         scale = float(wanted.abs().max().clamp_min(1))
         torch.testing.assert_close(found, wanted, atol=1e-5 * scale, rtol=1e-5)
-
-
-@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
-@pytest.mark.parametrize("layout", PLAIN)
-@pytest.mark.parametrize("name", FORWARDS)
-def test_own_layers_equal_those_of_transformers(layout: str, name: str, joined: bool) -> None:
-    check(tiny_denoiser(layout, seed=4), *FORWARDS[name], joined)
 
 
 LOPA = ("branches behind a prefix", "branches, kept")
@@ -169,17 +157,6 @@ def test_branches_behind_one_prefix_need_no_mask(monkeypatch, name) -> None:
     assert bool(found) == WINDOWS[name]
 
 
-def test_attention_by_products_has_the_mass_of_the_kernel() -> None:
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, heads, 5, 16, generator=generator) for heads in (6, 2, 2))
-    for one, other in zip(
-        attention.attend_with_mass(query, key, value),
-        attention._attend_by_products(query, key, value),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("layout", PLAIN)
 def test_joined_weights_are_the_modules_own(layout: str) -> None:
     """No copy stays behind, and what changes a weight in place changes both."""
@@ -188,22 +165,14 @@ def test_joined_weights_are_the_modules_own(layout: str) -> None:
     layers = own_layers(model.module, joined=True)
     assert all(weight.equal(before[name]) for name, weight in model.module.state_dict().items())
     attention = model.module.model.layers[0].self_attn
-    storages = {
-        part.weight.untyped_storage().data_ptr()
-        for part in (attention.q_proj, attention.k_proj, attention.v_proj)
-    }
-    assert len(storages) == 1
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
     attention.k_proj.weight.data.mul_(0.5)
     model.module.model.layers[1].mlp.up_proj.weight.data.mul_(0.5)
-    plan, branches = FORWARDS["branches behind a prefix"]
     model.attention_form = "full"
-    changed = of_layers(model, layers, plan, branches)[0]
-    torch.testing.assert_close(
-        changed,
-        of_layers(model, module_layers(model.module), plan, branches)[0],
-        atol=1e-4,
-        rtol=1e-5,
-    )
+    both = (layers, module_layers(model.module))
+    own, theirs = (of_layers(model, one, *FORWARDS["branches behind a prefix"])[0] for one in both)
+    torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-5)
 
 
 def is_own(model: object) -> bool:
@@ -211,7 +180,7 @@ def is_own(model: object) -> bool:
     return all(isinstance(layer, PlainLayer) for layer in model.layers)
 
 
-def borrowed() -> TransformerDenoiser:
+def borrowed(path: Path) -> TransformerDenoiser:
     model = tiny_denoiser("dream", seed=4)
     return BorrowedDenoiser(model.module, model.special, model.shifted)
 
@@ -235,7 +204,7 @@ def quantised(path: Path) -> object:
 FALLBACKS: dict[str, Callable[[Path], object]] = {
     **{layout: lambda path, layout=layout: tiny_denoiser(layout, seed=4) for layout in OTHERS},
     "eager": lambda path: tiny_denoiser("dream", seed=4, attention="eager"),
-    "borrowed": lambda path: borrowed(),
+    "borrowed": borrowed,
     "compiled": lambda path: loaded(tiny_checkpoint("dream", path, 4), compile="default"),
     "an adapter apart": with_lora,
     "quantised": quantised,

@@ -14,18 +14,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors import safe_open
 from torch import Tensor
 
 from dllm_bench.api.compose import compose
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes, shapes_of
 from dllm_bench.models.kv import PositionCache
-from dllm_bench.models.load import LoadedModel, build_module, load_model
+from dllm_bench.models.load import build_module, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.registry import instantiate
@@ -85,53 +84,6 @@ def test_cached_forwards_equal_the_uncached_one(layout: str, tmp_path: Path) -> 
             torch.testing.assert_close(model.forward(tokens_1L, again, kv), actual)
 
 
-HEADS = "model.embed_tokens model.norm lm_head"
-ATTENTION = "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj"
-NORMED = f"{ATTENTION} self_attn.q_norm self_attn.k_norm post_attention_layernorm"
-MLP = "mlp.gate_proj mlp.up_proj mlp.down_proj"
-NAMES = {  # a layer's tensors as published, and those outside of the layers
-    "llada": (
-        "model.transformer.blocks.1.",
-        "attn_norm q_proj k_proj v_proj attn_out ff_norm ff_proj up_proj ff_out",
-        "model.transformer.wte model.transformer.ln_f model.transformer.ff_out",
-    ),
-    "nemotron_diffusion": (
-        "encoder.layers.1.",
-        f"{ATTENTION} post_attention_layernorm {MLP}",
-        "encoder.embed_tokens encoder.norm diffusion_head",
-    ),
-    **dict.fromkeys(("sdar", "wedlm"), ("model.layers.1.", f"{NORMED} {MLP}", HEADS)),
-    **dict.fromkeys(
-        ("sdar_moe", "llada_moe"), ("model.layers.1.", f"{NORMED} mlp.gate EXPERTS", HEADS)
-    ),
-    "llada2": (
-        "model.layers.1.",
-        "input_layernorm attention.query_key_value attention.query_layernorm "
-        "attention.key_layernorm attention.dense post_attention_layernorm mlp.gate "
-        "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj mlp.shared_experts.down_proj "
-        "EXPERTS",
-        "model.word_embeddings model.norm lm_head",
-    ),
-}
-
-
-@pytest.mark.parametrize("layout", NAMES)
-def test_tiny_checkpoints_have_the_published_names(layout: str, tmp_path: Path) -> None:
-    """The names are spelled out here, so that helper and adapter cannot agree on wrong ones."""
-    folder = tiny_checkpoint(layout, tmp_path, seed=7)
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        found = set(file.keys())
-    prefix, own, outside = NAMES[layout]
-    experts = [f"mlp.experts.{e}.{s}_proj" for e in range(8) for s in ("gate", "up", "down")]
-    parts = [p for part in own.split() for p in (experts if part == "EXPERTS" else [part])]
-    expected = {f"{prefix}{part}.weight" for part in parts}
-    if layout == "llada2":
-        expected.add(f"{prefix}mlp.gate.expert_bias")
-    assert {name for name in found if name.startswith(prefix)} == expected
-    layer = prefix.removesuffix("1.")
-    assert {n for n in found if not n.startswith(layer)} == {f"{n}.weight" for n in outside.split()}
-
-
 AUTOREGRESSIVE = ("model.attention_form=causal", "model.block=null", "model.shifted=true")
 SETTINGS = [  # yaml of a model, the layout of its weights, and its own decoder
     ("wedlm-8b", "wedlm", ["decoder=wedlm"]),
@@ -143,32 +95,27 @@ SETTINGS = [  # yaml of a model, the layout of its weights, and its own decoder
 
 @pytest.mark.parametrize(("name", "layout", "settings"), SETTINGS)
 def test_weights_of_2026_are_decoded_by_the_settings_of_their_yaml(
-    name: str, layout: str, settings: list[str], tmp_path: Path
+    name, layout, settings, tmp_path
 ) -> None:
     """Without a warning; those that verify give the text of one token per forward."""
     path = str(tiny_checkpoint(layout, tmp_path, seed=7))
     config = compose([f"model={name}", *settings])
     own = {"path": path, "chat": False, "mask_token": None, "dtype": "float32", "device": "cpu"}
     loaded = load_model(ModelSpec(**{**config["model"], **own}))
-    text = decoded(loaded, settings)
-    assert len(text.ids) == NEW
+
+    def decoded(settings: list[str]) -> tuple[Any, tuple[int, ...]]:
+        plain = compose(settings)["decoder"]
+        decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+        request = Request("settings", tuple(canvas()[0].tolist()), NEW)
+        return decoder.summary(), decoder.generate(loaded.denoiser, request).ids
+
+    summary, ids = decoded(settings)
+    assert len(ids) == NEW
     if loaded.attention_form == "causal":
-        assert text.ids == decoded(loaded, ["decoder=ar_speculative"]).ids
+        assert ids == decoded(["decoder=ar_speculative"])[1]
     else:
-        summary = made(settings).summary()
         assert loaded.attention_warning(str(summary.attention), summary.block or 0) is None
         assert loaded.attention_warning("block_causal", 16)
-
-
-def made(settings: list[str]) -> Any:
-    plain = compose(settings)["decoder"]
-    return instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
-
-
-def decoded(loaded: LoadedModel, settings: list[str]) -> Generation:
-    request = Request("settings", tuple(canvas()[0].tolist()), NEW)
-    generation: Generation = made(settings).generate(loaded.denoiser, request)
-    return generation
 
 
 @pytest.mark.parametrize(
@@ -270,34 +217,32 @@ SIZES = {
 }
 
 
-def qwen2() -> torch.nn.Module:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen2": {"tie_word_embeddings": True, "rope_parameters": ROPE},
+    "Qwen3": {"head_dim": 16, "rope_parameters": ROPE},
+    "Llama": {"rope_parameters": LLAMA3},
+}
 
-    rope = {"rope_type": "default", "rope_theta": 1e6}
-    tied = {"tie_word_embeddings": True, "rope_parameters": rope}
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **tied, num_hidden_layers=2))
 
+def random_model(family: str) -> Any:
+    """Return a model of transformers."""
+    import transformers
 
-def qwen3() -> torch.nn.Module:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    rope = {"rope_type": "default", "rope_theta": 1e6}
-    sizes = {**SIZES, "head_dim": 16, "rope_parameters": rope}
-    return Qwen3ForCausalLM(Qwen3Config(**sizes, num_hidden_layers=2))
-
-
-def llama() -> torch.nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 5e5,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, num_hidden_layers=2))
+    torch.manual_seed(0)
+    if family == "Gemma4":
+        return gemma4().eval()
+    config = getattr(transformers, f"{family}Config")
+    settings = config(**SIZES, **FAMILIES[family], num_hidden_layers=2)
+    return getattr(transformers, f"{family}ForCausalLM")(settings).eval()
 
 
 def gemma4() -> torch.nn.Module:
@@ -321,14 +266,13 @@ def gemma4() -> torch.nn.Module:
     return Gemma4UnifiedForConditionalGeneration(config)
 
 
-@pytest.fixture(params=[qwen2, qwen3, llama, gemma4], ids=lambda make: make.__name__)
+@pytest.fixture(params=[*FAMILIES, "Gemma4"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, TransformerDenoiser]:
     """Return a random model of transformers, and what is read of it where it was saved.
 
     Gemma's layers see a window of 6 positions, less than is fed.
     """
-    torch.manual_seed(0)
-    theirs = request.param().eval()
+    theirs = random_model(request.param)
     for parameter in theirs.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     theirs.save_pretrained(str(tmp_path))
@@ -352,21 +296,14 @@ def test_a_model_saved_by_transformers_is_the_same_here(saved) -> None:
 
 def test_gemma_with_the_config_keys_of_its_release(tmp_path: Path) -> None:
     """Its config.json has the sizes of global layers flat, transformers 5 writes them nested."""
-    torch.manual_seed(0)
-    theirs = gemma4().eval()
-    theirs.save_pretrained(str(tmp_path))
+    random_model("Gemma4").save_pretrained(str(tmp_path))
     nested = ours(load_denoiser(tmp_path), canvas(), "causal")
-    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    file = tmp_path / "config.json"
+    text = json.loads(file.read_text())["text_config"] | {"global_head_dim": 16}
     del text["per_layer_config"]
-    edit(
-        tmp_path / "config.json",
-        text_config={**text, "global_head_dim": 16, "num_global_key_value_heads": 1},
-    )
+    edit(file, text_config={**text, "num_global_key_value_heads": 1})
     assert torch.equal(ours(load_denoiser(tmp_path), canvas(), "causal"), nested)
-    edit(
-        tmp_path / "config.json",
-        text_config={**text, "global_head_dim": 16, "num_kv_shared_layers": 2},
-    )
+    edit(file, text_config={**text, "num_kv_shared_layers": 2})
     with pytest.raises(DllmBenchError, match="num_kv_shared_layers=2"):
         load_denoiser(tmp_path)
 
@@ -385,11 +322,6 @@ TAPS = (-1, 1)
 def plan(feed: tuple[int, int], kind: ForwardKind = ForwardKind.VERIFY) -> ForwardPlan:
     rows = (feed[1] - 1, feed[1] + 1) if feed[1] - feed[0] > 1 else (feed[1], feed[1] + 1)
     return ForwardPlan(kind, feed, rows, feed, "block_causal", 1, feature_layers=TAPS)
-
-
-def keep(caches: list[PositionCache], plans: list[ForwardPlan]) -> None:
-    for kv, found in zip(caches, plans, strict=True):
-        kv.keep(found, FIRST)
 
 
 def stored(kv: PositionCache) -> list[Tensor]:
@@ -412,8 +344,9 @@ def test_batched_requests_equal_unbatched_ones(saved) -> None:
         for one, other in zip(together, alone, strict=True):
             assert one.features is not None
             torch.testing.assert_close(one.features, other.features, atol=1e-4, rtol=1e-4)
-        keep(together, plans)
-        keep(alone, plans)
+        for caches in (together, alone):
+            for kv, own in zip(caches, plans, strict=True):
+                kv.keep(own, FIRST)
     for one, other in zip(together, alone, strict=True):
         assert one.length == other.length
         for mine, theirs in zip(stored(one), stored(other), strict=True):

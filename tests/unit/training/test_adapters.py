@@ -65,9 +65,8 @@ def test_training_sees_what_a_block_diffusion_decoder_sees(kind: str, tmp_path: 
         assert target == canvas_L[place]
         canvas_L[start : start + BLOCK] = batch.noised_BN[text, first : first + BLOCK]
         span = (0, start + BLOCK)
-        plan = ForwardPlan(
-            ForwardKind.DENOISE, span, (place, place + 1), span, "block_causal", BLOCK
-        )
+        rows = (place, place + 1)
+        plan = ForwardPlan(ForwardKind.DENOISE, span, rows, span, "block_causal", BLOCK)
         wanted_V = denoiser.forward(canvas_L[None], plan, denoiser.new_cache(len(canvas_L)))[0, 0]
         assert torch.allclose(got_V, wanted_V, atol=1e-4)
 
@@ -175,14 +174,11 @@ def test_stored_answers_are_learned_without_the_block_that_their_limit_cut(tmp_p
     assert counts == {ended: adapters.HELD_OUT, cut[:BLOCK]: adapters.HELD_OUT}
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"texts": ("absent.jsonl",)}, "--texts-only"),
-        ({"benchmarks": ("open_text",)}, "no gold answers"),
-    ],
-)
-def test_texts_that_cannot_be_learned_are_refused(changes, sentence, tmp_path) -> None:
+def test_texts_that_cannot_be_learned_are_refused(tmp_path: Path) -> None:
     model = loaded(tmp_path / "model", "qwen3")
-    with pytest.raises(DllmBenchError, match=sentence):
-        adapters.texts_of(replace(JOB, **changes), model, chat=False)
+    for job, words in (
+        (replace(JOB, texts=("absent.jsonl",)), "--texts-only"),
+        (replace(JOB, benchmarks=("open_text",)), "no gold answers"),
+    ):
+        with pytest.raises(DllmBenchError, match=words):
+            adapters.texts_of(job, model, chat=False)

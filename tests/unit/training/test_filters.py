@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections import Counter
+from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,12 +38,14 @@ def model(ending: int | None = None) -> Watched:
     return Watched(tiny_denoiser("llada", seed=1), ending)
 
 
+def silent(text: str) -> None:
+    """Print nothing."""
+
+
 def collect(
     watched: Watched, folder: Path, prompts: list[str] = PROMPTS, source: TraceSource = SOURCE
 ) -> Traces:
-    return training.collect_traces(
-        watched, encode, prompts, source, folder, report=lambda text: None
-    )
+    return training.collect_traces(watched, encode, prompts, source, folder, silent)
 
 
 def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
@@ -56,31 +60,31 @@ def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
     return Traces(confidence_SW, right_SW, masked_SW, prompt_S, prompts)
 
 
+def request(text: str) -> Request:
+    return Request("x", tuple(encode(text)), 32)
+
+
+def oracle(source: TraceSource) -> Any:
+    return training.oracle_decoder(source, [])
+
+
 # --- traces --------------------------------------------------------------------------------------
 
 
 def test_rows_are_the_steps_of_the_oracle(tmp_path: Path) -> None:
     """Confidences, labels and masks of every step, beside a plain oracle run of the same prompt."""
-    found = collect(model(), tmp_path, PROMPTS[:2], replace(SOURCE, all_blocks=True))
-    decoder = training.oracle_decoder(replace(SOURCE, all_blocks=True), [])
+    source = replace(SOURCE, all_blocks=True)
+    found, decoder = collect(model(), tmp_path, PROMPTS[:2], source), oracle(source)
     row = 0
     for index, text in enumerate(PROMPTS[:2]):
-        request = Request("x", tuple(encode(text)), 32)
         plain = replace(decoder, select=decoder.select.oracle)
-        generation = plain.generate(model(), request)
-        steps = len(generation.trace)
-        for step in range(steps):
-            block = min(
-                born
-                for born in range(4)
-                if any(b >= step for b in generation.born[8 * born : 8 * born + 8])
-            )
-            born = generation.born[8 * block : 8 * block + 8]
-            forced = generation.trace.forwards[step].forced
+        generation = plain.generate(model(), request(text))
+        blocks = [generation.born[start : start + 8] for start in range(0, 32, 8)]
+        for step, forward in enumerate(generation.trace.forwards):
+            born = next(block for block in blocks if max(block) >= step)
             assert found.masked_SW[row].tolist() == [b >= step for b in born]
             agreed = found.right_SW[row] & found.masked_SW[row]
-            wanted = [b == step for b in born] if not forced else [False] * 8
-            assert agreed.tolist() == wanted
+            assert agreed.tolist() == [b == step and not forward.forced for b in born]
             assert found.prompt_S[row] == index
             row += 1
     assert row == len(found.prompt_S)
@@ -96,9 +100,7 @@ def test_blocks_after_the_end_of_the_text_are_left_out(tmp_path: Path) -> None:
         kept, whole = (part.of_prompts(torch.tensor([prompt])) for part in (some, every))
         assert torch.equal(kept.confidence_SW, whole.confidence_SW[: len(kept.prompt_S)])
         opened = int((kept.masked_SW.all(1)).sum())
-        text = training.oracle_decoder(SOURCE, []).generate(
-            model(ENDING), Request("x", tuple(encode(few[prompt])), 32)
-        )
+        text = oracle(SOURCE).generate(model(ENDING), request(few[prompt]))
         assert len(text.ids) == 8 * opened
         assert ROLES["eos"] in text.ids[-8:] or opened == 4
 
@@ -117,13 +119,10 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert training.load_traces(SOURCE.file(tmp_path)).done == 5
     watched = model()
     resumed = collect(watched, tmp_path)
-    assert {tuple(canvas[0, :6].tolist()) for canvas in watched.canvases} == {
-        tuple(encode(text)) for text in PROMPTS[5:]
-    }
-    for name in ("confidence_SW", "right_SW", "masked_SW", "prompt_S", "done"):
-        assert torch.equal(
-            torch.as_tensor(getattr(resumed, name)), torch.as_tensor(getattr(whole, name))
-        )
+    begun = {tuple(canvas[0, :6].tolist()) for canvas in watched.canvases}
+    assert begun == {tuple(encode(text)) for text in PROMPTS[5:]}
+    for one, other in zip(astuple(resumed), astuple(whole), strict=True):
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
     untouched = model()
     collect(untouched, tmp_path)
     assert untouched.canvases == []
@@ -157,14 +156,11 @@ def test_prompts_are_of_the_train_split() -> None:
 
 def flan(folder: Path, sizes: dict[str, int]) -> Path:
     folder.mkdir()
-    rows = [
-        {"task": t, "inputs": f"{t} {i}", "targets": "-"}
-        for t, n in sizes.items()
-        for i in range(n)
-    ]
+    texts = [(task, f"{task} {i}") for task, count in sizes.items() for i in range(count)]
+    rows = [json.dumps({"task": t, "inputs": text, "targets": "-"}) for t, text in texts]
     half = len(rows) // 2
     for name, part in (("one", rows[:half]), ("two", rows[half:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        (folder / f"{name}.jsonl").write_text("\n".join(part))
     return folder
 
 
@@ -172,9 +168,7 @@ def test_flan_gives_forty_prompts_of_every_task(tmp_path: Path) -> None:
     folder = flan(tmp_path / "flan", {"anli": 500, "boolq": 70, "cb": 12})
     job = FilterJob(flan=folder)
     texts = job.texts()
-    counts = {
-        task: sum(text.startswith(task) for text in texts) for task in ("anli", "boolq", "cb")
-    }
+    counts = Counter(text.split()[0] for text in texts)
     assert counts == {"anli": 40, "boolq": 40, "cb": 12} and len(set(texts)) == len(texts)
     assert texts == job.texts() != FilterJob(flan=folder, seed=1).texts()
     late = [int(text.split()[1]) >= 250 for text in texts if text.startswith("anli")]
@@ -198,18 +192,15 @@ def test_parts_are_eight_to_one_to_one_and_share_no_prompt() -> None:
     found = synthetic()
     parts = training.split_by_prompt(found, seed=0)
     prompts = {name: set(part.prompt_S.tolist()) for name, part in parts.items()}
-    assert {name: len(own) for name, own in prompts.items()} == {
-        "train": 160,
-        "validation": 20,
-        "test": 20,
-    }
+    sizes = {name: len(own) for name, own in prompts.items()}
+    assert sizes == {"train": 160, "validation": 20, "test": 20}
     assert len(set.union(*prompts.values())) == 200
     assert sum(len(part.prompt_S) for part in parts.values()) == len(found.prompt_S)
     assert set(training.split_by_prompt(found, seed=1)["test"].prompt_S.tolist()) != prompts["test"]
 
 
 def test_a_rule_that_can_be_learned_is_learned() -> None:
-    fitted = training.fit(synthetic(400), replace(JOB, epochs=800), report=lambda text: None)
+    fitted = training.fit(synthetic(400), replace(JOB, epochs=800), silent)
     test, plain = fitted.rates["test"], fitted.rates["confidence"]
     assert test["loss"] < fitted.curve[0]["validation"] / 3
     assert test["false_positive"] < plain["false_positive"] / 3
@@ -218,7 +209,7 @@ def test_a_rule_that_can_be_learned_is_learned() -> None:
 
 def test_the_best_validation_loss_is_kept() -> None:
     """Few prompts and many epochs: the network learns them by heart."""
-    fitted = training.fit(synthetic(20, 2), replace(JOB, epochs=1500, layers=4), lambda text: None)
+    fitted = training.fit(synthetic(20, 2), replace(JOB, epochs=1500, layers=4), silent)
     best = min(fitted.curve, key=lambda point: point["validation"])
     assert fitted.epoch == best["epoch"] < 1500
     assert fitted.rates["validation"]["loss"] == pytest.approx(best["validation"], abs=1e-4)
@@ -226,7 +217,7 @@ def test_the_best_validation_loss_is_kept() -> None:
 
 
 def test_fitting_is_repeatable() -> None:
-    one, other = (training.fit(synthetic(30), JOB, lambda text: None) for _ in range(2))
+    one, other = (training.fit(synthetic(30), JOB, silent) for _ in range(2))
     assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
 
 
@@ -234,24 +225,14 @@ def test_label_scopes() -> None:
     """Labels at decoded positions count in the scope "all" alone."""
     found = synthetic(10)
     logits_SW = torch.randn(found.confidence_SW.shape, generator=torch.Generator().manual_seed(1))
-    flipped = replace(found, right_SW=found.right_SW ^ ~found.masked_SW)
-    loss = {
-        (scope, name): training.loss_of(logits_SW, part, scope)
-        for scope in ("masked", "all")
-        for name, part in (("as is", found), ("flipped", flipped))
-    }
-    assert loss["masked", "as is"] == loss["masked", "flipped"]
-    assert loss["all", "as is"] != loss["all", "flipped"]
-    by_hand = [
-        torch.nn.functional.softplus(-z if y else z)
-        for z, y, m in zip(
-            logits_SW.flatten(), found.right_SW.flatten(), found.masked_SW.flatten(), strict=True
-        )
-        if m
-    ]
-    assert loss["masked", "as is"].item() == pytest.approx(
-        torch.stack(by_hand).mean().item(), rel=1e-5
-    )
+    right_SW, masked_SW = found.right_SW.float(), found.masked_SW
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits
+    for scope, flips in (("masked", False), ("all", True)):
+        loss = training.loss_of(logits_SW, found, scope)
+        flipped = replace(found, right_SW=found.right_SW ^ ~masked_SW)
+        assert (training.loss_of(logits_SW, flipped, scope) != loss) == flips
+    inside = entropy(logits_SW[masked_SW], right_SW[masked_SW])
+    torch.testing.assert_close(training.loss_of(logits_SW, found, "masked"), inside)
 
 
 def test_decisions_by_hand() -> None:
@@ -289,18 +270,12 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, ca
     assert printed.count("10 of 10 prompts") == 1, "the model decodes once"
     assert str(file) in printed
     folder = tmp_path / "training" / "filters"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "tiny-llada-block8",
-        "tiny-llada-block8-layers1",
-    ]
     out = folder / "tiny-llada-block8"
+    assert {*folder.iterdir()} == {out, folder / "tiny-llada-block8-layers1"}
     assert f"decoder=learn2pd decoder.select.first.head.source={out}" in printed
     learned = LearnedFilter(str(out))
-    assert (learned.block, learned.metadata.model, learned.metadata.labels) == (
-        8,
-        "tiny-llada",
-        "masked",
-    )
+    facts = learned.metadata
+    assert (learned.block, facts.model, facts.labels) == (8, "tiny-llada", "masked")
     curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
     assert [point["epoch"] for point in curve] == [1, 50, 60]
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -323,11 +298,7 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, ca
 )
 def test_a_card_names_the_command_it_was_made_with(arguments, monkeypatch, tmp_path) -> None:
     made: list[FilterJob] = []
-
-    def note(job: FilterJob, model: object, out: Path, folder: Path) -> None:
-        made.append(job)
-
-    monkeypatch.setattr(training, "train", note)
+    monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append(job))
     main(["train", "filter", "tiny-llada", "--results", str(tmp_path), *arguments])
     written = made[0].command("tiny-llada")
     main([*written.removeprefix("dllm-bench ").split(), "--results", str(tmp_path)])
