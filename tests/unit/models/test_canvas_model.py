@@ -19,6 +19,7 @@ from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from tests.canvas import FULL, SLIDING, published, scaled_apart
 from tests.helpers import load_denoiser, tiny_tokenizer
+from tests.unit.models.common import edit
 
 CANVAS, TEXT = 8, 21
 FIRST = torch.zeros((), dtype=torch.long)
@@ -32,15 +33,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def respelled(folder: Path, **text: Any) -> dict[str, Any]:
-    """Rewrite settings of the text model in config.json; None takes one out."""
-    file = folder / "config.json"
-    config: dict[str, Any] = json.loads(file.read_text())
-    for key, value in text.items():
-        config["text_config"].pop(key, None)
-        config["text_config"] |= {} if value is None else {key: value}
-    file.write_text(json.dumps(config))
-    return config
+def respelled(folder: Path, **text: Any) -> None:
+    """Rewrite settings of the text model in config.json; "absent" takes one out."""
+    settings = json.loads((folder / "config.json").read_text())["text_config"] | text
+    kept = {key: one for key, one in settings.items() if one != "absent"}
+    edit(folder / "config.json", text_config=kept)
 
 
 def logits(model: Any, parts: tuple[int, ...] = (TEXT,)) -> Tensor:
@@ -69,7 +66,7 @@ def test_text_encoded_in_parts_is_text_encoded_at_once(folder: Path) -> None:
 
 def test_settings_may_be_flat_as_in_a_release_or_nested(folder: Path) -> None:
     nested = logits(load_denoiser(folder))
-    respelled(folder, per_layer_config=None, global_head_dim=32, num_global_key_value_heads=1)
+    respelled(folder, per_layer_config="absent", global_head_dim=32, num_global_key_value_heads=1)
     assert torch.equal(logits(load_denoiser(folder)), nested)
 
 
@@ -101,7 +98,7 @@ def test_vision_and_an_encoder_that_is_stored_twice_are_not_read(folder: Path) -
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
         ({"attention_bias": True}, "attention_bias=True"),
-        ({"num_experts": None}, "no 'num_experts'"),
+        ({"num_experts": "absent"}, "no 'num_experts'"),
         ({"num_hidden_layers": 3}, "num_hidden_layers=3, and the weights beside it have 2"),
     ],
 )

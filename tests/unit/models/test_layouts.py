@@ -1,7 +1,7 @@
 """Every published layout, loaded through the real path, against a float64 implementation of it.
 
-Also: the published names, written out; cached and batched forwards; rotary embeddings in old and
-new keys; models as transformers saves them against its own whole models; published sizes.
+Also: cached and batched forwards; rotary embeddings in old and new keys; models as transformers
+saves them against its own whole models; published sizes.
 """
 
 from __future__ import annotations
@@ -28,24 +28,54 @@ from dllm_bench.models.load import build_module, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.registry import instantiate
-from tests.helpers import CONFIGS, VOCAB, load_denoiser, shard, tiny_checkpoint
-from tests.unit.models.common import (
-    BLOCK,
-    FIRST,
-    FORMS,
-    LENGTH,
-    PROMPT,
-    RELATIVE,
-    canvas,
-    edit,
-    gap,
-    ours,
-    spec,
-    step,
-)
-from tests.unit.models.restated import restated
+from tests.helpers import CONFIGS, IDS, VOCAB, load_denoiser, shard, tiny_checkpoint
+from tests.unit.models.common import edit, spec
+from tests.unit.models.restated import Sees, restated
 
 NEW = 12
+LENGTH, PROMPT, BLOCK = 21, 5, 4
+RELATIVE = 1e-4
+MASK = IDS["<|mask|>"]
+FIRST = torch.tensor(0)
+FORMS: dict[str, Sees] = {
+    "full": lambda q, k: True,
+    "block_causal": lambda q, k: block_of(k) <= block_of(q),
+    "causal": lambda q, k: k <= q,
+}
+
+
+def block_of(position: int) -> int:
+    return 0 if position < PROMPT else 1 + (position - PROMPT) // BLOCK
+
+
+def canvas() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    tokens_1L = torch.randint(0, VOCAB - len(IDS), (1, LENGTH), generator=generator)
+    masked_1L = torch.rand(1, LENGTH, generator=generator) < 0.4
+    masked_1L[:, :PROMPT] = False
+    return tokens_1L.masked_fill(masked_1L, MASK)
+
+
+def step(
+    form: str, feed: tuple[int, int], rows: tuple[int, int], store: tuple[int, int]
+) -> ForwardPlan:
+    if form == "full":
+        return ForwardPlan(ForwardKind.DENOISE, feed, rows, store)
+    block, origin = (1, 0) if form == "causal" else (BLOCK, PROMPT)
+    return ForwardPlan(ForwardKind.DENOISE, feed, rows, store, "block_causal", block, origin)
+
+
+def ours(model: TransformerDenoiser, tokens_1L: Tensor, form: str) -> Tensor:
+    """Return logits (L, V) as the published model gives them: shifted rows are shifted back."""
+    length = tokens_1L.shape[1]
+    ahead = int(model.shifted)
+    plan = step(form, (0, length), (ahead, length + ahead), (0, 0))
+    return model.forward(tokens_1L, plan, model.new_cache(length + ahead))[0]
+
+
+def gap(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest logit."""
+    return float((actual.double() - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("layout", CONFIGS)

@@ -22,8 +22,37 @@ from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import read_token_texts, read_tokenizer
-from tests.helpers import ROLES, tiny_checkpoint, tiny_config, tiny_denoiser, tiny_weights
-from tests.unit.models.common import LAYOUTS, PARAMETER, edit, logits, resident, spec, tensors
+from tests.helpers import (
+    IDS,
+    ROLES,
+    tiny_checkpoint,
+    tiny_config,
+    tiny_denoiser,
+    tiny_weights,
+    whole_forward,
+)
+from tests.unit.models.common import edit, resident, spec, tensors
+
+LAYOUTS = ("llada", "dream")
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, IDS["<|mask|>"], 9, 2, 6, IDS["<|mask|>"]]])
+PARAMETER = {
+    "llada": "model.transformer.blocks.1.attn_out.weight",
+    "dream": "model.layers.1.self_attn.o_proj.weight",
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def folder(layout: str, tmp_path: Path) -> Path:
+    return tiny_checkpoint(layout, tmp_path / "checkpoint", seed=5)
+
+
+def logits(model: LoadedModel) -> Tensor:
+    return whole_forward(model.denoiser, TOKENS)
 
 
 def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:

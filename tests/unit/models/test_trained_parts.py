@@ -139,8 +139,13 @@ def test_configs_that_would_be_read_wrongly(tmp_path, changes, match) -> None:
     folder = Path(stored(tmp_path, "dspark"))
     edit(folder / "config.json", **changes)
     with pytest.raises(DllmBenchError, match=match):
-        decoder = SpeculativeDecoder(DSpark(TrainedBlockDrafter(str(folder))))
-        decoder.prepare(tiny_denoiser("qwen3", 0), REQUEST)
+        prepare(folder)
+
+
+def prepare(folder: Path) -> None:
+    """Make the decoder and read its network."""
+    decoder = SpeculativeDecoder(DSpark(TrainedBlockDrafter(str(folder))))
+    decoder.prepare(tiny_denoiser("qwen3", 0), REQUEST)
 
 
 def test_a_draft_model_over_other_tokens(tmp_path: Path) -> None:
