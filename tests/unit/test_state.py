@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,9 +78,8 @@ def test_each_branch_carries_its_own_revisions() -> None:
     assert again.remasked_KW is not None and again.remasked_KW.sum(1).tolist() == [1]
 
 
-def start(*prompt: int) -> DecodeState:
-    special = SpecialTokens(mask=9, eos=8, pad=7, bos=6)
-    return DecodeState.start(Request("r", prompt, 4), special)
+def start(prompt: tuple[int, ...], **ids: int) -> DecodeState:
+    return DecodeState.start(Request("r", prompt, 4), replace(SPECIAL, **ids))
 
 
 PADDED = "begins with the padding token .*without padding"
@@ -91,13 +91,17 @@ PADDED = "begins with the padding token .*without padding"
         (lambda: fresh().fork(2).fork(2), "one branch"),
         (lambda: Request("r", (), 3), "empty prompt"),
         (lambda: Request("r", (1,), 0), "asks for 0 new tokens"),
-        (lambda: start(7, 1, 2), PADDED),
-        (lambda: start(9, 1, 2), PADDED),
+        (lambda: start((7, 1, 2), pad=7, bos=6), PADDED),
+        (lambda: start((1, 1, 2)), PADDED),
     ],
 )
 def test_what_no_state_can_begin_with_is_refused(call: Callable[[], Any], words: str) -> None:
     with pytest.raises((DllmBenchError, ValueError), match=words):
         call()
+
+
+def test_a_prompt_may_begin_with_bos_that_is_also_padding() -> None:
+    assert start((7, 1, 2), pad=7, bos=7).length == 3 + 4
 
 
 @pytest.mark.parametrize(("count", "room", "left"), [(0, 2, 5), (2, 2, 7), (2, 3, 7), (3, 1, 6)])
@@ -120,31 +124,16 @@ def test_ends_name_each_token_once() -> None:
 
 
 def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
-    verified = Forward(
-        ForwardKind.VERIFY,
-        1,
-        4,
-        20,
-        3.0,
-        proposed=3,
-        accepted=2,
-        drafted=(7, 8, 9),
-        survival=(0.5, -1.0, 2.0),
-    )
+    drafts: Any = {"drafted": (7, 8, 9), "survival": (0.5, -1.0, 2.0)}
+    verified = Forward(ForwardKind.VERIFY, 1, 4, 20, 3.0, proposed=3, accepted=2, **drafts)
     trace = Trace([Forward(ForwardKind.HEAD, 1, 0, 0, 1.5), verified])
     columns = json.loads(json.dumps(trace.columns()))
     assert columns == trace.columns()
     assert Trace.from_columns(columns) == trace
     assert Trace.from_columns(Trace().columns()) == Trace()
     assert columns.keys() == {
-        *("kind", "branches", "fed", "cached", "ms"),
-        *("proposed", "accepted", "drafted", "survival"),
+        *("kind", "branches", "fed", "cached", "ms", "proposed", "accepted", "drafted", "survival")
     }
     assert columns["drafted"] == [[], [7, 8, 9]]
     spelled_out = {**columns, "masks": [0, 0], "calls": [1, 1]}  # as every trace was stored before
     assert Trace.from_columns(spelled_out) == trace
-
-
-def test_a_prompt_may_begin_with_bos_that_is_also_padding() -> None:
-    special = SpecialTokens(mask=9, eos=7, pad=7, bos=7)
-    assert DecodeState.start(Request("r", (7, 1, 2), 4), special).length == 7
