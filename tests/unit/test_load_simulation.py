@@ -135,12 +135,7 @@ CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
 @pytest.mark.parametrize("requests", [[ONE], SEVERAL], ids=["alone", "batch"])
 @pytest.mark.parametrize(("name", "piece", "rule"), covering(3, CASES))
 def test_simulated_rounds_are_those_of_the_loop(
-    name: str,
-    piece: VerifyLength,
-    rule: NewLengthRule,
-    requests: list[Request],
-    folder: Path,
-    target: TransformerDenoiser,
+    name, piece, rule, requests, folder, target
 ) -> None:
     decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
     real = [verified(found) for found in decoder.generate_batch(target, requests)]
@@ -257,18 +252,10 @@ def spec(
 
 def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], special: object) -> str:
     """Return a sealed run of these generations; its hash."""
-    samples = [
-        stored_sample(
-            found.ids,
-            found.born,
-            found.trace,
-            id=found.request_id,
-            cut=found.cut,
-            counts=count_sample(found, special),
-            seconds=1.0,
-        )  # type: ignore[arg-type]
-        for found in generations
-    ]
+    samples = []
+    for one in generations:
+        more = {"id": one.request_id, "cut": one.cut, "counts": count_sample(one, special)}
+        samples.append(stored_sample(one.ids, one.born, one.trace, seconds=1.0, **more))
     scores = {one.id: SampleScore(1.0, "correct", {}) for one in samples}
     with Store(root / "runs").open(run) as opened:
         opened.begin(Session(0.0, 0, {}))
@@ -287,10 +274,7 @@ def texts(folder: Path, target: TransformerDenoiser) -> list[Generation]:
 
 
 def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
-    texts: list[Generation],
-    target: TransformerDenoiser,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
+    texts, target, tmp_path, capsys
 ) -> None:
     run = store_run(tmp_path, spec(), texts, target.special)
     assert main(["train", "temperatures", run, "--results", str(tmp_path)]) == 0
@@ -311,10 +295,7 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
 
 
 def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
-    texts: list[Generation],
-    target: TransformerDenoiser,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
+    texts, target, tmp_path, capsys
 ) -> None:
     elsewhere = {**DRAFT, "drafter": {"sha256": "d" * 64, "source": "another place"}}
     other = {**DRAFT, "drafter": {"sha256": "e" * 64, "source": "a place"}}
@@ -332,23 +313,23 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
         "sampled unheaded": store_run(tmp_path, spec(1.0, whole), unheaded, target.special),
     }
 
-    def refused(*names: str) -> str:
-        results = ["--results", str(tmp_path)]
-        code = main(["train", "temperatures", *(runs[name] for name in names), *results])
-        return capsys.readouterr().err if code == 2 else ""
-
-    assert refused("greedy", "cut") == "", "greedy drafts are whole whatever was verified of them"
-    assert "2 drafters" in refused("greedy", "other")
-    assert "confidence head" in refused("other")
-    assert "its confidences decided" in refused("sampled")
-    assert "confidence head" in refused("sampled unheaded")
+    for names, refused in (
+        (("greedy", "cut"), ""),  # greedy drafts are whole whatever was verified of them
+        (("greedy", "other"), "2 drafters"),
+        (("other",), "confidence head"),
+        (("sampled",), "its confidences decided"),
+        (("sampled unheaded",), "confidence head"),
+    ):
+        asked = ["train", "temperatures", *(runs[name] for name in names)]
+        assert main([*asked, "--results", str(tmp_path)]) == (2 if refused else 0)
+        assert refused in capsys.readouterr().err
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> str:
     """Return a file of equal step times."""
     file = tmp_path / "profile.json"
-    file.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
+    file.write_text('{"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}')
     return str(file)
 
 
@@ -423,9 +404,6 @@ def mixed(n: int, tokens: int, seed: int = 0) -> list[DraftedText]:
     return [[kinds[i if easy[i, p] else n + i][p] for p in range(tokens)] for i in range(n)]
 
 
-# --- steps ----------------------------------------------------------------------------------------
-
-
 def test_sure_and_hopeless_drafts_are_exact() -> None:
     profile = StepProfile((1, 64), (10.0, 5.0))
     sure = simulate(ServingSystem("sure", drawn(2, 40, [1.0] * 4), fixed_rule()), profile, 2)
@@ -434,8 +412,6 @@ def test_sure_and_hopeless_drafts_are_exact() -> None:
     never = simulate(ServingSystem("never", drawn(2, 40, [0.0] * 4), fixed_rule()), profile, 2)
     assert [(step.verified, step.committed) for step in never.steps] == [(10, 2)] * 40
 
-
-# --- nothing is lost -----------------------------------------------------------------------------
 
 RULES = {
     "ar": fixed_rule(0),
@@ -450,17 +426,14 @@ RULES = {
 def ragged() -> list[DraftedText]:
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 60, 30)
-    return [
-        calibrated_text(rng.random(rng.integers(0, 6)).tolist(), int(tokens), rng)
-        for tokens in lengths
-    ]
+    return [calibrated_text(rng.random(rng.integers(0, 6)), int(n), rng) for n in lengths]
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("arrivals", [at_once, poisson(5.0)], ids=["at_once", "poisson"])
-def test_tokens_and_time_are_conserved(name: str, arrivals: object) -> None:
+def test_tokens_and_time_are_conserved_and_seats_are_filled(name, arrivals) -> None:
     system = ServingSystem(name, ragged(), RULES[name])
-    load = simulate(system, FILLING, 4, arrivals, seed=1)  # type: ignore[arg-type]
+    load = simulate(system, FILLING, 4, arrivals, seed=1)
     lengths = [len(text) for text in system.texts]
     assert [one.tokens for one in load.served] == lengths, "every request, in order of arrival"
     assert sum(step.committed for step in load.steps) == sum(lengths)
@@ -473,13 +446,9 @@ def test_tokens_and_time_are_conserved(name: str, arrivals: object) -> None:
         assert one.arrival_s <= one.seated_s < one.finished_s
     seated = [one.seated_s for one in load.served]
     assert seated == sorted(seated), "first come, first served"
-
-
-def test_seats_are_never_left_free_while_someone_waits() -> None:
-    load = simulate(ServingSystem("fixed", ragged(), fixed_rule(2)), FILLING, 4)
     for step in load.steps:
-        waiting = sum(one.arrival_s <= step.start_s < one.seated_s for one in load.served)
-        assert step.requests == 4 or waiting == 0
+        waiting = any(one.arrival_s <= step.start_s < one.seated_s for one in load.served)
+        assert step.requests == 4 or not waiting, "a free seat while someone waits"
 
 
 def test_an_idle_engine_waits_for_the_next_request() -> None:
@@ -489,26 +458,22 @@ def test_an_idle_engine_waits_for_the_next_request() -> None:
     assert [one.seated_s for one in load.served] == pytest.approx([0, 5, 5.01])
 
 
-def test_equal_seeds_give_equal_loads() -> None:
-    system = ServingSystem("dspark", ragged(), RULES["asynchronous"])
-    loads = [simulate(system, FILLING, 4, poisson(20.0), seed) for seed in (0, 0, 1)]
-    assert loads[0] == loads[1] != loads[2]
-
-
-def test_poisson_arrivals_have_their_rate() -> None:
+def test_poisson_arrivals_have_their_rate_and_are_those_of_the_seed() -> None:
     times = poisson(50.0)(20000, np.random.default_rng(0))
     assert list(times) == sorted(times)
     assert 20000 / times[-1] == pytest.approx(50.0, rel=4 / np.sqrt(20000))
+    system = ServingSystem("dspark", ragged(), RULES["asynchronous"])
+    loads = [simulate(system, FILLING, 4, poisson(20.0), seed) for seed in (0, 0, 1)]
+    assert loads[0] == loads[1] != loads[2]
 
 
 def test_impossible_systems_are_refused() -> None:
     for found in ([], [[]], [[DraftOutcome((), 0)], []]):
         with pytest.raises(DllmBenchError, match="at least one token"):
             simulate(ServingSystem("none", found, fixed_rule()), FLAT, 1)
+    few = simulate(ServingSystem("few", drawn(2, 5, [0.5]), fixed_rule()), FLAT, 8)
     with pytest.raises(DllmBenchError, match="more texts than seats"):
-        frontier_point(
-            "few", simulate(ServingSystem("few", drawn(2, 5, [0.5]), fixed_rule()), FLAT, 8)
-        )
+        frontier_point("few", few)
     small = StepProfile((1, 4), (1.0, 1.0))
     with pytest.raises(DllmBenchError, match="covers 1 to 4"):
         simulate(ServingSystem("big", drawn(5, 5, [0.5]), fixed_rule()), small, 5)
@@ -576,10 +541,8 @@ def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Front
 
 
 def test_more_arrivals_are_served_later_and_slower() -> None:
-    systems = [
-        ServingSystem("ar", drawn(60, 20, []), fixed_rule()),
-        ServingSystem("d", mixed(60, 20), fixed_rule()),
-    ]
+    texts = {"ar": drawn(60, 20, []), "d": mixed(60, 20)}
+    systems = [ServingSystem(name, each, fixed_rule()) for name, each in texts.items()]
     found = under_arrivals(systems, FILLING, seats=8, rates=(1.0, 40.0, 4000.0), level=90.0)
     asked = [("ar", rate) for rate in (1.0, 40.0, 4000.0)]
     assert [(one.system, one.requests_per_s) for one in found[:3]] == asked
@@ -591,6 +554,5 @@ def test_more_arrivals_are_served_later_and_slower() -> None:
     assert speeds == pytest.approx([100.0] * 3), "one token a step of 10 ms, waiting left out"
     busy = under_arrivals(systems[:1], STEEP, 8, (4000.0,), level=300.0)[0]
     assert busy.attained < 0.2, "a step of 8 tokens takes 8 ms"
-    assert under_arrivals(systems, FILLING, 8, (40.0,), 0.0, seed=1) != under_arrivals(
-        systems, FILLING, 8, (40.0,), 0.0, seed=2
-    )
+    one, other = (under_arrivals(systems, FILLING, 8, (40.0,), 0.0, seed=s) for s in (1, 2))
+    assert one != other

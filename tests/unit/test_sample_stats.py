@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,6 @@ from dllm_bench.metrics.sample_stats import (
     from_columns,
     idle_forwards,
 )
-from tests.helpers import golden_dir
 from tests.sample_stats import drafted, sample
 
 
@@ -62,8 +62,11 @@ def test_counting_a_generation() -> None:
     }
 
 
-def generation_of(*blocks: list[tuple[ForwardKind, int]]) -> Generation:
-    """Blocks as lists of (kind, positions committed) of their forwards."""
+Forwards = list[tuple[ForwardKind, int]]
+"""Kind of each forward of a block, and the positions it committed."""
+
+
+def generation_of(*blocks: Forwards) -> Generation:
     forwards, born = [], []
     for block in blocks:
         masks = sum(commits for _, commits in block)
@@ -94,9 +97,7 @@ def test_idle_forwards(blocks, idle, unrolled) -> None:
     assert idle_forwards(generation, unroll=4, tokens_per_forward=8) == unrolled
 
 
-def released_loop(
-    commits: Sequence[Sequence[int]], every: int
-) -> tuple[int, list[list[tuple[ForwardKind, int]]]]:
+def released_loop(commits: Sequence[Sequence[int]], every: int) -> tuple[int, list[Forwards]]:
     """Restate dInfer's loop (maximum_unroll 4, expected_tpf 8) over blocks whose forwards commit
     these numbers: its num_forwards, and the forwards that committed something.
     """
@@ -229,17 +230,14 @@ def test_facts_that_a_trace_does_not_have() -> None:
     assert "survival" not in found
     at_once = drafts.speculative_columns(Trace(older[:1]), (0,), TEXT)
     assert at_once["rounds"] == at_once["right"] == [], "the prefill's token was the end"
-    for row in (
-        Forward(ForwardKind.DENOISE, 1, 8, 0, masks=4),
-        Forward(ForwardKind.PREFILL, 1, 8, 0, masks=4),
-    ):
+    for kind in (ForwardKind.DENOISE, ForwardKind.PREFILL):
+        row = Forward(kind, 1, 8, 0, masks=4)
         assert drafts.speculative_columns(Trace([row]), (0,), TEXT) == {}
     assert drafts.speculative_columns(Trace(), (), ()) == {}
 
 
 # --- calibration of confidences -------------------------------------------------------------------
 
-FILE = golden_dir() / "spec" / "modules.json"
 FINE = 1000  # bins of the authors' AUROC
 
 
@@ -259,9 +257,8 @@ def simulated(count: int, stretch: float, seed: int = 0, length: int = 4) -> lis
     return found
 
 
-@pytest.mark.skipif(not FILE.exists(), reason=f"no golden data at {FILE}")
-def test_the_authors_recorder() -> None:
-    stored = json.loads(FILE.read_text())["confidence_metrics"]
+def test_the_authors_recorder(golden: Path) -> None:
+    stored = json.loads((golden / "spec" / "modules.json").read_text())["confidence_metrics"]
     for wanted in stored["per_position"]:
         k = wanted["position"]
         rounds = [o for o in stored["observations"] if len(o["probs"]) > k]
@@ -302,17 +299,6 @@ def test_a_position_is_measured_where_it_was_verified() -> None:
     assert drafts.outcomes_by_position([]) == []
 
 
-def test_auroc_is_the_share_of_ordered_pairs() -> None:
-    rng = random.Random(1)
-    predicted = tuple(rng.randrange(6) / 5 for _ in range(60))
-    found = Outcomes(predicted, tuple(rng.random() < p for p in predicted))
-    hits = [p for p, happened in zip(predicted, found.happened, strict=True) if happened]
-    misses = [p for p, happened in zip(predicted, found.happened, strict=True) if not happened]
-    wins = sum((h > m) + 0.5 * (h == m) for h in hits for m in misses)
-    assert drafts.auroc(found) == pytest.approx(wins / (len(hits) * len(misses)))
-    assert drafts.auroc(Outcomes((0.1, 0.9), (True, True))) is None
-
-
 def test_a_forecast_that_is_right_has_no_error() -> None:
     certain = Outcomes((1.0, 0.0, 1.0), (True, False, True))
     assert drafts.ece(certain) == drafts.brier(certain) == 0
@@ -320,6 +306,7 @@ def test_a_forecast_that_is_right_has_no_error() -> None:
     assert (last.low, last.high, last.count, last.happened) == (0.95, 1.0, 2, 0.5)
     wrong = Outcomes((1.0, 0.0), (False, True))
     assert drafts.ece(wrong) == drafts.brier(wrong) == 1
+    assert drafts.auroc(Outcomes((0.1, 0.9), (True, True))) is None
 
 
 def test_each_temperature_is_the_best_given_those_before() -> None:
@@ -337,25 +324,20 @@ def test_each_temperature_is_the_best_given_those_before() -> None:
 # --- by name, over samples ----------------------------------------------------------
 
 
-def sample_of(rounds: list[ObservedDraft], more: int = 2) -> SampleStats:
-    """Return a sample with these rounds, of whose proposals `more` tokens were not verified."""
-    made = [(len(r.logits), r.accepted, r.accepted + 1) for r in rounds]
-    return drafted(made, survival=[[*r.logits, *[9.0] * more] for r in rounds])
-
-
-def halves() -> tuple[list[ObservedDraft], list[ObservedDraft]]:
-    return simulated(800, 4.0, seed=4), simulated(800, 3.0, seed=5)
-
-
-def run_of(*parts: list[ObservedDraft]) -> list[SampleStats]:
-    """Return samples of ten rounds each."""
-    return [sample_of(part[i : i + 10]) for part in parts for i in range(0, len(part), 10)]
+def run_of(rounds: list[ObservedDraft]) -> list[SampleStats]:
+    """Return samples of ten rounds each, of whose proposals two tokens were not verified."""
+    samples = []
+    for first in range(0, len(rounds), 10):
+        own = rounds[first : first + 10]
+        made = [(len(r.logits), r.accepted, r.accepted + 1) for r in own]
+        samples.append(drafted(made, survival=[[*r.logits, 9.0, 9.0] for r in own]))
+    return samples
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_numbers_of_a_position_by_name(k: int) -> None:
-    first, second = halves()
-    samples = run_of(first, second)
+    first, second = simulated(400, 4.0, seed=4), simulated(400, 3.0, seed=5)
+    samples = run_of([*first, *second])
     for covered, rounds, temperatures in (
         ("", [*first, *second], ()),
         ("_unscaled", second, ()),
@@ -376,7 +358,6 @@ def test_a_drafter_without_confidences_has_no_calibration() -> None:
 
 def test_one_sample_is_not_enough_to_fit_and_measure() -> None:
     samples = run_of(simulated(10, 1.0))
+    found = [measure(f"calibration/ece{part}@1", samples) for part in ("", "_unscaled", "_scaled")]
     assert len(samples) == 1
-    assert measure("calibration/ece@1", samples) is not None
-    assert measure("calibration/ece_unscaled@1", samples) is not None
-    assert measure("calibration/ece_scaled@1", samples) is None
+    assert [value is not None for value in found] == [True, True, False]

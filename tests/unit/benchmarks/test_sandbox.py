@@ -63,9 +63,27 @@ def needs(*steps: str) -> None:
         pytest.skip(f"this kernel does not give {' or '.join(steps)}")
 
 
-def test_a_program_runs_and_its_output_is_kept() -> None:
-    outcome = drill("print('two', 1 + 1)")
-    assert (outcome.verdict, outcome.stdout, outcome.detail) == ("ended", "two 2\n", "")
+ALLOWED = {
+    "two 2\n": "print('two', 1 + 1)",
+    "hi\n": (
+        "import threading\nt = threading.Thread(target=print, args=('hi',)); t.start(); t.join()"
+    ),
+    "['x'] hi\n": (
+        "open('x', 'w').write('hi'); import os; print(os.listdir('.'), open('x').read())"
+    ),
+    "0 (32, 32)\n": (
+        "import fcntl, resource\nresource.prlimit(0, resource.RLIMIT_NOFILE, (32, 32))\n"
+        "with open('x', 'w') as file: fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print(fcntl.fcntl(0, fcntl.F_GETFD), resource.getrlimit(resource.RLIMIT_NOFILE))"
+    ),
+}
+"""What a program prints -> its source: output, one thread, own files, own limits and locks."""
+
+
+@pytest.mark.parametrize("printed", ALLOWED)
+def test_a_program_may_use_what_is_its_own(printed: str) -> None:
+    outcome = drill(ALLOWED[printed])
+    assert (outcome.verdict, outcome.stdout, outcome.detail) == ("ended", printed, "")
 
 
 @pytest.mark.parametrize(
@@ -92,51 +110,32 @@ def test_a_program_that_ends_badly_has_its_verdict(source: str, verdict: str, de
     assert detail in outcome.detail
 
 
-REFUSED = [  # one of these isolation steps, and what it refuses; {pid}: of the test itself
-    *(
-        ("seccomp", source)
-        for source in (
-            "import os\nwhile True: os.fork()",
-            "import subprocess; subprocess.run(['true'])",
-            "import socket; socket.socket(socket.AF_INET)",
-            "import socket; socket.socket(socket.AF_UNIX)",
-            "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
-            "import os, signal; os.kill(-1, signal.SIGKILL)",
-            "import os, signal; os.kill({pid}, signal.SIGKILL)",
-        )
-    ),
-    ("namespaces landlock", "print(open('/proc/{pid}/environ').read())"),
-    ("namespaces landlock", "open('/proc/{pid}/mem', 'rb')"),
+REFUSED = [  # {pid}: of the test itself
+    "import os\nwhile True: os.fork()",
+    "import subprocess; subprocess.run(['true'])",
+    "import socket; socket.socket(socket.AF_INET)",
+    "import socket; socket.socket(socket.AF_UNIX)",
+    "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
+    "import os, signal; os.kill(-1, signal.SIGKILL)",
+    "import os, signal; os.kill({pid}, signal.SIGKILL)",
+    "print(open('/proc/{pid}/environ').read())",
+    "open('/proc/{pid}/mem', 'rb')",
 ]
 
 
-@pytest.mark.parametrize(("steps", "source"), REFUSED)
-def test_a_program_reaches_no_process_no_network_and_not_its_parent(
-    steps: str, source: str
-) -> None:
-    needs(*steps.split())
+@pytest.mark.parametrize("source", REFUSED)
+def test_a_program_reaches_no_process_no_network_and_not_its_parent(source: str) -> None:
+    needs(*(("namespaces", "landlock") if "/proc" in source else ("seccomp",)))
     assert drill(source.format(pid=os.getpid())).verdict == "refused"
 
 
-def test_a_sleeping_program_ends_by_wall_time() -> None:
-    outcome = drill("import time; time.sleep(60)", wall_s=0.5)
-    assert (outcome.verdict, outcome.detail) == ("timeout", "wall time")
-    assert 0.5 <= outcome.seconds < 1.5
-
-
-def test_a_stopped_program_is_gone() -> None:
+def test_a_sleeping_program_ends_by_wall_time_and_is_gone() -> None:
     source = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     outcome = drill(source, wall_s=0.8)
-    assert outcome.verdict == "timeout"
+    assert (outcome.verdict, outcome.detail) == ("timeout", "wall time")
+    assert 0.8 <= outcome.seconds < 1.8
     with pytest.raises(ProcessLookupError):
         os.kill(int(outcome.stdout), 0)
-
-
-def test_one_thread_may_start() -> None:
-    source = (
-        "import threading\nt = threading.Thread(target=print, args=('hi',)); t.start(); t.join()"
-    )
-    assert drill(source).stdout == "hi\n"
 
 
 def test_files_outside_cannot_be_written(tmp_path: Path) -> None:
@@ -150,12 +149,9 @@ def test_files_outside_cannot_be_written(tmp_path: Path) -> None:
     assert drill("open('/dev/shm/x', 'w')").verdict == "refused"
 
 
-def test_the_working_directory_is_writable_private_and_small() -> None:
-    source = "open('x', 'w').write('hi'); import os; print(os.listdir('.'), open('x').read())"
-    assert drill(source).stdout == "['x'] hi\n"
+def test_the_working_directory_is_small_and_private() -> None:
     flood = "f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()"
-    outcome = drill(flood)
-    assert outcome.verdict in ("failed", "crashed")
+    assert drill(flood).verdict in ("failed", "crashed")
     assert drill("import os; print(os.listdir('.'))").stdout == "[]\n"
 
 
@@ -205,9 +201,7 @@ def test_a_gigabyte_of_output_is_not_kept() -> None:
 
 
 def test_time_used_comes_back() -> None:
-    busy = drill("import time\nwhile time.process_time() < 0.1: pass")
-    assert busy.verdict == "ended"
-    assert busy.cpu_s >= 0.1
+    assert drill("import time\nwhile time.process_time() < 0.1: pass").cpu_s >= 0.1
 
 
 def test_files_are_few() -> None:
@@ -236,15 +230,11 @@ def test_rights_do_not_come_back() -> None:
     assert {rights[name] for name in ("CapEff", "CapPrm", "CapInh")} == {"0" * 16}
 
 
-def test_equal_programs_print_equal_sets() -> None:
-    source = "print({'a', 'b', 'c', 'd', 'e', 'f'}, hash('x'))"
-    assert drill(source).stdout == drill(source).stdout
-
-
-def test_one_crash_does_not_touch_the_others() -> None:
-    good, bad = "x = 1", "import ctypes; ctypes.string_at(0)"
+def test_one_crash_does_not_touch_the_others_and_equal_programs_print_equal_sets() -> None:
+    good, bad = "print({'a', 'b', 'c', 'd', 'e', 'f'}, hash('x'))", "import os; os.abort()"
     outcomes = sandbox.map_in_threads(execute, [good, bad, good, bad, good])
     assert [o.verdict for o in outcomes] == ["ended", "crashed", "ended", "crashed", "ended"]
+    assert len({o.stdout for o in outcomes[::2]}) == 1
 
 
 def test_an_examiner_s_words_come_back() -> None:
@@ -259,19 +249,6 @@ def test_an_examiner_s_words_come_back() -> None:
         ("one", "passed", ""),
         ("two", "failed", "wrong result for input 0"),
     )
-
-
-def test_a_program_cannot_pass_by_writing_reports() -> None:
-    source = """
-import os
-for channel in range(3, 64):
-    try:
-        os.write(channel, b"x\\tend\\tpassed\\t\\n")
-    except OSError:
-        pass
-os._exit(0)
-"""
-    assert drill(source).verdict == "failed"
 
 
 def test_what_this_machine_gives_is_taken() -> None:
@@ -303,44 +280,10 @@ def test_consent(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- other processes -----------------------------------------------------------------------------
 
 
-BEHIND_KILL = """
-import ctypes, fcntl, os, resource, struct, sys
-libc = ctypes.CDLL(None, use_errno=True)
-def signal_with_data():
-    about = ctypes.create_string_buffer(128)
-    struct.pack_into("iii", about, 0, 0, 0, -1)  # as sigqueue(3) does
-    if libc.syscall({"x86_64": 129, "aarch64": 138}[os.uname().machine], VICTIM, 9, about):
-        raise OSError(ctypes.get_errno(), "refused")
-def owner_of_a_pipe():
-    read, write = os.pipe()
-    fcntl.fcntl(read, fcntl.F_SETOWN, VICTIM)
-    fcntl.fcntl(read, 10, 9)  # F_SETSIG
-    fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | os.O_ASYNC)
-    os.write(write, b"x")
-def limits_of_another():
-    resource.prlimit(VICTIM, resource.RLIMIT_NOFILE, (8, 8))
-def memory_of_nobody():
-    libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
-    if libc.shmget(0, 1 << 30, 0o1600) < 0:
-        raise OSError(ctypes.get_errno(), "refused")
-"""
-
-
-@pytest.mark.parametrize(
-    "way", ["signal_with_data", "owner_of_a_pipe", "limits_of_another", "memory_of_nobody"]
-)
-def test_no_other_way_leads_to_others_or_past_the_memory_limit(way: str) -> None:
-    needs("seccomp")
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
-        outcome = drill(f"VICTIM = {victim.pid}\n{BEHIND_KILL}\n{way}()")
-        victim.communicate(b"\n")
-    assert outcome.verdict == "refused"
-    assert victim.returncode == 0
-
-
 OTHERS = """
-import ctypes, os
+import ctypes, fcntl, os, struct
 libc, parent = ctypes.CDLL(None, use_errno=True), os.getppid()
+about = ctypes.create_string_buffer(struct.pack("iii", 0, 0, -1), 128)  # as sigqueue(3) does
 attributes = (ctypes.c_uint32 * 12)(48, 5)  # size, SCHED_IDLE
 nodes = (ctypes.c_ulong * 1)(1)
 def number(x86_64, aarch64, *args):
@@ -361,6 +304,11 @@ CHANGES = {
     "kcmp": "number(312, 272, parent, os.getpid(), 0, 0, 0)",
     "pidfd_open": "os.pidfd_open(parent)",
     "prlimit": "import resource; resource.prlimit(parent, resource.RLIMIT_NOFILE, (8, 8))",
+    "rt_sigqueueinfo": "number(129, 138, parent, 9, about)",
+    "owner of a pipe, which is sent its signals": (
+        "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, parent)"
+    ),
+    "shmget, past the memory limit": "number(29, 194, 0, 1 << 30, 0o1600)",
     "request_key": "number(249, 218, b'user', b'name', None, 0)",
 }
 """What changes a process of the same user -> the call, on the supervisor, which is one."""
@@ -372,15 +320,6 @@ def test_no_call_changes_another_process_of_the_user(name: str) -> None:
     outcome = drill(f"{OTHERS}\n{CHANGES[name]}")
     assert outcome.verdict == "refused"
     assert "Errno 1]" in outcome.detail
-
-
-def test_one_s_own_files_and_limits_may_be_changed() -> None:
-    source = (
-        "import fcntl, resource\nresource.prlimit(0, resource.RLIMIT_NOFILE, (32, 32))\n"
-        "with open('x', 'w') as file: fcntl.flock(file, fcntl.LOCK_EX)\n"
-        "print(fcntl.fcntl(0, fcntl.F_GETFD), resource.getrlimit(resource.RLIMIT_NOFILE))"
-    )
-    assert drill(source).stdout == "0 (32, 32)\n"
 
 
 def pythons() -> list[str]:
