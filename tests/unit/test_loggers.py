@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from dllm_bench.cli.main import main
-from dllm_bench.registry import instantiate
 from dllm_bench.runs.loggers import WandbLogger
 from dllm_bench.runs.runner import run
 from dllm_bench.store.record import RunRecord
@@ -95,11 +94,7 @@ def logged(root: Path, logger: Any, n: int = 2) -> RunRecord:
 @pytest.mark.usefixtures("offline")
 def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    store = Store(tmp_path)
-    logger = instantiate(
-        {"_target_": "dllm_bench.runs.loggers.WandbLogger", "project": "test"}, "logger"
-    )
-    record = logged(tmp_path, logger, 7)
+    store, record = Store(tmp_path), logged(tmp_path, WandbLogger(project="test"), 7)
     rows = history(store.path(record.spec))
     assert len(rows) == 8, "seven samples and the summary"
     for index, row in enumerate(rows[:7]):
@@ -109,9 +104,8 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
         slack = 1e-6 * (index + 1) / elapsed
         assert row["tps"] == pytest.approx(emitted / elapsed, rel=slack)
         assert row["latency"] == pytest.approx(record.columns["seconds"][index], abs=1e-6)
-        assert row["score"] == pytest.approx(
-            sum(record.columns["value"][: index + 1]) / (index + 1)
-        )
+        score = sum(record.columns["value"][: index + 1]) / (index + 1)
+        assert row["score"] == pytest.approx(score)
     last = rows[-1]
     assert last["score"] == record.score.mean
     assert (last["score/low"], last["score/high"]) == (record.score.low, record.score.high)
@@ -129,8 +123,7 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("offline")
 def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_samples(tmp_path, capsys) -> None:
     pytest.importorskip("wandb")
-    store, plain = Store(tmp_path), {"_target_": "dllm_bench.runs.loggers.WandbLogger"}
-    spec = fakes.spec(5)
+    store, spec = Store(tmp_path), fakes.spec(5)
 
     class Killed(fakes.FakeDecoder):
         def generate(self, model: Any, request: Any) -> Any:
@@ -140,18 +133,17 @@ def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_samples(tmp_pat
 
     killed = replace(fakes.deps(), decoder=lambda spec: Killed())
     with pytest.raises(KeyboardInterrupt):
-        run(spec, store=store, deps=killed, logger=instantiate(plain, "logger"))
+        run(spec, store=store, deps=killed, logger=WandbLogger())
     (first,) = store.path(spec).glob("wandb/offline-run-*")
     time.sleep(1.1)  # W&B's folders are named by the second
     capsys.readouterr()
-    record = run(spec, store=store, deps=fakes.deps(), logger=instantiate(plain, "logger"))
+    record = logged(tmp_path, WandbLogger(), 5)
     (folder,) = store.path(spec).glob("wandb/offline-run-*")
     assert folder != first and folder.name.endswith(spec.short)
     rows = history(store.path(spec))
     assert [row.get("_step") for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row["latency"] for row in rows[:5]] == pytest.approx(
-        record.columns["seconds"], abs=1e-6
-    )
+    latencies = [row["latency"] for row in rows[:5]]
+    assert latencies == pytest.approx(record.columns["seconds"], abs=1e-6)
     assert rows[2]["score"] == pytest.approx(sum(record.columns["value"][:3]) / 3)
     (table,) = folder.rglob("*.table.json")
     assert len(json.loads(table.read_text())["data"]) == 5
@@ -201,31 +193,19 @@ def test_what_a_team_sorts_runs_by_is_passed_on(passed_on, monkeypatch, tmp_path
     assert passed_on["dir"] == str(tmp_path / "elsewhere")
 
 
-class Failing:
-    """A W&B run that breaks at one of its calls."""
-
-    step, offline, url = 0, False, "https://wandb"
-
-    def __init__(self, at: str) -> None:
-        self.at = at
-
-    def log(self, *_: Any, **__: Any) -> None:
-        if self.at == "log":
-            raise ConnectionError("no route")
-
-    def finish(self) -> None:
-        if self.at == "finish":
-            raise RuntimeError("busy")
-
-
 @pytest.mark.parametrize("at", ["import", "init", "log", "finish"])
 def test_a_failure_of_wandb_is_one_warning(at, tmp_path, monkeypatch) -> None:
-    def init(**_: Any) -> Failing:
-        if at == "init":
-            raise ValueError("refused")
-        return Failing(at)
+    def call(name: str, result: Any = None) -> Any:
+        def called(*_: Any, **__: Any) -> Any:
+            if at == name:
+                raise ConnectionError("no route")
+            return result
 
-    module = None if at == "import" else SimpleNamespace(init=init)  # None: ImportError
+        return called
+
+    run = SimpleNamespace(step=0, offline=False, url="https://wandb")
+    run.log, run.finish = call("log"), call("finish")
+    module = None if at == "import" else SimpleNamespace(init=call("init", run))
     monkeypatch.setitem(sys.modules, "wandb", module)
     store = Store(tmp_path)
     with pytest.warns(UserWarning, match="W&B logging stopped") as caught:

@@ -28,7 +28,6 @@ from dllm_bench.store.files import checked_line
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.seal import seal, settings_without_effect
-from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SAMPLES, RunEntry, Store, read_record, read_samples
 from tests.benchmark_helpers import GOLD
 from tests.resume import fakes
@@ -38,7 +37,6 @@ MINIGSM = {
     "_target_": "benchmark.lm_eval",
     "max_new_tokens": 200,
 }
-FORGETFUL = "benchmark.prompts"
 
 
 @dataclass
@@ -66,13 +64,9 @@ class Knowing:
         return Generation(request.id, ids, (0,) * len(ids), {}, Trace(forwards))
 
 
-def spec(n: int, **changes: Any) -> RunSpec:
-    return fakes.spec(n, benchmark={**MINIGSM, **changes})
-
-
 def made(root: Path, n: int = 6, **changes: Any) -> tuple[Store, RunRecord]:
-    asked = spec(n, **changes)
-    store = Store(root / "runs")
+    """Return a store with one run of minigsm with changed settings, and its record."""
+    asked, store = fakes.spec(n, benchmark={**MINIGSM, **changes}), Store(root / "runs")
     deps = fakes.deps(decoder=Knowing(), benchmark=benchmark_of(asked.benchmark))
     return store, run(asked, store=store, deps=deps)
 
@@ -80,12 +74,9 @@ def made(root: Path, n: int = 6, **changes: Any) -> tuple[Store, RunRecord]:
 def test_the_raw_text_is_kept_where_a_stop_string_cut_it(tmp_path: Path) -> None:
     store, record = made(tmp_path)
     samples = read_samples(store.path(record.spec))
+    verdicts = dict(zip(record.columns["id"], record.columns["verdict"], strict=True))
     cut = [sample for sample in samples.values() if sample.raw is not None]
-    assert [sample.id for sample in cut] == [
-        key
-        for key, verdict in zip(*columns(record, "id", "verdict"), strict=True)
-        if verdict == "correct"
-    ]
+    assert [s.id for s in cut] == [key for key in verdicts if verdicts[key] == "correct"]
     assert all(sample.raw == sample.text + "Question: x #### 9" for sample in cut)
     assert SampleRecord.from_line(cut[0].to_line()) == cut[0]
     line = json.loads(cut[0].to_line())
@@ -99,23 +90,13 @@ def samples_of(root: Path) -> list[SampleRecord]:
     return list(read_samples(store.path(record.spec)).values())
 
 
-def entry_of(root: Path) -> tuple[RunEntry, RunRecord]:
-    """Return a stored run and its record."""
-    store, record = made(root)
-    (entry,) = store.entries()
-    return entry, record
-
-
-def graded_again(entry: RunEntry, **changes: Any) -> again.Rescored:
-    return again.rescore(entry, again.settings(entry, changes, compose))
-
-
-def columns(record: RunRecord, *names: str) -> list[list[Any]]:
-    return [record.columns[name] for name in names]
+def graded_again(entry: RunEntry) -> again.Rescored:
+    return again.rescore(entry, again.settings(entry, {}, compose))
 
 
 def test_a_damaged_grade_is_mended(tmp_path: Path) -> None:
-    entry, record = entry_of(tmp_path)
+    store, record = made(tmp_path)
+    (entry,) = store.entries()
     values = [0.0] * len(record.columns["value"])
     broken = replace(record, columns={**record.columns, "value": values})
     (entry.path / RECORD).write_text(broken.to_json())
@@ -151,7 +132,7 @@ def test_a_limited_run_says_that_evalplus_wants_every_problem(
 
 
 def test_a_run_without_texts_is_one_sentence(tmp_path: Path) -> None:
-    entry, _ = entry_of(tmp_path)
+    (entry,) = made(tmp_path)[0].entries()
     (entry.path / SAMPLES).unlink()
     with pytest.raises(DllmBenchError, match="has no stored text"):
         graded_again(entry)
@@ -175,16 +156,10 @@ def test_a_run_that_is_not_graded_has_no_score(tmp_path: Path) -> None:
     folder.mkdir()
     rows = [json.dumps({"turns": [f"Say {i}."]}) for i in range(30)]
     (folder / "aime25.jsonl").write_text("\n".join(rows) + "\n")
-    asked = fakes.spec(
-        4,
-        benchmark={
-            "_target_": FORGETFUL, "name": "acceptance", "dataset": "aime25",
-            "max_new_tokens": 12, "data_dir": str(tmp_path),
-        },
-    )  # fmt: skip
-    store = Store(tmp_path / "runs")
-    deps = fakes.deps(benchmark=benchmark_of(asked.benchmark))
-    record = run(asked, store=store, deps=deps)
+    target, settings = "benchmark.prompts", {"max_new_tokens": 12, "data_dir": str(tmp_path)}
+    benchmark = {"_target_": target, "name": "acceptance", "dataset": "aime25", **settings}
+    asked, store = fakes.spec(4, benchmark=benchmark), Store(tmp_path / "runs")
+    record = run(asked, store=store, deps=fakes.deps(benchmark=benchmark_of(benchmark)))
     assert record.score is None
     assert record.columns["value"] == [None] * 4
     assert record.verdicts == {"not graded": 4}
@@ -273,22 +248,21 @@ def test_pieces_that_draw_say_so() -> None:
 
 def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:
     store, record = made(tmp_path)
-    samples = list(read_samples(store.path(record.spec)).values())
-    counts = {**samples[0].counts, "content": 0}
-    blank = replace(samples[0], counts=counts, text="")
-    scores = benchmark_of(MINIGSM).score({s.id: s.text for s in samples})
-    sealed = seal(record.spec, [blank, *samples[1:]], scores, record.sessions, 0.0)
+    first, *others = read_samples(store.path(record.spec)).values()
+    blank = replace(first, counts={**first.counts, "content": 0}, text="")
+    scores = benchmark_of(MINIGSM).score({s.id: s.text for s in (first, *others)})
+    sealed = seal(record.spec, [blank, *others], scores, record.sessions, 0.0)
     assert sealed.summary["end_only_rate"] == pytest.approx(1 / 6)
     assert sealed.summary["empty_rate"] == pytest.approx(1 / 6)
     assert record.summary["end_only_rate"] == 0
 
 
-@pytest.mark.parametrize("text", ["primary=[1", "primary={x"])
-def test_a_setting_that_is_no_yaml_is_one_sentence(text: str) -> None:
+def test_a_setting_that_is_no_yaml_is_one_sentence() -> None:
     given = ["repeats=2", "primary=a,b"]
     assert read_settings(given, "rescore") == {"repeats": 2, "primary": "a,b"}
-    with pytest.raises(DllmBenchError, match="NAME=VALUE"):
-        read_settings([text], "rescore")
+    for text in ("primary=[1", "primary={x"):
+        with pytest.raises(DllmBenchError, match="NAME=VALUE"):
+            read_settings([text], "rescore")
 
 
 def test_a_reading_the_task_does_not_have_names_those_it_has() -> None:

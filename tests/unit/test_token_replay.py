@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -76,18 +77,13 @@ def test_listening_changes_no_token_and_sees_every_open_position(overrides, mode
         assert found.rank_SP[born, position] == 1, "greedy: the candidate has the first rank"
 
 
-def test_chances_are_those_that_decide(vanilla) -> None:
+def test_chances_are_those_that_decide_and_candidates_ahead_of_the_block_are_known(vanilla) -> None:
     """With one token per forward the decoded token has the highest chance of its block."""
     before, found = vanilla
     for step in range(len(before.trace)):
-        [decoded] = [p for p, born in enumerate(before.born) if born == step]
-        own_chance = found.chance_SP[step, decoded]
         candidates = found.chance_SP[step][found.found_SP[step] == 1]
+        own_chance = found.chance_SP[step, before.born.index(step)]
         assert own_chance == pytest.approx(np.nanmax(candidates))
-
-
-def test_candidates_ahead_of_the_block_are_known(vanilla) -> None:
-    _, found = vanilla
     assert (found.found_SP[0] >= 0).all(), "the first forward sees the whole canvas"
     assert np.isnan(found.chance_SP[0, BLOCK:]).all(), "chances are of the open block"
 
@@ -97,25 +93,11 @@ def test_other_tokens_are_no_evolution(vanilla, model) -> None:
     assert token_replay.replay(own, model, REQUEST, [*ids[:-1], (ids[-1] + 1) % 50]) is None
 
 
-class OneRequest:
-    """A benchmark of one request."""
-
-    def requests(self, encode: object) -> list[Request]:
-        return [REQUEST]
-
-
-class Held:
-    """The model, already loaded."""
-
-    def __init__(self, denoiser: object) -> None:
-        self.denoiser = denoiser
-
-    def encode(self, text: object) -> list[int]:
-        return []
-
-
 def deps(own: object, model: object) -> Dependencies:
-    return fakes.deps(model=Held(model), decoder=own, benchmark=OneRequest())
+    """Return this model, already loaded, and a benchmark of one request."""
+    held = SimpleNamespace(denoiser=model, encode=lambda text: [])
+    one = SimpleNamespace(requests=lambda encode: [REQUEST])
+    return fakes.deps(model=held, decoder=own, benchmark=one)
 
 
 def test_what_is_written_is_read(tmp_path, vanilla, model) -> None:
@@ -127,9 +109,8 @@ def test_what_is_written_is_read(tmp_path, vanilla, model) -> None:
         (run.folder / SAMPLES).write_text(stored.to_line() + "\n")
     folder = store.path(spec)
     assert token_replay.read_replays(folder) == []
-    assert (
-        token_replay.record_replays(spec, store, 4, deps(own, model)) == folder / token_replay.FILE
-    )
+    written = token_replay.record_replays(spec, store, 4, deps(own, model))
+    assert written == folder / token_replay.FILE
     [found] = token_replay.read_replays(folder)
     assert found.id == REQUEST.id
     np.testing.assert_array_equal(found.chance_SP, again.chance_SP)
