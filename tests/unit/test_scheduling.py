@@ -15,6 +15,7 @@ from dllm_bench.runs.dependencies import STARTED, Scheduling, restore_scheduling
 from dllm_bench.runs.runner import run
 from dllm_bench.store.store import Store
 from tests.resume import fakes
+from tests.resume.drill import ended, fork
 
 if STARTED is None or len(STARTED.cores) < 2:
     pytest.skip("needs Linux and two cores", allow_module_level=True)
@@ -53,15 +54,11 @@ def test_every_forward_is_decoded_with_the_scheduling_of_the_start(tmp_path: Pat
 def test_what_an_ordinary_user_cannot_undo_is_an_error() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become an ordinary user for a test")
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.setresuid(ORDINARY, ORDINARY, ORDINARY)
-            os.setpriority(os.PRIO_PROCESS, 0, 19)
+
+    def be_refused() -> None:
+        os.setresuid(ORDINARY, ORDINARY, ORDINARY)
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        with pytest.raises(DllmBenchError, match=r"nice 19.*new process"):
             restore_scheduling()
-        except DllmBenchError as error:
-            status = 0 if "nice 19" in str(error) and "new process" in str(error) else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    assert ended(fork(be_refused)) == 0

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.trade_off import pareto_front
-from dllm_bench.tables.derive import ALPHA, DROP, area, within_drop
+from dllm_bench.tables.derive import DROP, area, within_drop
 
 Points = list[tuple[float, float]]
 
 
-def aup(points: Points, y_max: float, alpha: float = ALPHA, drop: float = DROP) -> float:
+def aup(points: Points, y_max: float, drop: float = DROP) -> float:
     """Return the area under the curve of the points that lost at most `drop`."""
-    return float(area([points[i] for i in within_drop(points, drop)], y_max, alpha))
+    return float(area([points[i] for i in within_drop(points, drop)], y_max))
 
 
 # d3LLM's leaderboard (commit e5bfcac): tasks; scores of one token per forward (autoregressive and
-# diffusion models), which may be the best of a task; a method's points and its areas.
+# diffusion models), which may be the best of a task; points of each method and the area below them.
 LLADA = """
 GSM8K MATH MBPP HumanEval Long-GSM8K
 74.1 41.15 63.6 67.73 82.56
@@ -36,30 +36,17 @@ GSM8K MATH MBPP HumanEval Long-GSM8K
 """
 
 
-def curve(text: str) -> Points:
-    """`1:74.79 2.77:74.68` as points."""
-    pairs = (word.split(":") for word in text.split())
-    return [(float(x), float(y)) for x, y in pairs]
-
-
-def published() -> list[tuple[Points, float, float]]:
-    """(points, best score of the task, published area) of every curve."""
-    found, lines = [], LLADA.strip().splitlines()[1:]
+def test_every_published_area() -> None:
+    lines = LLADA.strip().splitlines()[1:]
     alone = [[float(word) for word in line.split()] for line in lines if ":" not in line]
     rows = [line.split("|") for line in lines if ":" in line]
+    assert (len(alone), [len(row) for row in rows]) == (2, [5] * 4)
     for task in range(5):
-        entries = [row[task].split("=") for row in rows]
-        curves = [(curve(points), float(number)) for points, number in entries]
-        scores = [y for points, _ in curves for _, y in points] + [row[task] for row in alone]
-        found += [(points, max(scores), number) for points, number in curves]
-    return found
-
-
-def test_every_published_area() -> None:
-    cases = published()
-    assert len(cases) == 5 * 4
-    for points, y_max, expected in cases:
-        assert aup(points, y_max) == pytest.approx(expected, abs=0.0501), points
+        areas = [row[task].split("=") for row in rows]
+        curves = [[tuple(map(float, p.split(":"))) for p in points.split()] for points, _ in areas]
+        scores = [row[task] for row in alone] + [y for points in curves for _, y in points]
+        for points, (_, expected) in zip(curves, areas, strict=True):
+            assert aup(points, max(scores)) == pytest.approx(float(expected), abs=0.0501), points
 
 
 def test_a_loss_in_the_middle_is_left_out_and_at_the_end_is_a_sentence() -> None:

@@ -78,14 +78,10 @@ def test_an_incomplete_korbench_is_one_sentence(real_data: Path, tmp_path: Path)
 
 def test_squad_from_the_hub_s_shape(real_data: Path) -> None:
     """Columns of answers, as on the hub, give the same rows apart from plausible spans."""
-    file = real_data / "squad_v2" / "dev-v2.0.Normans-Rhine.json"
-    rows = readers.read_squad(file)
+    rows = readers.read_squad(real_data / "squad_v2" / "dev-v2.0.Normans-Rhine.json")
     answered = next(row for row in rows if row["answers"])
-    hub = {
-        "id": answered["number"],
-        **{key: answered[key] for key in ("title", "context", "question")},
-        "answers": {"text": answered["answers"], "answer_start": [0]},
-    }
+    answers = {"text": answered["answers"], "answer_start": [0]}
+    hub = {**answered, "id": answered["number"], "answers": answers}
     assert readers.convert_squad(hub) == answered
     assert sum(not row["answers"] for row in rows) == 320
     assert all(row["plausible"] for row in rows if not row["answers"])
@@ -131,13 +127,11 @@ def test_hidden_tests_are_read_and_classes_are_not_loaded() -> None:
 
 
 def test_shots_come_from_a_split_that_is_there(real_data: Path) -> None:
-    with_shots = lm_eval_benchmark(
-        "squad_v2", "exact,none", split="dev", shots=1, data_dir=str(real_data)
-    )
+    data = {"data_dir": str(real_data)}
+    lm_eval_benchmark("squad_v2", "exact,none", split="dev", **data).check()
     with pytest.raises(DllmBenchError, match=r"train-v2.0.json.*paths.data"):
-        with_shots.check()
-    lm_eval_benchmark("squad_v2", "exact,none", split="dev", data_dir=str(real_data)).check()
-    mmlu = lm_eval_benchmark("mmlu", "exact_match,get_response", shots=2, data_dir=str(real_data))
+        lm_eval_benchmark("squad_v2", "exact,none", split="dev", shots=1, **data).check()
+    mmlu = lm_eval_benchmark("mmlu", "exact_match,get_response", shots=2, **data)
     with pytest.raises(DllmBenchError, match="2 few-shot examples and has 0"):
         mmlu.dataset_hash()
     with pytest.raises(DllmBenchError, match="original files only"):
@@ -145,14 +139,12 @@ def test_shots_come_from_a_split_that_is_there(real_data: Path) -> None:
 
 
 def test_two_shots_of_drop_stand_before_the_task(real_data: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "drop"
-    folder.mkdir()
-    lines = (real_data / "drop/drop_v0_dev.first1000.jsonl").read_text().split("\n")
-    (folder / "drop_v0_train.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    (folder / "drop_v0_dev.jsonl").write_text("\n".join(lines[2:5]) + "\n")
-    ours = lm_eval_benchmark(
-        "drop_opencompass", "accuracy,none", split="dev", shots=2, data_dir=str(tmp_path)
-    )
+    (tmp_path / "drop").mkdir()
+    lines = (real_data / "drop/drop_v0_dev.first1000.jsonl").read_text().splitlines(keepends=True)
+    for name, part in (("train", lines[:2]), ("dev", lines[2:5])):
+        (tmp_path / f"drop/drop_v0_{name}.jsonl").write_text("".join(part))
+    settings = {"split": "dev", "shots": 2, "data_dir": str(tmp_path)}
+    ours = lm_eval_benchmark("drop_opencompass", "accuracy,none", **settings)
     prompt = ours.requests(encode)[0].prompt
     assert prompt.startswith("You will be asked to read a passage and answer a question.\n\n---\n")
     assert prompt.count("---\nPassage: ") == 3
