@@ -350,12 +350,6 @@ def test_numbers_of_a_position_by_name(k: int) -> None:
     assert measure("calibration/ece@5", samples) is None, "drafted and never verified"
 
 
-def test_a_drafter_without_confidences_has_no_calibration() -> None:
-    for samples in ([drafted([(3, 1, 2)])], [sample()], []):
-        for name in ("ece", "ece_scaled", "auroc_unscaled", "brier"):
-            assert measure(f"calibration/{name}@1", samples) is None
-
-
 def test_one_sample_is_not_enough_to_fit_and_measure() -> None:
     samples = run_of(simulated(10, 1.0))
     found = [measure(f"calibration/ece{part}@1", samples) for part in ("", "_unscaled", "_scaled")]

@@ -19,7 +19,7 @@ from dllm_bench.store import lock as locks
 from dllm_bench.store import store as store_module
 from dllm_bench.store.files import Appender, whole_lines, write_atomic
 from dllm_bench.store.lock import Lock
-from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
+from dllm_bench.store.record import SCHEMA, RunRecord
 from dllm_bench.store.store import (
     LOCK,
     RECORD,
@@ -89,18 +89,6 @@ def test_a_run_is_found_under_another_label(tmp_path: Path) -> None:
     renamed = fakes.spec(5, label="other-name")
     assert renamed.folder != SPEC_5.folder
     assert store.record(renamed) == record
-
-
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with store.open(SPEC_5) as opened:
-        with pytest.raises(DllmBenchError, match=f"process {os.getpid()}"), store.open(SPEC_5):
-            pass
-        with store.open(fakes.spec(6)):
-            pass
-        assert opened.samples == {}
-    with store.open(SPEC_5):
-        pass
 
 
 def test_another_process_is_refused_and_a_dead_one_is_succeeded(tmp_path: Path) -> None:
@@ -218,14 +206,6 @@ def test_broken_lines_are_refused_by_readers_and_set_aside_by_the_next_start(tmp
     assert "set aside" in (path.parent / "log.txt").read_text()
     aside = (path.parent / f"{SAMPLES}.damaged").read_bytes()
     assert aside == b"\0\0\0\n" + b'{"id": 3}\n' + whole[2][:9] + b"\n"
-
-
-def test_a_sample_survives_its_line(tmp_path: Path) -> None:
-    store, _ = made(tmp_path)
-    for line in whole_lines(store.path(SPEC_5) / SAMPLES):
-        assert SampleRecord.from_line(line).to_line(SPEC_5.short).encode() == line
-    with pytest.raises(ValueError, match="not a JSON object"):
-        SampleRecord.from_line("[1]")
 
 
 def test_a_record_of_a_newer_version_is_refused_loudly(tmp_path: Path) -> None:

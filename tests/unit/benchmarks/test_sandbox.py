@@ -436,5 +436,5 @@ def test_a_program_that_was_judged_is_not_judged_again(monkeypatch: pytest.Monke
         assert sandbox.examine(program, other, Limits()).verdict == "failed"
     assert len(runs) == 2
     for _ in range(2):
-        assert sandbox.examine(late, right, Limits(cpu_s=1, wall_s=1.0)).verdict == "timeout"
+        assert sandbox.examine(late, right, Limits(cpu_s=1, wall_s=0.3)).verdict == "timeout"
     assert len(runs) == 4, "what a limit decided is judged again"
