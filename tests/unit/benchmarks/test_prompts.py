@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,8 @@ def test_mbpp_prompts_are_lm_eval_s_own(real_data: Path) -> None:
     def ask(doc: Mapping[str, Any]) -> str:
         return question.render(**doc) + "\n"
 
-    examples = "".join(
-        ask(shot) + answer.render(**shot) + "\n\n" for shot in shots["list_fewshot_samples"]()
-    )
+    few = shots["list_fewshot_samples"]()
+    examples = "".join(f"{ask(shot)}{answer.render(**shot)}\n\n" for shot in few)
     ours = lm_eval_benchmark("mbpp", COMPLETION, shots=3, limit=4, data_dir=str(real_data))
     assert prompts(ours) == [examples + ask(item) for item in ours.items]
 
@@ -127,12 +127,10 @@ def test_mbpp_plus_as_a_request_has_lm_eval_s_wording(real_data: Path) -> None:
             asked = "Your code should satisfy the following assertion:\n"
             wanted = f"{' '.join(lines[:-1])} {asked}{lines[-1]}"
             begun = "Here is a solution to this programming problem:\n```python\n"
-            if not chat:
-                assert prompt == f"{wanted}\n{begun}"
-                continue
-            user, assistant = json.loads(prompt)
-            assert user == {"role": "user", "content": wanted}
-            assert assistant == {"role": "assistant", "content": begun}
+            turns = [{"role": "user", "content": wanted}, {"role": "assistant", "content": begun}]
+            assert (json.loads(prompt) if chat else prompt) == (
+                turns if chat else wanted + "\n" + begun
+            )
     answers = {i["id"]: f"{i['canonical_solution']}\n```\nSo." for i in benchmark.items}
     ends = evalplus_benchmark("mbpp_plus", chat=True, hard_stop=("```",), **settings)
     assert {score.value for score in ends.score(answers).values()} == {1.0}
@@ -182,21 +180,13 @@ def test_requests_carry_budget_stops_and_ids() -> None:
 
 def test_requests_are_made_when_asked_for() -> None:
     asked: list[str | Turns] = []
-
-    def noting(prompt: str | Turns) -> list[int]:
-        asked.append(prompt)
-        return [1]
-
-    requests = evalplus_benchmark("minicode").requests(noting)
+    requests = evalplus_benchmark("minicode").requests(lambda text: asked.append(text) or [1])
     assert (len(requests), len(asked)) == (1000, 0)
     assert [requests[5].prompt] == asked
 
 
 REFUSALS = [
-    (
-        lm_eval_benchmark("nonsense"),
-        "no lm-eval task 'nonsense'; choose one of: .*the nearest of 39",
-    ),
+    (lm_eval_benchmark("nonsense"), "no lm-eval task 'nonsense'; choose one of: .*nearest of 39"),
     (evalplus_benchmark("nonsense"), "There is no EvalPlus problem set 'nonsense'"),
     (lm_eval_benchmark("minigsm", "accuracy"), "There is no primary metric of 'minigsm'"),
     (lm_eval_benchmark("minigsm", template="xml"), "There is no template of 'minigsm'"),
@@ -231,19 +221,13 @@ def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(monkeypat
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    sources._load_from_hub.cache_clear()
-    benchmark = lm_eval_benchmark("gsm8k")
-    try:
-        for _ in range(2):
-            with (
-                local_data_only(),
-                pytest.raises(DllmBenchError, match=r"cache.*download it with `--run`"),
-            ):
-                benchmark.dataset_hash()
-            with pytest.raises(DllmBenchError, match=r"could not be loaded from the hub"):
-                benchmark.dataset_hash()
-    finally:
-        sources._load_from_hub.cache_clear()
+    monkeypatch.setattr(sources, "_load_from_hub", cache(sources._load_from_hub.__wrapped__))
+    benchmark, not_here = lm_eval_benchmark("gsm8k"), r"cache.*download it with `--run`"
+    for _ in range(2):
+        with local_data_only(), pytest.raises(DllmBenchError, match=not_here):
+            benchmark.dataset_hash()
+        with pytest.raises(DllmBenchError, match=r"could not be loaded from the hub"):
+            benchmark.dataset_hash()
     assert offline == [True, False] and not datasets.config.HF_HUB_OFFLINE
 
 
@@ -280,47 +264,35 @@ def test_programs_from_answers() -> None:
 # --- Dream's Sudoku and Countdown, on made-up files of their form ---------------------------------
 
 
-PUZZLE = "0020\n0034\n0400\n1000"
-GRID = "4321\n2134\n3412\n1243"
-NUMBERS, EQUATIONS = "29,16,42,23,74", "29-16=13,42-23=19"
-COUNTDOWN = "3,4,5,35", "3+4=7,7*5=35"
+NUMBERS = (
+    "Given {} numbers, use +-*/ to operate over the first {} numbers to achieve the {} number."
+)
+DREAM = {  # (task, split) -> file, input, output, how the prompt begins
+    ("sudoku_dream", "n10"): (
+        "sudoku_4x4_10", "\n0020\n0034\n0400\n1000", "\n4321\n2134\n3412\n1243",
+        "Fill the positions where the values are 0 in a 4x4 grid",
+    ),
+    ("countdown_dream", "cd3"): (
+        "cd3_test", " 3,4,5,35", " 3+4=7,7*5=35", NUMBERS.format(4, "three", "last"),
+    ),
+    ("countdown_dream", "cd4"): (
+        "cd4_test", " 29,16,42,23,74", " 29-16=13,42-23=19", NUMBERS.format(5, "four", "fifth"),
+    ),
+}  # fmt: skip
 
 
-def data(folder: Path) -> Path:
-    """Ten rows of each file."""
-    for name, row in (
-        ("sudoku_4x4_10", {"input": PUZZLE, "output": GRID}),
-        ("cd3_test", {"input": COUNTDOWN[0], "output": COUNTDOWN[1]}),
-        ("cd4_test", {"input": NUMBERS, "output": EQUATIONS}),
-    ):
-        file = folder / "dream" / f"{name}.jsonl"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text((json.dumps(row) + "\n") * 10)
-    return folder
-
-
-def test_prompts_are_dream_s(tmp_path: Path) -> None:
-    settings = {"data_dir": str(data(tmp_path))}
-    sudoku = lm_eval_benchmark("sudoku_dream", "valid,none", split="n10", **settings)
-    requests = sudoku.requests(encode)
-    example = f"Input:\n{PUZZLE}\nOutput:\n{GRID}"
-    assert len(requests) == 2
-    rule, *parts = requests[0].prompt.split("\n\n")
-    assert rule.startswith("Fill the positions where the values are 0 in a 4x4 grid")
-    assert parts == [*[example] * 8, f"Input:\n{PUZZLE}\nOutput:\n "]
-    for split, (given, answer), words in (
-        ("cd3", COUNTDOWN, ("4", "three", "last")),
-        ("cd4", (NUMBERS, EQUATIONS), ("5", "four", "fifth")),
-    ):
-        benchmark = lm_eval_benchmark("countdown_dream", "valid,none", split=split, **settings)
-        rule, *parts = benchmark.requests(encode)[0].prompt.split("\n\n")
-        assert rule == (
-            "Given {} numbers, use +-*/ to operate over the first {} numbers to achieve the {} "
-            "number.".format(*words)
-        )
-        shown = f"Input: {given}\nOutput: "
-        assert parts == [*[shown + answer] * 8, shown]
-    assert len(sources.rows("countdown_dream", "cd3", settings["data_dir"])) == 2
+@pytest.mark.parametrize(("task", "split"), DREAM)
+def test_prompts_are_dream_s(task: str, split: str, tmp_path: Path) -> None:
+    """Eight examples, and what is asked up to its answer's first space."""
+    name, given, answer, begin = DREAM[task, split]
+    file = tmp_path / "dream" / f"{name}.jsonl"
+    file.parent.mkdir()
+    file.write_text((json.dumps({"input": given[1:], "output": answer[1:]}) + "\n") * 10)
+    asked = lm_eval_benchmark(task, "valid,none", split=split, data_dir=str(tmp_path))
+    rule, *parts = asked.requests(encode)[0].prompt.split("\n\n")
+    shown = f"Input:{given}\nOutput:"
+    assert rule.startswith(begin) and len(asked.items) == 2
+    assert parts == [*[shown + answer] * 8, shown + answer[0].strip(" ") + " "]
 
 
 def test_expressions_are_worked_out_and_not_run() -> None:
