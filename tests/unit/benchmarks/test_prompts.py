@@ -128,9 +128,10 @@ def test_mbpp_plus_as_a_request_has_lm_eval_s_wording(real_data: Path) -> None:
             wanted = f"{' '.join(lines[:-1])} {asked}{lines[-1]}"
             begun = "Here is a solution to this programming problem:\n```python\n"
             turns = [{"role": "user", "content": wanted}, {"role": "assistant", "content": begun}]
-            assert (json.loads(prompt) if chat else prompt) == (
-                turns if chat else wanted + "\n" + begun
-            )
+            if chat:
+                assert json.loads(prompt) == turns
+            else:
+                assert prompt == f"{wanted}\n{begun}"
     answers = {i["id"]: f"{i['canonical_solution']}\n```\nSo." for i in benchmark.items}
     ends = evalplus_benchmark("mbpp_plus", chat=True, hard_stop=("```",), **settings)
     assert {score.value for score in ends.score(answers).values()} == {1.0}
@@ -264,19 +265,17 @@ def test_programs_from_answers() -> None:
 # --- Dream's Sudoku and Countdown, on made-up files of their form ---------------------------------
 
 
-NUMBERS = (
-    "Given {} numbers, use +-*/ to operate over the first {} numbers to achieve the {} number."
-)
+COUNT = "Given {} numbers, use +-*/ to operate over the first {} numbers to achieve the {} number."
 DREAM = {  # (task, split) -> file, input, output, how the prompt begins
     ("sudoku_dream", "n10"): (
         "sudoku_4x4_10", "\n0020\n0034\n0400\n1000", "\n4321\n2134\n3412\n1243",
         "Fill the positions where the values are 0 in a 4x4 grid",
     ),
     ("countdown_dream", "cd3"): (
-        "cd3_test", " 3,4,5,35", " 3+4=7,7*5=35", NUMBERS.format(4, "three", "last"),
+        "cd3_test", " 3,4,5,35", " 3+4=7,7*5=35", COUNT.format(4, "three", "last"),
     ),
     ("countdown_dream", "cd4"): (
-        "cd4_test", " 29,16,42,23,74", " 29-16=13,42-23=19", NUMBERS.format(5, "four", "fifth"),
+        "cd4_test", " 29,16,42,23,74", " 29-16=13,42-23=19", COUNT.format(5, "four", "fifth"),
     ),
 }  # fmt: skip
 
@@ -292,7 +291,8 @@ def test_prompts_are_dream_s(task: str, split: str, tmp_path: Path) -> None:
     rule, *parts = asked.requests(encode)[0].prompt.split("\n\n")
     shown = f"Input:{given}\nOutput:"
     assert rule.startswith(begin) and len(asked.items) == 2
-    assert parts == [*[shown + answer] * 8, shown + answer[0].strip(" ") + " "]
+    end = "\n " if task == "sudoku_dream" else " "
+    assert parts == [*[shown + answer] * 8, shown + end]
 
 
 def test_expressions_are_worked_out_and_not_run() -> None:
