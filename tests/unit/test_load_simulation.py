@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from dllm_bench.cli.main import main, parse
+from dllm_bench.cli.main import parse
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -236,35 +236,6 @@ DRAFT = {"_target_": "nowhere", "drafter": {"sha256": "d" * 64, "source": "a pla
 FIXED = {"_target_": "length.fixed", "tokens": 0}
 
 
-def spec(
-    temperature: float = 0.0, length: dict | None = None, draft: dict | None = None
-) -> RunSpec:
-    decoder = {"draft": draft or DRAFT, "length": length or FIXED, "temperature": temperature}
-    return RunSpec(
-        model={"name": "tiny"},
-        decoder={"_target_": "nowhere", **decoder},
-        benchmark={"name": "prompts"},
-        hardware={"name": "cpu", "device": "cpu"},
-        inputs={"weights": "w" * 64},
-        label="spoiled",
-    )
-
-
-def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], special: object) -> str:
-    """Return a sealed run of these generations; its hash."""
-    samples = []
-    for one in generations:
-        more = {"id": one.request_id, "cut": one.cut, "counts": count_sample(one, special)}
-        samples.append(stored_sample(one.ids, one.born, one.trace, seconds=1.0, **more))
-    scores = {one.id: SampleScore(1.0, "correct", {}) for one in samples}
-    with Store(root / "runs").open(run) as opened:
-        opened.begin(Session(0.0, 0, {}))
-        for one in samples:
-            opened.append(one)
-        opened.seal(seal(run, samples, scores, opened.sessions, 0.0))
-    return run.short
-
-
 @pytest.fixture(scope="module")
 def texts(folder: Path, target: TransformerDenoiser) -> list[Generation]:
     """Greedy texts with a draft at every position."""
@@ -273,13 +244,41 @@ def texts(folder: Path, target: TransformerDenoiser) -> list[Generation]:
     return decoder.generate_batch(target, requests)
 
 
+@pytest.fixture
+def stored(texts, target, tmp_path) -> Callable[..., str]:
+    """Return a function that stores a sealed run, of these texts or others; gives its hash."""
+
+    def store(generations=texts, temperature=0.0, length=FIXED, draft=DRAFT) -> str:
+        decoder = {"draft": draft, "length": length, "temperature": temperature}
+        run = RunSpec(
+            model={"name": "tiny"},
+            decoder={"_target_": "nowhere", **decoder},
+            benchmark={"name": "prompts"},
+            hardware={"name": "cpu", "device": "cpu"},
+            inputs={"weights": "w" * 64},
+            label="spoiled",
+        )
+        samples = []
+        for one in generations:
+            counts = count_sample(one, target.special)
+            more = {"id": one.request_id, "cut": one.cut, "counts": counts, "seconds": 1.0}
+            samples.append(stored_sample(one.ids, one.born, one.trace, **more))
+        scores = {one.id: SampleScore(1.0, "correct", {}) for one in samples}
+        with Store(tmp_path / "runs").open(run) as opened:
+            opened.begin(Session(0.0, 0, {}))
+            for one in samples:
+                opened.append(one)
+            opened.seal(seal(run, samples, scores, opened.sessions, 0.0))
+        return run.short
+
+    return store
+
+
 def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
-    texts, target, tmp_path, capsys
+    stored, texts, tmp_path, command
 ) -> None:
-    run = store_run(tmp_path, spec(), texts, target.special)
-    assert main(["train", "temperatures", run, "--results", str(tmp_path)]) == 0
-    file = tmp_path / "training" / "temperatures" / "tiny-spoiled.json"
-    assert f"decoder.length.temperatures.source={file}" in capsys.readouterr().out
+    run, file = stored(), tmp_path / "training" / "temperatures" / "tiny-spoiled.json"
+    assert f"length.temperatures.source={file}" in command(f"train temperatures {run}")
     fitted = json.loads(file.read_text())
     first, second = (half.observed() for half in StoredDrafts.of(map(sample, texts)).halves())
     assert tuple(fitted["temperatures"]) == draft_metrics.fit_temperatures(first)
@@ -294,9 +293,7 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
     assert fitted["draft"] == {"_target_": "nowhere", "drafter": {"sha256": "d" * 64}}, "no place"
 
 
-def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
-    texts, target, tmp_path, capsys
-) -> None:
+def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(stored, texts, command) -> None:
     elsewhere = {**DRAFT, "drafter": {"sha256": "d" * 64, "source": "another place"}}
     other = {**DRAFT, "drafter": {"sha256": "e" * 64, "source": "a place"}}
     cut = {"_target_": "length.threshold", "tau": 0.5}
@@ -306,23 +303,21 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
         for found in texts
     ]
     runs = {
-        "greedy": store_run(tmp_path, spec(), texts, target.special),
-        "cut": store_run(tmp_path, spec(0.0, cut, elsewhere), texts, target.special),
-        "other": store_run(tmp_path, spec(draft=other), unheaded, target.special),
-        "sampled": store_run(tmp_path, spec(1.0, cut), texts, target.special),
-        "sampled unheaded": store_run(tmp_path, spec(1.0, whole), unheaded, target.special),
+        "greedy": stored(),
+        "cut": stored(length=cut, draft=elsewhere),
+        "other": stored(unheaded, draft=other),
+        "sampled": stored(temperature=1.0, length=cut),
+        "unheaded": stored(unheaded, temperature=1.0, length=whole),
     }
-
     for names, refused in (
-        (("greedy", "cut"), ""),  # greedy drafts are whole whatever was verified of them
-        (("greedy", "other"), "2 drafters"),
-        (("other",), "confidence head"),
-        (("sampled",), "its confidences decided"),
-        (("sampled unheaded",), "confidence head"),
+        ("greedy cut", ""),  # greedy drafts are whole whatever was verified of them
+        ("greedy other", "2 drafters"),
+        ("other", "confidence head"),
+        ("sampled", "its confidences decided"),
+        ("unheaded", "confidence head"),
     ):
-        asked = ["train", "temperatures", *(runs[name] for name in names)]
-        assert main([*asked, "--results", str(tmp_path)]) == (2 if refused else 0)
-        assert refused in capsys.readouterr().err
+        asked = " ".join(runs[name] for name in names.split())
+        assert refused in command(f"train temperatures {asked}", code=2 if refused else 0)
 
 
 @pytest.fixture
@@ -333,12 +328,9 @@ def profile(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_load_is_simulated_from_stored_runs(texts, target, profile, tmp_path, capsys) -> None:
-    out = tmp_path / "points.csv"
-    run = store_run(tmp_path, spec(), texts, target.special)
-    asking = ["simulate", run, "--results", str(tmp_path), "--profile", profile]
-    assert main([*asking, "--requests", "1,2", "--out", str(out)]) == 0
-    shown = capsys.readouterr().out.splitlines()
+def test_a_load_is_simulated_from_stored_runs(stored, texts, profile, tmp_path, command) -> None:
+    asking, out = f"simulate {stored()} --profile {profile}", tmp_path / "points.csv"
+    shown = command(f"{asking} --requests 1,2 --out {out}").splitlines()
     points = list(csv.DictReader(out.open()))
     systems = ["", " threshold 0.5", " scheduler", " two steps ahead"]
     names = ["autoregressive", *(f"spoiled{rule}" for rule in systems)]
@@ -349,22 +341,18 @@ def test_a_load_is_simulated_from_stored_runs(texts, target, profile, tmp_path, 
     steps = simulate(ServingSystem("", texts, fixed_rule()), FLAT, 1).steps
     rate = sum(step.committed for step in steps) / len(steps)
     assert float(points[2]["tokens_per_round"]) == pytest.approx(rate)
-    assert main([*asking, "--arrivals", "5,50", "--level", "50", "--requests", "2"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(names)
+    shown = command(f"{asking} --arrivals 5,50 --level 50 --requests 2").splitlines()
+    assert len(shown) == 1 + 2 * len(names)
 
 
-def test_what_is_no_load_is_refused(texts, target, profile, tmp_path, capsys) -> None:
+def test_what_is_no_load_is_refused(stored, texts, profile, command) -> None:
     """Drawn or few drafts, and step times of another model: those that are there unasked."""
-    sampled = store_run(tmp_path, spec(1.0), texts, target.special)
-    few = store_run(tmp_path, spec(draft={"_target_": "few"}), texts[:1], target.special)
-    whole = store_run(tmp_path, spec(), texts, target.special)
-    for run, given, words in (
-        (sampled, ["--profile", profile], "temperature=0"),
-        (few, [], "drafts of 1 texts"),
-        (whole, [], "measured with tiny-qwen3"),
+    for asked, words in (
+        (f"{stored(temperature=1.0)} --profile {profile}", "temperature=0"),
+        (stored(texts[:1], draft={"_target_": "few"}), "drafts of 1 texts"),
+        (stored(), "measured with tiny-qwen3"),
     ):
-        assert main(["simulate", run, "--results", str(tmp_path), *given]) == 2
-        assert words in capsys.readouterr().err
+        assert words in command(f"simulate {asked}", code=2)
 
 
 def test_what_is_simulated_unasked_is_profiled() -> None:
