@@ -84,9 +84,10 @@ def test_the_raw_text_is_kept_where_a_stop_string_cut_it(tmp_path: Path) -> None
     assert SampleRecord.from_line(checked_line(without)) == replace(cut[0], raw=None)
 
 
-def samples_of(root: Path) -> list[SampleRecord]:
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> list[SampleRecord]:
     """Return the samples of a run."""
-    store, record = made(root)
+    store, record = made(tmp_path_factory.mktemp("samples"))
     return list(read_samples(store.path(record.spec)).values())
 
 
@@ -176,49 +177,37 @@ def test_settings_without_effect_are_named(tmp_path: Path) -> None:
     ]
 
 
-EDITS = {"revise": {"_target_": "revise.edit", "tau": 0.9}}
-EXPLORE = {"_target_": "explore.lookahead", "k": 1}
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "decoder", "names"),
-    [
-        ({"chat": True, "template": "chat_multiturn"}, {}, {"benchmark.template"}),
-        ({"chat": True, "template": "chat_multiturn", "shots": 3}, {}, set()),
-        ({"escape_until": True, "stop": [], "chat": True}, {}, {"benchmark.escape_until"}),
-        ({"escape_until": True, "stop": ["zz"], "chat": True}, {}, set()),
-        ({"chat": True}, {"explore": EXPLORE}, set()),  # a branch won once in every sample
-        ({"chat": True}, {"cache": {"_target_": "cache.prefix"}}, {"decoder.cache"}),
-        ({"chat": True}, {"cache": {"_target_": "cache.none"}}, set()),
-        ({"chat": True}, {"stop": {"_target_": "stop.eos"}}, set()),
-        ({"chat": True}, EDITS, {"decoder.revise"}),
-        ({"chat": True}, {"revise": {"_target_": "revise.none"}}, set()),
-    ],
-)
-def test_each_setting_is_judged_by_what_happened(benchmark, decoder, names, tmp_path) -> None:
-    asked = fakes.spec(6, benchmark={**MINIGSM, "stop": [], **benchmark}, decoder=decoder)
-    found = settings_without_effect(asked, samples_of(tmp_path))
-    assert {name for name, share in found.items() if share == 1} == names
-
-
-GUIDED = {"explore": EXPLORE, "guidance": 1.5}  # each branch twice; branch 0 of two is not the base
+EXPLORE = {"explore": {"_target_": "explore.lookahead", "k": 1}}
+GUIDED = {**EXPLORE, "guidance": 1.5}  # each branch twice; branch 0 of two is not the base
 KEPT = {"cache": {"_target_": "cache.dllm_cache"}}  # feeds every position and reads layers' outputs
 
 
 @pytest.mark.parametrize(
-    ("decoder", "trace", "share"),
+    ("benchmark", "decoder", "trace", "named"),
     [
-        ({"explore": EXPLORE}, {"winner": [1, 1, 1]}, 1),
-        (GUIDED, {"branches": [4, 4, 4], "winner": [1, 1, 1]}, 1),
-        (GUIDED, {"branches": [4, 4, 4], "winner": [1, 0, 1]}, None),
-        (KEPT, {}, 1),
-        (KEPT, {"read_bytes": [0, 8, 8]}, None),
+        ({"template": "chat_multiturn"}, {}, {}, {"benchmark.template"}),
+        ({"template": "chat_multiturn", "shots": 3}, {}, {}, set()),
+        ({"escape_until": True}, {}, {}, {"benchmark.escape_until"}),
+        ({"escape_until": True, "stop": ["zz"]}, {}, {}, set()),
+        ({}, {"cache": {"_target_": "cache.prefix"}}, {}, {"decoder.cache"}),
+        ({}, {"cache": {"_target_": "cache.none"}}, {}, set()),
+        ({}, {"stop": {"_target_": "stop.eos"}}, {}, set()),
+        ({}, {"revise": {"_target_": "revise.edit", "tau": 0.9}}, {}, {"decoder.revise"}),
+        ({}, {"revise": {"_target_": "revise.none"}}, {}, set()),
+        ({}, EXPLORE, {}, set()),  # a branch won once in every sample
+        ({}, EXPLORE, {"winner": [1, 1, 1]}, {"decoder.explore"}),
+        ({}, GUIDED, {"branches": [4, 4, 4], "winner": [1, 1, 1]}, {"decoder.explore"}),
+        ({}, GUIDED, {"branches": [4, 4, 4], "winner": [1, 0, 1]}, set()),
+        ({}, KEPT, {}, {"decoder.cache"}),
+        ({}, KEPT, {"read_bytes": [0, 8, 8]}, set()),
     ],
 )
-def test_branches_and_caches_are_judged_by_the_trace(decoder, trace, share, tmp_path) -> None:
-    asked = fakes.spec(6, benchmark={**MINIGSM, "chat": True}, decoder=decoder)
-    samples = [replace(s, trace={**s.trace, **trace}) for s in samples_of(tmp_path)]
-    assert settings_without_effect(asked, samples).get(f"decoder.{next(iter(decoder))}") == share
+def test_each_setting_is_judged_by_what_happened(benchmark, decoder, trace, named, samples) -> None:
+    plain = {**MINIGSM, "chat": True, "stop": [], **benchmark}
+    asked = fakes.spec(6, benchmark=plain, decoder=decoder)
+    traced = [replace(one, trace={**one.trace, **trace}) for one in samples]
+    found = settings_without_effect(asked, traced)
+    assert {name for name, share in found.items() if share == 1} == named
 
 
 @pytest.mark.parametrize(
@@ -230,10 +219,10 @@ def test_branches_and_caches_are_judged_by_the_trace(decoder, trace, share, tmp_
         ("dkv_cache_greedy", 1, False),  # commits in a drawn order
     ],
 )
-def test_a_seed_that_nothing_draws_by_is_named(decoder, seed, named, tmp_path) -> None:
+def test_a_seed_that_nothing_draws_by_is_named(decoder, seed, named, samples) -> None:
     plain = {k: v for k, v in compose([f"decoder={decoder}"])["decoder"].items() if k != "name"}
     asked = replace(fakes.spec(6, decoder=plain), seed=seed)
-    found = settings_without_effect(asked, samples_of(tmp_path))
+    found = settings_without_effect(asked, samples)
     assert (found.get("seed") == 1) is named
 
 
@@ -246,12 +235,11 @@ def test_pieces_that_draw_say_so() -> None:
     assert [path.name for path in files if "Condition.DRAWS" not in path.read_text()] == []
 
 
-def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:
-    store, record = made(tmp_path)
-    first, *others = read_samples(store.path(record.spec)).values()
+def test_a_text_of_end_tokens_is_told_from_a_blank_one(samples, tmp_path) -> None:
+    record, first = made(tmp_path)[1], samples[0]
     blank = replace(first, counts={**first.counts, "content": 0}, text="")
-    scores = benchmark_of(MINIGSM).score({s.id: s.text for s in (first, *others)})
-    sealed = seal(record.spec, [blank, *others], scores, record.sessions, 0.0)
+    scores = benchmark_of(MINIGSM).score({one.id: one.text for one in samples})
+    sealed = seal(record.spec, [blank, *samples[1:]], scores, record.sessions, 0.0)
     assert sealed.summary["end_only_rate"] == pytest.approx(1 / 6)
     assert sealed.summary["empty_rate"] == pytest.approx(1 / 6)
     assert record.summary["end_only_rate"] == 0
