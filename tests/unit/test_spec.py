@@ -245,6 +245,10 @@ def test_what_no_run_can_have_is_refused(call: Callable[[], Any], words: str) ->
         call()
 
 
+def test_step_times_of_the_model_are_accepted() -> None:
+    inputs.check_profiles(PROFILED, "tiny-qwen3")
+
+
 def test_auto_hardware_is_named_for_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     auto: dict[str, Any] = {"name": "auto", "device": "auto", "dtype": "auto", "attention": "sdpa"}
     auto |= {"threads": "auto", "match": None}

@@ -243,12 +243,9 @@ def test_an_examiner_s_words_come_back() -> None:
     asked = {"reference": None, "entry_point": "f", "min_time_s": 1.0, "time_factor": 0.0}
     examiner = sandbox.compare_calls(stages, asked)
     outcome = sandbox.examine("def f(x): return x + 1", examiner, Limits())
+    found = [("load", "ended", ""), ("one", "passed", "")]
     assert outcome.verdict == "failed"
-    assert outcome.reports == (
-        ("load", "ended", ""),
-        ("one", "passed", ""),
-        ("two", "failed", "wrong result for input 0"),
-    )
+    assert outcome.reports == (*found, ("two", "failed", "wrong result for input 0"))
 
 
 def test_what_this_machine_gives_is_taken() -> None:
@@ -268,11 +265,9 @@ def test_what_this_machine_gives_is_taken() -> None:
 
 def test_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
-    with pytest.raises(
-        DllmBenchError, match="allow_code_execution=true or DLLM_BENCH_ALLOW_CODE=1"
-    ):
+    asking = "allow_code_execution=true or DLLM_BENCH_ALLOW_CODE=1"
+    with pytest.raises(DllmBenchError, match=asking):
         sandbox.require_consent(False, "minicode")
-    sandbox.require_consent(True, "minicode")
     monkeypatch.setenv(sandbox.CONSENT_VARIABLE, "1")
     sandbox.require_consent(False, "minicode")
 
@@ -414,22 +409,18 @@ def test_seconds_in_which_a_program_waits_for_a_processor_do_not_count(
         judged = supervise.JudgedProcess(1, -1, -1, opened.fileno(), limits)
         if verdict is None:
             assert judged._wait(step, 1.0) == b"done"
-            return
-        with pytest.raises(supervise.AnswerEnded) as ended:
-            judged._wait(step, 1.0)
-    assert ended.value.args[0] == verdict
+        else:
+            with pytest.raises(supervise.AnswerEnded, match=verdict):
+                judged._wait(step, 1.0)
 
 
 def test_a_program_that_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = list[str]()
     judge = sandbox._run
     monkeypatch.setattr(sandbox, "_run", lambda *given: runs.append(given[0]) or judge(*given))
-    stages = {"base": [[1]], "plus": [[2]]}
     asked = {"entry_point": "f", "min_time_s": 1.0, "time_factor": 4.0}
-    right, other = (
-        sandbox.compare_calls(stages, {**asked, "reference": f"def f(x):\n    return {result}"})
-        for result in ("x", "3")
-    )
+    references = ({**asked, "reference": f"def f(x):\n    return {result}"} for result in "x3")
+    right, other = (sandbox.compare_calls({"base": [[1]], "plus": [[2]]}, r) for r in references)
     program, late = "def f(x):\n    return x", "def f(x):\n    while True: pass"
     for _ in range(2):
         assert sandbox.examine(program, right, Limits()).verdict == "passed"
