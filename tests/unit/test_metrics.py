@@ -157,6 +157,7 @@ def test_acceptance_by_hand() -> None:
     assert measure("acceptance/verify_rate", samples) == 10 / (10 + 5)
     assert measure("acceptance/proposed", samples) == 10 / 5
     assert measure("acceptance/rate", samples) == 5 / 10
+    assert all(measure(name, [drafted([])]) is None for name in SECTIONS["acceptance"])
 
 
 def test_positions_by_name() -> None:
@@ -205,7 +206,3 @@ def test_a_tree_reaches_as_far_as_its_longest_path() -> None:
     assert measure("acceptance/verified", samples) == (5 + 3) / 2
     shares = [measure(f"acceptance/survival@{k}", samples) for k in (1, 2, 3, 4)]
     assert shares == [1.0, 0.5, 0.0, None]
-
-
-def test_texts_without_a_round_have_no_acceptance() -> None:
-    assert all(measure(name, [drafted([])]) is None for name in SECTIONS["acceptance"])

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import pickle
+import shutil
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -68,10 +69,7 @@ def test_korbench_has_five_equal_categories(real_data: Path) -> None:
 
 
 def test_an_incomplete_korbench_is_one_sentence(real_data: Path, tmp_path: Path) -> None:
-    for name in ("rule", "sample"):
-        (tmp_path / "korbench/cipher").mkdir(parents=True, exist_ok=True)
-        text = (real_data / f"korbench/cipher/{name}.jsonl").read_text()
-        (tmp_path / f"korbench/cipher/{name}.jsonl").write_text(text)
+    shutil.copytree(real_data / "korbench/cipher", tmp_path / "korbench/cipher")
     with pytest.raises(DllmBenchError, match="counterfactual/rule.jsonl"):
         sources.rows("korbench", "test", str(tmp_path))
 
