@@ -331,7 +331,7 @@ def speed_draw(rng: np.random.Generator, n: int, effect: float) -> Effect:
     return found
 
 
-@pytest.mark.parametrize(("draw", "effect"), covering(2, [(score_draw, 10.0), (speed_draw, 0.05)]))
+@pytest.mark.parametrize(("draw", "effect"), covering(2, [(score_draw, 15.0), (speed_draw, 0.05)]))
 def test_the_planned_items_give_the_power_they_promise(draw, effect) -> None:
     """A pilot plans; 150 draws of that size with the smallest effect find it in about 80 %."""
     rng = np.random.default_rng(3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,11 +19,12 @@ from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import Judgement, judge_stored
 from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.store import Store
+from dllm_bench.store.store import Store, read_record
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.frame import Row
 from dllm_bench.tables.load import load_profile
 from dllm_bench.tables.plan import Planner
+from scripts import update_docs
 from scripts.update_docs import findings_page, stored_findings, with_evidence
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -64,10 +66,15 @@ def settings() -> SettingsCache:
 
 
 @cache
+def planner() -> Planner:
+    """Plans from the committed runs; the tests of a process share what it composed and read."""
+    return Planner.cached(settings(), Store(REFERENCE / "runs"))
+
+
+@cache
 def judgements() -> list[Judgement]:
     """Return all claims on the committed records."""
-    planner = Planner.cached(settings(), Store(REFERENCE / "runs"))
-    return judge_stored(load_profile("embedded"), planner)
+    return judge_stored(load_profile("embedded"), planner())
 
 
 def records(side: Row) -> list[RunRecord]:
@@ -122,15 +129,19 @@ def ratio_of(record: RunRecord, metric: str, weights: np.ndarray) -> np.ndarray:
     return weights @ tops / (weights @ bottoms)
 
 
-def drawn_ratios(
-    ours: list[RunRecord], theirs: list[RunRecord], metric: str, rng: np.random.Generator
-) -> np.ndarray:
-    """Our mean of benchmarks over the other, as measured and in 4,000 resamples of the items."""
+@cache
+def resamples(benchmark: str, n: int) -> np.ndarray:
+    """Return how often each of n items counts: once, then in 4,000 resamples of a benchmark."""
+    rng = np.random.default_rng([11, *benchmark.encode()])
+    return np.vstack([np.ones(n), rng.multinomial(n, [1 / n] * n, 4000)])
+
+
+def drawn_ratios(ours: list[RunRecord], theirs: list[RunRecord], metric: str) -> np.ndarray:
+    """Our mean of benchmarks over the other, as measured and in resamples of the items."""
     sides: tuple[list, list] = ([], [])
     for pair in zip(ours, theirs, strict=True):
-        n = len(pair[0].columns["id"])
         assert pair[0].columns["id"] == pair[1].columns["id"]
-        weights = np.vstack([np.ones(n), rng.multinomial(n, [1 / n] * n, 4000)])
+        weights = resamples(pair[0].spec.benchmark["name"], len(pair[0].columns["id"]))
         for side, record in zip(sides, pair, strict=True):
             side.append(ratio_of(record, metric, weights))
     return np.mean(sides[0], axis=0) / np.mean(sides[1], axis=0)
@@ -138,13 +149,13 @@ def drawn_ratios(
 
 @here
 def test_every_ratio_and_its_interval_are_recomputed() -> None:
-    rng, seen = np.random.default_rng(11), 0
+    seen = 0
     for one in judgements():
         if one.evidence is None or one.claim.is_difference or one.claim.metric in TIMES:
             continue
         seen += 1
         metric = one.claim.metric
-        drawn_T = [drawn_ratios(*pair, metric, rng) for pair in trainings(one)]
+        drawn_T = [drawn_ratios(*pair, metric) for pair in trainings(one)]
         if one.claim.trainings:
             logs = np.log(drawn_T)
             check_crossed(one, logs[:, 0].tolist(), logs[:, 1:].var(axis=1, ddof=1).tolist())
@@ -205,14 +216,8 @@ def test_chosen_settings_are_reported_on_items_that_did_not_choose_them() -> Non
 
 
 @here
-def test_every_testable_claim_has_a_verdict_or_a_reason() -> None:
-    for one in judgements():
-        assert one.why.endswith(".")
-        assert one.command.startswith("dllm-bench claims ")
-
-
-@here
-def test_the_findings_page_and_the_readme_say_what_the_records_give() -> None:
+def test_the_findings_page_and_the_readme_say_what_the_records_give(monkeypatch) -> None:
+    monkeypatch.setattr(update_docs, "Planner", SimpleNamespace(cached=lambda *_: planner()))
     found, root = stored_findings(judgements()), REFERENCE.parents[1]
     page, readme = root / "docs" / "findings.md", (root / "README.md").read_text(encoding="utf-8")
     assert page.read_text(encoding="utf-8") == findings_page(found), "run scripts.update_docs"
@@ -223,6 +228,7 @@ def test_the_findings_page_and_the_readme_say_what_the_records_give() -> None:
 def test_every_claim_has_the_items_of_its_table_and_no_more() -> None:
     """None was given more items than another claim on the same cells, whatever came out."""
     for one in judgements():
+        assert one.why.endswith(".") and one.command.startswith("dllm-bench claims ")
         if one.evidence is None:
             continue
         limits = [run.spec.limit for run in one.runs if run.spec]
@@ -234,7 +240,11 @@ def test_every_claim_has_the_items_of_its_table_and_no_more() -> None:
 def one_token_scores() -> dict[tuple[str, str, str], list[dict[str, float]]]:
     """(benchmark, weights, items) -> item scores of each decoding of a token per forward."""
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
-    for record in Store(REFERENCE / "runs").records():
+    store = planner().store
+    compared = [records(one.sides.theirs) for one in judgements() if one.evidence]
+    folders = {store.path(record.spec).parent for side in compared for record in side}
+    for record in map(read_record, (one for one in store.folders() if one.parent in folders)):
+        assert record
         made, forwards = record.columns.get("committed"), record.columns.get("forwards")
         if not made or any(record.columns.get("rounds", [])):
             continue
@@ -252,10 +262,11 @@ def loss_of(baseline: list[RunRecord]) -> float | None:
     """Points that the best one-token decoding is above the baseline; None: none is stored."""
     losses = []
     for record in baseline:
+        own = record.values
         shared = [
-            np.mean([other[k] - record.values[k] for k in other.keys() & record.values.keys()])
+            np.mean([other[k] - own[k] for k in other.keys() & own.keys()])
             for other in one_token_scores().get(of_model(record), [])
-            if other.keys() & record.values.keys()
+            if other.keys() & own.keys()
         ]
         if not shared:
             return None

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.items import item_id_of
-from dllm_bench.claims.spec import load_claim
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.store.index import RecordIndex
@@ -29,10 +28,10 @@ from dllm_bench.store.store import Store, read_record
 from dllm_bench.tables.derive import has_curve
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import PlannedCell, Planner, distinct_runs
+from dllm_bench.tables.plan import PlannedCell
 from dllm_bench.tables.render import number, render
 from dllm_bench.tables.spec import TableMetric
-from tests.claims.test_reference_claims import settings
+from tests.claims.test_reference_claims import judgements, planner
 from tests.tables.builders import TINY, every_state
 from tests.tiers import covering
 
@@ -56,8 +55,7 @@ def committed(name: str) -> dict[str, Any]:
 @cache
 def built(name: str) -> BuiltTable:
     """Return the table from the committed records."""
-    planner = Planner.cached(settings(), STORE)
-    [planned] = planner.common([load_table(name)], load_profile("embedded"))
+    [planned] = planner().common([load_table(name)], load_profile("embedded"))
     return build(*planned)
 
 
@@ -170,11 +168,8 @@ def test_every_committed_record_is_shown_somewhere() -> None:
     shown = {run for name in TABLES for run in committed(name)["runs"]}
     figures = REFERENCE.glob("figures/**/*.csv")
     shown |= {word for path in figures for word in path.read_text().replace(",", " ").split()}
-    claims = [load_claim(name) for name in names_of("claim")]  # of more items than in tables
-    planner, testable = Planner.cached(settings(), STORE), (c for c in claims if not c.untestable)
-    planned = planner.common((claim.cells() for claim in testable), load_profile("embedded"))
-    runs = distinct_runs([cell for claim in planned for cell in claim.cells])
-    shown |= {run.spec.identity_hash for run in runs if run.record and run.spec}
+    of_claims = (run for one in judgements() for run in one.runs)  # of more items than in tables
+    shown |= {run.record.identity_hash for run in of_claims if run.record}
     stored = {json.loads(run.listed)["identity_hash"] for run in RecordIndex(STORE).sealed()}
     assert stored <= shown
 
