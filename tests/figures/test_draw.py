@@ -305,11 +305,3 @@ def test_the_front_is_drawn_and_written() -> None:
     rows = as_csv(with_points(ParetoFront("high", without=["oracle"]))).splitlines()
     assert rows[0].endswith(",at,front")
     assert sum(row.endswith(",yes") for row in rows) == len(HIGH)
-
-
-def test_both_tradeoffs_leave_the_oracle_apart() -> None:
-    """More tokens per forward and fewer positions per token are better."""
-    fronts = [
-        load_figure(f"decoders/{name}").draw.front for name in ("tradeoff", "tradeoff_row_cost")
-    ]
-    assert fronts == [ParetoFront("high", ["oracle"]), ParetoFront("low", ["oracle"])]

@@ -43,6 +43,7 @@ from dllm_bench.tables import frame as tables
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import BuiltTable
 from dllm_bench.tables.render import prose
+from scripts import update_reference
 from scripts.update_reference import add, pack, prune
 from tests.site import builders
 
@@ -605,13 +606,19 @@ def test_findings_have_code_and_verdicts_in_colour(tmp_path: Path) -> None:
     assert all(f".chip.{slug(str(verdict))} {{" in style for verdict in ClaimVerdict)
 
 
-def test_runs_are_added_to_an_archive_that_keeps_what_it_has(tmp_path: Path) -> None:
+def test_runs_are_added_to_an_archive_and_those_that_nothing_shows_taken_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the archive has stays; one run is shown by a claim."""
     builders.fill(tmp_path)
     packed = tmp_path / "reference"
     packed.mkdir()
-    hashes = sorted(record.identity_hash for record in Store(tmp_path / "runs").records())
-    pack(tmp_path, packed / PACKED, hashes[:1])
-    assert add(tmp_path, packed, []) == len(hashes) - 1 > 0
+    kept, *others = sorted(Store(tmp_path / "runs").records(), key=lambda one: one.identity_hash)
+    pack(tmp_path, packed / PACKED, [kept.identity_hash])
+    assert add(tmp_path, packed, []) == len(others) > 0
     stored = Store(packed / "runs").records
-    assert sorted(record.identity_hash for record in stored()) == hashes
-    assert (add(tmp_path, packed, []), prune(packed), [*stored()]) == (0, len(hashes), [])
+    assert {one.identity_hash for one in stored()} == {o.identity_hash for o in (kept, *others)}
+    judged = SimpleNamespace(runs=[SimpleNamespace(record=kept)])
+    monkeypatch.setattr(update_reference, "judge_stored", lambda *_: [judged])
+    assert (add(tmp_path, packed, []), prune(packed)) == (0, len(others))
+    assert [one.identity_hash for one in stored()] == [kept.identity_hash]
