@@ -118,6 +118,19 @@ def test_an_interval_wider_than_the_band_confirms_no_size() -> None:
     assert verdict(one, [[1.0] * 24] * 2, forwards).verdict is ClaimVerdict.DIRECTION_ONLY
 
 
+@pytest.mark.parametrize(
+    ("printed", "metric", "margin"),
+    [
+        ((73.8, 78.5), SCORE, 2.35),
+        (None, SCORE, 2.0),
+        ((4.0, 1.0), TPF, np.log(2)),
+        (None, TPF, np.log(1.05)),
+    ],
+)
+def test_a_margin_is_half_of_the_printed_gap(printed, metric, margin) -> None:
+    assert claim(metric, printed=printed).margin == pytest.approx(margin)
+
+
 def scores(only_ours: int, only_theirs: int, both: int) -> list[list[float]]:
     ours = [1.0] * only_ours + [0.0] * only_theirs + [1.0] * both
     return [ours, [0.0] * only_ours + [1.0] * only_theirs + [1.0] * both]
@@ -136,7 +149,9 @@ def scores(only_ours: int, only_theirs: int, both: int) -> list[list[float]]:
 )
 def test_no_loss_is_an_equivalence(right: list[list[float]], expected: ClaimVerdict) -> None:
     one = claim(SCORE, "equal", printed=(90.0, 80.0))
-    assert verdict(one, right, [[FORWARDS] * len(right[0])] * 2).verdict is expected
+    made = verdict(one, right, [[FORWARDS] * len(right[0])] * 2)
+    assert made.verdict is expected
+    assert (f"{made.needed} items are needed." in made.why) is (made.verdict == "not settled")
 
 
 def test_an_effect_and_its_interval_are_the_published_formulas() -> None:

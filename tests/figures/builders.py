@@ -59,19 +59,9 @@ def drafted_sample(key: str, random: Random, longest: int | None, surviving: boo
         proposed = SLOTS if longest is None else min(longest, SLOTS)
         kept = min(right, proposed)
         rows.append(Forward(ForwardKind.DRAFT, 1, SLOTS, 0, ms=1.0))
-        rows.append(
-            Forward(
-                ForwardKind.VERIFY,
-                1,
-                proposed + 1,
-                0,
-                ms=2.0,
-                proposed=proposed,
-                accepted=kept,
-                drafted=draft,
-                survival=said if surviving else (),
-            )
-        )
+        found: dict[str, Any] = {"proposed": proposed, "accepted": kept, "drafted": draft}
+        found |= {"survival": said} if surviving else {}
+        rows.append(Forward(ForwardKind.VERIFY, 1, proposed + 1, 0, ms=2.0, **found))
         born += [len(rows) - 1] * (kept + 1)
     ids += [0] * (len(born) - len(ids))
     return sample(key, ids, born, rows)
@@ -140,7 +130,7 @@ def planned(
         return Planner(compose, store).cells(figure.table, profile)
 
 
-def fill(cells: Sequence[PlannedCell], store: Store, most: int = 30) -> None:
+def fill(cells: Sequence[PlannedCell], store: Store, most: int = 12) -> None:
     """Seal the open runs of a plan, `most` of them: the first of a long sweep."""
     for run in [run for run in distinct_runs(cells) if run.open and run.spec][:most]:
         assert run.spec

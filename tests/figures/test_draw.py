@@ -126,11 +126,8 @@ def test_without_a_token_replay_a_run_series_says_so(tmp_path) -> None:
 
 def test_a_point_is_its_runs_number() -> None:
     found = small_built()
-    [point] = [
-        p
-        for p in found.points.itertuples()
-        if (p.panel, p.series, p.x) == ("quiz", "alpha", 0.5) and p.run
-    ]
+    at = found.points.query("panel == 'quiz' and series == 'alpha' and x == 0.5 and run != ''")
+    [point] = at.itertuples()
     spec = found.built.cells.xs("alpha-0.5", level="number").planned.iloc[0].run.spec
     assert spec
     record = record_of(spec, samples_of(spec))
@@ -187,21 +184,6 @@ def test_x_may_be_a_setting_or_another_metric(tmp_path) -> None:
     assert set(found.drawn(measured=True).quantity) == {"steps"}
     by_hand = found.built.cells.xs(("quiz", "tpf"), level=["task", "metric"]).value
     assert set(found.drawn(measured=True).x) == {by_hand[n] for n in ("alpha-0.5", "alpha-1")}
-
-
-def test_the_papers_points_are_in_the_panel_of_ours() -> None:
-    found = small_built()
-    assert (found.panels, list(found.series)) == (["quiz", "code"], ["alpha", "beta"])
-    rows = grid(found)
-    shapes = [[slot and (slot.quantity, slot.names) for slot in row] for row in rows]
-    assert shapes == [
-        [("tpf", ("quiz",)), ("tpf", ("code",))],
-        [("steps", ("quiz",)), ("steps", ("code",))],
-    ]
-    assert rows[0][0] is not None
-    assert set(rows[0][0].placed.kind) == {"measured", "printed"}
-    assert rows[0][1] is not None
-    assert rows[0][1].placed.empty
 
 
 def test_one_panel_has_its_quantities_side_by_side(tmp_path) -> None:

@@ -260,13 +260,6 @@ def test_a_curve_ends_where_the_profile_changes_a_setting() -> None:
     assert [list(line.get_xdata()) for line in ax.lines] == [[32, 64, 96, 128]]
 
 
-def test_a_profile_says_what_it_switched() -> None:
-    profile, figure = load_profile("embedded"), load_figure("creditdecoding/figure10")
-    cell = next(c for c in figure.table.cells() if "decoder.schedule.block=32" in c.run)
-    assert profile.switched(figure.name, cell) == ("decoder.schedule.block=8",)
-    assert profile.switched("creditdecoding/figure7", cell) == ()
-
-
 def test_bins_of_a_reliability_diagram_show_their_counts() -> None:
     bins = [point("before", x, x, n=n) for x, n in ((0.1, 17), (0.9, 230))]
     bins += [point("after", x, x, n=n) for x, n in ((0.2, 40), (0.8, 207))]

@@ -541,23 +541,28 @@ def test_a_table_without_a_stored_run_is_a_folded_line_and_nothing_of_it_is_comp
     assert "<details>" not in page and (tmp_path / "site/tables/small/table1.html").exists()
 
 
-def test_own_runs_and_their_trade_off_come_first(tmp_path: Path) -> None:
-    own_runs(tmp_path)
-    builders.make(tmp_path)
-    page = parsed(tmp_path / "site" / "index.html")
-    text = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def own_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the site of three own runs."""
+    root = tmp_path_factory.mktemp("own")
+    own_runs(root)
+    builders.make(root)
+    return root / "site"
+
+
+def test_own_runs_and_their_trade_off_come_first(own_site: Path) -> None:
+    page = parsed(own_site / "index.html")
+    text = (own_site / "index.html").read_text(encoding="utf-8")
     sections = re.findall(r'<section id="(\w+)">', text)
     assert sections == ["runs", "comparisons", "tables", "figures"]
     plots = [link for link in page.links if link.endswith(".svg") and "comparisons" in link]
-    assert [re.sub(r".*-(t\w+-\w+).svg", r"\1", plot) for plot in plots] == [
-        "tpf-emitted",
-        "tps-e2e",
-    ]
+    speeds = [re.sub(r".*-(t\w+-\w+).svg", r"\1", plot) for plot in plots]
+    assert speeds == ["tpf-emitted", "tps-e2e"]
     title = "mine on own, 45 samples"
     for plot, speed in zip(plots, ("tpf/emitted", "tps/e2e"), strict=True):
         assert ("alt", f"Score against {speed} of 2 runs: {title}") in page.attributes
-        assert markers(tmp_path / "site" / plot) == 2
-    comparison = parsed(next((tmp_path / "site" / "comparisons").glob("*.html")))
+        assert markers(own_site / plot) == 2
+    comparison = parsed(next((own_site / "comparisons").glob("*.html")))
     assert {f"../{plot}" for plot in plots} <= set(comparison.links)
 
 
@@ -594,15 +599,13 @@ def test_a_run_that_knows_the_text_is_off_the_front_whatever_its_name(tmp_path: 
     assert front_of([known[0], (replace(quick, spec=called_so), 4.0, known[1][2])]) == [1]
 
 
-def test_findings_have_code_and_verdicts_in_colour(tmp_path: Path) -> None:
+def test_findings_have_code_and_verdicts_in_colour(own_site: Path) -> None:
     assert prose("`a<b` & <i>") == "<code>a&lt;b</code> &amp; &lt;i&gt;"
-    own_runs(tmp_path)
-    builders.make(tmp_path)
-    page = (tmp_path / "site" / "findings.html").read_text(encoding="utf-8")
+    page = (own_site / "findings.html").read_text(encoding="utf-8")
     assert "`" not in page and "<code>minigsm</code>" in page and "&lt;code" not in page
     assert page.index('class="claims ') < page.index('class="chip ') < page.index('id="evidence"')
     assert page.index('id="practice"') < page.index('class="chip ') < page.index('id="history"')
-    style = (tmp_path / "site" / "static" / "site.css").read_text(encoding="utf-8")
+    style = (own_site / "static" / "site.css").read_text(encoding="utf-8")
     assert all(f".chip.{slug(str(verdict))} {{" in style for verdict in ClaimVerdict)
 
 

@@ -381,10 +381,8 @@ def test_repetitions_of_an_equal_text_prove_no_more_than_one() -> None:
 def ratio(ours: RunRecord, theirs: RunRecord) -> PlannedCell:
     """Return the speed-up of one run over another."""
     tps = TableMetric("", "TPS", "tps/e2e")
-    runs = [PlannedRun((), CellState.SEALED, spec=r.spec, record=r) for r in (ours, theirs)]
-    parts = tuple(PlannedCell(Cell({}, tps, (), None, ()), run) for run in runs)
-    over = replace(tps, over={"decoder": "plain"})
-    return PlannedCell(Cell({}, over, (), None, ()), runs[0], parts)
+    sides = (planned_with(one, tps, one.identity_hash) for one in (ours, theirs))
+    return with_parts(replace(tps, over={"decoder": "plain"}), *sides)
 
 
 def test_a_ratio_pairs_items_and_draws_the_passes_of_each_run() -> None:
