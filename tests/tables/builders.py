@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.frame import BuiltTable, build
-from dllm_bench.tables.load import read_table
+from dllm_bench.tables.load import load_table, read_table
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, Planner, distinct_runs
-from dllm_bench.tables.spec import Cell, PaperTable, Profile
+from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
 from tests.sample_stats import record_of as record_of_samples
 from tests.sample_stats import sample, stored_sample
 
@@ -134,6 +135,12 @@ def run_cells(table: PaperTable) -> list[Cell]:
         return [leaf for part in table.parts(cell) for leaf in below(part)] or [cell]
 
     return [leaf for cell in table.cells() if not cell.reported_only for leaf in below(cell)]
+
+
+@cache
+def queries_of(name: str) -> dict[Query, str | None]:
+    """Return the runs that a table of the package asks for, each with its benchmark."""
+    return {cell.run: cell.keys.get("benchmark") for cell in run_cells(load_table(name))}
 
 
 def planned_small(

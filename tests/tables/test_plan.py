@@ -37,8 +37,8 @@ from tests.tables.builders import (
     TINY,
     compose,
     planned_small,
+    queries_of,
     record_of,
-    run_cells,
     seal,
     small_table,
     spec_at,
@@ -222,9 +222,8 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
 
     What a profile has no counterpart of is left out.
     """
-    queries = {cell.run: cell.keys.get("benchmark") for cell in run_cells(load_table(name))}
     found: dict[tuple[str | None, str], tuple[str, ...]] = {}
-    for query, benchmark in queries.items():
+    for query, benchmark in queries_of(name).items():
         with suppress(DllmBenchError):
             translated = load_profile(profile).translate(query)
             config = settings().compose(translated)

@@ -26,9 +26,9 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import load
 from dllm_bench.tables.cost import MeasuredRun, MeasuredRuns, measured_runs
-from dllm_bench.tables.load import load_profile, load_table, names_of
+from dllm_bench.tables.load import load_profile, names_of
 from tests.helpers import forget_composed
-from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at
+from tests.tables.builders import TINY, planned_small, queries_of, record_of, seal, spec_at
 
 QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
 
@@ -51,12 +51,8 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def sampled(every: int) -> list[Sequence[str]]:
     """Return one query of `every` that all tables ask, as the embedded profile has it."""
-    profile, found = load_profile("embedded"), {}
-    for name in names_of("table"):
-        for cell in run_cells(load_table(name)):
-            found[cell.run] = cell.run
-    queries = []
-    for query in found:
+    profile, queries = load_profile("embedded"), []
+    for query in (query for name in names_of("table") for query in queries_of(name)):
         try:
             queries.append(profile.translate(query))
         except composing.DllmBenchError:

@@ -7,6 +7,7 @@ several passes than the score.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from math import isnan
@@ -27,7 +28,7 @@ from dllm_bench.tables.frame import BuiltTable, Row, build
 from dllm_bench.tables.load import load_table, parse_table
 from dllm_bench.tables.plan import PlannedRun, PlannedTable, distinct_runs
 from dllm_bench.tables.render import as_json, blocks, footer, hashes, measured_text, render
-from dllm_bench.tables.spec import PaperTable, Profile
+from dllm_bench.tables.spec import PaperTable, Profile, Query
 from tests.tables import builders
 from tests.unit.test_tradeoff import aup
 
@@ -136,16 +137,17 @@ def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
         table(metrics={"aup": {**PLAIN["metrics"]["aup"], "area": "part"}})
 
 
-def queries(table: PaperTable) -> set[frozenset[str]]:
-    """Return the runs a table asks for; the last override of a key counts."""
-    found = (dict(o.split("=", 1) for o in cell.run).items() for cell in builders.run_cells(table))
+def effective(runs: Iterable[Query]) -> set[frozenset[str]]:
+    """Return the runs of queries, of which the last override of a key counts."""
+    found = (dict(o.split("=", 1) for o in run).items() for run in runs)
     return {frozenset(f"{key}={value}" for key, value in items) for items in found}
 
 
 def test_the_figures_are_of_runs_of_the_table() -> None:
     names = ("decoders/tradeoff", "decoders/tradeoff_row_cost")
-    first, second = (queries(load_figure(name).table) for name in names)
-    assert first == second < queries(load_table("decoders/aup"))
+    cells = (builders.run_cells(load_figure(name).table) for name in names)
+    first, second = (effective(cell.run for cell in own) for own in cells)
+    assert first == second < effective(builders.queries_of("decoders/aup"))
     assert len(first) == 2 * (5 * 6 + 2)
 
 

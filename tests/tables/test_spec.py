@@ -19,7 +19,7 @@ from dllm_bench.store.spec import slug
 from dllm_bench.tables import load
 from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of
 from dllm_bench.tables.spec import Cell, Instead, Profile, Query
-from tests.tables.builders import TINY, run_cells, small_table
+from tests.tables.builders import TINY, queries_of, run_cells, small_table
 
 
 def reported_files() -> list[Path]:
@@ -60,9 +60,9 @@ def test_the_parts_of_a_table_belong_together(name: str) -> None:
 @pytest.mark.parametrize("name", names_of("table"))
 def test_the_embedded_profile_runs_small_models_and_tasks_alone(name: str) -> None:
     profile = load_profile("embedded")
-    for cell in run_cells(load_table(name)):
+    for asked in queries_of(name):
         try:
-            query = profile.translate(cell.run)
+            query = profile.translate(asked)
         except DllmBenchError as error:
             assert re.search(r"has no counterpart of|was not trained on", str(error))
             continue
@@ -77,9 +77,9 @@ def test_the_embedded_profile_runs_small_models_and_tasks_alone(name: str) -> No
 def test_the_paper_profile_keeps_the_query(name: str) -> None:
     """But for the settings that make LoPA-Dist's decoder the released one."""
     profile = load_profile("paper")
-    for cell in run_cells(load_table(name)):
-        asked = dict(override.split("=", 1) for override in cell.run)
-        found = dict(override.split("=", 1) for override in profile.translate(cell.run))
+    for query in queries_of(name):
+        asked = dict(override.split("=", 1) for override in query)
+        found = dict(override.split("=", 1) for override in profile.translate(query))
         changed = {key for key in asked if found.get(key) != asked[key]}
         if found.get("decoder") == "lopa_dist":
             assert name in ("lopa/table3", "lopa/table4")
