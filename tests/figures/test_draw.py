@@ -274,12 +274,9 @@ def test_the_front_is_drawn_and_written() -> None:
     with style.applied():
         plain = drawing(with_points(None))
         marked = drawing(with_points(ParetoFront("high", without=["oracle"])))
-    pale = [
-        line for line in marked.axes[0].lines if line.get_linewidth() == FRONT_LINE["linewidth"]
-    ]
-    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in pale] == [
-        ([3.0, 5.0, 6.0], [90.0, 85.0, 60.0])
-    ]
+    drawn = marked.axes[0].lines
+    (pale,) = (line for line in drawn if line.get_linewidth() == FRONT_LINE["linewidth"])
+    assert list(zip(*pale.get_data(), strict=True)) == [(3.0, 90.0), (5.0, 85.0), (6.0, 60.0)]
     assert len(marked.axes[0].lines) == len(plain.axes[0].lines) + 1
     said = [text.get_text() for text in marked.legends[0].get_texts()]
     assert said[-1] == "Pareto front"

@@ -36,6 +36,7 @@ from tests.tables.builders import (
     FULL,
     TINY,
     compose,
+    every_state,
     planned_small,
     queries_of,
     record_of,
@@ -43,7 +44,6 @@ from tests.tables.builders import (
     small_table,
     spec_at,
     spec_of,
-    start,
 )
 from tests.tiers import covering
 
@@ -54,12 +54,8 @@ def states(store: Store, profile) -> dict[tuple[str, str], CellState]:
 
 
 def test_every_state_is_told_from_the_store(tmp_path) -> None:
-    store = Store(tmp_path)
-    planned = planned_small(store, FULL)
-    seal(store, record_of(spec_at(planned, "S1", "quiz")))
-    start(store, spec_at(planned, "S1", "code"), done=7, total=20)
-    start(store, spec_at(planned, "S2", "quiz"), done=3, total=20, error="The disk is full.")
-    assert states(store, FULL) == {
+    runs = every_state(tmp_path, FULL).runs
+    assert states(Store(tmp_path), FULL) == {
         ("S1", "quiz"): CellState.SEALED,
         ("S1", "code"): CellState.PARTIAL,
         ("S2", "quiz"): CellState.FAILED,
@@ -67,17 +63,12 @@ def test_every_state_is_told_from_the_store(tmp_path) -> None:
         ("S3", "quiz"): CellState.UNAVAILABLE,
         ("S3", "code"): CellState.UNAVAILABLE,
     }
-    planned = planned_small(store, FULL)
-    assert [run.state for run in distinct_runs(planned) if run.open] == [
-        CellState.PARTIAL,
-        CellState.FAILED,
-        CellState.MISSING,
-    ]
-    failed = next(p.run for p in planned if p.run.state is CellState.FAILED)
+    partial, failed, missing = (run for run in runs if run.open)
+    assert (partial.state, failed.state) == (CellState.PARTIAL, CellState.FAILED)
+    assert missing.state is CellState.MISSING
     assert failed.reason == "The disk is full. (3 of 20 samples finished)"
-    partial = next(p.run for p in planned if p.run.state is CellState.PARTIAL)
     assert (partial.short, partial.done, partial.total) == ("7 of 20 samples", 7, 20)
-    lacking = [p.run for p in planned if p.run.state is CellState.UNAVAILABLE]
+    lacking = [run for run in runs if run.state is CellState.UNAVAILABLE]
     assert {run.short for run in lacking} == {"unavailable: needs NPU × 8"}
     assert not any(run.spec for run in lacking)
 
@@ -85,10 +76,7 @@ def test_every_state_is_told_from_the_store(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("error", "short"),
     [
-        (
-            MissingInputError("The weights of alpha are not here."),
-            "unavailable: needs weights or data",
-        ),
+        (MissingInputError("No weights of alpha."), "unavailable: needs weights or data"),
         (DllmBenchError("The filter was trained for beta."), "unavailable: settings do not fit"),
     ],
 )
