@@ -246,7 +246,7 @@ class RunRecord:
             return True
         return limit is not None and limit <= sealed
 
-    @property
+    @cached_property
     def values(self) -> dict[str, float]:
         """Score by item, for paired comparisons: the mean over repetitions; graded ones only."""
         return {item: fmean(values) for item, values in graded(self.columns).items()}
