@@ -1,25 +1,24 @@
-"""The recorded cases, one test each, and decoders composed from `conf/` for them.
+"""The recorded cases, one test each, and their replay by decoders composed from `conf/`.
 
 `replayed(file, methods)` makes a test of every case of a file; each `EVERY`-th, and those that
 differ, are in the default tier, the others are exhaustive. `composed(name, settings)` is the
-decoder of a yaml with a case's numbers.
+decoder of a yaml with a case's numbers; `check` compares forward by forward.
 
 Which cases differ is written down in `differing.yaml`: inside of `agreement`, a case of a known
 file that differs without being listed fails, and so does a listed one that agrees. A case that
 differs needs a reason: one that its record shows (`reason`), or one that its test proves at the
 forward where it differs. It is reported as xfailed with that reason, so that none is left out
-unseen. An error counts as a difference only where `differing.yaml` names its message. A file with
-more cases of the same form may have others that differ, for the same reasons.
+unseen. A file with more cases of the same form may have others that differ, for the same reasons.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ import pytest
 import yaml
 
 from dllm_bench.api.generation import composed_decoder, slot_override
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.common import AnyOf, Budget
+from dllm_bench.methods.d3llm import EndFill
 from tests.helpers import Watched, golden_dir, load_denoiser
 
 GOLDEN = golden_dir()
@@ -40,21 +38,25 @@ CLOSE = 1e-5  # decisions closer than this may differ by float32 rounding
 ROUNDING = 5e-6  # the same of dInfer's runs: float32 and float64 differ by up to 4.5e-6 there
 Case = dict[str, Any]
 Settings = Mapping[str, Any]
-GROUPS = ("cases", "runs", "extra_runs", "sampled_runs")  # of a file that holds more than a list
 Proof = Callable[[], str | None]  # the reason of a case, found by replaying it
-SCORES = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "neg_entropy"}
-"""Dream's names of rankings -> the score that ranks so."""
+GROUPS = ("cases", "runs", "extra_runs", "sampled_runs")  # of a file that holds more than a list
+LENGTHS = ("gen_length", "max_gen_length", "max_new_tokens", "max_tokens")  # of a request
+CHECKPOINTS = {
+    "dinfer": "llada",
+    "dmax_ckpt": "new2026/ckpt/dmax",
+    "sdar": "new2026/ckpt/sdar",
+    "fast_dllm_v2_ckpt": "caches/fast_dllm_v2_ckpt",
+}
 
 
-def one_step_a_block(case: Case) -> bool:
+def one_step_a_block(params: Settings) -> bool:
     """Return whether Fast-dLLM's entropy loop with a cache ends before it has decoded a block."""
-    params = case["params"]
-    return params["steps"] == params["gen_length"] // params["block_length"]
+    return bool(params["steps"] == params["gen_length"] // params["block_length"])
 
 
 REASONS: dict[str, Callable[[Case], bool]] = {
     "bug: the released loop ends with masks left": lambda c: (
-        c.get("method", "").startswith("fast_dllm_dream_entropy") and one_step_a_block(c)
+        c.get("method", "").startswith("fast_dllm_dream_entropy") and one_step_a_block(c["params"])
     ),
     "coupling: a released batch stores the open block for all rows": lambda c: bool(
         c.get("batched") and c["params"]["use_block_cache"]
@@ -66,7 +68,7 @@ REASONS: dict[str, Callable[[Case], bool]] = {
 """Why a case may differ -> whether it may; besides its margin and what tests prove by a replay."""
 
 
-@lru_cache
+@cache
 def known() -> dict[str, dict[str, Any]]:
     """File -> how many cases it is known to have, and which of them differ."""
     text = (Path(__file__).parent / "differing.yaml").read_text()
@@ -74,7 +76,7 @@ def known() -> dict[str, dict[str, Any]]:
     return found
 
 
-@lru_cache
+@cache
 def recorded(file: str) -> tuple[Case, ...]:
     """Return all cases of a file, with their prompts; none without the reference data."""
     path = GOLDEN / file
@@ -102,20 +104,11 @@ def is_known(file: str) -> bool:
     return bool(known().get(file, {}).get("cases") == len(recorded(file)))
 
 
-def is_listed(case: Case) -> bool:
-    """Return whether `differing.yaml` lists the case."""
-    return differs(case) or is_tie(case)
-
-
-def differs(case: Case) -> bool:
-    """Return whether it lists the case as one that differs everywhere."""
-    return is_known(case["file"]) and case["index"] in known()[case["file"]].get("differ", ())
-
-
-def is_tie(case: Case) -> bool:
-    """Return whether it lists the case as one that rounding decides, otherwise on other
-    processors."""
-    return is_known(case["file"]) and case["index"] in known()[case["file"]].get("ties", ())
+def is_listed(case: Case, *kinds: str) -> bool:
+    """Return whether `differing.yaml` lists the case: as one that differs everywhere ("differ") or
+    that rounding decides, otherwise on other processors ("ties")."""
+    lists = known()[case["file"]] if is_known(case["file"]) else {}
+    return any(case["index"] in lists.get(kind, ()) for kind in kinds or ("differ", "ties"))
 
 
 def tier(case: Case) -> list[pytest.MarkDecorator]:
@@ -139,59 +132,49 @@ def replayed(file: str, *methods: str) -> pytest.MarkDecorator:
 
 
 def reason(case: Case) -> str | None:
-    """Why the case may differ; None if it may not."""
-    return margin(case) or next((why for why, holds in REASONS.items() if holds(case)), None)
-
-
-def margin(case: Case) -> str | None:
-    """Return the least recorded margin of a decision if it is within float32 rounding."""
+    """Return why the case may differ, None if it may not: the least recorded margin of a decision
+    is within float32 rounding, or the record shows it otherwise."""
     margins = (case.get("min_margin") or {}) | {"": 1.0}
     kind = min(margins, key=lambda kind: margins[kind])
-    gap = case.get("min_gap_prob_to_threshold") or 1.0
     if margins[kind] < CLOSE:
         return f"margin: {kind} is decided by {margins[kind]:.1e}"
-    return f"margin: a threshold is missed by {gap:.1e}" if gap <= ROUNDING else None
+    gap = case.get("min_gap_prob_to_threshold") or 1.0
+    if gap <= ROUNDING:
+        return f"margin: a threshold is missed by {gap:.1e}"
+    return next((why for why, holds in REASONS.items() if holds(case)), None)
 
 
 @contextmanager
 def agreement(case: Case, proof: Proof = lambda: None) -> Iterator[None]:
-    """Yield whether what is asserted in the block holds, as `differing.yaml` and the reasons
-    say."""
+    """Let what is asserted in the block hold, or not, as `differing.yaml` and the reasons say."""
     try:
         yield
-    except (AssertionError, DllmBenchError) as error:
-        allowed = is_listed(case) or not is_known(case["file"])
-        if not allowed or not may_raise(case, error):
-            raise
-        why = reason(case) or proof()
+    except AssertionError:
+        may_differ = is_listed(case) or not is_known(case["file"])
+        why = (reason(case) or proof()) if may_differ else None
         if why is None:
             raise
         pytest.xfail(why)
-    assert not differs(case), "the case agrees; take it out of tests/golden/differing.yaml"
-
-
-def may_raise(case: Case, error: Exception) -> bool:
-    """Return whether the error is a failed comparison, or has the message that `differing.yaml`
-    names."""
-    raises = known().get(case["file"], {}).get("raises", {})
-    texts = [raises.get(case["index"])] if is_known(case["file"]) else raises.values()
-    return isinstance(error, AssertionError) or any(text and text in str(error) for text in texts)
+    assert not is_listed(case, "differ"), "it agrees; take it out of tests/golden/differing.yaml"
 
 
 # --- replaying -----------------------------------------------------------------------------------
 
 
-@lru_cache
+@cache
 def denoiser(folder: str) -> Any:
     """Return the model of a checkpoint folder, read once."""
     return load_denoiser(GOLDEN / folder)
 
 
-def with_end(folder: str, eos: int) -> Any:
-    """Return the model of a checkpoint folder with another end token."""
-    model = copy(denoiser(folder))
-    model.special = replace(model.special, eos=eos)
-    return model
+def model_of(case: Case, eos: int | None = None) -> Watched:
+    """Return the model of a case, watched, with the case's end token unless another is given."""
+    params, own = case.get("params", case), case.get("checkpoint", Path(case["file"]).parts[0])
+    model = copy(denoiser(CHECKPOINTS.get(Path(own).name, Path(own).name)))
+    named = (eos, params.get("eos_id"), params.get("eos_token_id"), model.special.eos)
+    end = next(token for token in named if token is not None)
+    model.special = replace(model.special, eos=end)
+    return Watched(model)
 
 
 def canvases_of(model: Watched) -> list[list[int]]:
@@ -199,13 +182,57 @@ def canvases_of(model: Watched) -> list[list[int]]:
     return [canvas_KL[0].tolist() for canvas_KL in model.canvases]
 
 
-def rebuilt(generation: Generation, case: Case, mask: int) -> list[list[int]]:
-    """Return the canvas before every forward, rebuilt from `born`."""
-    drawn = list(zip(generation.ids, generation.born, strict=True))
-    return [
-        case["prompt"] + [token if 0 <= born < step else mask for token, born in drawn]
-        for step in range(len(generation.trace))
-    ]
+def forwards_made(generation: Generation, model: Watched) -> list[dict[str, Any]]:
+    """Return what may be recorded of every forward: the canvas, the window, what was fed."""
+    found = []
+    forwards = generation.trace.forwards
+    for one, plan, canvas in zip(forwards, model.plans, canvases_of(model), strict=True):
+        positions = plan.positions(model.device).tolist()
+        fed = {"positions": positions, "ids": [canvas[at] for at in positions]}
+        counts = {"rows": one.fed, "cached": one.cached, "grown": one.canvas}
+        found.append({"canvas": canvas, "open": canvas[slice(*plan.rows)]} | fed | counts)
+    return found
+
+
+def canvases_of_trace(generation: Generation, prompt: list[int], mask: int) -> list[list[int]]:
+    """Return the canvas before every forward and after the last, rebuilt from the trace alone."""
+    end, drawn = len(generation.trace), zip(generation.ids, generation.born, strict=True)
+    lives = [(at, token, born, end) for at, (token, born) in enumerate(drawn)]
+    for index, forward in enumerate(generation.trace.forwards):
+        lives += [(one.position, one.before, one.born, index) for one in forward.changes]
+    canvases = [[*prompt, *[mask] * len(generation.ids)] for _ in range(end + 1)]
+    for at, token, born, revised in lives:
+        for step in range(max(born + 1, 0), revised + 1):
+            canvases[step][len(prompt) + at] = token
+    return canvases
+
+
+def check(
+    case: Case, decoder: MaskedDecoder, recorded: Iterable[Case], proof: Proof = lambda: None
+) -> tuple[Generation, Watched]:
+    """Replay a case: its text, and of every forward what is recorded of `forwards_made`.
+
+    A canvas is recorded up to the last open block, and blocks that are never opened hold masks or
+    end tokens in a text. The trace alone gives the same canvases, unless they grow or show end
+    tokens that are not committed.
+    """
+    model, wanted = model_of(case), list(recorded)
+    mask, eos, output = model.special.mask, model.special.eos, case["output"]
+    with agreement(case, proof):
+        generation = decoder.generate(model, request(case))
+        made, ids = forwards_made(generation, model), list(generation.ids)
+        assert len(made) == len(wanted)
+        for own, one in zip(made, wanted, strict=True):
+            own["canvas"] = own["canvas"][: len(one.get("canvas", ()))]
+            assert {key: own[key] for key in one} == one
+        rest = len(output) - len(ids)
+        assert output in (ids[: len(output)] + [mask] * rest, ids + [eos] * rest)
+        if not (made[-1]["grown"] or isinstance(decoder.revise, EndFill)):
+            canvases = [*canvases_of(model), [*case["prompt"], *ids]]
+            rebuilt = canvases_of_trace(generation, case["prompt"], mask)
+            for canvas, same in zip(canvases, rebuilt, strict=True):
+                assert canvas[: len(same)] == same[: len(canvas)]
+    return generation, model
 
 
 def composed(decoder: str, settings: Settings) -> MaskedDecoder:
@@ -230,30 +257,8 @@ def override(key: str, value: Any) -> str:
     return slot_override(key, value)
 
 
-def request(case: Case, length: str = "gen_length") -> Request:
-    """Return the case as a request; `length`: the parameter that has its length."""
-    given = case.get("params", case)
-    return Request("golden", tuple(case["prompt"]), given[length])
-
-
-def takes_more_than_masked(case: Case, decoder: MaskedDecoder, count: int) -> str | None:
-    """Return why the case differs if the released top-k of `count` has fewer masks to choose from.
-
-    It then takes positions at -inf too: which ones is the order of `torch.topk`, and tokens there
-    are overwritten. Looked at is the forward after which the canvases differ first.
-    """
-    model = Watched(denoiser("llada"))
-    decoder = replace(decoder, stop=AnyOf((decoder.stop, Budget(case["nfe"]))))
-    generation = decoder.generate(model, request(case))
-    ours = [*canvases_of(model), [*case["prompt"], *generation.ids]]
-    theirs = [*case["states"], [*case["prompt"], *case["output"]]]
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    forward = next(i for i, (own, other) in pairs if own[: len(other)] != other) - 1
-    masks = ours[forward][: model.plans[forward].rows[1]].count(model.special.mask)
-    why = f"tie: too few masks ({masks}) for the released top-{count}"
-    return why if masks < count else None
-
-
-def steps_per_block(params: Settings) -> int:
-    """Return the steps that a schedule of the whole generation leaves for a block."""
-    return int(params["steps"] * params["block_length"] // params["gen_length"])
+def request(case: Case, new: int | None = None) -> Request:
+    """Return the case as a request, of its own length unless another is given."""
+    params = case.get("params", case)
+    given = [params[name] for name in LENGTHS if name in params]
+    return Request("golden", tuple(case["prompt"]), new or given[0])

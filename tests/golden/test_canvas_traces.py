@@ -30,7 +30,7 @@ from tests.canvas import (
 from tests.golden.cases import Case, agreement, replayed
 from tests.helpers import Watched
 
-PAD = 0
+PAD, CANVAS = 0, 16
 SETTINGS = {  # of transformers' generation configuration -> of the decoder here
     "max_denoising_steps": "anneal__steps",
     "t_max": "anneal__first",
@@ -53,12 +53,11 @@ class WatchedAccept(Accept):
         return self.seen[-1][0]
 
 
-class WatchedCanvas(Watched):
-    """A watched model of uniform-state diffusion."""
-
-    def __init__(self, model: Any, eos: int | None) -> None:
-        super().__init__(model)
-        self.special = SpecialTokens(NO_TOKEN, NO_TOKEN if eos is None else eos, PAD)
+def watched(model: Any, eos: int | None) -> Watched:
+    """Return a model with this end token, if any, that keeps its canvases."""
+    found = Watched(model)
+    found.special = SpecialTokens(NO_TOKEN, NO_TOKEN if eos is None else eos, PAD)
+    return found
 
 
 def decoder_for(params: dict[str, Any]) -> CanvasDecoder:
@@ -96,42 +95,33 @@ def canvases_over_time(generation: Generation) -> list[list[int]]:
     return found[::-1]
 
 
-CANVAS = 16
-
-
 @replayed("new2026/diffusion_gemma_cases.json")
 def test_the_recorded_steps(case: Case) -> None:
-    params = case["params"]
-    eos, pad = params["eos_token_id"], params.get("pad_token_id")
-    model = WatchedCanvas(tiny_canvas_model(0, canvas=CANVAS), eos)
-    plain = decoder_for(params)
-    watch = WatchedAccept(plain.accept)
+    params, steps = case["params"], case["steps"]
+    pad, plain = params.get("pad_token_id"), decoder_for(params)
+    model = watched(tiny_canvas_model(0, canvas=CANVAS), params["eos_token_id"])
+    accept = WatchedAccept(plain.accept)
     request = Request("golden", tuple(case["prompt"]), params["max_new_tokens"], seed=case["seed"])
-    generation = replace(plain, accept=watch).generate(model, request)
-    fed = [
-        canvas[0, slice(*plan.feed)].tolist()
-        for canvas, plan in zip(model.canvases, model.plans, strict=True)
-        if plan.kind is ForwardKind.DENOISE
-    ]
+    generation = replace(plain, accept=accept).generate(model, request)
+    pairs = zip(model.canvases, model.plans, strict=True)
+    denoised = [(canvas, plan) for canvas, plan in pairs if plan.kind is ForwardKind.DENOISE]
+    fed = [canvas[0, slice(*plan.feed)].tolist() for canvas, plan in denoised]
+    rate = pytest.approx(case["tokens_per_forward"], rel=1e-5)
     with agreement(case):
         assert padded(generation, pad) == case["output"]
         assert len(fed) == case["decoder_forwards"]
         assert len(generation.trace) - len(fed) == case["encoder_forwards"]
-        assert tokens_per_forward(generation, pad) == pytest.approx(
-            case["tokens_per_forward"], rel=1e-5
-        )
-        steps = case["steps"]
+        assert tokens_per_forward(generation, pad) == rate
         assert fed == [step["input"] for step in steps]
-        assert [x.nonzero()[:, 0].tolist() for x, _ in watch.seen] == [
-            sorted(step["accepted"]) for step in steps
-        ]
+        accepted = [sorted(step["accepted"]) for step in steps]
+        assert [x.nonzero()[:, 0].tolist() for x, _ in accept.seen] == accepted
         counts = [one.accepted for one in generation.trace.forwards if one.cached]
-        assert [count for count in counts if count] == [len(step["accepted"]) for step in steps]
+        assert [count for count in counts if count] == [len(one) for one in accepted]
         tops = [step["argmax"] for step in steps]
-        assert [scores.top_C.tolist() for _, scores in watch.seen] == tops
+        assert [scores.top_C.tolist() for _, scores in accept.seen] == tops
         assert canvases_over_time(generation) == tops
-        for (_, scores), step in zip(watch.seen, steps, strict=True):
-            assert float(scores.entropy_C.mean()) == pytest.approx(step["mean_entropy"], abs=2e-5)
+        entropies = [float(scores.entropy_C.mean()) for _, scores in accept.seen]
+        assert entropies == pytest.approx([step["mean_entropy"] for step in steps], abs=2e-5)
 
 
 SHAPES: tuple[dict[str, Any], ...] = (
@@ -140,14 +130,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"canvas": 4, "layers": (FULL,), "spread": 20},
     {"canvas": 12, "layers": (SLIDING, FULL), "window": 32, "spread": 40},
 )
-COUNT = 48
-
-
-@pytest.fixture(scope="module")
-def pairs() -> list[tuple[Any, Any]]:
-    """Of each shape transformers' model and the one here; layers are scaled differently twice."""
-    made = [published(seed, **shape) for seed, shape in enumerate(SHAPES, 1)]
-    return [(one, read_here(one)) for one in (*map(scaled_apart, made[:2]), *made[2:])]
+COUNT = 24
 
 
 def settings_of(index: int, numbers: random.Random) -> dict[str, Any]:
@@ -171,22 +154,23 @@ def generated(model: Any, prompt: list[int], new: int, settings: dict[str, Any],
     return model.generate(torch.tensor([prompt]), max_new_tokens=new, sampler_config=bound, **rest)
 
 
-def test_equals_the_librarys_generate(pairs: list[tuple[Any, Any]]) -> None:
-    """Sampled and greedy, one canvas and several, that stop early by settling and by an end."""
+def test_equals_the_librarys_generate() -> None:
+    """Sampled and greedy, one canvas and several, that stop early by settling and by an end; in two
+    of the four models each layer is scaled differently."""
+    made = [published(seed, **shape) for seed, shape in enumerate(SHAPES, 1)]
+    pairs = [(one, read_here(one)) for one in (*map(scaled_apart, made[:2]), *made[2:])]
     numbers, covered = random.Random(0), {"several": 0, "settled": 0, "ended": 0, "greedy": 0}
     for seed in range(COUNT):
         theirs, model = pairs[seed % len(pairs)]
         size = model.canvas_length
         prompt = [numbers.randrange(3, 500) for _ in range(numbers.choice([1, 5, 12, 31]))]
-        settings, new = (
-            settings_of(seed, numbers),
-            numbers.choice([size, 2 * size, 3 * size, size + 1]),
-        )
+        settings = settings_of(seed, numbers)
+        new = numbers.choice([size, 2 * size, 3 * size, size + 1])
         request, eos, pad = Request("one", tuple(prompt), new, seed=seed), None, None
         decoder = decoder_for(settings)
         if seed % 3 == 2:
             eos, pad = decoder.generate(model, request).ids[size // 2], PAD
-        ours = decoder.generate(WatchedCanvas(model, eos), request)
+        ours = decoder.generate(watched(model, eos), request)
         ends = {"eos_token_id": eos, "pad_token_id": pad}
         expected = generated(theirs, prompt, new, settings | ends, seed)
         assert padded(ours, pad) == expected.sequences[0, len(prompt) :].tolist(), settings
@@ -198,4 +182,4 @@ def test_equals_the_librarys_generate(pairs: list[tuple[Any, Any]]) -> None:
         covered["settled"] += len(kinds) - encoded < encoded * steps
         covered["ended"] += eos is not None and len(ours.ids) < -(-new // size) * size
         covered["greedy"] += "t_min" in settings
-    assert min(covered.values()) >= 8, covered
+    assert min(covered.values()) >= 4, covered

@@ -11,7 +11,6 @@ ties, mask tokens, runs of masks.
 from __future__ import annotations
 
 import json
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,8 +38,8 @@ from tests.golden.cases import (
     agreement,
     cases,
     composed,
-    denoiser,
     each,
+    model_of,
     request,
 )
 from tests.helpers import DEVICE
@@ -91,19 +90,15 @@ def decoder(run: Case) -> MaskedDecoder:
     return composed(name, {"stop": "eos"} | settings | schedule | cache(run))
 
 
-def model_of(run: Case) -> Any:
-    """Return the tiny checkpoint, in some runs with another end token."""
-    model = copy(denoiser("llada"))
-    if run.get("eos_id") is not None:
-        model.special = SpecialTokens(mask=model.special.mask, eos=run["eos_id"])
-    return model
+def replay(run: Case, decoder: MaskedDecoder) -> Generation:
+    return decoder.generate(model_of(run).model, request(run))
 
 
 def is_runaway(run: Case) -> bool:
     return run["status"] == "runaway"
 
 
-def useful(run: Case) -> list[dict]:
+def useful(run: Case) -> list[Case]:
     """Return the decode calls that had something to decode; of a runaway run those up to its
     stall."""
     steps = [step for step in run["steps"] if step["masked_before"]]
@@ -129,10 +124,10 @@ def made(generation: Generation) -> list[dict[int, int]]:
 
 def check(run: Case, decoder: MaskedDecoder) -> Generation:
     """Replay `run` and compare all that is recorded of its forwards."""
-    model, steps, prompt = model_of(run), useful(run), len(run["prompt"])
+    steps, prompt = useful(run), len(run["prompt"])
     if is_runaway(run):
         decoder = replace(decoder, stop=AnyOf((decoder.stop, Budget(len(steps)))))
-    generation = decoder.generate(model, request(run))
+    generation = replay(run, decoder)
     assert made(generation) == committed(run)
     forwards = generation.trace.forwards
     fed = [run["forward_calls"][step["call"]][0] for step in steps]
@@ -156,22 +151,18 @@ DETAILED = [run for run in RUNS if run["file"].endswith("detail.json")]
 @each(RUNS)
 def test_runs(case: Case) -> None:
     with agreement(case, lambda: near_tie(case)):
-        check_run(case)
-
-
-def check_run(run: Case) -> None:
-    generation = check(run, decoder(run))
-    if is_runaway(run):
-        return
-    renewals = sum(f.kind is not ForwardKind.DENOISE for f in generation.trace.forwards)
-    assert renewals == run["cache_updates"]
-    unrolling = (run.get("maximum_unroll", 1), run.get("expected_tpf", 1))
-    idle = idle_forwards(generation, *unrolling)
-    assert len(generation.trace) + idle == run["num_forwards"]
-    if unrolling == RELEASED:
-        assert count_sample(generation, model_of(run).special)["idle_dinfer"] == idle
-    if "final_sequence" in run:
-        check_sequence(run, generation)
+        generation = check(case, decoder(case))
+        if is_runaway(case):
+            return
+        renewals = sum(f.kind is not ForwardKind.DENOISE for f in generation.trace.forwards)
+        assert renewals == case["cache_updates"]
+        unrolling = (case.get("maximum_unroll", 1), case.get("expected_tpf", 1))
+        idle = idle_forwards(generation, *unrolling)
+        assert len(generation.trace) + idle == case["num_forwards"]
+        if unrolling == RELEASED:
+            assert count_sample(generation, model_of(case).special)["idle_dinfer"] == idle
+        if "final_sequence" in case:
+            check_sequence(case, generation)
 
 
 def check_sequence(run: Case, generation: Generation) -> None:
@@ -186,8 +177,8 @@ def check_sequence(run: Case, generation: Generation) -> None:
 def test_runaway_runs_are_refused_or_decoded(case: Case) -> None:
     """Where dInfer never ends, so would the same rule; without the mask token it goes on."""
     with pytest.raises(DllmBenchError, match=r"set decoder\.forbid_mask=true"):
-        decoder(case).generate(model_of(case), request(case))
-    sane = replace(decoder(case), forbid_mask=True).generate(model_of(case), request(case))
+        replay(case, decoder(case))
+    sane = replay(case, replace(decoder(case), forbid_mask=True))
     assert min(sane.born) >= 0 or "eos" in sane.cut
 
 
@@ -200,7 +191,7 @@ def test_no_request_leaks_into_the_next(case: Case) -> None:
     use = case["index"] % 3
     fresh = REUSED[case["index"] + (use == 1)]
     one = decoder(fresh)
-    one.generate(model_of(fresh), request(fresh))
+    replay(fresh, one)
     with agreement(fresh):
         check_sequence(fresh, check(fresh, one))
 
@@ -220,10 +211,10 @@ def test_reference_loop_of_hierarchical_decoding(case: Case) -> None:
     plain = replace(plain, stop=Filled())
     if is_runaway(case):
         with pytest.raises(DllmBenchError, match=r"set decoder\.forbid_mask=true"):
-            plain.generate(model_of(case), request(case))
+            replay(case, plain)
         return
     with agreement(case):
-        generation = plain.generate(model_of(case), request(case))
+        generation = replay(case, plain)
         assert list(generation.ids) == case["output"]
         assert len(generation.trace) == case["nfe"]
 
@@ -258,7 +249,7 @@ def near_tie(run: Case) -> str | None:
     Equal up to rounding are those of the positions that only one of both committed.
     """
     whole, raw, _ = watched(run)
-    pairs = zip(made(whole.generate(model_of(run), request(run))), committed(run), strict=False)
+    pairs = zip(made(replay(run, whole)), committed(run), strict=False)
     forward, (own, other) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
     start = useful(run)[forward]["block"][0] - len(run["prompt"])
     rows = [at - start for at in own.keys() ^ other.keys()]
@@ -303,38 +294,32 @@ def check_credit(step: Case, memo: Memo) -> None:
 UNITS = GOLDEN / "dinfer" / "decoder_units.json"
 
 
-def units() -> list[dict]:
+def units() -> list[Case]:
     """Decoder classes, and the hierarchical transfer rule as a case of one step."""
     if not UNITS.exists():
         return []
     whole = json.loads(UNITS.read_text())
-    functions = [
-        case
-        | {
-            "name": "fast_v2",
-            "block": [0, len(case["x"])],
-            "steps": [case | {"before": case["x"], "after": case["fast_v2"]["x_after"]}],
-        }
-        for case in whole["functions"]["cases"]
-    ]
-    return whole["cases"] + functions
+    for case in whole["functions"]["cases"]:
+        step = case | {"before": case["x"], "after": case["fast_v2"]["x_after"]}
+        named = {"name": "fast_v2", "block": [0, len(case["x"])], "steps": [step]}
+        whole["cases"].append(case | named)
+    found: list[Case] = whole["cases"]
+    return found
 
 
-def unit_name(case: dict) -> str:
-    rule_name = case.get("decoder", "function")
-    return f"{rule_name}-{case['name']}-{case['threshold']}-{case.get('low_threshold', '')}"
+def unit_name(case: Case) -> str:
+    low = case.get("low_threshold", "")
+    return f"{case.get('decoder', 'function')}-{case['name']}-{case['threshold']}-{low}"
 
 
 @pytest.mark.skipif(not units(), reason=f"no golden traces at {UNITS}")
 @pytest.mark.parametrize("case", units(), ids=unit_name)
-def test_units(case: dict) -> None:
+def test_units(case: Case) -> None:
     """Every recorded call is a round of the loop over one block. Left out are the recorded helper
     that remasks, which nothing does here, and that credit is forgotten when the canvas is full.
     """
-    made = composed(*rule(case))
-    score, select = made.score, made.select
-    decoder = MaskedDecoder(score, select, Blocks(8), NoCache(), forbid_mask=False)
-    memo = Memo()
+    made, memo = composed(*rule(case)), Memo()
+    decoder = MaskedDecoder(made.score, made.select, Blocks(8), NoCache(), forbid_mask=False)
     for step in case["steps"]:
         state, window = before(case, step)
         state.memo = memo
@@ -342,34 +327,27 @@ def test_units(case: dict) -> None:
         decoder._commit(state, scores, window)
         assert state.tokens_KL[0].tolist() == step["after"]
         if step.get("credit_matrix_after"):
+            wanted_WV = torch.tensor(step["credit_matrix_after"])
             assert dense(memo, step).flatten().tolist() == pytest.approx(
-                torch.tensor(step["credit_matrix_after"]).flatten().tolist(), abs=1e-5
+                wanted_WV.flatten().tolist(), abs=1e-5
             )
 
 
-def before(case: dict, step: dict) -> tuple[DecodeState, Window]:
+def before(case: Case, step: Case) -> tuple[DecodeState, Window]:
     """Return the canvas of a recorded call and its block."""
     tokens_KL = torch.tensor([step["before"]])
-    masked_KL = tokens_KL == case["mask_id"]
+    masked_KL, (start, stop) = tokens_KL == case["mask_id"], case["block"]
     special = SpecialTokens(case["mask_id"], case.get("eos_id", -1))
-    canvas_2KL = torch.stack([tokens_KL, torch.where(masked_KL, MASKED, PROMPT)])
-    state = DecodeState(canvas_2KL, 0, special)
-    start, stop = case["block"]
-    masked_KW = masked_KL[:, start:stop]
-    window = Window(
-        start=start,
-        stop=stop,
-        visible=state.length,
-        retired=start,
-        block=stop - start,
-        origin=start,
-        eligible_KW=masked_KW,
-        must_KN=masked_KW.any(1, keepdim=True),
+    born_KL = torch.where(masked_KL, MASKED, PROMPT)
+    state = DecodeState(torch.stack([tokens_KL, born_KL]), 0, special)
+    open_KW = masked_KL[:, start:stop]
+    must_KN = open_KW.any(1, keepdim=True)
+    return state, Window(
+        start, stop, state.length, start, stop - start, start, open_KW, must_KN=must_KN
     )
-    return state, window
 
 
-def dense(memo: Memo, step: dict) -> Tensor:
+def dense(memo: Memo, step: Case) -> Tensor:
     """Return the credit of every position and token, (W, V)."""
     ids_WS, credit_WS = memo[IDS][0], memo[CREDIT_VALUES][0]
     table_WV = torch.zeros(len(ids_WS), len(step["logits"][0]))

@@ -7,8 +7,6 @@ full norm. Anchor sampling is not compared, since it depends on a random stream.
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ from dllm_bench.training.drafter_objectives import (
     LossShares,
     TargetRows,
 )
-from tests.golden.test_speculative_traces import greedy_runs, read
+from tests.golden.test_speculative_traces import greedy_runs, read, tensors
 from tests.helpers import golden_dir, load_denoiser
 from tests.speculative import trainable
 from tests.tiers import covering
@@ -36,17 +34,8 @@ TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"no golden data at {FOLDER}")
 
 
-@lru_cache
-def tensors() -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(FOLDER / "modules.safetensors")
-
-
-@lru_cache
-def stored(part: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "modules.json").read_text())[part]
-    return found
+def recorded(name: str) -> torch.Tensor:
+    return tensors("modules.safetensors")[name].cpu()
 
 
 def network(kind: str) -> Any:
@@ -58,12 +47,12 @@ def network(kind: str) -> Any:
 
 def rows() -> TargetRows:
     names = ("input_ids", "loss_mask", "target_hidden_states", "target_last_hidden_states")
-    ids, answer, features, last = (tensors()[f"train/{name}"] for name in names)
+    ids, answer, features, last = (recorded(f"train/{name}") for name in names)
     return TargetRows(ids, answer.bool(), features, last)
 
 
 def blocks(kind: str) -> DraftBlocks:
-    given = stored("train")[kind]
+    given = read("modules.json")["train"][kind]
     anchors, kept = (torch.tensor(given[n]) for n in ("anchor_positions", "block_keep_mask"))
     return objectives.blocks_at(anchors, kept.bool(), rows().answer_BL, slots=7)
 
@@ -87,46 +76,42 @@ def test_training_forward(kind: str, kernel: Any) -> None:
     name, net, at = f"train/{kind}", network(kind), blocks(kind)
     with torch.no_grad():
         found = objectives.block_forward(net, rows(), at, kernel)
-    kept = tensors()[f"{name}/eval_mask"].bool()
+    kept = recorded(f"{name}/eval_mask").bool()
     assert torch.equal(at.supervised_BND, kept)
     labels = objectives.at(rows().ids_BL, at.labels_BND)
-    assert torch.equal(labels[kept], tensors()[f"{name}/target_ids"][kept])
-    wanted = tensors()[f"{name}/draft_logits"]
+    assert torch.equal(labels[kept], recorded(f"{name}/target_ids")[kept])
+    wanted = recorded(f"{name}/draft_logits")
     torch.testing.assert_close(found.logits_BNDV[:2][kept[:2]], wanted[kept[:2]], **TOLERANCE)
     if found.survival_BND is not None:
-        survival = tensors()[f"{name}/confidence_logits"]
+        survival = recorded(f"{name}/confidence_logits")
         torch.testing.assert_close(found.survival_BND[kept], survival[kept], **TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_losses_and_metrics(kind: str) -> None:
-    net = network(kind)
-    with torch.no_grad():
-        drafted = objectives.block_forward(net, rows(), blocks(kind))
-    for wanted in stored("train")[kind]["losses"].values():
-        alphas, terms = wanted["alphas"], wanted["terms"]
+def test_losses_and_gradients(kind: str) -> None:
+    net, reference = network(kind), read("modules.json")["train"][kind]
+    drafted = objectives.block_forward(net, rows(), blocks(kind))
+    for wanted in reference["losses"].values():
+        alphas, terms, metrics = wanted["alphas"], wanted["terms"], wanted["metrics"]
         shares = LossShares(alphas["ce"], alphas["l1"], alphas["conf"], wanted["gamma"])
         found = losses(net, drafted, kind, shares.decay)
-        assert found.total(shares).item() == pytest.approx(wanted["total"], rel=1e-5)
-        assert found.weight.item() == pytest.approx(terms["ce_loss_den"], rel=1e-6)
-        assert found.ce.item() == pytest.approx(terms["ce_loss_num"], rel=1e-5)
+        pairs = [
+            (found.total(shares), wanted["total"]),
+            (found.ce, terms["ce_loss_num"]),
+            (found.confidence, terms["confidence_loss_num"]),
+            (found.length, metrics["tau_probabilistic"]),
+        ]
         if alphas["l1"]:  # the reference leaves out what does not count
-            assert found.l1.item() == pytest.approx(terms["l1_loss_num"], rel=1e-5)
-        assert found.confidence.item() == pytest.approx(terms["confidence_loss_num"], rel=1e-5)
-        rates = [wanted["metrics"][f"accept_rate@{k}"] for k in range(7)]
+            pairs.append((found.l1, terms["l1_loss_num"]))
+        assert [own.item() for own, _ in pairs] == pytest.approx([x for _, x in pairs], rel=1e-5)
+        assert found.weight.item() == pytest.approx(terms["ce_loss_den"], rel=1e-6)
+        rates = [metrics[f"accept_rate@{k}"] for k in range(7)]
         assert found.survives_D.tolist() == pytest.approx(rates, rel=1e-4)
-        tau = wanted["metrics"]["tau_probabilistic"]
-        assert found.length.item() == pytest.approx(tau, rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients(kind: str) -> None:
-    net = network(kind)
-    shares = LossShares(1.0, 0.0, 0.0) if kind == "dflash" else LossShares()
-    drafted = objectives.block_forward(net, rows(), blocks(kind))
+    name, shares = "grad_l2_of_dspark_cfg", LossShares()
+    if kind == "dflash":
+        name, shares = "grad_l2_of_dflash_cfg", LossShares(1.0, 0.0, 0.0)
     losses(net, drafted, kind, shares.decay).total(shares).backward()
-    setting = "dflash_cfg" if kind == "dflash" else "dspark_cfg"
-    compare_gradients(net, stored("train")[kind][f"grad_l2_of_{setting}"])
+    compare_gradients(net, reference[name])
 
 
 def compare_gradients(net: Any, wanted: dict[str, float]) -> None:
@@ -135,17 +120,17 @@ def compare_gradients(net: Any, wanted: dict[str, float]) -> None:
 
 
 def test_eagle3_unrolled() -> None:
-    net, wanted = network("eagle3"), stored("eagle3")["train"]
-    counts = tensors()["train/eagle3_loss_mask"].bool()
-    valid = tensors()["train/eagle3_attention_mask"].sum(1)
+    net, wanted = network("eagle3"), read("modules.json")["eagle3"]["train"]
+    counts = recorded("train/eagle3_loss_mask").bool()
+    valid = recorded("train/eagle3_attention_mask").sum(1)
     counts[torch.arange(len(counts)), valid - 1] = False  # as the reference does
-    for step, mask in enumerate(tensors()["eagle3/train_position_masks"]):
+    for step, mask in enumerate(recorded("eagle3/train_position_masks")):
         assert torch.equal(objectives.shifted(counts, step), mask.bool())
     every = objectives.chain_forward(net, rows(), torch.ones_like(counts))
-    for step, recorded in enumerate(tensors()["eagle3/train_logits_row0_steps"]):
-        inside = slice(None, len(recorded) - step)  # the reference fills the end otherwise
-        first_text = every[step].view(len(counts), -1, recorded.shape[-1])[0]
-        torch.testing.assert_close(first_text, recorded[inside], **TOLERANCE)
+    for step, row_LV in enumerate(recorded("eagle3/train_logits_row0_steps")):
+        inside = slice(None, len(row_LV) - step)  # the reference fills the end otherwise
+        first_text = every[step].view(len(counts), -1, row_LV.shape[-1])[0]
+        torch.testing.assert_close(first_text, row_LV[inside], **TOLERANCE)
     logits = objectives.chain_forward(net, rows(), counts)
     steps = objectives.chain_losses(logits, net.lm_head(rows().last_BLH[counts.roll(1, 1)]), counts)
     assert [s.item() for s in steps] == pytest.approx(wanted["step_losses"], rel=1e-5)
@@ -165,10 +150,10 @@ def test_confidences_of_the_traces(kind: str) -> None:
             assert proposal.survival_D is not None
             logits = proposal.survival_D[: made.proposed].tolist()
             found.append(ObservedDraft(tuple(logits), made.accepted))
-    recorded = read(f"trace_{kind}.json")["confidence_metrics_T0"]
-    assert len(found) == recorded["proposal_count"]
+    metrics = read(f"trace_{kind}.json")["confidence_metrics_T0"]
+    assert len(found) == metrics["proposal_count"]
     positions = draft_metrics.outcomes_by_position(found)
-    for own, wanted in zip(positions, recorded["per_position"], strict=True):
+    for own, wanted in zip(positions, metrics["per_position"], strict=True):
         assert len(own.predicted) == wanted["total_weight"]
         assert draft_metrics.ece(own) == pytest.approx(wanted["ece"], abs=1e-5)
         assert draft_metrics.brier(own) == pytest.approx(wanted["brier"], abs=1e-5)

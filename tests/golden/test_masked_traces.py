@@ -1,20 +1,17 @@
-"""Masked decoders reproduce the authors' code token for token on the tiny golden checkpoints.
+"""Masked decoders reproduce the authors' code on the tiny golden checkpoints, forward by forward.
 
-They are LLaDA's and Dream's samplers, Fast-dLLM, D2F, LoPA, Learn2PD and FreeDave.
-
-Every case of the recorded methods is replayed by the decoder of its yaml: output ids, the number of
-forwards (branches of a round count as one forward), where stored the canvas before or after each
-step, and the branch that each round of LoPA continued with. Learn2PD's filters are read as a run
-reads them; its canvas shrinks where it is cut. Of FreeDave, every round's drafts and targets are
-compared. The published samplers leave the mask token in the distribution, so these decoders do too
-(`forbid_mask=False`).
+Every recorded case is replayed by the decoder of its yaml (`decoders.py`). Compared are the text,
+and of every forward what is recorded of it: the canvas, the positions that were fed, or only their
+number. Draws of the released code are replayed. Forwards over a part that is decoded already change
+nothing; they are not made here, and so are not compared.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,377 +19,291 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores
+from dllm_bench.core.contracts import Round, Score, Scores
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.branches import SelfDraft
+from dllm_bench.methods.common import AnyOf, Budget, Confidence
+from dllm_bench.methods.position_caches import DPadCache, Drawn
+from dllm_bench.methods.row_caches import DLLMCache, MostChanged
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import SampleStats, count_sample
-from dllm_bench.models.filters import FilterMetadata, save_filter
+from tests.golden import decoders as methods
 from tests.golden.cases import (
-    GOLDEN,
-    SCORES,
     Case,
-    Settings,
     agreement,
     canvases_of,
     cases,
-    composed,
+    check,
     denoiser,
     each,
-    rebuilt,
+    known,
+    model_of,
     replayed,
     request,
-    steps_per_block,
 )
-from tests.helpers import DEVICE, Watched, whole_forward
+from tests.golden.decoders import BRANCHING, PIPELINED, decoder_of, steps_per_block
+from tests.helpers import DEVICE, whole_forward
 
-FAST_DLLM_PP = "new2026/fast_dllm_pp_cases.json"
-LLADA, LOPA, D2F = "llada/llada_cases.json", "dream/lopa_cases.json", "dream/d2f_cases.json"
-CACHED = ("fast_dllm_prefix_cache", "fast_dllm_dual_cache")
-BRANCHING = ("lopa_dream", "lopa_coder", "lopa_dream_one_block")
-NAMES = {
-    "llada_vanilla": "vanilla",
-    "fast_dllm_threshold": "fast_dllm",
-    "fast_dllm_prefix_cache": "fast_dllm_prefix",
-    "fast_dllm_dual_cache": "fast_dllm_dual",
-}
-RANKINGS = {"default": "confidence", "neg_entropy": "neg_entropy", "margin": "margin"}
+DENSE = ("llada21_t2t", "joint_threshold", "llada2_block_refinement", "remedi_loop")
+NOISE = 2e-6  # cosines that differ by less are equal up to rounding
+TIMES = {"seconds": 1.0, "steps_s": 1.0, "first_step_s": 0.5, "truncated": True, "empty": False}
 
 
-def llada(case: Case) -> MaskedDecoder:
-    """LLaDA's schedule, or Fast-dLLM's threshold, as released: every block is decoded."""
-    params = case["params"]
-    select: dict[str, Any] = {"select.steps": steps_per_block(params)}
-    if "threshold" in params:
-        select = {"select.tau": params["threshold"]}
-    settings = {"schedule.block": params["block_length"], "stop": "filled"}
-    return composed(NAMES[case["method"]], settings | select)
+# --- what is recorded of a forward ----------------------------------------------------------------
 
 
-def pipelined(case: Case) -> MaskedDecoder:
-    """D2F, and LoPA over it."""
-    params = case["params"]
-    settings = {
-        "score": RANKINGS[params.get("sampling_strategy", "default")],
-        "select.tau": params["skip_threshold"],
-        "schedule.block": params["block_size"],
-        "schedule.tau_add": params["block_add_threshold"],
-        "schedule.tau_act": params["decoded_token_threshold"],
-        "cache.attention": "full" if params.get("use_full_attention") else "block_causal",
-    }
-    if case["method"] not in BRANCHING:
-        return composed("d2f", settings)
-    k = params["branching_factor"]
-    branches = {
-        "explore.k": k if k > 1 else 0,  # the released loop makes no lookahead branch of 1
-        "explore.alpha": params["selection_conf_alpha"],
-        "explore.fraction": params["branch_topp"],
-        "explore.base_wins": bool(params.get("verification_force_base_winner")),
-    }
-    return composed("lopa", settings | branches)
+def is_useful(case: Case, call: Case) -> bool:
+    """Return whether the open part of a call holds masks."""
+    new = case["params"]["gen_length"]
+    full = call["len"] == len(case["prompt"]) + new
+    decided = 0 if full else call["len"] - case["params"].get("block_length", new)
+    return bool(call["masked"] > decided)
 
 
-def replay(case: Case, folder: str, decoder: MaskedDecoder) -> Generation:
-    return decoder.generate(denoiser(folder), request(case))
+def forwards_of(case: Case) -> Iterator[dict[str, Any]]:
+    """Yield what is recorded of each forward that decodes something, as `forwards_made` has it."""
+    method, nothing = case["method"], [None] * (case["nfe"] + 1)
+    names = ("states", "calls", "fed", "window", "steps" if method == "slowfast" else "")
+    columns = [case.get(name) or nothing for name in names]
+    for state, call, fed, window, step in zip(*columns, strict=False):
+        if method in PIPELINED:
+            yield {"rows": call["len"], "cached": call["cache_len"]}
+        elif method == "d3llm_kv":
+            cached = call["use_cache"] * call["cache_len"]
+            yield {"ids": state, "rows": call["len"], "cached": cached}
+        elif method == "fast_dllm_pp":
+            end = call["start"] + call["rows"]
+            yield {"positions": [*range(call["start"], end)], "ids": call["ids"]}
+        elif case["file"].startswith(("llada/llada", "dream/")):
+            if is_useful(case, call):
+                yield {"rows": call["len"]} | ({"ids": state} if state else {})
+        elif method == "t2m_remask":  # earlier blocks hold the tokens of their last forward there
+            yield {"open": state[-case["params"]["block_length"] :]}
+        elif method == "daedal_llada":
+            yield {"canvas": state, "grown": len(state) - len(case["prompt"])}
+        elif method in ("freecache_llada", "adablock_llada"):
+            yield {"canvas": state, "positions": [*range(call[0], sum(call))]}
+        elif "fed" in case or "window" in case:
+            fed = fed or [*range(*(window or (0, len(state))))]
+            yield {"canvas": state, "positions": fed}
+        elif "learn2pd" in case["file"] or method == "wino":
+            yield {"canvas": state, "rows": case.get("forward_rows", len(state))}
+        elif call != "store" and (step is None or step["filled"]):
+            yield {"canvas": state}
 
 
-@replayed(LLADA, "llada_vanilla", "fast_dllm_threshold")
-def test_llada(case: Case) -> None:
-    generation = replay(case, "llada", llada(case))
-    with agreement(case):
-        assert list(generation.ids) == case["output"]
-        assert len(generation.trace) == case["nfe"]
-        assert rebuilt(generation, case, denoiser("llada").special.mask) == case["states"]
-
-
-@replayed(LLADA, *CACHED)
-def test_llada_with_cache(case: Case) -> None:
-    """Official forwards over a block that its first forward has filled change nothing: not made."""
-    generation = replay(case, "llada", llada(case))
-    total = len(case["prompt"]) + case["params"]["gen_length"]
-    block = case["params"]["block_length"]
-    useful = [
-        call["len"]
-        for call in case["calls"]
-        if call["len"] == total or call["masked"] > call["len"] - block
-    ]
-    with agreement(case):
-        assert list(generation.ids) == case["output"]
-        assert [forward.fed for forward in generation.trace.forwards] == useful
-
-
-@replayed(FAST_DLLM_PP)
-def test_fast_dllm_pp(case: Case) -> None:
-    """Compare tokens, and what each forward fed and saw; every block is decoded, as released."""
-    params = case["params"]
-    settings = {
-        "select.delta": params["frechet_margin"],
-        "schedule.block": params["block_length"],
-        "cache": params["cache"],
-        "stop": "filled",
-    }
-    model = Watched(denoiser("llada"))
-    generation = composed("fast_dllm_pp", settings).generate(model, request(case))
-    fed = [
-        (plan.feed[0], canvas[0, slice(*plan.feed)].tolist())
-        for plan, canvas in zip(model.plans, model.canvases, strict=True)
-    ]
-    with agreement(case):
-        assert list(generation.ids) == case["output"]
-        assert len(generation.trace) == case["nfe"]
-        assert fed == [(call["start"], call["ids"]) for call in case["calls"]]
-
-
-def check_calls(case: Case) -> None:
-    """Compare tokens and what each forward of a run without branches fed and read."""
-    generation = replay(case, "dream", pipelined(case))
-    fed = [(forward.fed, forward.cached) for forward in generation.trace.forwards]
-    with agreement(case):
-        assert list(generation.ids) == case["output"]
-        assert len(generation.trace) == case["nfe"]
-        assert fed == [(call["len"], call["cache_len"]) for call in case["calls"]]
-
-
-@replayed(D2F)
-def test_d2f(case: Case) -> None:
-    check_calls(case)
-
-
-@replayed(LOPA, "diffucoder_d2f", "lopa_dream_single_branch")
-def test_lopa_without_branches(case: Case) -> None:
-    check_calls(case)
-
-
-@replayed(LOPA, *BRANCHING)
-def test_lopa(case: Case) -> None:
-    """Branches stand in the order in which they are made, the base last."""
-    generation = replay(case, "dream", pipelined(case))
-    rounds = [(forward.branches, forward.winner) for forward in generation.trace.forwards]
-    with agreement(case):
-        assert list(generation.ids) == case["output"]
-        assert len(generation.trace) == case["rounds_with_forward"]
-        assert rounds == [(len(step["branches"]), step["chosen"]) for step in case["steps"]]
-
-
-# --- Learn2PD's authors' loop: filter with top-k, their canvas cut, and both ----------------------
-
-
-@pytest.fixture(scope="module")
-def filters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the recorded filters, one folder a block length."""
-    from safetensors.torch import load_file
-
-    folder = tmp_path_factory.mktemp("filters")
-    recorded = load_file(GOLDEN / "llada" / "learn2pd_filters.safetensors")
-    for block in {name.partition(".")[0] for name in recorded}:
-        prefix = f"{block}."
-        own = {n.removeprefix(prefix): t for n, t in recorded.items() if n.startswith(prefix)}
-        save_filter(folder / block, own, FilterMetadata())
-    return folder
-
-
-def decoder(case: Case, filters: Path) -> MaskedDecoder:
-    params, method = case["params"], case["method"]
-    block = {"schedule.block": params["block_length"]}
-    if method == "eotp_authors":
-        steps = {"select": "topk", "select.steps": steps_per_block(params)}
-        return composed("learn2pd_eotp", block | steps)
-    select = {
-        "select.first.head.source": str(filters / f"block{params['block_length']}"),
-        "select.first.tau": params["threshold"],
-        "select.second.steps": steps_per_block(params),
-    }
-    return composed("learn2pd_eotp" if "eotp" in method else "learn2pd", block | select)
-
-
-@replayed("llada/learn2pd_cases.json")
-def test_the_authors_loop(case: Case, filters: Path) -> None:
-    model = Watched(denoiser("llada"))
-    generation = decoder(case, filters).generate(model, request(case))
-    assert list(generation.ids) == case["output"]
-    assert canvases_of(model) == case["states"]
-    fed = [forward.fed for forward in generation.trace.forwards]
-    assert fed == [len(state) for state in case["states"]]
-    assert len(generation.trace) == case["nfe"]
-
-
-# --- FreeDave, round by round ---------------------------------------------------------------------
+# --- draws of the released code -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Recorded(SelfDraft):
-    """Drafts of the model itself, with the targets of every round."""
+class ReplayedDPad(DPadCache):
+    """DPad with the positions that a recorded run drew for its blocks."""
 
-    targets: list[Tensor] = field(default_factory=list, compare=False)
+    stays: tuple[tuple[int, ...], ...] = ()
+    block: int = 1
 
-    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
-        self.targets.append(window.of(branches.tokens_KL))
-        return super().rate(scores, window, branches)
-
-
-def replay_watched(case: Case, decoder: MaskedDecoder) -> tuple[Generation, Watched]:
-    model = Watched(denoiser(f"caches/{case['checkpoint']}"))
-    return decoder.generate(model, request(case, "max_gen_length")), model
-
-
-def freedave(params: Settings) -> MaskedDecoder:
-    tau = params["confidence_threshold"]
-    settings = {
-        "schedule.block": params["block_length"],
-        "cache": "dual" if params["dual_cache"] else "prefix",
-        "stop": "filled",
-    }
-    plain, plus = ("freedave", {}), ("freedave_plus", {"select.tau": tau})
-    name, select = plain if tau is None else plus
-    decoder = composed(name, settings | select)
-    return replace(decoder, explore=Recorded(params["draft_steps"]))
+    def draw(self, state: DecodeState, window: Window) -> Tensor:
+        stays_1L = torch.ones(1, state.length, dtype=torch.bool)
+        stays_1L[:, window.stop :] = False
+        block = (window.start - state.prompt_len) // self.block
+        stays_1L[:, list(self.stays[block])] = True
+        return stays_1L
 
 
-def rounds_fed(case: Case, mask: int) -> list[dict]:
-    """Return the recorded rounds that have something to verify: drafts differ, and the first has a
-    mask.
+@dataclass(frozen=True)
+class ReplayedOrder(Drawn):
+    """The orders that a recorded run drew for its blocks."""
 
-    "++" drafts a full block as often as `draft_steps` says.
+    orders: tuple[tuple[int, ...], ...] = ()
+
+    def order(self, state: DecodeState, window: Window) -> Tensor:
+        block = (window.start - state.prompt_len) // window.block
+        return torch.tensor(self.orders[block]) - window.start
+
+
+@dataclass(frozen=True)
+class GlobalGumbel(Score):
+    """ReMDM's sampler: argmax of p / (eps - ln(u + eps)), from torch's global generator."""
+
+    inner: Confidence
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        probability_KWV = logits_KWV.double().softmax(-1)
+        shape = (1, state.length, logits_KWV.shape[-1])
+        uniform = window.of(torch.rand(shape, dtype=torch.float64).to(DEVICE))
+        ids_KW = (probability_KWV / (1e-10 - (uniform + 1e-10).log())).argmax(-1)
+        return self.inner.of(logits_KWV, ids_KW, state)
+
+
+def drawing(case: Case) -> MaskedDecoder:
+    """Return the decoder of a case, which draws what the recorded run drew."""
+    decoder, method, params = decoder_of(case), case["method"], case["params"]
+    if method == "dpad_llada":
+        assert isinstance(decoder.cache, DPadCache)
+        stays, block = tuple(map(tuple, case["kept_suffix"])), params["block_length"]
+        return replace(decoder, cache=ReplayedDPad(decoder.cache.inner, stays=stays, block=block))
+    if method == "dkv_cache_greedy_llada":
+        orders = tuple(map(tuple, case["decode_order"]))
+        return replace(decoder, select=ReplayedOrder(steps_per_block(params), orders))
+    if method == "remdm_llada":  # without a seed it takes the most probable token
+        score = Confidence("float64")
+        torch.manual_seed(params["seed"] or 0)
+        return replace(decoder, score=score if params["seed"] is None else GlobalGumbel(score))
+    if method == "saber":  # one recorded case never ends here
+        return replace(decoder, stop=AnyOf((decoder.stop, Budget(case["nfe"] + 1))))
+    return decoder
+
+
+# --- the loops ------------------------------------------------------------------------------------
+
+
+def overwrites(case: Case) -> int | None:
+    """Return the first forward of FreeCache whose canvas holds an end token, with `early_stop`: the
+    released loop overwrites what follows, and goes on; here it stands."""
+    params, first = case["params"], len(case["prompt"])
+    if case["method"] != "freecache_llada" or not params["early_stop"]:
+        return None
+    ended = [params["eos_token_id"] in state[first:] for state in case["states"]]
+    return ended.index(True) if True in ended else None
+
+
+def counted(generation: Generation, special: SpecialTokens) -> SampleStats:
+    """Return what a record keeps of one sample, by way of plain JSON."""
+    return SampleStats(**json.loads(json.dumps(count_sample(generation, special) | TIMES)))
+
+
+def takes_more_than_masked(case: Case, decoder: MaskedDecoder) -> str | None:
+    """Return why the case differs if the released top-k has fewer masks to choose from.
+
+    Saber and the fallback of KLASS take their number of positions, at -inf too: which ones is the
+    order of `torch.topk`, and tokens there are overwritten. Looked at is the forward after which
+    the canvases differ first.
     """
-    found = []
-    for one in case["rounds"]:
-        drafts = one["drafts"]
-        new = [i for i, draft in enumerate(drafts) if draft not in drafts[:i]]
-        kept = {name: [one[name][i] for i in new] for name in ("drafts", "targets")}
-        if mask in drafts[0]:
-            found.append({**kept, "accepted": drafts[one["accepted"]]})
-    return found
+    params = case["params"]
+    if case["method"] not in ("saber", "klass"):
+        return None
+    count = params["n"] if "n" in params else params["block_length"] // steps_per_block(params)
+    model = model_of(case)
+    decoder = replace(decoder, stop=AnyOf((decoder.stop, Budget(case["nfe"]))))
+    generation = decoder.generate(model, request(case))
+    ours = [*canvases_of(model), [*case["prompt"], *generation.ids]]
+    theirs = [*case["states"], [*case["prompt"], *case["output"]]]
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    forward = next(i for i, (own, other) in pairs if own[: len(other)] != other) - 1
+    masks = ours[forward][: model.plans[forward].rows[1]].count(model.special.mask)
+    why = f"tie: too few masks ({masks}) for the released top-{count}"
+    return why if masks < count else None
 
 
-def rounds_made(generation: Generation, model: Watched, targets: list[Tensor]) -> list[dict]:
-    """Return the same of forwards with several branches; the base, which is draft 1, is the
-    last."""
-    left, found = iter(targets), []
-    for forward, plan, canvas_KL in zip(
-        generation.trace.forwards, model.plans, model.canvases, strict=True
-    ):
-        if forward.branches > 1:
-            drafts = canvas_KL[:, slice(*plan.rows)].roll(1, 0).tolist()
-            target_KW = next(left).roll(1, 0)
-            accepted = drafts[forward.accepted]
-            found.append({"drafts": drafts, "targets": target_KW.tolist(), "accepted": accepted})
-    return found
+LOOPS = [
+    case
+    for file in known()
+    for case in cases(file)
+    if case.get("method") in methods.LOOPS and overwrites(case) is None
+]
 
 
-def steps_of(generation: Generation, model: Watched, prompt_len: int) -> list[int]:
-    """Return the step of every position: of the round that verified it, as the authors count.
+@each(LOOPS)
+def test_the_authors_loop(case: Case) -> None:
+    """Fast-dLLM counts forwards over a full block; a run that never ends there is refused here."""
+    decoder = drawing(case)
+    if case.get("status") == "runaway":
+        with pytest.raises(DllmBenchError, match="predicts the mask token.*forbid_mask=true"):
+            decoder.generate(model_of(case), request(case))
+        return
+    proof = partial(takes_more_than_masked, case, decoder)
+    generation, model = check(case, decoder, forwards_of(case), proof)
+    if case["method"] in (*methods.LLADA_CACHED, *methods.DREAM_CACHED):
+        sample = counted(generation, model.special)
+        assert measure("forwards/fast_dllm", [sample]) == case["nfe"]
 
-    What a forward commits is a draft of the next one; what it verifies was masked before.
-    """
-    winners = [forward.winner for forward in generation.trace.forwards]
-    shown = [canvas_KL[j].tolist() for canvas_KL, j in zip(model.canvases, winners, strict=True)]
-    steps = [
-        born + (shown[born][prompt_len + place] == model.special.mask)
-        for place, born in enumerate(generation.born)
-    ]
-    return [sorted(set(steps)).index(step) for step in steps]
+
+@each([case for case in LOOPS if case["method"] in DENSE])
+def test_without_the_cache(case: Case) -> None:
+    without = {"cache": "none", "cache.attention": "block_causal"}
+    check(case, decoder_of(case, without), forwards_of(case))
 
 
-@replayed("caches/freedave_cases.json")
-def test_freedave(case: Case) -> None:
-    """A block that the threshold fills is not fed again, and equal
-    drafts are fed once. In the recorded "debug" mode a forward has one draft.
-    """
+@each([case for case in cases("caches/freecache_cases.json") if overwrites(case) is not None])
+def test_freecache_until_it_overwrites_tokens(case: Case) -> None:
+    model, count = model_of(case), overwrites(case)
+    decoder_of(case).generate(model, request(case))
+    assert canvases_of(model)[:count] == case["states"][:count]
+
+
+@each([case for case in cases("samplers/pc_sampler_cases.json") if case["tie_dependent"]])
+def test_a_tie_of_pc_sampler_goes_to_another_position_by_the_lower_one(case: Case) -> None:
+    model = model_of(case)
+    decoder_of(case, {"select.ties": "lower"}).generate(model, request(case))
+    assert canvases_of(model) != case["states"]
+
+
+@replayed("caches/adablock_cases.json")
+def test_adablock(case: Case) -> None:
+    _, model = check(case, decoder_of(case), forwards_of(case))
+    starts = sorted({plan.rows[0] for plan in model.plans})
+    ends = [*starts[1:], len(case["prompt"]) + case["params"]["gen_length"]]
+    assert [b - a for a, b in zip(starts, ends, strict=True)] == case["block_lengths"]
+
+
+@replayed("caches/sparse_dllm_cases.json")
+def test_sparse_dllm(case: Case) -> None:
+    """Positions that the layers keep are recorded for the forward that chooses them, and read by
+    the next one."""
+    _, model = check(case, decoder_of(case), forwards_of(case))
+    sets = [plan.sets for plan in model.plans[1:]]
+    kept = [one.read_C.tolist() if one and one.read_C.dim() > 1 else None for one in sets]
+    pairs = [pair for pair in zip(case["kept"], kept, strict=False) if all(pair)]
+    assert pairs
+    assert all(theirs == ours for theirs, ours in pairs)
+
+
+@replayed("caches/dllm_cache_cases.json")
+def test_dllm_cache(case: Case) -> None:
+    """Rows that layers chose are recorded where similarity decided; the others follow from the
+    intervals."""
+    chosen = list[list[int]]()
+
+    class Recorded(MostChanged):
+        def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
+            index_R = super().choose(old_SC, new_SC)
+            chosen.append(sorted((index_R + self.prompt).tolist()))
+            return index_R
+
+    class RecordedCache(DLLMCache):
+        def plan(self, round: Round) -> ForwardPlan:
+            plan = super().plan(round)
+            return replace(plan, recompute=Recorded(**vars(plan.recompute)))
+
+    decoder = decoder_of(case)
+    check(case, replace(decoder, cache=RecordedCache(**vars(decoder.cache))), forwards_of(case))
+    rows, gaps = ([one for f in case[name] for one in f] for name in ("selected", "sel_gap"))
+    recorded = [pair for pair in zip(rows, gaps, strict=True) if pair[0] is not None]
+    for (theirs, gap), ours in zip(recorded, chosen, strict=True):
+        assert gap < NOISE or ours == theirs
+
+
+@replayed("dream/lopa_cases.json", *BRANCHING)
+def test_lopa(case: Case) -> None:
+    """Branches stand in the order in which they are made, the base last. A last round is counted,
+    but not for DiffuCoder."""
+    model = model_of(case)
+    generation = decoder_of(case).generate(model, request(case))
+    rounds = [(forward.branches, forward.winner) for forward in generation.trace.forwards]
     with agreement(case):
-        check_freedave(case)
-
-
-def check_freedave(case: Case) -> None:
-    params, decoder = case["params"], freedave(case["params"])
-    assert isinstance(decoder.explore, Recorded)
-    generation, model = replay_watched(case, decoder)
-    expected = rounds_fed(case, model.special.mask)
-    assert list(generation.ids) == case["output"]
-    assert rounds_made(generation, model, decoder.explore.targets) == expected
-    assert steps_of(generation, model, len(case["prompt"])) == case["step_map"]
-    rows = [len(one["drafts"]) for one in case["rounds"]]
-    forwards = sum(rows) if params["draft_mode"] == "debug" else len(rows)
-    assert len(generation.trace) == case["nfe"] - forwards + len(expected)
-    static, _ = replay_watched(case, replace(decoder, explore=Greedy()))
-    assert list(static.ids) == case["static_output"]
-    assert len(static.trace) == case["static_nfe"]
-    assert (static.ids == generation.ids) == case["equals_static"]
-
-
-# --- Dream: its time schedules, Fast-dLLM's threshold and entropy schedule for it -----------------
-
-DREAM = "dream/dream_cases.json"
-FULL = ("dream_maskgit_plus", "dream_topk_margin", "dream_entropy", "dream_origin")
-DREAM_CACHED = tuple(
-    f"fast_dllm_dream_{rule}{cache}_cache"
-    for rule in ("", "entropy_")
-    for cache in ("prefix", "dual")
-)
-
-
-def dream(params: Settings) -> MaskedDecoder:
-    """Dream's own sampler: the whole generation at once."""
-    schedule = {"select.steps": params["steps"], "select.eps": params["eps"]}
-    if params["alg"] != "origin":
-        return composed("dream", schedule | {"score": SCORES[params["alg"]]})
-    order = {"score": "confidence", "select": "origin", "select.seed": params["seed"]}
-    return composed("dream", schedule | order)
-
-
-def rationed(params: Settings) -> MaskedDecoder:
-    """Fast-dLLM without cache: a threshold within a budget."""
-    numbers = {"select.inner.tau": params["threshold"], "select.steps": params["steps"]}
-    return composed("fast_dllm_dream", numbers)
-
-
-def block_cached(params: Settings) -> MaskedDecoder:
-    """Fast-dLLM's caches, with a threshold or with a time schedule per block."""
-    name = "fast_dllm_dream_dual" if params["dual_cache"] else "fast_dllm_dream_prefix"
-    block = {"schedule.block": params["block_length"]}
-    if "threshold" in params:
-        return composed(name, block | {"select.inner.tau": params["threshold"]})
-    inner = {"select.inner.steps": steps_per_block(params), "select.inner.idle": True}
-    entropy = {"score": "neg_entropy", "select@inner": "epsilon"}
-    return composed(name, block | entropy | inner)
-
-
-def useful(case: Case) -> list[tuple[Case, list[int] | None]]:
-    """Calls whose open part holds masks, each with its recorded input."""
-    ahead = case["params"].get("block_length", case["params"]["gen_length"])
-    total = len(case["prompt"]) + case["params"]["gen_length"]
-    states = case["states"] or [None] * len(case["calls"])
-    return [
-        (call, state)
-        for call, state in zip(case["calls"], states, strict=True)
-        if call["masked"] > (0 if call["len"] == total else call["len"] - ahead)
-    ]
-
-
-def inputs(generation: Generation, case: Case) -> list[list[int]]:
-    """Return the input of every forward."""
-    canvases = rebuilt(generation, case, denoiser("dream").special.mask)
-    starts = [call.get("start", 0) for call, _ in useful(case)]
-    return [
-        canvas[start : start + forward.fed]
-        for canvas, start, forward in zip(canvases, starts, generation.trace.forwards, strict=True)
-    ]
-
-
-def check_dream(case: Case, decoder: MaskedDecoder) -> None:
-    """Official forwards over a part that is decoded already change nothing, and are not made."""
-    with agreement(case):
-        generation = decoder.generate(denoiser("dream"), request(case))
         assert list(generation.ids) == case["output"]
-        fed = [forward.fed for forward in generation.trace.forwards]
-        assert fed == [call["len"] for call, _ in useful(case)]
-        if case["states"] is not None:
-            assert inputs(generation, case) == [state for _, state in useful(case)]
+        assert rounds == [(len(step["branches"]), step["chosen"]) for step in case["steps"]]
+        assert len(rounds) == case["rounds_with_forward"]
+    sample, coder = counted(generation, model.special), case["method"] == "lopa_coder"
+    tokens = sample.content if coder else len(case["output"])
+    tpf = tokens / case["rounds_with_forward" if coder else "reported_steps"]
+    assert measure("tpf/lopa_coder" if coder else "tpf/lopa", [sample]) == tpf
 
 
-@replayed(DREAM, "forward")
+@replayed("dream/dream_cases.json", "forward")
 def test_a_forward(case: Case) -> None:
     """The recorded logits are raw: each row is ours of the next position."""
     logits_LV = whole_forward(denoiser("dream"), torch.tensor([case["prompt"]], device=DEVICE))[0]
@@ -400,48 +311,3 @@ def test_a_forward(case: Case) -> None:
     shifted_LV = torch.cat([raw_LV[:1], raw_LV[:-1]])
     torch.testing.assert_close(logits_LV, shifted_LV, atol=1e-4, rtol=0)
     assert logits_LV[1:].argmax(-1).tolist() == case["output"][:-1]
-
-
-@replayed(DREAM, *FULL)
-def test_dream(case: Case) -> None:
-    check_dream(case, dream(case["params"]))
-
-
-@replayed(DREAM, "fast_dllm_dream_threshold")
-def test_fast_dllm(case: Case) -> None:
-    check_dream(case, rationed(case["params"]))
-
-
-@replayed(DREAM, *DREAM_CACHED)
-def test_fast_dllm_with_cache(case: Case) -> None:
-    check_dream(case, block_cached(case["params"]))
-
-
-# --- forwards as the published loops count them ---------------------------------------------------
-
-TIMES = {"seconds": 1.0, "steps_s": 1.0, "first_step_s": 0.5, "truncated": True, "empty": False}
-EVERY_CACHED = cases(LLADA, *CACHED) + cases(DREAM, *DREAM_CACHED)
-
-
-def facts(generation: Generation, special: SpecialTokens) -> SampleStats:
-    """Return what a record keeps of one sample, by way of plain JSON."""
-    return SampleStats(**json.loads(json.dumps(count_sample(generation, special) | TIMES)))
-
-
-@each(EVERY_CACHED)
-def test_fast_dllm_counts_a_forward_over_a_full_block(case: Case) -> None:
-    folder = "dream" if "dream" in case["method"] else "llada"
-    decoder = block_cached(case["params"]) if folder == "dream" else llada(case)
-    generation = replay(case, folder, decoder)
-    fact = facts(generation, denoiser(folder).special)
-    assert measure("forwards/fast_dllm", [fact]) == case["nfe"]
-
-
-@replayed(LOPA, *BRANCHING)
-def test_lopa_counts_its_last_round_but_not_for_diffucoder(case: Case) -> None:
-    generation = replay(case, "dream", pipelined(case))
-    fact = facts(generation, denoiser("dream").special)
-    if case["method"] == "lopa_coder":
-        assert fact.content / case["rounds_with_forward"] == measure("tpf/lopa_coder", [fact])
-    else:
-        assert len(case["output"]) / case["reported_steps"] == measure("tpf/lopa", [fact])

@@ -7,7 +7,7 @@ alone, and those that only store a finished block, are not made here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -22,8 +22,11 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods import s2d2
 from dllm_bench.methods.common import Confidence
-from tests.golden.cases import Case, Settings, agreement, composed, replayed, request, with_end
-from tests.helpers import DEVICE, Watched
+from tests.golden.cases import Case, Settings, agreement, composed, model_of, replayed, request
+from tests.helpers import DEVICE
+
+Call = tuple[str, list[int]]
+"""Its kind, and the tokens of the block, or the drafts that are verified."""
 
 
 @dataclass
@@ -84,6 +87,7 @@ def settings_of(params: Settings) -> dict[str, Any]:
     tau, policy = params["confidence_threshold"], params.get("do_verify_policy")
     steps = params.get("denoising_steps", params["block_length"])
     number = params.get("num_to_transfer", params["block_length"] // steps)
+    estimate = params.get("token_acceptance_estimator", "hard_margin_threshold")
     causal = "decoded" if params.get("draft_ver") else "finished"
     settings = {
         "select.inner.first.tau": tau,
@@ -92,9 +96,7 @@ def settings_of(params: Settings) -> dict[str, Any]:
         "schedule.block": params["block_length"],
         "select.least": params.get("min_ssd_span_length", 1),
         "select.worth": params.get("do_verify_score_threshold", 0.0),
-        "select.estimate": ESTIMATES[
-            params.get("token_acceptance_estimator", "hard_margin_threshold")
-        ],
+        "select.estimate": ESTIMATES[estimate],
         "select.cost": params.get("score_penalty_coef", 1.0),
         "select.cost_above": None,
         "select.temperature": params.get("temperature") or 1.0,
@@ -135,46 +137,35 @@ ESTIMATES = {
 }
 
 
-def forwards_of(watched: Watched, block: int) -> Iterator[tuple[str, list[int], list[int]]]:
-    """Kind, tokens of the block, and the drafts that were verified."""
-    for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
-        start, stop = plan.rows
-        verifies = plan.kind == ForwardKind.VERIFY
-        added = plan.added.tokens_E.tolist() if verifies and plan.added else []
-        yield "verify" if verifies else "draft", canvas_KL[0, start:stop].tolist(), added
-
-
 def replay(
-    case: Case,
-    decoder: str,
-    settings: Settings,
-    numbers: Numbers,
-    monkeypatch: pytest.MonkeyPatch,
-    folder: str = "llada",
-    sampled: float | None = None,
-) -> tuple[list[tuple[str, list[int], list[int]]], list[int]]:
+    case: Case, decoder: str, settings: Settings, numbers: Numbers, patch: pytest.MonkeyPatch
+) -> tuple[list[Call], list[int]]:
     """Return the forwards of a case, and its text."""
-    params: Mapping[str, Any] = case.get("params") or case["parameters"]
+    params = case["params"]
     stops = params.get("stopping_criteria_idx") or []
     ends = stops or ([params["eos_id"]] if params.get("eos_early_stop") else [])
-    monkeypatch.setattr(s2d2, "uniforms", numbers.uniforms)
-    monkeypatch.setattr(s2d2, "drawn", numbers.drawn)
+    patch.setattr(s2d2, "uniforms", numbers.uniforms)
+    patch.setattr(s2d2, "drawn", numbers.drawn)
     made = composed(decoder, {**settings, **({} if ends else {"stop": "filled"})})
-    if sampled is not None:
-        made = replace(made, score=Recorded(sampled, numbers))
-    watched = Watched(with_end(folder, ends[0] if ends else -1))
-    given = case if "params" in case else {**case, "params": {"gen_length": case["gen_length"]}}
-    generation = made.generate(watched, request(given))
-    ids = list(generation.ids)
+    if params.get("do_sample"):
+        made = replace(made, score=Recorded(params["temperature"], numbers))
+    watched = model_of(case, ends[0] if ends else -1)
+    ids, found = list(made.generate(watched, request(case)).ids), list[Call]()
+    for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
+        if plan.kind == ForwardKind.VERIFY and plan.added:
+            found.append(("verify", plan.added.tokens_E.tolist()))
+        else:
+            found.append(("draft", canvas_KL[0, slice(*plan.rows)].tolist()))
     at = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-    return [*forwards_of(watched, settings["schedule.block"])], ids[: at + ("eos_id" in params)]
+    return found, ids[: at + ("eos_id" in params)]
 
 
-def numbers_of(case: Case, verified: list[bool], accepted: list[list[float]]) -> Numbers:
+def numbers_of(case: Case, accepted: Sequence[list[float]]) -> Numbers:
     """Return numbers of the runs with `multinomials`; `accepted`: the loop's order of each
     draft."""
-    tokens = deque(case["multinomials"])
-    numbers = Numbers(accepting=deque(case["uniforms"]))
+    kinds = [call["kind"] for call in case["calls"] if call["kind"] != "prefill"] + [""]
+    verified = [after == "verify" for kind, after in pairwise(kinds) if kind == "draft"]
+    tokens, numbers = deque(case["multinomials"]), Numbers(accepting=deque(case["uniforms"]))
     for verifies, order in zip(verified, accepted, strict=True):
         if case["params"].get("do_sample"):
             numbers.drafts.append(tokens.popleft())
@@ -184,97 +175,59 @@ def numbers_of(case: Case, verified: list[bool], accepted: list[list[float]]) ->
     return numbers
 
 
-def recorded_calls(case: Case) -> list[tuple[str, list[int], list[int]]]:
-    """Drafts and verifications of a run, as `forwards_of` has them."""
+def recorded_calls(case: Case) -> list[Call]:
+    """Return the drafts and verifications of a run."""
     calls = [call for call in case["calls"] if call["kind"] in ("draft", "verify")]
-    found: list[tuple[str, list[int], list[int]]] = []
-    for call in calls:
-        half = case["params"]["block_length"]
-        verifies = call["kind"] == "verify"
-        block = call["ids"][:half]
-        found.append((call["kind"], [] if verifies else block, block if verifies else []))
-    return found
-
-
-def compared(
-    found: list[tuple[str, list[int], list[int]]],
-) -> list[tuple[str, list[int], list[int]]]:
-    """Return a verification without the canvas that it is fed beside."""
-    return [(kind, [] if added else block, added) for kind, block, added in found]
-
-
-def followed_by_verify(case: Case) -> list[bool]:
-    """Of each draft, whether it was verified."""
-    kinds = [call["kind"] for call in case["calls"] if call["kind"] != "prefill"] + [""]
-    return [after == "verify" for kind, after in pairwise(kinds) if kind == "draft"]
+    return [(call["kind"], call["ids"][: case["params"]["block_length"]]) for call in calls]
 
 
 @replayed("new2026/s2d2_sdar_cases.json")
 def test_s2d2_sdar(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = case["params"]
-    numbers = numbers_of(case, followed_by_verify(case), case["steps"])
-    sampled = params["temperature"] if params.get("do_sample") else None
+    settings, numbers = settings_of(case["params"]), numbers_of(case, case["steps"])
     with agreement(case):
-        found, ids = replay(
-            case, "s2d2", settings_of(params), numbers, monkeypatch, sampled=sampled
-        )
-        assert compared(found) == recorded_calls(case)
-        assert ids == case["output"]
-
-
-def planned_of(case: Case) -> Numbers:
-    """Return numbers of the runs with one list of `uniforms`."""
-    given, params = iter(case["uniforms"]), case["parameters"]
-    numbers = Numbers()
-    for step in (one for one in case["steps"] if "store" not in one):
-        if params.get("do_sample"):
-            numbers.drafts.append([next(given) for _ in step["block"]])
-        if step["do_verify"]:
-            numbers.accepting.append([next(given) for _ in step["span"]])
-            samples = any(isinstance(place, float) and place % 1 == 0.5 for place in step["order"])
-            residual = samples and params.get("allow_resample", True)
-            numbers.residual.append(float(next(given)) if residual else None)
-    return numbers
-
-
-@replayed("new2026/s2d2.json")
-def test_s2d2(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = {
-        "confidence_threshold": 0.85,
-        "block_length": case["block_length"],
-        "denoising_steps": case["denoising_steps"],
-        **case["parameters"],
-    }
-    sampled = params["temperature"] if params.get("do_sample") else None
-    steps, wanted = [one for one in case["steps"] if "store" not in one], []
-    for step in steps:
-        wanted.append(("draft", step["block"], []))
-        wanted += [("verify", [], step["verify_ids"])] if step["do_verify"] else []
-    with agreement(case):
-        found, ids = replay(
-            case,
-            "s2d2",
-            settings_of(params),
-            planned_of(case),
-            monkeypatch,
-            "new2026/ckpt/sdar",
-            sampled,
-        )
-        assert compared(found) == wanted
+        found, ids = replay(case, "s2d2", settings, numbers, monkeypatch)
+        assert found == recorded_calls(case)
         assert ids == case["output"]
 
 
 @replayed("new2026/s2d2_llada2_cases.json")
 def test_s2d2_llada2(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = {**case["params"], "confidence_threshold": case["params"]["threshold"]}
+    params = {"num_to_transfer": 1, **case["params"]}
     settings = {
-        **settings_of({"num_to_transfer": 1, **params}),
+        **settings_of(params | {"confidence_threshold": params["threshold"]}),
         "revise.tau": min(params["editing_threshold"], 1 - 1e-9),  # at 1 no forward looks for edits
         "revise.rounds": params["max_post_steps"],
     }
-    order = [step["unmask"] for step in case["steps"]]
-    numbers = numbers_of(case, followed_by_verify(case), order)
+    numbers = numbers_of(case, [step["unmask"] for step in case["steps"]])
     with agreement(case):
         found, ids = replay(case, "s2d2_llada21", settings, numbers, monkeypatch)
-        assert compared(found) == recorded_calls(case)
+        assert found == recorded_calls(case)
         assert ids[: len(case["output"])] == case["output"]
+
+
+def planned_of(case: Case) -> tuple[Numbers, list[Call]]:
+    """Return numbers of a run with one list of `uniforms`, and its drafts and verifications."""
+    given, params, numbers, calls = iter(case["uniforms"]), case["params"], Numbers(), list[Call]()
+    for step in (one for one in case["steps"] if "store" not in one):
+        calls.append(("draft", step["block"]))
+        if params.get("do_sample"):
+            numbers.drafts.append([next(given) for _ in step["block"]])
+        if step["do_verify"]:
+            calls.append(("verify", step["verify_ids"]))
+            numbers.accepting.append([next(given) for _ in step["span"]])
+            samples = any(isinstance(place, float) and place % 1 == 0.5 for place in step["order"])
+            residual = samples and params.get("allow_resample", True)
+            numbers.residual.append(float(next(given)) if residual else None)
+    return numbers, calls
+
+
+@replayed("new2026/s2d2.json")
+def test_s2d2(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = {name: case[name] for name in ("block_length", "denoising_steps", "gen_length")}
+    params = {"confidence_threshold": 0.85, **lengths, **case["parameters"]}
+    run = case | {"params": params, "checkpoint": "new2026/ckpt/sdar"}
+    numbers, wanted = planned_of(run)
+    with agreement(case):
+        found, ids = replay(run, "s2d2", settings_of(params), numbers, monkeypatch)
+        assert found == wanted
+        assert ids == case["output"]

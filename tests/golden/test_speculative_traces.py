@@ -10,9 +10,9 @@ with DFlash 2 a round of theirs ends at the limit, ours behind it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,28 +47,38 @@ NO_END = -1
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"no golden traces at {FOLDER}")
 
 
+@cache
 def read(name: str) -> Any:
     file = FOLDER / name
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-@lru_cache
-def tensors(name: str) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
+@cache
+def tensors(name: str | Path) -> dict[str, Tensor]:
     return load_file(FOLDER / name, device=DEVICE)
 
 
-@lru_cache
+def close(found: Tensor, wanted: Tensor, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=0)
+
+
+@cache
 def target() -> TransformerDenoiser:
     return load_denoiser(FOLDER / "ckpt" / "target")
 
 
-def ends_as_recorded(case: Case) -> bool:
-    """Let the token end texts at which the recorded one ends; return whether there is one."""
-    ended = case["output"][-1] in (case["stop_token_ids"] or [])
-    target().special = SpecialTokens(mask=0, eos=case["output"][-1] if ended else NO_END)
-    return ended
+def generate(
+    decoder: SpeculativeDecoder, prompt: Sequence[int], new: int, eos: int = NO_END
+) -> Generation:
+    """Return what the decoder makes of a prompt with the target, in which `eos` ends a text."""
+    target().special = SpecialTokens(mask=0, eos=eos)
+    return decoder.generate(target(), Request("golden", tuple(prompt), new))
+
+
+def end_of(case: Case) -> int:
+    """Return the token that ends the recorded text, if it is a stop."""
+    last = case["output"][-1]
+    return last if last in (case["stop_token_ids"] or []) else NO_END
 
 
 def source(kind: str) -> str:
@@ -85,7 +95,7 @@ def speculative(decoder: str, settings: Settings) -> SpeculativeDecoder:
     return _speculative(decoder, json.dumps(settings))
 
 
-@lru_cache
+@cache
 def _speculative(decoder: str, settings: str) -> SpeculativeDecoder:
     overrides = [override(key, value) for key, value in json.loads(settings).items()]
     made = composed_decoder(decoder, overrides)
@@ -113,16 +123,14 @@ def decoder_of(run: Case, checks_first: bool) -> tuple[str, dict[str, Any]]:
 
 def decode(run: Case, checks_first: bool = True) -> tuple[Generation, list[Proposal]]:
     """Return what the run's decoder makes of its prompt, and the drafts before they are cut."""
-    stops = run["stop_token_ids"] or [NO_END]
-    target().special = SpecialTokens(mask=0, eos=stops[0])
     plain = speculative(*decoder_of(run, checks_first))
     watched = WatchedLength(plain.length)
     decoder = scripted(plain, run.get("uniforms") or [0.5] * 4096, length=watched)
-    limit = run["max_new_tokens"] + 1
-    request = Request("golden", tuple(run["prompt"]), limit)
-    return decoder.generate(target(), request), watched.seen
+    eos = (run["stop_token_ids"] or [NO_END])[0]
+    return generate(decoder, run["prompt"], run["max_new_tokens"] + 1, eos), watched.seen
 
 
+@cache
 def greedy_runs(kind: str) -> list[tuple[Generation, list[Proposal]]]:
     """Return the reference's four prompts decoded greedily; its traces have rounds of three."""
     plain = {"file": f"trace_{kind}.json", "max_new_tokens": 48, "stop_token_ids": None}
@@ -201,12 +209,7 @@ def check_round(row: Any, proposal: Proposal, entry: dict[str, Any]) -> None:
         assert row.cached + row.fed == entry["target_cache_len_before_crop"]
     if "confidence_logit" in entry:
         assert proposal.survival_D is not None
-        torch.testing.assert_close(
-            proposal.survival_D.cpu(),
-            torch.tensor(entry["confidence_logit"]),
-            atol=TOLERANCE,
-            rtol=0,
-        )
+        close(proposal.survival_D.cpu(), torch.tensor(entry["confidence_logit"]))
     if "draft_context_rows" in entry:
         first, last = entry["draft_position_range"]
         assert (proposal.cached, proposal.cached + proposal.fed) == (first, last)
@@ -215,10 +218,9 @@ def check_round(row: Any, proposal: Proposal, entry: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", read("target_greedy.json").get("cases", []))
 def test_the_greedy_runs_are_the_targets_own_text(case: Case) -> None:
-    target().special = SpecialTokens(mask=0, eos=NO_END)
     wanted = case.get("output") or case["tokens"]
-    request = Request("golden", tuple(case["prompt"]), len(wanted))
-    assert list(speculative("ar_speculative", {}).generate(target(), request).ids) == wanted
+    plain = speculative("ar_speculative", {})
+    assert list(generate(plain, case["prompt"], len(wanted)).ids) == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
@@ -254,8 +256,8 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
 def test_target_forward_and_taps() -> None:
     stored = tensors("modules.safetensors")
     logits, kv = fed_causally(target(), stored["target/input_ids"][0].tolist(), (0, 1, 2))
-    torch.testing.assert_close(logits, stored["target/logits"], atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(kv.features, stored["target/taps"], atol=TOLERANCE, rtol=0)
+    close(logits, stored["target/logits"])
+    close(kv.features, stored["target/taps"])
 
 
 @pytest.mark.parametrize("kind", ["dflash", *DSPARKS, "zlab_dflash"])
@@ -278,9 +280,9 @@ def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
         assert kv.length == start
         name = f"fwd/{start}" if zlab else f"fwd/{kind}/{start}"
         wanted = stored[f"{name}/hidden"][0, 1 if zlab else 0 :]
-        torch.testing.assert_close(hidden_DH, wanted, atol=TOLERANCE, rtol=0)
+        close(hidden_DH, wanted)
         base = stored[f"{name}/logits_slots1_15" if zlab else f"{name}/base_logits"][0]
-        torch.testing.assert_close(logits_DV, base, atol=TOLERANCE, rtol=0)
+        close(logits_DV, base)
         if piece.drafter.has_transition_head:
             check_heads(network, entry, ids_L[start], stored, name)
 
@@ -294,8 +296,8 @@ def check_heads(network: Any, entry: Any, anchor: Any, stored: Any, name: str) -
         survival.append(network.survival(token, hidden_H))
         state = network.transition(logits_1V, token, hidden_H, state)
     wanted = stored[f"{name}/corrected_logits"][0], stored[f"{name}/confidence_logits"][0]
-    torch.testing.assert_close(corrected_NV, wanted[0], atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(torch.stack(survival), wanted[1], atol=TOLERANCE, rtol=0)
+    close(corrected_NV, wanted[0])
+    close(torch.stack(survival), wanted[1])
     assert corrected_NV.argmax(-1).tolist() == entry["tokens"]
 
 
@@ -311,7 +313,7 @@ def test_eagle3_chain_and_update() -> None:
     assert context.tokens_L[1:].tolist() == chain["prefill_input_ids"]
     hidden_11H, logits_1V = network.extend(context)
     last = stored["eagle3/prefill_hidden"][:, -1:]
-    torch.testing.assert_close(hidden_11H, last, atol=TOLERANCE, rtol=0)
+    close(hidden_11H, last)
     hiddens, logits = [], [logits_1V]
     for token in torch.tensor(chain["tokens"], device=DEVICE):
         hidden_11H, logits_1V = network.step(token, hidden_11H, context)
@@ -319,14 +321,14 @@ def test_eagle3_chain_and_update() -> None:
         logits.append(logits_1V)
     assert kv.length == chain["cache_len_after"]
     wanted_NV = stored["eagle3/chain_logits"][0]
-    torch.testing.assert_close(torch.cat(logits[:-1]), wanted_NV, atol=TOLERANCE, rtol=0)
+    close(torch.cat(logits[:-1]), wanted_NV)
     assert wanted_NV.argmax(-1).tolist() == chain["tokens"]
     kv.crop(anchor)
     text_L = torch.cat([ids_L[: anchor + 1], torch.tensor(update["committed"], device=DEVICE)])
     grown = Context(text_L, feature_layers[:, anchor : len(text_L) - 1], target(), kv)
     hidden_11H, logits_1V = network.extend(grown)
     wanted = stored["eagle3/after_update_hidden_last"]
-    torch.testing.assert_close(hidden_11H, wanted, atol=TOLERANCE, rtol=0)
+    close(hidden_11H, wanted)
     assert int(logits_1V.argmax()) == update["argmax"]
 
 
@@ -336,12 +338,12 @@ def test_eagle3_chain_and_update() -> None:
 class Given(Chain):
     """A target that repeats the prompt's token and whose next forward has the given logits."""
 
-    def __init__(self, logits_DV: torch.Tensor, ends: list[int] | None) -> None:
+    def __init__(self, logits_DV: Tensor, ends: list[int] | None) -> None:
         special = SpecialTokens(mask=NO_END, eos=(ends or [NO_END])[0])
         super().__init__(special, torch.eye(logits_DV.shape[1]))
         self.logits_DV = logits_DV
 
-    def forward(self, tokens_KL: torch.Tensor, plan: Any, kv: Any) -> torch.Tensor:
+    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
         first_1RV = super().forward(tokens_KL, plan, kv)
         return first_1RV if plan.kind == ForwardKind.PREFILL else self.logits_DV[None]
 
@@ -391,7 +393,7 @@ def test_the_verifier(case: dict[str, Any]) -> None:
 
 
 def check_distributions(
-    case: Any, proposal: Proposal, decoder: Scripted, target_RV: torch.Tensor
+    case: Any, proposal: Proposal, decoder: Scripted, target_RV: Tensor
 ) -> None:
     """Probabilities of acceptance, and the distribution of the next token."""
     sampler = Sampler(decoder.temperature, lambda n: torch.zeros(n))
@@ -401,12 +403,12 @@ def check_distributions(
         sampler.probabilities(target_RV),
     )
     probability_D = Rejection.acceptance_probability(proposal.tokens_D, *distributions)
-    torch.testing.assert_close(probability_D, torch.tensor(case["accept_prob"]), atol=1e-6, rtol=0)
+    close(probability_D, torch.tensor(case["accept_prob"]), 1e-6)
     if case["terminated_by_stop_token"]:
         return
     count = torch.tensor(sum(case["accept_prefix_mask"]))
     next_V = Rejection.next_distribution(count, *distributions)
-    torch.testing.assert_close(next_V, torch.tensor(case["next_dist"]), atol=1e-6, rtol=0)
+    close(next_V, torch.tensor(case["next_dist"]), 1e-6)
 
 
 # --- DDTree: the tree, the accepted path and what the next draft reads ----------------------------
@@ -443,10 +445,9 @@ def ddtree_of(case: Case) -> tuple[Scripted, WatchedMatch]:
 
 @replayed("new2026/ddtree.json")
 def test_ddtree(case: Case) -> None:
-    ended = ends_as_recorded(case)
     decoder, watched = ddtree_of(case)
-    request = Request("golden", tuple(case["prompt"]), case["max_new_tokens"] + 1)
-    generation = decoder.generate(target(), request)
+    eos = end_of(case)
+    generation = generate(decoder, case["prompt"], case["max_new_tokens"] + 1, eos)
     assert list(generation.ids[: len(case["output"])]) == case["output"]
     found, rounds, made = verified(generation), case["rounds"], list[int]()
     with agreement(case):
@@ -462,7 +463,7 @@ def test_ddtree(case: Case) -> None:
             assert [place + 1 for place in places] == entry["accepted_path"]
             assert following == entry["next_token"]
             made.append(len(places) + 1)
-            assert row.accepted + 1 == len(new) or ended
+            assert row.accepted + 1 == len(new) or eos != NO_END
         assert made == case["acceptance_lengths"]
 
 
@@ -526,10 +527,9 @@ def dflash2_of(case: Case, folder: str) -> tuple[Scripted, WatchedLength]:
 
 @replayed("new2026/dflash2.json")
 def test_dflash2(case: Case, checkpoint: Callable[[Case], str]) -> None:
-    ends_as_recorded(case)
     decoder, watched = dflash2_of(case, checkpoint(case))
     limit = case["max_new_tokens"]
-    generation = decoder.generate(target(), Request("golden", tuple(case["prompt"]), limit))
+    generation = generate(decoder, case["prompt"], limit, end_of(case))
     with agreement(case):
         assert list(generation.ids[:limit]) == case["output"]
         found, rounds = verified(generation), case.get("rounds", [])
@@ -546,17 +546,12 @@ def test_dflash2(case: Case, checkpoint: Callable[[Case], str]) -> None:
             if proposal.probabilities_DV is not None:
                 drawn_D = proposal.probabilities_DV.gather(1, proposal.tokens_D[:, None])[:, 0]
                 wanted_D = torch.tensor(entry["draft_prob"], device=DEVICE)
-                torch.testing.assert_close(drawn_D, wanted_D, atol=TOLERANCE, rtol=0)
-
-
-@lru_cache
-def stored() -> dict[str, torch.Tensor]:
-    return load_file(MODULES.with_suffix(".safetensors"), device=DEVICE)
+                close(drawn_D, wanted_D)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_dflash2_forwards_sharing_one_cache(name: str) -> None:
-    recorded = json.loads(MODULES.read_text())
+    recorded, stored = json.loads(MODULES.read_text()), tensors(MODULES.with_suffix(".safetensors"))
     ids_L = torch.tensor(recorded["sequence"], device=DEVICE)
     features_1FC = fed_causally(target(), recorded["sequence"], (0, 1, 2))[1].features
     piece = DFlash2(TrainedBlockDrafter(str(GOLDEN / "new2026" / "ckpt" / name)))
@@ -568,14 +563,14 @@ def test_dflash2_forwards_sharing_one_cache(name: str) -> None:
         with torch.inference_mode():
             hidden_DH, logits_DV = network.block(context, piece.drafter.slots)
         key = f"{name}/{start}"
-        torch.testing.assert_close(hidden_DH, stored()[f"{key}/hidden"][1:], atol=TOLERANCE, rtol=0)
-        torch.testing.assert_close(logits_DV, stored()[f"{key}/logits"], atol=TOLERANCE, rtol=0)
+        close(hidden_DH, stored[f"{key}/hidden"][1:])
+        close(logits_DV, stored[f"{key}/logits"])
         assert logits_DV.argmax(-1).tolist() == entry["unary_argmax"]
-        ids_DK = stored()[f"{key}/candidates"].long()
+        ids_DK = stored[f"{key}/candidates"].long()
         assert logits_DV.topk(ids_DK.shape[1]).indices.tolist() == ids_DK.tolist()
-        if f"{key}/edge_scores" in stored():
+        if f"{key}/edge_scores" in stored:
             before_DK = torch.stack([ids_L[start].expand(ids_DK.shape[1]), *ids_DK[:-1]])
             bias_DKK = network.path_biases(before_DK, hidden_DH, ids_DK)
             scores_DKK = bias_DKK + logits_DV.gather(1, ids_DK)[:, None]
-            wanted_DKK = stored()[f"{key}/edge_scores"]
-            torch.testing.assert_close(scores_DKK, wanted_DKK, atol=TOLERANCE, rtol=0)
+            wanted_DKK = stored[f"{key}/edge_scores"]
+            close(scores_DKK, wanted_DKK)

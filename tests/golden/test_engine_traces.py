@@ -1,0 +1,285 @@
+"""Masked decoders whose runs are recorded in a form of their own: Fast-dLLM v2, FreeDave, DMax, the
+engines of MultiBD and WeDLM.
+
+What each forward fed, and what it filled or revised. Forwards over the prompt alone, and those that
+only store finished tokens, are not made here. Guards of MultiBD's engine (allocated positions, a
+limit of forwards) end most of its requests while blocks are open; they are compared up to there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.defaults import Greedy
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.branches import SelfDraft
+from dllm_bench.methods.common import NegEntropy
+from tests.golden.cases import (
+    Case,
+    agreement,
+    canvases_of,
+    cases,
+    each,
+    forwards_made,
+    model_of,
+    replayed,
+    request,
+)
+from tests.golden.decoders import decoder_of
+from tests.helpers import DEVICE, Watched
+
+
+def replay(
+    case: Case, decoder: MaskedDecoder, new: int | None = None, eos: int | None = None
+) -> tuple[Generation, Watched]:
+    model = model_of(case, eos)
+    return decoder.generate(model, request(case, new)), model
+
+
+# --- Fast-dLLM v2 ---------------------------------------------------------------------------------
+
+
+def length(case: Case, prompt: list[int]) -> int:
+    """Return how many tokens a request asks for. The released loops decode whole blocks from the
+    prompt's own on, and one token more."""
+    block = case["params"]["block_size"]
+    blocks = len(prompt) // block + case["params"]["max_new_tokens"] // block
+    return blocks * block + 1 - len(prompt)
+
+
+def v2_calls(case: Case) -> list[tuple[int, list[int]]]:
+    """Return the recorded calls, the prompt's whole blocks with the first call that decodes."""
+    calls = [(call["start"], call["ids"]) for call in case["calls"]]
+    prompt, block = case["prompt"], case["params"]["block_size"]
+    if len(prompt) > block and len(prompt) % block:
+        (first, ids), (_, more) = calls[:2]
+        calls[:2] = [(first, ids + more)]
+    return calls
+
+
+def text(ids: Iterable[int], end: int) -> list[int]:
+    """Return the tokens up to the end token, that one included."""
+    ids = list(ids)
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
+@each([case for case in cases("caches/fast_dllm_v2_cases.json") if not case["batched"]])
+def test_fast_dllm_v2(case: Case) -> None:
+    """`batch_sample` misses an end token that begins a block and goes on; here it ends there."""
+    generation, model = replay(case, decoder_of(case), length(case, case["prompt"]))
+    ours = [(one["positions"][0], one["ids"]) for one in forwards_made(generation, model)]
+    end, theirs = model.special.eos, v2_calls(case)
+    output = text(case["output"], end)
+    missed = (
+        output[-1] == end and not (len(case["prompt"] + output) - 1) % case["params"]["block_size"]
+    )
+    assert text(generation.ids, end)[: len(output)] == output
+    assert ours == (theirs[: len(ours)] if missed else theirs)
+
+
+@each([case for case in cases("caches/fast_dllm_v2_cases.json") if case["batched"]])
+def test_fast_dllm_v2_in_batches(case: Case) -> None:
+    """A released batch stores the open block of all rows again if one row needs it, so that a row
+    may differ."""
+    model, decoder = model_of(case).model, decoder_of(case)
+    requests = [
+        Request(str(i), tuple(prompt), length(case, prompt))
+        for i, prompt in enumerate(case["prompt"])
+    ]
+    batched = {one.request_id: one.ids for one in decoder.generate_stream(model, requests, 2)}
+    assert batched == {one.id: decoder.generate(model, one).ids for one in requests}
+    with agreement(case):
+        for one, output in zip(requests, case["output"], strict=True):
+            ours, theirs = (text(ids, model.special.eos) for ids in (batched[one.id], output))
+            assert ours[: len(theirs)] == theirs
+
+
+# --- FreeDave, round by round ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeptTargets(SelfDraft):
+    """Drafts of the model itself, with the targets of every round."""
+
+    targets: list[Tensor] = field(default_factory=list, compare=False)
+
+    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
+        self.targets.append(window.of(branches.tokens_KL))
+        return super().rate(scores, window, branches)
+
+
+def rounds_fed(case: Case, mask: int) -> list[Case]:
+    """Return the recorded rounds that have something to verify: drafts differ, and the first has a
+    mask. "++" drafts a full block as often as `draft_steps` says."""
+    found = []
+    for one in case["rounds"]:
+        drafts = one["drafts"]
+        new = [i for i, draft in enumerate(drafts) if draft not in drafts[:i]]
+        kept = {name: [one[name][i] for i in new] for name in ("drafts", "targets")}
+        if mask in drafts[0]:
+            found.append({**kept, "accepted": drafts[one["accepted"]]})
+    return found
+
+
+def rounds_made(generation: Generation, model: Watched, targets: list[Tensor]) -> list[Case]:
+    """Return the same of forwards with several branches; the base, which is draft 1, is the
+    last."""
+    left, found = iter(targets), []
+    forwards = zip(generation.trace.forwards, model.plans, model.canvases, strict=True)
+    for forward, plan, canvas_KL in forwards:
+        if forward.branches > 1:
+            drafts = canvas_KL[:, slice(*plan.rows)].roll(1, 0).tolist()
+            target_KW, accepted = next(left).roll(1, 0), drafts[forward.accepted]
+            found.append({"drafts": drafts, "targets": target_KW.tolist(), "accepted": accepted})
+    return found
+
+
+def steps_of(generation: Generation, model: Watched, prompt_len: int) -> list[int]:
+    """Return the step of every position: of the round that verified it, as the authors count.
+
+    What a forward commits is a draft of the next one; what it verifies was masked before.
+    """
+    winners = [forward.winner for forward in generation.trace.forwards]
+    shown = [canvas_KL[j].tolist() for canvas_KL, j in zip(model.canvases, winners, strict=True)]
+    steps = [
+        born + (shown[born][prompt_len + place] == model.special.mask)
+        for place, born in enumerate(generation.born)
+    ]
+    return [sorted(set(steps)).index(step) for step in steps]
+
+
+@replayed("caches/freedave_cases.json")
+def test_freedave(case: Case) -> None:
+    """A block that the threshold fills is not fed again, and equal drafts are fed once. In the
+    recorded "debug" mode a forward has one draft."""
+    params, plain, targets = case["params"], decoder_of(case), list[Tensor]()
+    with agreement(case):
+        drafting = replace(plain, explore=KeptTargets(params["draft_steps"], targets=targets))
+        generation, model = replay(case, drafting)
+        expected = rounds_fed(case, model.special.mask)
+        assert list(generation.ids) == case["output"]
+        assert rounds_made(generation, model, targets) == expected
+        assert steps_of(generation, model, len(case["prompt"])) == case["step_map"]
+        rows = [len(one["drafts"]) for one in case["rounds"]]
+        forwards = sum(rows) if params["draft_mode"] == "debug" else len(rows)
+        assert len(generation.trace) == case["nfe"] - forwards + len(expected)
+        static, _ = replay(case, replace(plain, explore=Greedy()))
+        assert list(static.ids) == case["static_output"]
+        assert len(static.trace) == case["static_nfe"]
+        assert (static.ids == generation.ids) == case["equals_static"]
+
+
+# --- DMax, MultiBD --------------------------------------------------------------------------------
+
+
+@replayed("new2026/dmax_cases.json")
+def test_dmax(case: Case) -> None:
+    """End tokens stay in the text."""
+    generation, model = replay(case, decoder_of(case))
+    prompt, end = case["prompt"], case["params"]["eos_id"]
+    canvas = [*prompt, *[model.special.mask] * (len(model.canvases[0][0]) - len(prompt))]
+    calls = zip(case["calls"][1:], case["steps"], canvases_of(model), model.plans, strict=True)
+    with agreement(case):
+        for index, (call, step, ours, plan) in enumerate(calls):
+            assert ours == canvas
+            assert plan.feed == (call["start"] * (index > 0), call["start"] + call["rows"])
+            for at, before, after in step["changed"]:
+                assert canvas[at] == before
+                canvas[at] = after
+        assert list(generation.ids) == canvas[len(prompt) :][: len(generation.ids)]
+        assert [token for token in generation.ids if token != end] == case["output"]
+
+
+@replayed("new2026/multi_bd_cases.json")
+def test_multi_bd(case: Case) -> None:
+    params, prompt = case["params"], case["prompt"]
+    new = len(case["canvas"]) - len(prompt) + 4 * params["block_size"]
+    generation, model = replay(case, decoder_of(case), new)
+    canvases, ours = [*canvases_of(model), [*prompt, *generation.ids]], []
+    for plan, (before, after) in zip(model.plans, pairwise(canvases), strict=True):
+        tokens = enumerate(zip(before, after, strict=False))
+        ours.append((plan.feed[1], [[at, new] for at, (old, new) in tokens if old != new]))
+    wanted = []
+    for call, step in zip(case["calls"], case["steps"], strict=True):
+        if any(state == "ACTIVE" for _, state in call["blocks"]):
+            changed = [*step["filled"], *([at, new] for at, _, new in step["overwritten"])]
+            wanted.append((call["start"] + call["valid"], sorted(changed)))
+    with agreement(case):
+        assert ours[: len(wanted)] == wanted
+        if case["reason"] == "eos_token_generated":
+            assert len(ours) == len(wanted)
+            ids = list(generation.ids)
+            assert ids[: ids.index(params["eos_id"])] == case["output"]
+
+
+# --- WeDLM ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DrawnTokens(Score):
+    """The entropy of the logits, and the recorded tokens at the masks."""
+
+    tokens: deque[list[int]] = field(compare=False)
+    gives = NegEntropy.gives
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        ids_KW = torch.zeros_like(window.eligible_KW, dtype=torch.long)
+        ids_KW[window.eligible_KW] = torch.tensor(self.tokens.popleft(), device=DEVICE)
+        return NegEntropy().of(logits_KWV, ids_KW, state)
+
+
+def calls_of(generation: Generation, model: Watched, prompt: list[int]) -> tuple[list, list]:
+    """Return the tokens and positions of every forward in the order of WeDLM, masks last, and what
+    it filled."""
+    calls, filled, mask = [], [], model.special.mask
+    canvases = [*canvases_of(model), [*prompt, *generation.ids]]
+    for plan, (tokens, after) in zip(model.plans, pairwise(canvases), strict=True):
+        order = sorted(range(*plan.feed), key=lambda position: tokens[position] == mask)
+        calls.append(([tokens[position] for position in order], order))
+        masked = [p for p in range(*plan.feed) if p < len(after) and tokens[p] == mask]
+        filled.append([[p, after[p]] for p in masked if after[p] != mask])
+    return calls, filled
+
+
+@replayed("new2026/wedlm_cases.json", "wedlm_hf")
+def test_wedlm_blocks(case: Case) -> None:
+    prompt = case["prompt"]
+    with agreement(case):
+        generation, model = replay(case, decoder_of(case), eos=-1)
+        calls, filled = calls_of(generation, model, prompt)
+        rows = []
+        for ids, places in calls:
+            cached = [*prompt, *generation.ids][: min(places)]
+            rows.append({"ids": cached + ids, "positions": [*range(min(places)), *places]})
+        assert rows == case["calls"]
+        assert filled == case["steps"]
+        assert list(generation.ids) == case["output"]
+
+
+@replayed("new2026/wedlm_cases.json", "wedlm_engine")
+def test_wedlm(case: Case) -> None:
+    params, prompt, decoder = case["params"], case["prompt"], decoder_of(case)
+    if case["multinomials"]:
+        decoder = replace(decoder, score=DrawnTokens(deque(case["multinomials"])))
+    with agreement(case):
+        generation, model = replay(case, decoder, eos=params["stop_token_ids"][0])
+        calls, filled = calls_of(generation, model, prompt)
+        calls[0] = (calls[0][0][len(prompt) :], calls[0][1][len(prompt) :])
+        assert calls == [(call["ids"], call["positions"]) for call in case["calls"][1:-1]]
+        end = len(prompt) + len(
+            generation.ids
+        )  # what the window holds beyond the limit is given up
+        *steps, last = [step["filled"] for step in case["steps"][:-1]]
+        assert filled == [*steps, [one for one in last if one[0] < end]]
+        text = list(generation.ids)[: case["returned_by_decoder"]]
+        assert text[: params["max_tokens"]] == case["output"]
