@@ -1,7 +1,6 @@
-"""Shared by all tests: one thread per process, no network, where the golden data lie.
+"""Shared by all tests: one thread per process, no network, where shared data lie.
 
-Sockets are closed for every test: connecting anywhere but to this machine raises. Tests that need
-the reference data use the `golden` fixture, which skips with a reason where they are absent.
+Sockets are closed for every test: connecting anywhere but to this machine raises.
 """
 
 from __future__ import annotations
@@ -39,31 +38,24 @@ def is_local(address: Any) -> bool:
 @pytest.fixture(scope="session", autouse=True)
 def closed_sockets() -> Iterator[None]:
     """Connecting to another machine raises; so does asking for its address."""
-    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
-    getaddrinfo = socket.getaddrinfo
 
-    def guard(address: Any) -> None:
-        if not is_local(address):
-            raise PermissionError(f"A test tried to reach {address!r}; tests run without network.")
+    def guarded(call: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            address = args[place] if place else (args[0] or "",)
+            if not is_local(address):
+                raise PermissionError(f"A test reached for {address!r}; tests run without network.")
+            return call(*args, **kwargs)
 
-    def guarded_connect(self: socket.socket, address: Any) -> None:
-        guard(address)
-        return connect(self, address)
+        return checked
 
-    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
-        guard(address)
-        return connect_ex(self, address)
-
-    def guarded_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
-        guard((host or "",))
-        return getaddrinfo(host, *args, **kwargs)
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(socket.socket, "connect", guarded_connect)
-    patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
-    patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
-    yield
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, place in (
+            (socket.socket, "connect", 1),
+            (socket.socket, "connect_ex", 1),
+            (socket, "getaddrinfo", 0),
+        ):
+            patch.setattr(owner, name, guarded(getattr(owner, name), place))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,12 +78,6 @@ def shared(variable: str, name: str, what: str) -> Path:
     if not path.is_dir():
         pytest.skip(f"{what} not found at {path}; set {variable}")
     return path
-
-
-@pytest.fixture(scope="session")
-def golden() -> Path:
-    """Directory of reference traces."""
-    return shared("DLLM_BENCH_GOLDEN", "golden", "reference data")
 
 
 @pytest.fixture(scope="session")

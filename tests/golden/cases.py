@@ -238,15 +238,16 @@ def check(
 def composed(decoder: str, settings: Settings) -> MaskedDecoder:
     """Return the decoder of a yaml with a case's numbers; it may write the mask token, as
     published."""
-    return _composed(decoder, json.dumps(settings, sort_keys=True))
+    made = decoder_with(decoder, json.dumps({"forbid_mask": False} | settings, sort_keys=True))
+    assert isinstance(made, MaskedDecoder)
+    return made
 
 
 @cache
-def _composed(decoder: str, settings: str) -> MaskedDecoder:
-    given = {"forbid_mask": False} | json.loads(settings)
-    made = composed_decoder(decoder, [override(key, value) for key, value in given.items()])
-    assert isinstance(made, MaskedDecoder)
-    return made
+def decoder_with(decoder: str, settings: str) -> Any:
+    """Return the decoder of a yaml with settings, which are given as JSON."""
+    overrides = [override(key, value) for key, value in json.loads(settings).items()]
+    return composed_decoder(decoder, overrides)
 
 
 def override(key: str, value: Any) -> str:

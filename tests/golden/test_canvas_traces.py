@@ -130,7 +130,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"canvas": 4, "layers": (FULL,), "spread": 20},
     {"canvas": 12, "layers": (SLIDING, FULL), "window": 32, "spread": 40},
 )
-COUNT = 24
+COUNT = 18
 
 
 def settings_of(index: int, numbers: random.Random) -> dict[str, Any]:
@@ -182,4 +182,4 @@ def test_equals_the_librarys_generate() -> None:
         covered["settled"] += len(kinds) - encoded < encoded * steps
         covered["ended"] += eos is not None and len(ours.ids) < -(-new // size) * size
         covered["greedy"] += "t_min" in settings
-    assert min(covered.values()) >= 4, covered
+    assert min(covered.values()) >= 3, covered

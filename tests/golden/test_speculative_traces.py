@@ -21,7 +21,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dllm_bench.api.generation import composed_decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyResult, drawn_path
@@ -33,7 +32,16 @@ from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.drafts import depths, rounds_of
 from dllm_bench.models.drafters import TrainedBlockDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.golden.cases import GOLDEN, Case, Settings, agreement, cases, each, override, replayed
+from tests.golden.cases import (
+    GOLDEN,
+    Case,
+    Settings,
+    agreement,
+    cases,
+    decoder_with,
+    each,
+    replayed,
+)
 from tests.helpers import DEVICE, fed_causally, load_denoiser
 from tests.sample_stats import drafted
 from tests.speculative import Chain, Scripted, WatchedLength, scripted
@@ -92,13 +100,7 @@ def kind_of(run: Case) -> str:
 
 def speculative(decoder: str, settings: Settings) -> SpeculativeDecoder:
     """Return the decoder of a yaml with a run's numbers."""
-    return _speculative(decoder, json.dumps(settings))
-
-
-@cache
-def _speculative(decoder: str, settings: str) -> SpeculativeDecoder:
-    overrides = [override(key, value) for key, value in json.loads(settings).items()]
-    made = composed_decoder(decoder, overrides)
+    made = decoder_with(decoder, json.dumps(settings))
     assert isinstance(made, SpeculativeDecoder)
     return made
 
@@ -237,17 +239,15 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
     every, summary = [r for own in rounds for r in own], recorded["metrics"]["summary"]
     assert len(every) == summary["proposal_count"]
     assert sum(r.committed for r in every) == summary["acceptance_length_sum"]
-    facts = [drafted(own) for own in rounds]
-    row = recorded["metrics"]["row"]
-    names = {
-        "acceptance/length": "acceptance_length",
-        "acceptance/verify_rate": "verify_rate",
-        "acceptance/proposed": "draft_tokens_per_proposal",
+    samples, row = [drafted(own) for own in rounds], recorded["metrics"]["row"]
+    wanted = {
+        "length": row["acceptance_length"],
+        "verify_rate": row["verify_rate"],
+        "proposed": row["draft_tokens_per_proposal"],
     }
-    for name, official in names.items():
-        assert measure(name, facts) == pytest.approx(row[official])
-    for k, rate in enumerate(row["accept_rates_by_position"], start=1):
-        assert measure(f"acceptance/survival@{k}", facts) == pytest.approx(rate)
+    wanted |= {f"survival@{k}": x for k, x in enumerate(row["accept_rates_by_position"], start=1)}
+    measured = {name: measure(f"acceptance/{name}", samples) for name in wanted}
+    assert measured == pytest.approx(wanted)
 
 
 # --- single modules ------------------------------------------------------------------------------
@@ -279,10 +279,8 @@ def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
         assert kv is not None
         assert kv.length == start
         name = f"fwd/{start}" if zlab else f"fwd/{kind}/{start}"
-        wanted = stored[f"{name}/hidden"][0, 1 if zlab else 0 :]
-        close(hidden_DH, wanted)
-        base = stored[f"{name}/logits_slots1_15" if zlab else f"{name}/base_logits"][0]
-        close(logits_DV, base)
+        close(hidden_DH, stored[f"{name}/hidden"][0, 1 if zlab else 0 :])
+        close(logits_DV, stored[f"{name}/logits_slots1_15" if zlab else f"{name}/base_logits"][0])
         if piece.drafter.has_transition_head:
             check_heads(network, entry, ids_L[start], stored, name)
 
@@ -295,9 +293,8 @@ def check_heads(network: Any, entry: Any, anchor: Any, stored: Any, name: str) -
     for token, hidden_H, logits_1V in zip(before, hidden_DH, corrected_NV.split(1), strict=True):
         survival.append(network.survival(token, hidden_H))
         state = network.transition(logits_1V, token, hidden_H, state)
-    wanted = stored[f"{name}/corrected_logits"][0], stored[f"{name}/confidence_logits"][0]
-    close(corrected_NV, wanted[0])
-    close(torch.stack(survival), wanted[1])
+    close(corrected_NV, stored[f"{name}/corrected_logits"][0])
+    close(torch.stack(survival), stored[f"{name}/confidence_logits"][0])
     assert corrected_NV.argmax(-1).tolist() == entry["tokens"]
 
 
@@ -312,8 +309,7 @@ def test_eagle3_chain_and_update() -> None:
     context = Context(ids_L[: anchor + 1], feature_layers[:, :anchor], target(), kv)
     assert context.tokens_L[1:].tolist() == chain["prefill_input_ids"]
     hidden_11H, logits_1V = network.extend(context)
-    last = stored["eagle3/prefill_hidden"][:, -1:]
-    close(hidden_11H, last)
+    close(hidden_11H, stored["eagle3/prefill_hidden"][:, -1:])
     hiddens, logits = [], [logits_1V]
     for token in torch.tensor(chain["tokens"], device=DEVICE):
         hidden_11H, logits_1V = network.step(token, hidden_11H, context)
@@ -327,8 +323,7 @@ def test_eagle3_chain_and_update() -> None:
     text_L = torch.cat([ids_L[: anchor + 1], torch.tensor(update["committed"], device=DEVICE)])
     grown = Context(text_L, feature_layers[:, anchor : len(text_L) - 1], target(), kv)
     hidden_11H, logits_1V = network.extend(grown)
-    wanted = stored["eagle3/after_update_hidden_last"]
-    close(hidden_11H, wanted)
+    close(hidden_11H, stored["eagle3/after_update_hidden_last"])
     assert int(logits_1V.argmax()) == update["argmax"]
 
 
@@ -359,10 +354,9 @@ class Told(NoDraft):
         return len(self.proposal)
 
     def propose(self, context: Any, sampler: Any) -> Proposal:
-        probabilities = (
-            None if sampler.greedy else sampler.probabilities(self.proposal.probabilities_DV)
-        )
-        return replace(self.proposal, probabilities_DV=probabilities)
+        logits_DV = self.proposal.probabilities_DV
+        law_DV = None if sampler.greedy else sampler.probabilities(logits_DV)
+        return replace(self.proposal, probabilities_DV=law_DV)
 
 
 VERIFIER = read("modules.json").get("verifier", {}).get("cases", [])
@@ -382,10 +376,8 @@ def test_the_verifier(case: dict[str, Any]) -> None:
     start = 1 if case["stop_token_ids"] == [0] else 0
     generation = decoder.generate(model, Request("verifier", (start,), 2))
     ((row, new),) = verified(generation)
-    if case["terminated_by_stop_token"]:  # the reference draws a next token and drops it
-        assert new == case["committed"][:-1]
-    else:
-        assert new == case["committed"]
+    stopped = case["terminated_by_stop_token"]  # the reference draws a next token and drops it
+    assert new == (case["committed"][:-1] if stopped else case["committed"])
     assert row.accepted == case["accepted"]
     assert row.proposed == len(case["draft_tokens"])
     if case["draft_tokens"]:
@@ -398,17 +390,13 @@ def check_distributions(
     """Probabilities of acceptance, and the distribution of the next token."""
     sampler = Sampler(decoder.temperature, lambda n: torch.zeros(n))
     assert proposal.probabilities_DV is not None
-    distributions = (
-        sampler.probabilities(proposal.probabilities_DV),
-        sampler.probabilities(target_RV),
-    )
-    probability_D = Rejection.acceptance_probability(proposal.tokens_D, *distributions)
+    laws = [sampler.probabilities(each_V) for each_V in (proposal.probabilities_DV, target_RV)]
+    probability_D = Rejection.acceptance_probability(proposal.tokens_D, *laws)
     close(probability_D, torch.tensor(case["accept_prob"]), 1e-6)
-    if case["terminated_by_stop_token"]:
-        return
-    count = torch.tensor(sum(case["accept_prefix_mask"]))
-    next_V = Rejection.next_distribution(count, *distributions)
-    close(next_V, torch.tensor(case["next_dist"]), 1e-6)
+    if not case["terminated_by_stop_token"]:
+        count = torch.tensor(sum(case["accept_prefix_mask"]))
+        next_V = Rejection.next_distribution(count, *laws)
+        close(next_V, torch.tensor(case["next_dist"]), 1e-6)
 
 
 # --- DDTree: the tree, the accepted path and what the next draft reads ----------------------------
@@ -445,8 +433,7 @@ def ddtree_of(case: Case) -> tuple[Scripted, WatchedMatch]:
 
 @replayed("new2026/ddtree.json")
 def test_ddtree(case: Case) -> None:
-    decoder, watched = ddtree_of(case)
-    eos = end_of(case)
+    (decoder, watched), eos = ddtree_of(case), end_of(case)
     generation = generate(decoder, case["prompt"], case["max_new_tokens"] + 1, eos)
     assert list(generation.ids[: len(case["output"])]) == case["output"]
     found, rounds, made = verified(generation), case["rounds"], list[int]()
@@ -511,16 +498,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], str
 
 def dflash2_of(case: Case, folder: str) -> tuple[Scripted, WatchedLength]:
     """Return the decoder of a case, with its random numbers."""
-    plain = speculative(
-        "dflash2",
-        {
-            "draft.drafter.source": folder,
-            "draft.slots": case["block_size"],
-            "temperature": case["temperature"],
-            "top_p": case["top_p"],
-            "top_k": case["top_k"] or None,
-        },
-    )
+    settings = {
+        "draft.drafter.source": folder,
+        "draft.slots": case["block_size"],
+        "temperature": case["temperature"],
+        "top_p": case["top_p"],
+        "top_k": case["top_k"] or None,
+    }
+    plain = speculative("dflash2", settings)
     watched = WatchedLength(plain.length)
     return scripted(plain, case.get("uniforms") or [], length=watched), watched
 
@@ -545,8 +530,7 @@ def test_dflash2(case: Case, checkpoint: Callable[[Case], str]) -> None:
             assert new[: len(entry["committed"])] == entry["committed"]
             if proposal.probabilities_DV is not None:
                 drawn_D = proposal.probabilities_DV.gather(1, proposal.tokens_D[:, None])[:, 0]
-                wanted_D = torch.tensor(entry["draft_prob"], device=DEVICE)
-                close(drawn_D, wanted_D)
+                close(drawn_D, torch.tensor(entry["draft_prob"], device=DEVICE))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -572,5 +556,4 @@ def test_dflash2_forwards_sharing_one_cache(name: str) -> None:
             before_DK = torch.stack([ids_L[start].expand(ids_DK.shape[1]), *ids_DK[:-1]])
             bias_DKK = network.path_biases(before_DK, hidden_DH, ids_DK)
             scores_DKK = bias_DKK + logits_DV.gather(1, ids_DK)[:, None]
-            wanted_DKK = stored[f"{key}/edge_scores"]
-            close(scores_DKK, wanted_DKK)
+            close(scores_DKK, stored[f"{key}/edge_scores"])
