@@ -31,14 +31,7 @@ from dllm_bench.store.cache import SettingsCache
 from tests.helpers import ROLES, VOCAB
 
 BLOCK = 8
-SMALL = {
-    "block": BLOCK,
-    "small": 4,
-    "steps": 4,
-    "forwards": 5,
-    "initial": 4,
-    "eos_window": 4,
-}
+SMALL = {"block": BLOCK, "small": 4, "steps": 4, "forwards": 5, "initial": 4, "eos_window": 4}
 SLOTS = ("score", "select", "explore", "schedule", "stop", "cache", "revise")
 
 
@@ -115,11 +108,8 @@ class Table:
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.special, self.device, self.vocab_size = (
-            SpecialTokens(**ROLES),
-            torch.device("cpu"),
-            VOCAB,
-        )
+        self.special, self.vocab_size = SpecialTokens(**ROLES), VOCAB
+        self.device = torch.device("cpu")
         self.place = 2.5 * torch.randn(64, VOCAB, generator=generator)
         self.token = 4.0 * torch.randn(VOCAB, VOCAB, generator=generator)
         self.place[:, ROLES["eos"]] += 2.0

@@ -466,11 +466,7 @@ DECODERS: dict[str, Settings | Callable[[Params], Settings]] = {
     },
     "llada2_block_refinement": block_refinement,
     "t2m_remask": t2m,
-    "wino": {
-        "decoder": "wino",
-        "select.inner.tau": "threshold",
-        "revise.tau": "threshold_back",
-    },
+    "wino": {"decoder": "wino", "select.inner.tau": "threshold", "revise.tau": "threshold_back"},
     "remdm_llada": remdm,
     "remdm_loop": {
         "decoder": "remdm_loop",

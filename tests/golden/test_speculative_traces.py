@@ -10,7 +10,8 @@ with DFlash 2 a round of theirs ends at the limit, ours behind it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -470,36 +471,32 @@ def test_a_tree_is_built(case: Case) -> None:
 
 MODULES = GOLDEN / "new2026" / "dflash2_modules.json"
 CHECKPOINTS = ("dflash2_b8", "dflash2_b16_swa")
+CONFIGURED = tempfile.TemporaryDirectory()  # removed at exit
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], str]:
+def checkpoint(case: Case) -> str:
     """Return the folder of a case's drafter, with the config that the case asks for.
 
     One case has more slots than its drafter was trained with, which is refused here.
     """
-
-    def folder(case: Case) -> str:
-        published = GOLDEN / "new2026" / "ckpt" / case["checkpoint"]
-        config = json.loads((published / "config.json").read_text())
-        longer = case["block_size"] > config["dflash_config"]["block_size"]
-        if not (case["config_override"] or longer):
-            return str(published)
-        made = tmp_path_factory.mktemp("drafter")
-        config |= case["config_override"] or {}
-        config["dflash_config"] |= {"block_size": case["block_size"]} if longer else {}
-        config = {key: value for key, value in config.items() if value is not None}
-        (made / "config.json").write_text(json.dumps(config))
-        (made / "model.safetensors").symlink_to(published / "model.safetensors")
-        return str(made)
-
-    return folder
+    published = GOLDEN / "new2026" / "ckpt" / case["checkpoint"]
+    config = json.loads((published / "config.json").read_text())
+    longer = case["block_size"] > config["dflash_config"]["block_size"]
+    if not (case["config_override"] or longer):
+        return str(published)
+    made = Path(tempfile.mkdtemp(dir=CONFIGURED.name))
+    config |= case["config_override"] or {}
+    config["dflash_config"] |= {"block_size": case["block_size"]} if longer else {}
+    config = {key: value for key, value in config.items() if value is not None}
+    (made / "config.json").write_text(json.dumps(config))
+    (made / "model.safetensors").symlink_to(published / "model.safetensors")
+    return str(made)
 
 
-def dflash2_of(case: Case, folder: str) -> tuple[Scripted, WatchedLength]:
+def dflash2_of(case: Case) -> tuple[Scripted, WatchedLength]:
     """Return the decoder of a case, with its random numbers."""
     settings = {
-        "draft.drafter.source": folder,
+        "draft.drafter.source": checkpoint(case),
         "draft.slots": case["block_size"],
         "temperature": case["temperature"],
         "top_p": case["top_p"],
@@ -511,9 +508,8 @@ def dflash2_of(case: Case, folder: str) -> tuple[Scripted, WatchedLength]:
 
 
 @replayed("new2026/dflash2.json")
-def test_dflash2(case: Case, checkpoint: Callable[[Case], str]) -> None:
-    decoder, watched = dflash2_of(case, checkpoint(case))
-    limit = case["max_new_tokens"]
+def test_dflash2(case: Case) -> None:
+    (decoder, watched), limit = dflash2_of(case), case["max_new_tokens"]
     generation = generate(decoder, case["prompt"], limit, end_of(case))
     with agreement(case):
         assert list(generation.ids[:limit]) == case["output"]
