@@ -145,13 +145,16 @@ RUNS = [
 ] + cases("dinfer/vicinity_cache.json")
 REUSED = cases("dinfer/credit_state_leak.json")
 LOOPS = cases("dinfer/generate_hierarchy.json")
-DETAILED = [run for run in RUNS if run["file"].endswith("detail.json")]
 
 
 @each(RUNS)
 def test_runs(case: Case) -> None:
+    is_detailed = case["file"].endswith("detail.json")
+    whole, *scores = watched(case) if is_detailed else (decoder(case),)
     with agreement(case, lambda: near_tie(case)):
-        generation = check(case, decoder(case))
+        generation = check(case, whole)
+        if scores:
+            check_steps(case, *scores)
         if is_runaway(case):
             return
         renewals = sum(f.kind is not ForwardKind.DENOISE for f in generation.trace.forwards)
@@ -258,18 +261,14 @@ def near_tie(run: Case) -> str | None:
     return f"tie: two probabilities are {gap:.1e} apart" if gap <= ROUNDING else None
 
 
-@each(DETAILED)
-def test_steps(case: Case) -> None:
+def check_steps(run: Case, raw: Seen, fused: Seen) -> None:
     """Tokens, top-1 ids and probabilities of every step before and after credit, and the credit."""
-    whole, raw, fused = watched(case)
-    with agreement(case):
-        check(case, whole)
-        for step, before, after in zip(useful(case), raw.calls, fused.calls, strict=True):
-            assert before[1] == step["state_before"]
-            check_top1(step, "top1", before[0])
-            if raw is not fused:
-                check_top1(step, "fused_top1", after[0])
-                check_credit(step, after[2])
+    for step, before, after in zip(useful(run), raw.calls, fused.calls, strict=True):
+        assert before[1] == step["state_before"]
+        check_top1(step, "top1", before[0])
+        if raw is not fused:
+            check_top1(step, "fused_top1", after[0])
+            check_credit(step, after[2])
 
 
 def check_top1(step: Case, ids: str, logits_WV: Tensor) -> None:
