@@ -1,4 +1,4 @@
-"""Embedded models as objects, shared by the tests of the Python interface."""
+"""Embedded models as objects, and prompts, shared by the tests of the Python interface."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from torch import Tensor
 
 import dllm_bench as db
 from dllm_bench.models.load import LoadedModel
+
+PROMPTS = ["Question: Tom has 3 apples and buys 4 more. How many apples?\nAnswer:", "2 + 2 ="]
+GAPS = "Tom has 3 apples and buys <|mask|><|mask|> more, so he has <|mask|><|mask|> apples."
 
 
 @lru_cache
@@ -34,3 +37,10 @@ def logits(ids: Tensor) -> Tensor:
     module = loaded("tiny-llada").denoiser.module
     found: Tensor = module(input_ids=ids, use_cache=False).logits
     return found
+
+
+def wrapped(model: Any, **settings: Any) -> LoadedModel:
+    """Return an object wrapped with tiny-llada's tokenizer."""
+    return db.wrap(
+        model, loaded("tiny-llada").text.tokenizer, **{"mask_token": "<|mask|>", **settings}
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import dllm_bench as db
 from dllm_bench.api.compose import compose
+from dllm_bench.api.custom_generate import generate_with
 from dllm_bench.api.lm_eval_model import DllmBenchLM, generator
 from dllm_bench.cli.main import main
 from dllm_bench.core.request import Generation, Request
+from dllm_bench.registry import describe
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.store import Store, read_samples
@@ -53,29 +56,16 @@ def first_request(model: str) -> tuple[Any, Request]:
     return json.loads(request.prompt) if chat else request.prompt, request
 
 
-class Recorder:
-    """A decoder that keeps what it made."""
-
-    def __init__(self, decoder: Any) -> None:
-        self.decoder, self.made = decoder, list[Generation]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.decoder, name)
-
-    def generate(self, model: Any, request: Request) -> Generation:
-        self.made.append(self.decoder.generate(model, request))
-        return self.made[-1]
-
-
 def by_lm_eval(model: str, decoder: str, prompt: Any, request: Request) -> tuple[str, Generation]:
-    """lm-eval's answer to the prompt."""
+    """lm-eval's answer to the prompt, and what was decoded for it."""
     generate = generator([f"model={model}", f"decoder={decoder}", *SETTINGS])
-    generate.decoder = recorder = Recorder(generate.decoder)  # type: ignore[assignment]
-    lm = DllmBenchLM(generate)
+    lm, made, kind = DllmBenchLM(generate), list[Generation](), type(generate.decoder)
+    decoded = kind.generate
     text = prompt if isinstance(prompt, str) else lm.apply_chat_template(prompt)
     settings = {"until": list(request.stop), "max_gen_toks": NEW}
     asked = Instance("generate_until", {}, (text, settings), 0)
-    return lm.generate_until([asked], disable_tqdm=True)[0], recorder.made[0]
+    with patch.object(kind, "generate", lambda *given: made.append(decoded(*given)) or made[-1]):
+        return lm.generate_until([asked], disable_tqdm=True)[0], made[0]
 
 
 def by_transformers(model: str, decoder: str, request: Request, folder: Path) -> Generation:
@@ -105,19 +95,15 @@ def test_every_door_gives_the_same_text_tokens_and_forwards(decoder, tmp_path, m
     prompt, request = first_request(model)
     run = by_command(model, decoder, tmp_path / "results")
     (ours,) = db.generate(loaded(model), [prompt], decoder, NEW, stop=request.stop)
-    text, asked = by_lm_eval(model, decoder, prompt, request)
-    served = by_transformers(model, decoder, request, tmp_path)
-    assert run.text.strip()
-    assert run.text == ours.text == text
-    assert run.ids == ours.sample.ids == list(asked.ids) == list(served.ids)
-    forwards = len(run.trace["kind"])
-    assert forwards == len(ours.trace) == len(asked.trace) == len(served.trace)
+    text, *others = by_lm_eval(model, decoder, prompt, request)
+    others.append(by_transformers(model, decoder, request, tmp_path))
+    assert run.text.strip() and run.text == ours.text == text
+    assert run.ids == ours.sample.ids and len(run.trace["kind"]) == len(ours.trace)
+    for made in others:
+        assert (list(made.ids), len(made.trace)) == (run.ids, len(ours.trace))
 
 
-def test_a_batch_of_padded_prompts_gives_the_rows_of_single_ones(tmp_path: Path) -> None:
-    from dllm_bench.api.custom_generate import generate_with
-    from dllm_bench.registry import describe
-
+def test_a_batch_of_padded_prompts_gives_the_rows_of_single_ones() -> None:
     module, model = transformers_object("tiny-llada").eval(), loaded("tiny-llada")
     plain, pad = describe(db.decoder("fast_dllm")), model.special.eos
     rows = [model.encode(text) for text in ("Tom has 3 apples.", "What is 2 + 5 in words?")]

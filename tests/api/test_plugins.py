@@ -11,16 +11,10 @@ import pytest
 
 import dllm_bench as db
 from dllm_bench.cli.main import main
-from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.defaults import Filled
-from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.paths import CONFIG_DIR, options
 from dllm_bench.store.store import Store
 from dllm_bench.tables.render import render
-from tests import pieces
 from tests.helpers import forget_composed
-from tests.laws.test_product import check_laws, check_repeats
-from tests.tiers import covering_pairs
 
 PACKAGE = Path(__file__).parents[1] / "data" / "plugin"
 
@@ -32,25 +26,6 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_composed()
     yield
     forget_composed()
-
-
-@pytest.mark.usefixtures("plugin")
-@pytest.mark.exhaustive
-def test_a_piece_of_a_plug_in_obeys_the_laws() -> None:
-    from dllm_bench.registry import instantiate
-
-    stride = instantiate({"_target_": "select.stride"}, "select")
-    slots = [pieces.pieces(slot).values() for slot in ("score", "schedule", "cache")]
-    checked = 0
-    for score, schedule, cache in covering_pairs(*slots):
-        try:
-            decoder = MaskedDecoder(score, stride, schedule, cache, stop=Filled())
-        except DllmBenchError:
-            continue
-        check_laws(decoder)
-        check_repeats(decoder)
-        checked += 1
-    assert checked > 20
 
 
 @pytest.mark.usefixtures("plugin")

@@ -14,13 +14,13 @@ import dllm_bench as db
 from dllm_bench.api.custom_generate import generate_with
 from dllm_bench.api.generation import PromptGenerator, spec_of
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Threshold
 from dllm_bench.methods.remasking import Wino
-from tests.api.models import loaded, logits, transformers_object
+from tests.api.models import GAPS, loaded, logits, transformers_object, wrapped
 
-GAPS = "Tom has 3 apples and buys <|mask|><|mask|> more, so he has <|mask|><|mask|> apples."
 OBJECT = "is an object and stays as it is"
 HIDES = "hides positions from each other .*choose another decoder"
 ALONE = MaskedDecoder(Confidence(), Threshold(0.9), Blocks(32, sees_rest=False), NoCache())
@@ -32,18 +32,14 @@ def never(_: object) -> None:
     raise AssertionError("a token was committed before the refusal")
 
 
-def generate(*prompts: str, decoder: Any = "fast_dllm", **settings: Any) -> Call:
-    model = loaded("tiny-llada")
-    return lambda _: db.generate(model, [*prompts], decoder, on_commit=never, **settings)
+def generate(
+    *prompts: str, decoder: Any = "fast_dllm", model: str = "tiny-llada", **settings: Any
+) -> Call:
+    return lambda _: db.generate(loaded(model), [*prompts], decoder, on_commit=never, **settings)
 
 
 def decoder(**settings: Any) -> Call:
     return lambda _: db.decoder("fast_dllm", **settings)
-
-
-def wrapped(model: Any, **settings: Any) -> Any:
-    settings = {"mask_token": "<|mask|>", **settings}
-    return db.wrap(model, loaded("tiny-llada").text.tokenizer, **settings)
 
 
 def wrap(model: Any, **settings: Any) -> Call:
@@ -75,6 +71,12 @@ def of_transformers(**settings: Any) -> Call:
     return lambda _: generate_with(model, {}, torch.tensor([[5]]), **asked)
 
 
+def pin(place: int, name: str) -> Call:
+    model = loaded("tiny-llada")
+    request = Request("", tuple(model.encode("3 + 4 =")), 8, pinned=((place, 5),))
+    return lambda _: db.decoder(name).generate(model.denoiser, request)
+
+
 def prompt_with_masks(_: Path) -> None:
     made = db.decoder("fast_dllm")
     PromptGenerator(spec_of(loaded("tiny-llada"), made), made, loaded("tiny-llada"))(GAPS, 32, ())
@@ -96,6 +98,9 @@ def unknown_class(_: Path) -> None:
         (generate(GAPS, "2 + 2 ="), "those with masks in a call of their own"),
         (generate("<|mask|> 4 = 7"), "begin the prompt with a text"),
         (generate("2 + 2 =", "3 =", max_new_tokens=32, batch=2), "batch=2"),
+        (generate(GAPS, model="tiny-diffusion-gemma", decoder="diffusion_gemma"), "writes a text"),
+        (pin(-1, "fast_dllm"), "new position -1 and has 8 new tokens"),
+        (pin(8, "sdar"), "new position 8 and has 8"),  # whose block has 16 positions
         (prompt_with_masks, "has 4 mask tokens to fill.*answered, not filled"),
         (decoder(**{"select.thau": 1}), "thau"),
         (decoder(tau=0.7), r"select\.tau"),
@@ -116,6 +121,7 @@ def unknown_class(_: Path) -> None:
         (load("tiny-llada", dtipe="float32"), "dtipe"),
         (load("tiny-llada", dtype="int3"), "float32, bfloat16"),
         (run("tiny-lada"), "did you mean 'tiny-llada'"),
+        (lambda results: db.trade_off("tiny-llada", results=results), "`dllm-bench run -m"),
         (run(limit=0), "limit is 0"),
         (run(bach=2), "did you mean 'batch'"),
         (run(**{"decoder.cache.evry": 2}), "evry"),
