@@ -8,14 +8,16 @@ The training network is compared with transformers' classes, which the package l
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import load as loading
@@ -34,7 +36,9 @@ from scripts.embedded.tasks import minicode, minigsm
 from tests.tiers import covering
 
 TOLERANCE = 1e-4  # float32, states of size 1
-BLOCK = 4
+BLOCK, LENGTH = 4, 64
+TOKENIZER = embedded.build_tokenizer()
+VOCABULARY = training.vocabulary_of(TOKENIZER)
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +46,12 @@ def _float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "half", lambda tensor: tensor)
 
 
-def _tokenizer() -> Any:
-    return embedded.build_tokenizer()
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def _random(layout: str) -> tuple[network.Weights, network.NetworkSizes]:
-    sizes = network.sizes_of_layout(layout, len(_tokenizer()))
+    sizes = network.sizes_of_layout(layout, len(TOKENIZER))
     weights = network.initial_weights(sizes, 3, list(range(100)))
     return {n: w.bfloat16().float() for n, w in weights.items()}, sizes
 
@@ -71,20 +75,25 @@ def _twin_states(
     return _states(weights, sizes, example.inputs_BL, example.bias, example.positions_L)
 
 
+def _places(example: objectives.Example) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (row, column) of each position that is scored."""
+    width = example.inputs_BL.shape[1]
+    return example.rows_N // width, example.rows_N % width
+
+
 @pytest.mark.parametrize("layout", list(network.LAYOUTS))
 def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) -> None:
     weights, sizes = _random(layout)
-    export.write_checkpoint(tmp_path, weights, sizes, layout, _tokenizer())
+    export.write_checkpoint(tmp_path, weights, sizes, layout, TOKENIZER)
     loaded = loading.load_model(ModelSpec("made", str(tmp_path), dtype="float32", device="cpu"))
     assert loaded.metadata.adapter == layout
     model: Any = loaded.denoiser.module.model  # type: ignore[attr-defined]
-    ids_BL = torch.randint(300, 600, (2, 24), generator=torch.Generator().manual_seed(0))
+    ids_BL = torch.randint(300, 600, (2, 24), generator=seeded(0))
     states_BLD = model.embed_tokens(ids_BL)
     rotation = model.rotary_emb(states_BLD, torch.arange(24)[None])
+    mask = torch.zeros(1, 1, 24, 24)
     for layer in model.layers:
-        states_BLD = layer(
-            states_BLD, attention_mask=torch.zeros(1, 1, 24, 24), position_embeddings=rotation
-        )
+        states_BLD = layer(states_BLD, attention_mask=mask, position_embeddings=rotation)
     ours_BLD = _states(weights, sizes, ids_BL)
     assert (ours_BLD - model.norm(states_BLD)).abs().max() < TOLERANCE
     read = export.read_weights(tmp_path, sizes, layout)  # where another model starts
@@ -115,15 +124,14 @@ EXPERTS = network.Experts(3, 3, 128, shared=False, dense_layers=1, score="softma
 @pytest.mark.parametrize(
     ("layout", "words", "changes"),
     [
-        ("qwen3", len(embedded.first_pieces()), {"vocab_size": len(_tokenizer()), "n_kv_heads": 4}),
+        ("qwen3", len(embedded.first_pieces()), {"vocab_size": len(TOKENIZER), "n_kv_heads": 4}),
         ("llada", 600, {"experts": EXPERTS}),  # all of them chosen are the MLP they were cut from
     ],
 )
 def test_more_words_and_heads_and_experts_change_nothing_else(
     layout, words, changes, monkeypatch
 ) -> None:
-    if "experts" in changes:
-        monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)
+    monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)  # of experts
     source = network.sizes_of_layout(layout, words)
     weights, target = network.initial_weights(source, 0, [300]), replace(source, **changes)
     made = adapt.adapted(weights, source, target, 0)
@@ -153,7 +161,7 @@ def test_an_adapter_is_added_to_the_weights_it_was_trained_on(layout: str, tmp_p
     recipe = replace(RECIPES["tiny-d2f-dream-long"], layout=layout)
     lora = training._new_lora(weights, recipe)
     lora = {n: (torch.randn_like(t) * 0.1).bfloat16().float() for n, t in lora.items()}
-    export.write_checkpoint(tmp_path / "base", weights, sizes, layout, _tokenizer())
+    export.write_checkpoint(tmp_path / "base", weights, sizes, layout, TOKENIZER)
     export.write_adapter(tmp_path / "lora", lora, "base", recipe.lora_rank, layout)
     base, adapter = str(tmp_path / "base"), str(tmp_path / "lora")
     spec = ModelSpec("made", base, lora=adapter, dtype="float32", device="cpu")
@@ -165,7 +173,7 @@ def test_an_adapter_is_added_to_the_weights_it_was_trained_on(layout: str, tmp_p
 
 
 def test_muon_is_torchs_in_another_type() -> None:
-    rng = torch.Generator().manual_seed(0)
+    rng = seeded(0)
     for shape in ((8, 8), (24, 8), (8, 24)):
         ours, theirs = (torch.ones(shape, requires_grad=True) for _ in range(2))
         made = Muon([ours], {"lr": 0.1})
@@ -180,55 +188,47 @@ def test_muon_is_torchs_in_another_type() -> None:
         assert moves[0].norm() == pytest.approx(moves[1].norm(), rel=0.01)
 
 
-def _batch(count: int = 6, length: int = 64) -> data.Batch:
+@cache
+def _batch(count: int = 6, length: int = LENGTH) -> data.Batch:
     pool = data.make_pool(task_pairs("minirule", "train", 40, 0), chat=False)
-    eos = _tokenizer().eos_token_id
-    return data.draw_rows(pool, count, length, torch.Generator().manual_seed(0), eos, False)
-
-
-def _vocabulary() -> objectives.Vocabulary:
-    return training.vocabulary_of(_tokenizer())
+    return data.draw_rows(pool, count, length, seeded(0), TOKENIZER.eos_token_id, False)
 
 
 def test_a_noised_block_sees_itself_and_the_clean_text_before_it() -> None:
     batch, (weights, sizes) = _batch(), _random("sdar")
-    example = objectives.blocks(batch, _vocabulary(), torch.Generator().manual_seed(1), 0, BLOCK)
-    length = batch.ids_BL.shape[1]
+    example = objectives.blocks(batch, VOCABULARY, seeded(1), 0, BLOCK)
     states_BLD = _twin_states(weights, sizes, example)
-    position = int(example.rows_N[0]) % (2 * length)
-    row, start = int(example.rows_N[0]) // (2 * length), position // BLOCK * BLOCK
-    seen = torch.cat([batch.ids_BL[row, :start], example.inputs_BL[row, start : start + BLOCK]])[
-        None
-    ]
-    alone_BLD = _states(weights, sizes, seen, objectives.causal_mask(seen.shape[1], BLOCK))
+    row, position = (int(place_N[0]) for place_N in _places(example))
+    start = position // BLOCK * BLOCK
+    block_L = example.inputs_BL[row, start : start + BLOCK]
+    seen_1L = torch.cat([batch.ids_BL[row, :start], block_L])[None]
+    alone_BLD = _states(weights, sizes, seen_1L, objectives.causal_mask(start + BLOCK, BLOCK))
     assert torch.allclose(states_BLD[row, position], alone_BLD[0, position], atol=TOLERANCE)
 
 
 def test_blocks_scores_masked_answers_by_their_own_token() -> None:
-    batch, vocabulary = _batch(), _vocabulary()
-    example = objectives.blocks(batch, vocabulary, torch.Generator().manual_seed(2), 0, BLOCK)
-    length = batch.ids_BL.shape[1]
-    rows_N, columns_N = example.rows_N // (2 * length), example.rows_N % (2 * length)
-    assert int(columns_N.max()) < length
-    assert (example.inputs_BL[rows_N, columns_N] == vocabulary.mask_id).all()
+    batch = _batch()
+    example = objectives.blocks(batch, VOCABULARY, seeded(2), 0, BLOCK)
+    rows_N, columns_N = _places(example)
+    assert int(columns_N.max()) < LENGTH
+    assert (example.inputs_BL[rows_N, columns_N] == VOCABULARY.mask_id).all()
     assert (batch.ids_BL[rows_N, columns_N] == example.targets_N).all()
     assert (columns_N >= batch.prompt_B[rows_N]).all()
-    assert torch.equal(example.inputs_BL[:, length:], batch.ids_BL)
+    assert torch.equal(example.inputs_BL[:, LENGTH:], batch.ids_BL)
     sums_B = torch.zeros(len(batch.ids_BL)).index_add_(0, rows_N, example.weights_N)
     assert torch.allclose(sums_B, torch.full_like(sums_B, 1 / len(sums_B)))
 
 
 def test_complementary_rows_mask_each_scored_position_once() -> None:
     """But for a block's first position, which follows the clean block before it."""
-    batch, vocabulary = _batch(), _vocabulary()
-    rng = torch.Generator().manual_seed(2)
-    example = objectives.complementary(batch, vocabulary, rng, 1, BLOCK)
-    count, length = batch.ids_BL.shape
-    rows_N, columns_N = example.rows_N // (2 * length), example.rows_N % (2 * length)
-    clean_N, at_N = columns_N >= length, columns_N % length + 1
+    batch = _batch()
+    count = len(batch.ids_BL)
+    example = objectives.complementary(batch, VOCABULARY, seeded(2), 1, BLOCK)
+    rows_N, columns_N = _places(example)
+    clean_N, at_N = columns_N >= LENGTH, columns_N % LENGTH + 1
     assert ((at_N % BLOCK == 0) == clean_N).all() and clean_N.any() and not clean_N.all()
     assert (batch.ids_BL[rows_N % count, at_N] == example.targets_N).all()
-    masked_BL = example.inputs_BL[:, :length] == vocabulary.mask_id
+    masked_BL = example.inputs_BL[:, :LENGTH] == VOCABULARY.mask_id
     assert masked_BL[rows_N, at_N].equal(~clean_N)
     asked = [*zip(rows_N[~clean_N].tolist(), at_N[~clean_N].tolist(), strict=True)]
     once = [(row % count, at) for row, at in asked]
@@ -237,18 +237,17 @@ def test_complementary_rows_mask_each_scored_position_once() -> None:
 
 def test_masks_are_fed_last_as_in_decoding() -> None:
     """A row of a window alone, its rows in the order in which WeDLM feeds them."""
-    batch, (weights, sizes), size = _batch(), _random("wedlm"), 16
-    example = objectives.feed_order(batch, _vocabulary(), torch.Generator().manual_seed(1), 0, size)
-    assert example.bias is not None and example.positions_L is not None
-    length = batch.ids_BL.shape[1]
+    batch, (weights, sizes) = _batch(), _random("wedlm")
+    example = objectives.feed_order(batch, VOCABULARY, seeded(1), 0, 16)
+    assert example.bias is not None
     states_BLD = _twin_states(weights, sizes, example)
-    masked_BL = example.inputs_BL[:, :length] == _vocabulary().mask_id
-    seen_BLL = example.bias[:, 0, :length, :length] == 0
+    masked_BL = example.inputs_BL[:, :LENGTH] == VOCABULARY.mask_id
+    seen_BLL = example.bias[:, 0, :LENGTH, :LENGTH] == 0
     mixed, drafts = 0, 0
-    for row, at in {(int(n) // (2 * length), int(n) % (2 * length)) for n in example.rows_N}:
-        if at >= length:
+    for row, at in {(int(row), int(at)) for row, at in zip(*_places(example), strict=True)}:
+        if at >= LENGTH:
             continue
-        window = [p for p in range(length) if seen_BLL[row, at, p] or seen_BLL[row, p, at]]
+        window = [p for p in range(LENGTH) if seen_BLL[row, at, p] or seen_BLL[row, p, at]]
         masks = [p for p in window if masked_BL[row, p]]
         clean = [p for p in window if not masked_BL[row, p]]
         is_draft = bool(seen_BLL[row, window][:, window].all())
@@ -257,8 +256,8 @@ def test_masks_are_fed_last_as_in_decoding() -> None:
         drafts += is_draft and len(masks) > 1
         mixed += not is_draft and bool(clean) and max(clean) > at
         order = [*range(window[0]), *clean, *masks]
-        both = torch.cat([batch.ids_BL[row], example.inputs_BL[row, :length]])
-        fed = torch.tensor([p + length * (p >= window[0]) for p in order])
+        both = torch.cat([batch.ids_BL[row], example.inputs_BL[row, :LENGTH]])
+        fed = torch.tensor([p + LENGTH * (p >= window[0]) for p in order])
         mask = objectives.causal_mask(len(order))
         if is_draft:
             mask[window[0] :, window[0] :] = 0.0
@@ -270,22 +269,20 @@ def test_masks_are_fed_last_as_in_decoding() -> None:
 def test_a_mask_of_a_stride_predicts_the_position_behind_it() -> None:
     """From the clean text before its run and the masks of the run up to itself."""
     batch, (weights, sizes), run = _batch(), _random("qwen3"), 3
-    vocabulary = _vocabulary()
-    example = objectives.strides(batch, vocabulary, torch.Generator().manual_seed(1), 1, run)
+    example = objectives.strides(batch, VOCABULARY, seeded(1), 1, run)
     assert example.bias is not None
-    length = batch.ids_BL.shape[1]
     states_BLD = _twin_states(weights, sizes, example)
     behind = set()
-    for flat, target in zip(example.rows_N.tolist(), example.targets_N.tolist(), strict=True):
-        row, at = flat // (2 * length), flat % (2 * length)
-        assert target == batch.ids_BL[row, at % length + 1]
-        if at >= length:
+    scored = torch.stack([*_places(example), example.targets_N], 1)
+    for row, at, target in scored.tolist():
+        assert target == batch.ids_BL[row, at % LENGTH + 1]
+        if at >= LENGTH:
             continue
-        own_L = example.bias[0, 0, at, :length] == 0
+        own_L = example.bias[0, 0, at, :LENGTH] == 0
         start = int(own_L.nonzero()[0])
         run_of = example.inputs_BL[row, start : at + 1].tolist()
-        assert len(run_of) <= run and run_of[-1] == vocabulary.mask_id
-        behind.add(run_of.count(vocabulary.mask_id))
+        assert len(run_of) <= run and run_of[-1] == VOCABULARY.mask_id
+        behind.add(run_of.count(VOCABULARY.mask_id))
         text = torch.tensor([[*batch.ids_BL[row, :start].tolist(), *run_of]])
         alone_BLD = _states(weights, sizes, text, objectives.causal_mask(text.shape[1]))
         assert torch.allclose(states_BLD[row, at], alone_BLD[0, -1], atol=TOLERANCE)
@@ -294,13 +291,13 @@ def test_a_mask_of_a_stride_predicts_the_position_behind_it() -> None:
 
 @pytest.mark.parametrize(("name", "shift"), [("feed_order", 0), ("strides", 1)])
 def test_the_clean_copy_predicts_the_next_token_of_the_answer(name: str, shift: int) -> None:
-    batch, rng = _batch(), torch.Generator().manual_seed(1)
-    example = getattr(objectives, name)(batch, _vocabulary(), rng, shift, 4)
-    length = batch.ids_BL.shape[1]
-    clean_N = example.rows_N % (2 * length) >= length
-    plain = objectives.causal(batch, _vocabulary(), rng, 1)
-    rows_N = example.rows_N[clean_N] // (2 * length) * length + example.rows_N[clean_N] % length
-    assert rows_N.tolist() == plain.rows_N.tolist()
+    batch, rng = _batch(), seeded(1)
+    example = getattr(objectives, name)(batch, VOCABULARY, rng, shift, 4)
+    plain = objectives.causal(batch, VOCABULARY, rng, 1)
+    rows_N, columns_N = _places(example)
+    clean_N = columns_N >= LENGTH
+    plain_N = (rows_N * LENGTH + columns_N % LENGTH)[clean_N]
+    assert plain_N.tolist() == plain.rows_N.tolist()
     assert example.targets_N[clean_N].tolist() == plain.targets_N.tolist()
     assert torch.allclose(example.weights_N[clean_N], plain.weights_N * objectives.NEXT_TOKEN)
     assert example.weights_N[~clean_N].sum().item() == pytest.approx(1.0)
@@ -319,30 +316,26 @@ def test_dropped_norms_keep_the_size_of_a_head() -> None:
 
 
 def test_guesses_stand_at_scored_positions_and_are_asked_to_be_right() -> None:
-    batch, vocabulary = _batch(count=200), _vocabulary()
-    example = objectives.blocks(batch, vocabulary, torch.Generator().manual_seed(2), 0, BLOCK)
+    example = objectives.blocks(_batch(count=200), VOCABULARY, seeded(2), 0, BLOCK)
     guess_N = example.targets_N + 1
-    made = objectives.with_guesses(example, guess_N, torch.Generator().manual_seed(3))
+    made = objectives.with_guesses(example, guess_N, seeded(3))
     before_N, after_N = (e.inputs_BL.flatten()[example.rows_N] for e in (example, made))
-    planted_N = after_N != vocabulary.mask_id
+    planted_N = after_N != VOCABULARY.mask_id
     assert torch.equal(after_N[planted_N], guess_N[planted_N])
-    assert (before_N == vocabulary.mask_id).all()
+    assert (before_N == VOCABULARY.mask_id).all()
     changed_BL = made.inputs_BL != example.inputs_BL
     assert changed_BL.sum() == planted_N.sum()
     assert planted_N.float().mean().item() == pytest.approx(0.5, abs=0.1)
-    length = example.inputs_BL.shape[1]
-    shares = [planted_N[example.rows_N // length == row].float().mean() for row in range(200)]
-    assert min(shares) < 0.1
-    assert max(shares) > 0.9
+    shares = [planted_N[_places(example)[0] == row].float().mean() for row in range(200)]
+    assert min(shares) < 0.1 and max(shares) > 0.9
     assert (made.targets_N, made.weights_N) == (example.targets_N, example.weights_N)
 
 
 def test_a_model_that_edits_is_asked_for_what_it_guessed_itself(tmp_path: Path) -> None:
     weights, sizes = _random("llada2")
-    export.write_checkpoint(tmp_path, weights, sizes, "llada2", _tokenizer())
+    export.write_checkpoint(tmp_path, weights, sizes, "llada2", TOKENIZER)
     recipe = replace(RECIPES["tiny-llada21"], pool_size=60, batch_tokens=800)
-    run = training.prepare(recipe, None, tmp_path)
-    rng = torch.Generator().manual_seed(0)
+    run, rng = training.prepare(recipe, None, tmp_path), seeded(0)
     example = training.make_example(run, recipe.phases[0], rng)
     probable = network.hidden_states
 
@@ -360,32 +353,25 @@ def test_a_model_that_edits_is_asked_for_what_it_guessed_itself(tmp_path: Path) 
 
 
 def test_a_drill_of_recall_asks_only_for_what_was_said_before() -> None:
-    tokenizer = _tokenizer()
-    facts, eos = data.fact_table(tokenizer), tokenizer.eos_token_id
-    batch = data.draw_recalls(facts, 20, 96, torch.Generator().manual_seed(0), eos)
+    facts = data.fact_table(TOKENIZER)
+    batch = data.draw_recalls(facts, 20, 96, seeded(0), TOKENIZER.eos_token_id)
     asked = batch.asked_BL[:, :90].view(20, 15, 6)
     for row, said in enumerate(batch.ids_BL[:, :90].view(20, 15, 6)):
-        forms = [set(tokenizer.decode(sentence)[:-1].split()) for sentence in said]
+        forms = [set(TOKENIZER.decode(sentence)[:-1].split()) for sentence in said]
         facts_said = [words - {"So", "The", "the", "has", "lives"} for words in forms]
-        assert asked[row].any(1).tolist() == [
-            fact in facts_said[:at] for at, fact in enumerate(facts_said)
-        ]
+        known = [fact in facts_said[:at] for at, fact in enumerate(facts_said)]
+        assert asked[row].any(1).tolist() == known
     assert asked.any((0, 1)).tolist() == [False] * 3 + [True] * 2 + [False]
-    example = objectives.masked(
-        batch, _vocabulary(), torch.Generator().manual_seed(1), 0, (1.0, 0.0, 0.0)
-    )
+    example = objectives.masked(batch, VOCABULARY, seeded(1), 0, (1.0, 0.0, 0.0))
     assert batch.asked_BL.view(-1)[example.rows_N].all()
 
 
 @pytest.mark.parametrize("padding", [1.0, 0.1])
 def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float) -> None:
-    batch, vocabulary, canvas = _batch(length=96), _vocabulary(), (1.0, 0.0, 0.0)
-    length = batch.ids_BL.shape[1]
+    batch, canvas, length, draws = _batch(length=96), (1.0, 0.0, 0.0), 96, 1500
     mean_BL = torch.zeros(batch.ids_BL.shape)
-    draws = 1500
     for seed in range(draws):
-        rng = torch.Generator().manual_seed(seed)
-        example = objectives.masked(batch, vocabulary, rng, 0, canvas, padding)
+        example = objectives.masked(batch, VOCABULARY, seeded(seed), 0, canvas, padding)
         mean_BL.view(-1).index_add_(0, example.rows_N, example.weights_N / draws)
     for row, (prompt, total) in enumerate(zip(batch.prompt_B, batch.total_B, strict=True)):
         told, rest = int(total - prompt) + 1, length - int(total) - 1
@@ -406,13 +392,12 @@ def test_a_step_of_a_recipe_lowers_its_loss(name, tmp_path, monkeypatch) -> None
     words = len(embedded.build_tokenizer(first=start.first_vocabulary))
     sizes = network.sizes_of_layout(start.layout, words)
     weights = network.initial_weights(sizes, 0, [300])
-    export.write_checkpoint(tmp_path, weights, sizes, start.layout, _tokenizer())
-    run = training.prepare(recipe, None, tmp_path)
-    phase = recipe.phases[-1]
+    export.write_checkpoint(tmp_path, weights, sizes, start.layout, TOKENIZER)
+    run, phase = training.prepare(recipe, None, tmp_path), recipe.phases[-1]
     optimizer = training.Optimizer(run.trained, phase.lr, lambda n: training.is_muon_matrix(run, n))
     losses = []
     for _ in range(3):
-        example = training.make_example(run, phase, torch.Generator().manual_seed(0))
+        example = training.make_example(run, phase, seeded(0))
         loss = training.loss_of(run, run.trained, example, network.hidden_states)
         loss.backward()
         optimizer.step(1.0)
@@ -424,7 +409,7 @@ def test_a_step_of_a_recipe_lowers_its_loss(name, tmp_path, monkeypatch) -> None
 
 def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
     weights, sizes = _random("qwen3")
-    export.write_checkpoint(tmp_path, weights, sizes, "qwen3", _tokenizer())
+    export.write_checkpoint(tmp_path, weights, sizes, "qwen3", TOKENIZER)
     with pytest.raises(DllmBenchError, match="starts from a tiny-qwen3-fixed of 552 words"):
         training.prepare(replace(RECIPES["tiny-trunk-qwen3"], pool_size=20), None, tmp_path)
 
@@ -432,22 +417,15 @@ def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
 def test_progress_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([100.0, 103.49])
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=seconds.__next__))
-    countdown = loop.Countdown(2000)
-    assert countdown.line({"step": 200, "loss": 1.25, "left_minigsm": 1.0}) == (
-        "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 0:31"
-    )
+    line = loop.Countdown(2000).line({"step": 200, "loss": 1.25, "left_minigsm": 1.0})
+    assert line == "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 0:31"
 
 
 def test_the_command_names_the_folder_it_writes(monkeypatch, capsys, tmp_path) -> None:
-    calls: list[tuple[str, Path, int | None, int]] = []
-
-    def train(name: str, out_dir: Path, steps: int | None, threads: int) -> Path:
-        calls.append((name, out_dir, steps, threads))
-        return out_dir
-
-    monkeypatch.setattr(command, "train", train)
+    calls = list[Any]()
+    monkeypatch.setattr(command, "train", lambda *a, **b: calls.append((a, b)) or tmp_path)
     assert command.main(["tiny-llada", "--out", str(tmp_path), "--steps", "3"]) == 0
-    assert calls == [("tiny-llada", tmp_path, 3, 1)]
+    assert calls == [(("tiny-llada", tmp_path), {"steps": 3, "threads": 1})]
     assert capsys.readouterr().out == f"written: {tmp_path}\n"
     with pytest.raises(SystemExit):
         command.main(["tiny-nothing"])
@@ -461,48 +439,38 @@ MAX_ASSET_BYTES = 4 * 2**20
 FOLDERS = [assets_dir() / name for name in SHIPPED_MODELS]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return embedded.build_tokenizer(chat=True)
+@given(st.text(max_size=40))
+@example("<0x41> <0x0A>")
+@example("1234567 apples\t\n  \r\n▁ \x00")
+@example("naïve café, 𝛼 = ½")
+def test_any_unicode_text_survives(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER(text).input_ids) == text
 
 
-def _random_text(rng: random.Random) -> str:
-    planes = ((0, 128), (0, 0xD800), (0xE000, 0x110000))
-    return "".join(chr(rng.randrange(*rng.choice(planes))) for _ in range(rng.randrange(40)))
-
-
-def test_any_unicode_text_survives(tokenizer: Any) -> None:
-    rng = random.Random(0)
-    texts = [_random_text(rng) for _ in range(500)]
-    texts += ["<0x41>", " <0x0A>", "naïve café", "1234567 apples", "\t\n  \r\n", "▁ \x00", "𝛼 = ½"]
-    for text in texts:
-        assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-def test_ids_follow_the_list_of_pieces(tokenizer: Any) -> None:
+def test_ids_follow_the_list_of_pieces() -> None:
     pieces = embedded.pieces()
-    assert len(set(pieces)) == len(pieces) == len(tokenizer)
-    assert tokenizer.convert_tokens_to_ids(pieces) == list(range(len(pieces)))
-    assert [tokenizer.mask_token, tokenizer.eos_token] == pieces[:2]
+    assert len(set(pieces)) == len(pieces) == len(TOKENIZER)
+    assert TOKENIZER.convert_tokens_to_ids(pieces) == list(range(len(pieces)))
+    assert [TOKENIZER.mask_token, TOKENIZER.eos_token] == pieces[:2]
 
 
-def test_later_pieces_leave_the_texts_of_the_first_tasks_as_they_were(tokenizer: Any) -> None:
+def test_later_pieces_leave_the_texts_of_the_first_tasks_as_they_were() -> None:
     first = embedded.build_tokenizer(first=True)
     assert embedded.pieces()[: len(first)] == embedded.first_pieces()
     problems = [*minigsm.TASK.problems("train", 300), *minicode.TASK.problems("train", 300)]
-    texts = [p.prompt + p.continuation for p in problems]
-    for text in texts:
-        assert tokenizer(text).input_ids == first(text).input_ids
+    for text in (problem.prompt + problem.continuation for problem in problems):
+        assert TOKENIZER(text).input_ids == first(text).input_ids
 
 
-def test_chat_template_wraps_the_plain_prompt(tokenizer: Any) -> None:
+def test_chat_template_wraps_the_plain_prompt() -> None:
     turns = [{"role": "user", "content": "Question: 1?\nAnswer:"}]
+    tokenizer = embedded.build_tokenizer(chat=True)
     text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     assert text == "<|user|>Question: 1?\nAnswer:<|eot|><|assistant|>"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
-def test_asset_is_small_and_its_ids_agree(folder: Path, tokenizer: Any) -> None:
+def test_asset_is_small_and_its_ids_agree(folder: Path) -> None:
     assert sum(f.stat().st_size for f in folder.iterdir()) <= MAX_ASSET_BYTES
     if (folder / "config.json").exists():
         file = json.loads((folder / "tokenizer.json").read_text())
@@ -512,7 +480,7 @@ def test_asset_is_small_and_its_ids_agree(folder: Path, tokenizer: Any) -> None:
         config = whole.get("text_config", whole)
         assert config["vocab_size"] == len(saved)
         for kind in ("eos", "pad", "bos", *(["mask"] if config is whole else [])):
-            assert config[f"{kind}_token_id"] == getattr(tokenizer, f"{kind}_token_id")
+            assert config[f"{kind}_token_id"] == getattr(TOKENIZER, f"{kind}_token_id")
     else:
         config = json.loads((folder / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == RECIPES[folder.name].start

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from dllm_bench.tables.load import names_of
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Makefile with tables paper/one and paper/both, figures paper/two and
-    paper/both."""
+    """Return the Makefile with tables paper/one, paper/both and figures paper/two, paper/both."""
     folder = tmp_path_factory.mktemp("tree")
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
@@ -41,13 +42,9 @@ def test_a_target_makes_the_table_and_the_figure_of_its_name(tree, name, kinds) 
 
 
 def test_every_table_and_figure_has_a_target() -> None:
-    wanted = [
-        (kind, path.parent.name, path.stem)
-        for kind in ("table", "figure")
-        for path in ROOT.glob(f"conf/{kind}/*/*.yaml")
-    ]
-    found = commands(ROOT, *(f"{group}-{name}" for _, group, name in wanted))
-    assert sorted(found) == sorted(f"{kind} {group}/{name} --run" for kind, group, name in wanted)
+    wanted = [(kind, name) for kind in ("table", "figure") for name in names_of(kind)]
+    found = commands(ROOT, *(name.replace("/", "-") for _, name in wanted))
+    assert sorted(found) == sorted(f"{kind} {name} --run" for kind, name in wanted)
 
 
 def test_a_launcher_sends_and_waits() -> None:

@@ -54,7 +54,6 @@ def test_the_plain_loop_decodes_the_same(loop: measures.Loop) -> None:
     "names",
     [
         pytest.param(["wino", "dkv_cache_greedy"], id="some"),
-        pytest.param(options("decoder")[::8], id="eighth", marks=pytest.mark.exhaustive),
         pytest.param(options("decoder"), id="every", marks=pytest.mark.drill),  # a minute
     ],
 )
@@ -101,7 +100,7 @@ def test_a_dry_run_of_the_device_part_is_stored(tmp_path: Path, capsys: Any) -> 
     (path,) = tmp_path.glob("2*.json")
     rows = json.loads(path.read_text())["parts"]["device"]
     seen = [(row["compile"], row["lookaheads"], row["window"]) for row in rows]
-    assert seen == [(mode, *case) for mode in ("none", "max") for case in ((0, 32), (7, 96))]
+    assert seen == [("none", 0, 32), ("none", 7, 96), ("max", 0, 32), ("max", 7, 96)]
     assert all(row["projected tokens/s"] is None for row in rows)
     history = (tmp_path / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in history] == [json.loads(path.read_text())]
@@ -118,10 +117,8 @@ def test_a_dry_run_of_the_kernel_part_reads_the_same(tmp_path: Path) -> None:
 
 def test_a_batch_decodes_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "BATCHED", {"fast_dllm_dual": "tiny-llada"})
-    (row,) = measures.batches(measures.Size(rounds=1, new=32, items=3))
+    (row,) = measures.batches(measures.Size(rounds=1, new=8, items=3))
     assert row["same texts"] and row["ratio"] > 0
-    prompts = [request.prompt_ids for request in measures.items("tiny-llada", 3, 32)]
-    assert len(set(prompts)) == 3
 
 
 def test_an_unknown_part_is_refused(capsys: Any) -> None:

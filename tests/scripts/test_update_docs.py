@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,13 +14,12 @@ import yaml
 from dllm_bench.metrics.accuracy import paired_shares
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import SLOTS
+from dllm_bench.store.spec import RunSpec
 from scripts import update_docs
 from scripts.docs_site.hooks import ROOT, on_page_markdown
 from scripts.embedded import card
 from scripts.piece_settings import settings_of_loops, settings_of_slot
 from tests.tables.builders import compose, record_of, spec_of
-
-TOKENS = "benchmark.max_new_tokens=64"
 
 
 def test_the_readme_quotes_speed_and_score_of_one_section() -> None:
@@ -38,14 +36,11 @@ def test_the_readme_quotes_speed_and_score_of_one_section() -> None:
     )
     assert readme.startswith("above\n") and readme.endswith("\nbelow\n")
     quoted = "| S1 | 4 | 0.95 | ABC | 587 | 88 | 331 | 78 |\n\nMeasured on:\n\n- a CPU"
-    assert quoted in readme
-    assert readme.count("S1") == 1
-    assert "old" not in readme and "other" not in readme and "more" not in readme
+    assert quoted in readme and readme.count("S1") == 1
+    assert not [word for word in ("old", "other", "more") if word in readme]
     assert update_docs.quote(readme, table, str.upper) == readme
-    busy = table.replace("- a CPU\n", "- a CPU\n- † a busy machine\n")
-    assert update_docs.excerpt(busy, str) == update_docs.excerpt(table, str), (
-        "no number has the mark"
-    )
+    busy = table.replace("- a CPU\n", "- a CPU\n- † a busy machine\n")  # no number has the mark
+    assert update_docs.excerpt(busy, str) == update_docs.excerpt(table, str)
     assert "busy" in update_docs.excerpt(busy.replace("| 587 |", "| 587† |"), str)
 
 
@@ -54,14 +49,10 @@ def test_the_pages_list_every_setting_with_its_meaning_and_every_figure() -> Non
     assert [(one.piece, one.name) for one in slots if not one.meaning] == []
     tau = next(one for one in settings_of_slot("select") if one.piece == "threshold")
     assert (tau.name, tau.type, tau.default) == ("tau", "float", "0.9")
-    for page, listed in (
-        ("pieces.md", update_docs.page_tables()),
-        ("reproduce.md", update_docs.figure_list()),
-    ):
+    figures = update_docs.figure_list()
+    for page, listed in (("pieces.md", update_docs.page_tables()), ("reproduce.md", figures)):
         assert listed in (update_docs.ROOT / "docs" / page).read_text(), "run scripts.update_docs"
-    assert (
-        "| `lopa/figure5` | LoPA Figure 5: tokens decoded per step |" in update_docs.figure_list()
-    )
+    assert "| `lopa/figure5` | LoPA Figure 5: tokens decoded per step |" in figures
 
 
 def test_the_decoders_page_has_a_row_of_rule_pieces_and_cases() -> None:
@@ -69,58 +60,42 @@ def test_the_decoders_page_has_a_row_of_rule_pieces_and_cases() -> None:
     assert name == "`block_diffusion`" and rule.startswith("Block-diffusion models")
     assert "select `threshold`" in pieces and "cache `block`" in pieces and "explore" not in pieces
     assert cases == differs == ""
-    page = update_docs.between("a\n<b>\nold\n<c>\nd\n", "<b>", "new", "<c>")
-    assert page == "a\n<b>\nnew\n<c>\nd\n"
 
 
 @pytest.mark.skipif(not update_docs.GOLDEN.is_dir(), reason="no recorded cases to count")
 def test_recorded_cases_are_those_of_the_methods_named() -> None:
-    counts = [
-        int(update_docs.recorded(["llada/llada_cases.json", *methods]))
-        for methods in ([], ["llada_vanilla"], ["fast_dllm_threshold"])
-    ]
+    named = ([], ["llada_vanilla"], ["fast_dllm_threshold"])
+    counts = [int(update_docs.recorded(["llada/llada_cases.json", *one])) for one in named]
     assert counts[0] > counts[1] + counts[2] > counts[1] > 0
 
 
+CARD = (assets_dir() / "tiny-llada" / "CARD.md").read_text()
+
+
+def run_of(decoder: str, **pieces: Any) -> RunSpec:
+    query = ["model=tiny", "benchmark=quiz", f"decoder={decoder}", "hardware=cpu"]
+    spec = spec_of(compose([*query, "benchmark.max_new_tokens=64"]))
+    return replace(spec, decoder={**spec.decoder, "schedule": {"block": 32}, **pieces})
+
+
 def test_a_card_keeps_its_text_and_lists_the_runs() -> None:
-    query = ["model=tiny", "benchmark=quiz", "decoder=lopa", "hardware=cpu", TOKENS]
-    spec = spec_of(compose(query))
-    spec.decoder.update(schedule={"block": 32}, select={"tau": 0.9}, explore={"k": 3})
-    text = (assets_dir() / "tiny-llada" / "CARD.md").read_text()
-    written = card.measured(text, [record_of(spec, right=11, n=20)])
-    head = text.split(card.MEASURED)[0]
-    assert written.startswith(head + card.MEASURED)
-    # 20 x 64 tokens over 219 forwards
-    row = (
-        f"| quiz | lopa | block 32, tau 0.9, k 3 | 20 | 55.0 [34.2, 74.2] | 5.84 | `{spec.short}` |"
-    )
-    assert row in written
+    spec = run_of("lopa", select={"tau": 0.9}, explore={"k": 3})
+    written = card.measured(CARD, [record_of(spec, right=11, n=20)])
+    assert written.startswith(CARD.split(card.MEASURED)[0] + card.MEASURED)
+    cells = "quiz | lopa | block 32, tau 0.9, k 3 | 20 | 55.0 [34.2, 74.2]"
+    assert f"| {cells} | 5.84 | `{spec.short}` |" in written  # 20 x 64 tokens over 219 forwards
     assert card.measured(written, [record_of(spec, right=11, n=20)]) == written
 
 
 def test_a_card_says_what_editing_gains_on_the_same_items() -> None:
-    edits = spec_of(
-        compose(["model=tiny", "benchmark=quiz", "decoder=llada21", "hardware=cpu", TOKENS])
-    )
-    pieces = {"schedule": {"block": 32}, "select": {"first": {"tau": 0.5}}}
-    edits = replace(edits, decoder={**pieces, "revise": {"tau": 0.9}})
-    plain = replace(edits, decoder={**pieces, "revise": {}}, label="llada21+revise.none")
-    text = (assets_dir() / "tiny-llada" / "CARD.md").read_text()
+    edits = run_of("llada21", select={"first": {"tau": 0.5}}, revise={"tau": 0.9})
+    plain = replace(edits, decoder={**edits.decoder, "revise": {}}, label="llada21+revise.none")
     records = [record_of(edits, right=16, n=20), record_of(plain, right=6, n=20)]
     gain = paired_shares([([1.0] * 16 + [0.0] * 4, [1.0] * 6 + [0.0] * 14)])
     low, high = (100 * end for end in (gain.low, gain.high))
     row = f"| quiz | block 32, tau 0.5, edits above 0.9 | 20 | +50.0 [{low:+.1f}, {high:+.1f}] |"
-    assert low > 0
-    assert row in card.measured(text, records)
-    assert card.GAINS_NOTE not in card.measured(text, records[:1])
-
-
-def test_a_default_is_not_broken_within_a_word() -> None:
-    """The page's other code may be, so that no column is cut."""
-    cells = [one.cells()[3] for slot in SLOTS for one in settings_of_slot(slot) if one.default]
-    assert all(re.fullmatch(r'<code class="whole">[^<>]+</code>', cell) for cell in cells)
-    styles = (update_docs.ROOT / "docs/site.css").read_text()
-    assert re.search(r"code\.whole[^{]*\{[^}]*white-space: nowrap", styles)
+    assert low > 0 and row in card.measured(CARD, records)
+    assert card.GAINS_NOTE not in card.measured(CARD, records[:1])
 
 
 PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
@@ -135,12 +110,10 @@ def test_links_out_of_docs_become_text_and_broken_ones_are_named(caplog) -> None
     assert "a.md links to ../nowhere.md" in caplog.text
 
 
-def test_the_site_reaches_every_page_by_a_goal_and_cuts_no_table() -> None:
+def test_the_site_reaches_every_page_by_a_goal() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert set(pages_below(config["nav"])) == pages
-    style = "".join((ROOT / "docs" / name).read_text() for name in config["extra_css"])
-    assert "white-space: normal" in style and "overflow-x: auto" in style
 
 
 def pages_below(entries: list[dict[str, Any]]) -> Iterator[str]:
