@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hydra._internal.hydra import Hydra
@@ -32,10 +33,11 @@ from tests.tiers import covering
 Capture = pytest.CaptureFixture[str]
 
 
-def dllm_bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def dllm_bench(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """Return the command in a process of its own."""
     command = [sys.executable, "-m", "dllm_bench", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    return subprocess.run(command, text=True, timeout=60, check=False, **streams)
 
 
 def only_sentence(capture: Capture) -> str:
@@ -77,8 +79,9 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
 
 
 LINES = read_yaml(Path(__file__).with_name("lines.yaml"))
-MISTAKES, OTHER_MISTAKES, COMPLETED = (LINES[name] for name in ("run", "other", "completed"))
-REFUSED_BY_PARSER = LINES["parser"]
+MISTAKES, OTHER_MISTAKES, REFUSED_BY_PARSER, COMPLETED = (
+    LINES[name] for name in ("run", "other", "parser", "completed")
+)
 
 
 @pytest.mark.parametrize("line", MISTAKES)
@@ -94,15 +97,10 @@ def test_a_mistake_is_one_sentence(line, capsys, tmp_path, monkeypatch) -> None:
 
 
 def test_a_run_is_composed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    composed, real = [], Hydra.compose_config
-
-    def counting(*arguments: Any, **settings: Any) -> Any:
-        composed.append(settings)
-        return real(*arguments, **settings)
-
-    monkeypatch.setattr(Hydra, "compose_config", counting)
+    composing = Mock(wraps=Hydra.compose_config)
+    monkeypatch.setattr(Hydra, "compose_config", lambda *given, **more: composing(*given, **more))
     wrong = ["decoder=fast_dllm", "decoder.select.tau=2", f"paths.results={tmp_path}"]
-    assert main(["run", *wrong]) == 2 and len(composed) == 1
+    assert main(["run", *wrong]) == 2 and composing.call_count == 1
 
 
 @pytest.mark.parametrize("benchmark", ["minicode", "humaneval"])
@@ -137,21 +135,16 @@ def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> 
 
 
 def test_a_full_disk_is_told_in_a_sentence(monkeypatch, capsys) -> None:
-    def full(words: list[str]) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device", "results/table.md")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "results/table.md"))
     monkeypatch.setattr("dllm_bench.cli.main.imported", lambda name: full)
     assert main(["run"]) == 2
     assert "no space is left to write (results/table.md)" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_ends_the_print_of_defaults_in_silence(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dllm_bench", "run", "--info", "defaults"]
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
-    )
+    done = dllm_bench("run", "--info", "defaults", cwd=tmp_path, stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -173,12 +166,10 @@ def test_the_prompt_of_an_item_has_the_special_tokens_of_its_template(command) -
 
 def completed(line: str, folder: Path) -> list[str]:
     """Return the words that a shell would be given."""
-    answer = folder / "words"
-    line = f"dllm-bench {line}"
+    answer, line = folder / "words", f"dllm-bench {line}"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
     to = {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
-    command = [sys.executable, "-m", "dllm_bench"]
-    subprocess.run(command, env={**os.environ, **asked, **to}, check=True)
+    assert dllm_bench(env={**os.environ, **asked, **to}).returncode == 0
     return [word.strip() for word in answer.read_text().split("\n")]
 
 
@@ -193,10 +184,6 @@ def test_the_lines_for_a_shell_are_read_by_bash(command) -> None:
     script = f"set -e\n{command('completion', here=False)}\ncomplete -p dllm-bench"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert "_python_argcomplete" in done.stdout, done
-
-
-def test_status_of_an_empty_store(command) -> None:
-    assert "No runs" in command("status")
 
 
 def test_no_results_directory_is_no_working_directory(capsys, tmp_path, monkeypatch) -> None:
@@ -217,6 +204,7 @@ def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(command,
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     said = command("status")
+    assert "No runs" in said
     assert "`dllm-bench table lopa/table4` writes it again" in said
     assert "table lopa/table5: 3 cells, 1 missing, 2 sealed" in said
     assert "`dllm-bench figure lopa/figure1` draws it again" in said
@@ -233,9 +221,6 @@ def test_only_a_manifest_that_was_written_is_named(command, tmp_path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-MASK_TEXT = "<|mask|>"
-
-
 def test_of_many_names_the_nearest_five_are_shown() -> None:
     known = [f"model-{number}" for number in range(90)]
     message = unknown_name("model", "model-7x", known, listing="dllm-bench run --help")
@@ -245,8 +230,8 @@ def test_of_many_names_the_nearest_five_are_shown() -> None:
 
 
 def test_a_mask_token_is_given_as_its_text() -> None:
-    for text in (f"model.mask_token={MASK_TEXT}", f"model.mask_token='{MASK_TEXT}'"):
-        assert compose(["model=tiny-llada", text])["model"]["mask_token"] == MASK_TEXT
+    for text in ("model.mask_token=<|mask|>", "model.mask_token='<|mask|>'"):
+        assert compose(["model=tiny-llada", text])["model"]["mask_token"] == "<|mask|>"
 
 
 def test_a_lora_folder_whose_base_is_absent_is_told_how_to_name_it(tmp_path: Path) -> None:
@@ -263,6 +248,7 @@ def test_an_autoregressive_layout_is_told_how_to_be_a_diffusion_model(tmp_path: 
     with pytest.raises(DllmBenchError, match=r"model\.attention_form=full"):
         db.generate(folder, "Tom has 3 apples.", "vanilla", 32)
     model = db.load_model(folder, attention_form="full")
+    assert model.metadata.name == "mine"
     assert len(db.generate(model, "Tom has 3 apples.", "vanilla", 32)) == 1
 
 

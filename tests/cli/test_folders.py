@@ -12,6 +12,7 @@ from dllm_bench.api.compose import check_folder, compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import assets_dir, options
 from dllm_bench.store.groups import ModelGroup
+from tests.tiers import covering
 
 
 @pytest.fixture
@@ -26,14 +27,15 @@ def test_a_folder_is_a_model_with_its_name(folder: Path) -> None:
         assert (model["name"], model["path"]) == (folder.name, str(folder))
     own, shipped = compose([f"model='{folder}'"])["model"], compose(["model=tiny-llada"])["model"]
     assert {key for key in shipped if own[key] != shipped[key]} == {"name", "path"}
+    model = compose(["model.mask_token=X", f"model='{folder}'", "model.name=mine"])["model"]
+    assert (model["name"], model["mask_token"]) == ("mine", "X")
+    assert compose(["model=GSAI-ML/LLaDA-8B-Instruct"])["model"]["name"] == "llada-instruct"
 
 
 def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_path: Path) -> None:
-    adapter = tmp_path / "adapter"
+    adapter, base_of = tmp_path / "adapter", {"base_model_name_or_path": str(folder)}
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(
-        json.dumps({"base_model_name_or_path": str(folder)})
-    )
+    (adapter / "adapter_config.json").write_text(json.dumps(base_of))
     model, base = (compose([f"model='{one}'"])["model"] for one in (adapter, folder))
     assert model == {**base, "name": "adapter", "lora": str(adapter)}
     named = compose(["model=SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora"])
@@ -41,15 +43,6 @@ def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_p
     (adapter / "adapter_config.json").write_text("{}")
     with pytest.raises(DllmBenchError, match="holds a LoRA adapter"):
         compose([f"model='{adapter}'"])
-
-
-def test_settings_replace_what_a_folder_says(folder: Path) -> None:
-    model = compose(["model.mask_token=X", f"model='{folder}'", "model.name=mine"])["model"]
-    assert (model["name"], model["mask_token"]) == ("mine", "X")
-
-
-def test_the_checkpoint_that_a_yaml_names_is_that_model() -> None:
-    assert compose(["model=GSAI-ML/LLaDA-8B-Instruct"])["model"]["name"] == "llada-instruct"
 
 
 @pytest.mark.parametrize(
@@ -95,8 +88,8 @@ def test_doctor_and_prefetch_take_folders(folder: Path, command) -> None:
     assert "lacks a tokenizer" in command("doctor", f"model='{folder}'", code=2)
 
 
-def test_shipped_models_lack_nothing() -> None:
-    for name in (name for name in options("model") if name.startswith("tiny-")):
-        model = compose([f"model={name}"])["model"]
-        source = str(model["path"]).removeprefix("assets/")
-        check_folder(ModelGroup({**model, "path": str(assets_dir() / source)}))
+@pytest.mark.parametrize("name", covering(6, [n for n in options("model") if n[:5] == "tiny-"]))
+def test_a_shipped_model_lacks_nothing(name: str) -> None:
+    model = compose([f"model={name}"])["model"]
+    source = str(model["path"]).removeprefix("assets/")
+    check_folder(ModelGroup({**model, "path": str(assets_dir() / source)}))

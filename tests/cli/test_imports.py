@@ -137,33 +137,23 @@ pickle.loads({pickle.dumps(PackedJob.of(SlurmRun(fakes.spec(3), Store(Path("runs
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "slow"),
-    [
-        (SEALED, {"torch", "scipy.stats"}),
-        (COMPLETION, {"torch", "hydra", "omegaconf", "pandas", "matplotlib"}),
-        (
-            "import dllm_bench.tables.render, dllm_bench.tables.plan",
-            {"torch", "hydra", "omegaconf", "scipy", "transformers"},
-        ),
-        ("import dllm_bench", {"torch", "hydra", "pandas"}),
-        ("import dllm_bench.runs.loggers", {"wandb"}),
-        (PAGE, {"torch", "transformers", "lm_eval"}),
-        (JOB, {"torch"}),  # submitit cannot answer a signal before it has read the job
-    ],
-    ids=[
-        "a table whose runs are all stored",
-        "completion",
-        "rendering",
-        "the package",
-        "loggers of runs",
-        "what a page shows of a run",
-        "a stored job of SLURM",
-    ],
-)
-def test_what_answers_at_once_imports_nothing_that_is_slow(code, slow, tmp_path) -> None:
+RENDERING = "import dllm_bench.tables.render, dllm_bench.tables.plan"
+AT_ONCE = {
+    "a table whose runs are all stored": (SEALED, "torch scipy.stats"),
+    "completion": (COMPLETION, "torch hydra omegaconf pandas matplotlib"),
+    "rendering": (RENDERING, "torch hydra omegaconf scipy transformers pandas wandb"),
+    "loggers of runs": ("import dllm_bench.runs.loggers", "wandb"),
+    "what a page shows of a run": (PAGE, "torch transformers lm_eval"),
+    "a job of SLURM, which answers no signal before it is read": (JOB, "torch"),
+}
+
+
+@pytest.mark.parametrize("what", AT_ONCE)
+def test_what_answers_at_once_imports_nothing_that_is_slow(what, tmp_path) -> None:
+    code, slow = AT_ONCE[what]
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r})"
-    command = [sys.executable, "-c", f"{start}\n{code}\nprint(set(sys.modules) & {slow})"]
+    found = f"print(set(sys.modules) & set({slow.split()}))"
+    command = [sys.executable, "-c", f"{start}\n{code}\n{found}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["set()"], done.stderr
 
@@ -177,24 +167,15 @@ def test_commands_of_the_makefile_write_bytecode() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.drill
 def test_the_install_compiles_what_a_text_imports(tmp_path: Path) -> None:
-    names = "import sys; print(*sorted(name for name in sys.modules if '.' in name))"
+    def modules(source: str) -> set[str]:
+        command = [sys.executable, "-c", f"{source}\nimport sys; print(*sys.modules)"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return set(done.stdout.splitlines()[-1].split())
+
     text = "['generate', 'tiny-llada', 'fast_dllm', 'Tom has 3 apples.']"
-    sources = (
-        f"import {', '.join(IMPORTED)}",
-        f"from dllm_bench.cli.main import main; main({text})",
-    )
-    compiled, needed = (
-        subprocess.run(
-            [sys.executable, "-c", f"{source}\n{names}"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()[-1]
-        for source in sources
-    )
-    libraries = {name for name in needed.split() if name.startswith(("torch.", "transformers."))}
+    needed = modules(f"from dllm_bench.cli.main import main; main({text})")
+    libraries = {name for name in needed if name.startswith(("torch.", "transformers."))}
     assert len(libraries) > 500
-    assert len(libraries - set(compiled.split())) < len(libraries) / 50
+    assert len(libraries - modules(f"import {', '.join(IMPORTED)}")) < len(libraries) / 50

@@ -47,10 +47,8 @@ def example() -> SampleRecord:
 
 
 def drawn(view: DecodingOrder, width: int = 100, canvas: bool = False, colours: bool = False):
-    system = "truecolor" if colours else None
-    console = Console(
-        file=io.StringIO(), width=width, color_system=system, force_terminal=colours, no_color=False
-    )
+    terminal = {"color_system": "truecolor" if colours else None, "force_terminal": colours}
+    console = Console(file=io.StringIO(), width=width, no_color=False, **terminal)
     return list(painted(show.DecodingOrderPainter(view, console).everything(canvas), console))
 
 
@@ -61,7 +59,7 @@ def view_of(one: SampleRecord, words: list[str] = WORDS) -> DecodingOrder:
 @st.composite
 def samples(draw: st.DrawFn) -> SampleRecord:
     forwards = []
-    for _ in range(draw(st.integers(1, 40))):
+    for _ in range(draw(st.integers(1, 12))):
         branches = draw(st.integers(1, 5))
         winner, forced = draw(st.integers(0, branches - 1)), draw(st.integers(0, 2))
         forwards.append(Forward(ForwardKind.DENOISE, branches, 8, 12, 1.0, winner, forced))
@@ -132,11 +130,8 @@ def test_later_forwards_are_lighter_and_every_colour_is_legible(forwards: int) -
 
 def test_view_tells_base_from_lookahead_and_where_the_text_ends() -> None:
     view = view_of(example())
-    assert [(s.branches, s.winner, s.lookahead_won) for s in view.steps] == [
-        (1, 0, False),
-        (3, 2, False),
-        (3, 1, True),
-    ]
+    told = [(step.branches, step.winner, step.lookahead_won) for step in view.steps]
+    assert told == [(1, 0, False), (3, 2, False), (3, 1, True)]
     assert [step.forced for step in view.steps] == [0, 1, 0]
     assert [step.filled for step in view.steps] == [0.3, 0.4, 0.9]
     assert (view.end, view.ended_by, list(view.ends)) == (5, "eos", ["eos", "length"])
@@ -145,21 +140,13 @@ def test_view_tells_base_from_lookahead_and_where_the_text_ends() -> None:
 
 def test_revisions_are_drawn_by_position_and_count_in_what_is_filled() -> None:
     """Two tokens; then one is overwritten and the other masked again; then that one is back."""
+    plain = Forward(ForwardKind.DENOISE, branches=1, fed=2, cached=0)
     changes = (Change(0, 3, 0, 1), Change(1, 3, 0, AGAIN_MASKED))
-    trace = Trace(
-        [
-            Forward(ForwardKind.DENOISE, branches=1, fed=2, cached=0),
-            Forward(ForwardKind.DENOISE, branches=1, fed=2, cached=0, changes=changes),
-            Forward(ForwardKind.DENOISE, branches=1, fed=2, cached=0),
-        ]
-    )
+    trace = Trace([plain, replace(plain, changes=changes), plain])
     view = view_of(sample([1, 2], [1, 2], {"length": 2}, trace))
     assert [step.filled for step in view.steps] == [1.0, 0.5, 1.0]
-    assert [(step.overwritten, step.remasked) for step in view.steps] == [
-        ([], []),
-        ([0], [1]),
-        ([], []),
-    ]
+    assert [step.overwritten for step in view.steps] == [[], [0], []]
+    assert [step.remasked for step in view.steps] == [[], [1], []]
     text = "\n".join(drawn(view))
     assert "↻0" in text and "⌫1" in text
     assert "positions overwritten" in text and "positions masked again" in text
@@ -167,16 +154,15 @@ def test_revisions_are_drawn_by_position_and_count_in_what_is_filled() -> None:
 
 def test_a_canvas_that_grows_is_drawn_by_its_final_positions() -> None:
     """Two masks, two more, an end token; the first is decoded, two masks replace the last."""
-    size, denoise = ForwardKind.SIZE, ForwardKind.DENOISE
-    trace = Trace(
-        [
-            Forward(size, branches=1, fed=5, cached=0, canvas=2, inserted=(2, 2)),
-            Forward(size, branches=1, fed=7, cached=0, canvas=4, inserted=(4, 1)),
-            Forward(denoise, branches=1, fed=8, cached=0, canvas=5, inserted=(3, 1)),
-            Forward(denoise, branches=1, fed=9, cached=0, canvas=6),
-        ]
-    )
-    one = sample([1, 2, 3, 4, 5, 6], [2, 3, 3, 3, 3, GIVEN], {"eos": 5, "length": 6}, trace)
+    size, denoise = (Forward(kind, 1, 9, 0) for kind in (ForwardKind.SIZE, ForwardKind.DENOISE))
+    forwards = [
+        replace(size, canvas=2, inserted=(2, 2)),
+        replace(size, canvas=4, inserted=(4, 1)),
+        replace(denoise, canvas=5, inserted=(3, 1)),
+        replace(denoise, canvas=6),
+    ]
+    cut, born = {"eos": 5, "length": 6}, [2, 3, 3, 3, 3, GIVEN]
+    one = sample([1, 2, 3, 4, 5, 6], born, cut, Trace(forwards))
     view = view_of(one)
     assert [step.filled for step in view.steps] == [0, 1 / 5, 2 / 6, 1]
     assert [step.inserted for step in view.steps] == [[2, 2], [4, 1], [3, 1], []]
@@ -247,7 +233,7 @@ def test_colours_follow_the_forward_and_what_is_after_the_end_is_dimmed() -> Non
     ids=["piped", "forced", "forced without colour"],
 )
 def test_colour_is_for_terminals_and_the_environment_decides(
-    environment: dict, escapes: bool, numbers: bool, monkeypatch: pytest.MonkeyPatch
+    environment, escapes, numbers, monkeypatch
 ) -> None:
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
@@ -255,9 +241,8 @@ def test_colour_is_for_terminals_and_the_environment_decides(
         monkeypatch.setenv(name, value)
     console = show.terminal()
     assert console.width == 72
-    text = "\n".join(
-        painted(show.DecodingOrderPainter(view_of(example()), console).everything(False), console)
-    )
+    painter = show.DecodingOrderPainter(view_of(example()), console)
+    text = "\n".join(painted(painter.everything(False), console))
     assert ("\x1b[" in text) == escapes
     assert ("four₀" in text) == numbers
     assert ("48;" in text) == (escapes and not numbers)  # a background
@@ -268,8 +253,7 @@ def test_colour_is_for_terminals_and_the_environment_decides(
 
 def stored(root: Path) -> str:
     """Return a run of the embedded model with one sample; its hash."""
-    group = {"name": "n"}
-    model = {"name": "tiny-dream-base"}
+    group, model = {"name": "n"}, {"name": "tiny-dream-base"}
     spec = RunSpec(model, LOOKAHEADS, benchmark=group, hardware=group, label="d")
     with Store(root / "runs").open(spec) as opened:
         opened.expect(2)

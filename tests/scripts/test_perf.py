@@ -117,7 +117,7 @@ def test_a_dry_run_of_the_kernel_part_reads_the_same(tmp_path: Path) -> None:
 
 def test_a_batch_decodes_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "BATCHED", {"fast_dllm_dual": "tiny-llada"})
-    (row,) = measures.batches(measures.Size(rounds=1, new=8, items=3))
+    (row,) = measures.batches(measures.Size(rounds=1, new=32, items=3))
     assert row["same texts"] and row["ratio"] > 0
 
 

@@ -68,20 +68,18 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-def contract_names() -> set[str]:
-    """Return what a piece may have to know: `Class.name`, without what other pieces inherit."""
-    names = [
+def contract_names() -> set[tuple[str, str]]:
+    """Return what a piece may have to know: (class, name), without what other pieces inherit."""
+    names = {
         n for file, classes in CONTRACTS.items() for n in public_names(PACKAGE / file, classes)
-    ]
-    parts = [name.split(".") for name in names]
-    of_any = {name for owner, name in parts if owner in OF_ANY_PIECE}
-    return {
-        f"{owner}.{name}" for owner, name in parts if owner in OF_ANY_PIECE or name not in of_any
     }
+    of_any = {(owner, name) for owner, name in names if owner in OF_ANY_PIECE}
+    inherited = {name for _, name in of_any}
+    return of_any | {(owner, name) for owner, name in names if name not in inherited}
 
 
-def public_names(path: Path, classes: Iterable[str]) -> Iterator[str]:
-    """Public fields and methods that the classes declare, each once."""
+def public_names(path: Path, classes: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (class, name) of the public fields and methods that the classes declare."""
     for node in tree_of(path).body:
         if isinstance(node, ast.ClassDef) and node.name in classes:
             for part in node.body:
@@ -91,7 +89,7 @@ def public_names(path: Path, classes: Iterable[str]) -> Iterator[str]:
                 elif isinstance(part, ast.Assign):
                     name = getattr(part.targets[0], "id", None)
                 if name and (name == "__call__" or not name.startswith("_")):
-                    yield f"{node.name}.{name}"
+                    yield node.name, name
 
 
 def names_in_code(pattern: str, path: Path) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from tests.style.trees import CONF, FILES, PROSE, ROOT, Function, functions, tree_of
 
 FILE_LINES = 800
@@ -181,12 +183,20 @@ def found(paths: Iterable[Path], rules: Callable[[Path], Iterable[str]]) -> list
     return [f"{p.relative_to(ROOT)}: {offence}" for p in paths for offence in rules(p)]
 
 
-def test_python_files_keep_the_limits() -> None:
-    assert found(PYTHON, offences) == []
+READ = [path for path in [*FILES, *SCRIPTS, *CONF, *PROSE] if path.name not in HISTORY]
+RULES: dict[str, tuple[Iterable[Path], Callable[[Path], Iterable[str]]]] = {
+    "limits of Python files": (PYTHON, offences),
+    "rules of the package": (FILES, package_offences),
+    "numbers in yaml have a source": (CONF, yaml_offences),
+    "no path of one machine": ([*FILES, *CONF, *PROSE], machine_paths),
+    "no word of the old dialect": (READ, lambda path: dialect(path.read_text("utf-8"))),
+}
 
 
-def test_package_files_keep_the_rules() -> None:
-    assert found(FILES, package_offences) == []
+@pytest.mark.parametrize("rule", RULES)
+def test_every_file_keeps(rule: str) -> None:
+    paths, offences_of = RULES[rule]
+    assert found(paths, offences_of) == []
 
 
 def test_functions_are_short_as_a_rule() -> None:
@@ -195,25 +205,12 @@ def test_functions_are_short_as_a_rule() -> None:
     assert statistics.quantiles(lengths, n=10)[-1] <= FUNCTION_LINES_P90
 
 
-def test_numbers_in_yaml_have_a_source() -> None:
-    assert found(CONF, yaml_offences) == []
-
-
-def test_no_path_of_one_machine() -> None:
-    assert found([*FILES, *CONF, *PROSE], machine_paths) == []
-
-
 def test_no_import_circle() -> None:
     assert circle([*FILES, *SCRIPTS]) == []
 
 
 def test_a_public_class_name_is_used_once() -> None:
     assert repeated_classes(FILES) == {}
-
-
-def test_no_word_of_the_old_dialect() -> None:
-    read = [p for p in [*FILES, *SCRIPTS, *CONF, *PROSE] if p.name not in HISTORY]
-    assert found(read, lambda path: dialect(path.read_text("utf-8"))) == []
 
 
 BROKEN = '''"""A file that breaks the rules, to show that the ratchets can fail."""
@@ -240,10 +237,8 @@ def test_limits_can_be_broken(tmp_path: Path) -> None:
     assert len(list(yaml_offences(short))) == 2
     path.write_text("x = 1\n" * (FILE_LINES + 1))
     assert len(list(offences(path))) == 2
-    path.write_text(
-        '"""A long function, to show that the ratchets can fail."""\ndef f():\n'
-        + "    x = 1\n" * 60
-    )
+    head = '"""A long function, to show that the ratchets can fail."""\ndef f():\n'
+    path.write_text(head + "    x = 1\n" * 60)
     assert any("61 lines" in offence for offence in offences(path))
 
 
