@@ -115,7 +115,7 @@ COMMANDS = [
     *("status", "show RUN", "show RUN --sample 0", "compare RUN RUN", "rescore RUN", "runs verify"),
     *("export RUN --to parquet", "export RUN --to csv", "export RUN --to lm-eval"),
     "export RUN --to eee --organization me",
-    pytest.param("report --runs RUN", marks=pytest.mark.exhaustive),  # it renders every table
+    pytest.param("report --runs RUN", marks=pytest.mark.drill),  # it renders every table
 ]
 
 

@@ -20,7 +20,6 @@ from dllm_bench.runs.progress import summary
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from tests.api.models import loaded
-from tests.resume.fakes import Letters
 
 SETTINGS = {"hardware": "cpu", "limit": 2, "benchmark.max_new_tokens": 32}
 
@@ -122,12 +121,6 @@ def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(runs) -> None:
     assert record.values == first.values
     assert record.summary["tpf/committed"] == first.summary["tpf/committed"]
     assert record.score == first.score
-
-
-def test_an_own_benchmark_is_evaluated() -> None:
-    short = db.decoder("fast_dllm", **{"schedule.block": 4})
-    record = db.evaluate(loaded("tiny-llada"), short, Letters(n=2), batch=2)
-    assert record.score is not None and record.score.n == 2
 
 
 # --- what is shown: short forms, comparisons, pictures --------------------------------------------

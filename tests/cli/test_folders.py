@@ -73,13 +73,6 @@ def test_what_a_folder_lacks_is_said(folder: Path, missing: str, words: str) -> 
         check_folder(ModelGroup(settings))
 
 
-def test_an_experiment_is_a_preset_of_settings() -> None:
-    for name in options("experiment"):
-        config = compose([f"+experiment={name}", "limit=3"])
-        assert (config["decoder"]["name"], config["limit"]) == ("fast_dllm", 3)
-    assert compose(["+experiment=first_run", "decoder=vanilla"])["decoder"]["name"] == "vanilla"
-
-
 def test_doctor_and_prefetch_take_folders(folder: Path, command) -> None:
     assert "nothing to fetch" in command("prefetch", f"model='{folder}'")
     said = command("doctor", str(folder), "model.chat=false", "hardware.dtype=bfloat16")

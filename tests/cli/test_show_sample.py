@@ -24,13 +24,13 @@ from dllm_bench.cli import show
 from dllm_bench.cli.show import named_sample
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import painted
-from dllm_bench.core.trace import AGAIN_MASKED, GIVEN, Change, Forward, ForwardKind, Trace
+from dllm_bench.core.trace import GIVEN, Forward, ForwardKind, Trace
 from dllm_bench.site.decoding_order import DecodingOrder, block_borders, decoding_order
 from dllm_bench.store.record import SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.sample_stats import stored_sample
-from tests.site.builders import LOOKAHEADS, lookaheads
+from tests.site.builders import LOOKAHEADS, lookaheads, revisions
 
 WORDS = ["<mask>", "four", " and", " two", " is six", "\n", "<end>"]
 LAW = settings(max_examples=25, deadline=None)
@@ -128,27 +128,12 @@ def test_later_forwards_are_lighter_and_every_colour_is_legible(forwards: int) -
 # --- one sample ----------------------------------------------------------------------------------
 
 
-def test_view_tells_base_from_lookahead_and_where_the_text_ends() -> None:
-    view = view_of(example())
-    told = [(step.branches, step.winner, step.lookahead_won) for step in view.steps]
-    assert told == [(1, 0, False), (3, 2, False), (3, 1, True)]
-    assert [step.forced for step in view.steps] == [0, 1, 0]
-    assert [step.filled for step in view.steps] == [0.3, 0.4, 0.9]
-    assert (view.end, view.ended_by, list(view.ends)) == (5, "eos", ["eos", "length"])
-    assert view.borders == [4, 8]
-
-
 def test_revisions_are_drawn_by_position_and_count_in_what_is_filled() -> None:
     """Two tokens; then one is overwritten and the other masked again; then that one is back."""
-    plain = Forward(ForwardKind.DENOISE, branches=1, fed=2, cached=0)
-    changes = (Change(0, 3, 0, 1), Change(1, 3, 0, AGAIN_MASKED))
-    trace = Trace([plain, replace(plain, changes=changes), plain])
-    view = view_of(sample([1, 2], [1, 2], {"length": 2}, trace))
-    assert [step.filled for step in view.steps] == [1.0, 0.5, 1.0]
-    assert [step.overwritten for step in view.steps] == [[], [0], []]
-    assert [step.remasked for step in view.steps] == [[], [1], []]
+    view = view_of(revisions("a"))
+    assert [step.filled for step in view.steps] == pytest.approx([2 / 3, 1 / 3, 2 / 3, 1])
     text = "\n".join(drawn(view))
-    assert "↻0" in text and "⌫1" in text
+    assert "0:␣and ↻0 ⌫1" in text
     assert "positions overwritten" in text and "positions masked again" in text
 
 

@@ -93,7 +93,9 @@ def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) 
     assert sum("] 2 not graded" in line for line in lines) == 1
 
 
-def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
+def test_board_shows_sealed_and_partial_runs_and_only_sealed_ones_are_compared(
+    tmp_path: Path,
+) -> None:
     store = store_of(tmp_path, record([1.0, 1.0]))
     with store.open(spec(seed=1)) as opened:
         opened.expect(5)
@@ -103,6 +105,9 @@ def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
     assert sorted(line.split()[1] for line in lines[1:3]) == ["partial", "sealed"]
     assert any(" 1/5 " in line for line in lines)
     assert any("100.0 [" in line and " 2.00 " in line for line in lines)
+    (partial,) = [entry for entry in store.entries() if entry.spec.seed == 1]
+    with pytest.raises(DllmBenchError, match="partial"):
+        sealed_record(partial)
 
 
 def test_runs_are_told_apart_chosen_and_sorted(command, tmp_path) -> None:
@@ -119,10 +124,10 @@ def test_runs_are_told_apart_chosen_and_sorted(command, tmp_path) -> None:
 
 
 def test_a_run_of_a_multirun_is_one_line(tmp_path, capsys) -> None:
-    settings = ["model=tiny-llada", "hardware=cpu", "limit=1", f"paths.results={tmp_path}"]
-    taus = "decoder.select.tau=0.7,0.9"
+    settings = ["model=tiny-llada", "hardware=cpu", "limit=1", "benchmark.max_new_tokens=32"]
+    taus = ("decoder.select.tau=0.7,0.9", f"paths.results={tmp_path}")
     for known in ("", "nothing was decoded, looked up"):
-        assert main(["run", "-m", "decoder=fast_dllm", taus, *settings]) == 0
+        assert main(["run", "-m", "decoder=fast_dllm", *taus, *settings]) == 0
         said = capsys.readouterr()
         one, other, empty, head, *rows = said.out.splitlines()
         assert all(re.match(r"minigsm/tiny-llada/fast_dllm-\w+: done, 1", o) for o in (one, other))
@@ -141,15 +146,6 @@ def test_removed_runs_are_gone_and_runs_in_use_stay(command, tmp_path) -> None:
     assert store.path(one).is_dir()
     command("runs rm", one.short)
     assert [entry.spec for entry in store.entries()] == [other]
-
-
-def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with store.open(spec()) as opened:
-        opened.expect(3)
-    (entry,) = store.entries()
-    with pytest.raises(DllmBenchError, match="partial"):
-        sealed_record(entry)
 
 
 def row(lines: Iterable[str], name: str) -> list[str]:

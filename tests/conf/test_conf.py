@@ -41,24 +41,26 @@ from tests.tiers import covering
 
 COMBINATORS = {"stop.any_of"}  # made of other pieces, written out in a decoder's yaml
 NOT_OF_A_RUN = {"hydra", "table", "figure", "profile", "claim"}
+DECODERS = (MaskedDecoder, SpeculativeDecoder, LikelihoodDecoder, CanvasDecoder)
 SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.is_dir())
 
 
-SPECULATIVE = {"draft", "verify", "length"}
-CANVAS = {"accept", "renoise", "anneal", "settle"}
+HOMES = dict.fromkeys(("draft", "verify", "length"), "dspark")
+HOMES |= dict.fromkeys(("accept", "renoise", "anneal", "settle"), "diffusion_gemma")
+"""Slot that most decoders lack -> a decoder that has it."""
 
 
 def within(choice: str) -> list[str]:
     """Overrides that choose a piece: within a decoder that has its slot."""
     if choice.startswith("experiment="):
         return [f"+{choice}"]
-    group, _, name = choice.rpartition("/")
-    slot = name.partition("=")[0]
-    if group == "decoder" and slot in SPECULATIVE:
-        return ["decoder=dspark", choice]
-    if group == "decoder" and slot in CANVAS:
-        return ["decoder=diffusion_gemma", choice]
-    return [choice]
+    home = HOMES.get(slot_of(choice))
+    return [f"decoder={home}", choice] if home else [choice]
+
+
+def slot_of(choice: str) -> str:
+    """Return the slot of `decoder/SLOT=NAME`, else the group."""
+    return choice.removeprefix("decoder/").partition("=")[0]
 
 
 def groups() -> list[str]:
@@ -72,26 +74,18 @@ CHOICES = [f"{group}={name}" for group in groups() for name in options(group)]
 
 
 @pytest.mark.parametrize("choice", covering(6, CHOICES, often=2))
-def test_every_choice_composes_to_classed_plain_data_and_every_piece_is_made(
+def test_every_choice_composes_and_every_decoder_and_piece_can_be_made(
     choice: str, tmp_path: Path
 ) -> None:
     config = compose(within(choice))
     assert all(role_of(key) for key, _ in leaves(config))
     assert not [value for _, value in leaves(config) if str(value) in ("???", "${")]
-    if choice.startswith("decoder/"):
-        slot = choice.removeprefix("decoder/").partition("=")[0]
-        plain = with_drafter(config["decoder"], tmp_path)
-        assert isinstance(instantiate(plain[slot], slot), Piece)
-
-
-@pytest.mark.parametrize("name", covering(3, options("decoder")))
-def test_every_decoder_can_be_made_and_its_pieces_fit(name: str, tmp_path: Path) -> None:
-    plain = with_drafter(compose([f"decoder={name}"])["decoder"], tmp_path)
-    decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
-    assert isinstance(
-        decoder, (MaskedDecoder, SpeculativeDecoder, LikelihoodDecoder, CanvasDecoder)
-    )
-    assert hash(decoder) == hash(decoder)
+    if choice.startswith("decoder"):
+        whole = with_drafter(config["decoder"], tmp_path)
+        slot = slot_of(choice)
+        plain = {"decoder": {k: v for k, v in whole.items() if k != "name"}, **whole}[slot]
+        made = instantiate(plain, slot)
+        assert isinstance(made, (Piece, *DECODERS)) and hash(made) == hash(made)
 
 
 @pytest.mark.parametrize("new", [32, 96], ids=["shorter", "not a multiple"])
@@ -142,7 +136,7 @@ WITH_TAU = [
 @pytest.mark.parametrize("choice", WITH_TAU)
 def test_no_piece_takes_a_threshold_that_no_probability_can_equal(choice: str) -> None:
     """It would force every commit, or pass everything."""
-    slot = choice.partition("=")[0]
+    slot = slot_of(choice)
     plain = compose(within(f"decoder/{choice}"))["decoder"][slot]
     for value in (1.7, -0.1):
         with pytest.raises(DllmBenchError, match=f"tau[ =]{value}"):

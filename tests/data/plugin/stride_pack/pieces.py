@@ -37,18 +37,13 @@ class Sums(Benchmark):
     max_new_tokens: int = 16
 
     def requests(self, encode: Encode) -> Sequence[Request]:
-        prompts = [f"Question: What is {a} + {a}?\nAnswer:" for a in range(1, 6)]
-        return [
-            Request(f"sums/{i}", tuple(encode(text)), self.max_new_tokens, (), text)
-            for i, text in enumerate(prompts)
-        ]
+        texts = {f"sums/{a}": f"Question: What is {a} + {a}?\nAnswer:" for a in range(1, 6)}
+        new = self.max_new_tokens
+        return [Request(key, tuple(encode(text)), new, (), text) for key, text in texts.items()]
 
     def dataset_hash(self) -> str:
         return "sums of 1 to 5"
 
     def score(self, texts: Mapping[str, str]) -> Mapping[str, SampleScore]:
-        right = {key: str(2 * int(key.split("/")[1]) + 2) in text for key, text in texts.items()}
-        return {
-            key: SampleScore(float(ok), "correct" if ok else "wrong", {})
-            for key, ok in right.items()
-        }
+        right = {key: str(2 * int(key.split("/")[1])) in text for key, text in texts.items()}
+        return {key: SampleScore(float(ok), "", {"right": ok}) for key, ok in right.items()}
