@@ -58,10 +58,8 @@ def test_samples_come_with_prompt_answers_and_grade(form, run, tmp_path) -> None
     assert list(found["id"]) == record.columns["id"]
     assert list(found["value"]) == record.columns["value"]
     assert found["prompt"].str.startswith("Question: ").all()
-    right = [
-        gold.split()[-1] == read for gold, read in zip(found.gold, found.extracted, strict=True)
-    ]
-    assert right == [value == 1 for value in record.columns["value"]]
+    right = found.gold.str.split().str[-1] == found.extracted
+    assert list(right) == [value == 1 for value in record.columns["value"]]
 
 
 def test_lm_eval_reads_its_form(run: tuple[Path, RunRecord], tmp_path: Path) -> None:
@@ -99,16 +97,15 @@ def test_every_eval_ever_has_the_numbers_of_the_run(run, tmp_path) -> None:
     assert UUID(whole.stem).version == 4 and lines.name == f"{whole.stem}_samples.jsonl"
     found, text = json.loads(whole.read_text()), lines.read_text()
     samples = [json.loads(line) for line in text.splitlines()]
-    for sample in samples:
-        assert sample["evaluation_id"] == found["evaluation_id"]
-        assert sample["model_id"] == found["model_info"]["id"]
+    assert {sample["evaluation_id"] for sample in samples} == {found["evaluation_id"]}
+    assert {sample["model_id"] for sample in samples} == {found["model_info"]["id"]}
     detail, (result,) = found["detailed_evaluation_results"], found["evaluation_results"]
     assert tmp_path / detail["file_path"] == lines and detail["total_rows"] == len(samples) == 3
     assert detail["checksum"] == hashlib.sha256(text.encode()).hexdigest()
     assert record.score and result["score_details"]["score"] == record.score.mean
     assert [one["evaluation"]["score"] for one in samples] == record.columns["value"]
-    tpf = json.loads(result["score_details"]["details"]["tpf/emitted"])
-    assert tpf == record.summary["tpf/emitted"]
+    details = result["score_details"]["details"]
+    assert json.loads(details["tpf/emitted"]) == record.summary["tpf/emitted"]
     assert str(tmp_path.parent) not in whole.read_text() + text  # no path of this machine
 
 
@@ -118,25 +115,24 @@ def test_every_eval_ever_fits_the_published_schemas(run, tmp_path) -> None:
     assert exported(run, tmp_path, "eee", "--organization", "us") == 0
     (whole,), (lines,) = tmp_path.rglob("*.json"), tmp_path.rglob("*.jsonl")
     found = json.loads(whole.read_text())
-    published_schema("eval").validate(found)
-    for line in lines.read_text().splitlines():
-        published_schema("instance_level_eval").validate(json.loads(line))
-    del found["evaluation_results"][0]["metric_config"]
-    assert not published_schema("eval").is_valid(found)
-
-
-def published_schema(name: str) -> Draft7Validator:
-    """Return a validator of a schema of Every Eval Ever."""
     with ZipFile(SCHEMAS[-1]) as wheel:
-        schema = json.loads(wheel.read(f"every_eval_ever/schemas/{name}.schema.json"))
-    return Draft7Validator(schema)
+        texts = (
+            wheel.read(f"every_eval_ever/schemas/{name}.schema.json")
+            for name in ("eval", "instance_level_eval")
+        )
+        of_run, of_sample = (Draft7Validator(json.loads(text)) for text in texts)
+    of_run.validate(found)
+    for line in lines.read_text().splitlines():
+        of_sample.validate(json.loads(line))
+    del found["evaluation_results"][0]["metric_config"]
+    assert not of_run.is_valid(found)
 
 
 def test_the_aup_leaderboard_has_a_curve_of_a_sweep(run, tmp_path, capsys) -> None:
     """As d3LLM's data files: task -> method -> pairs of TPF and score in percent."""
     results, fast = run
-    settings = {"hardware": "cpu", "benchmark.max_new_tokens": 32, "decoder.select.strict": True}
-    settings["decoder.select.tau"] = 1.0
+    settings = {"hardware": "cpu", "benchmark.max_new_tokens": 32}
+    settings |= {"decoder.select.strict": True, "decoder.select.tau": 1.0}
     slow, short = (
         db.run("tiny-llada", name, "minigsm", results=results, limit=limit, **settings)
         for name, limit in (("fast_dllm", 3), ("credit", 1))
