@@ -68,13 +68,6 @@ def _states(
     return network.hidden_states(weights, sizes, ids_BL, network.rotary(sizes, positions_L), bias)
 
 
-def _twin_states(
-    weights: network.Weights, sizes: network.NetworkSizes, example: objectives.Example
-) -> torch.Tensor:
-    assert example.positions_L is not None
-    return _states(weights, sizes, example.inputs_BL, example.bias, example.positions_L)
-
-
 def _places(example: objectives.Example) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (row, column) of each position that is scored."""
     width = example.inputs_BL.shape[1]
@@ -101,10 +94,13 @@ def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) ->
     assert all(torch.equal(read[name], weights[name]) for name in weights)
 
 
-def test_two_models_are_not_trained_in_one_folder(tmp_path: Path) -> None:
+def test_a_folder_of_another_training_or_vocabulary_is_refused(tmp_path: Path) -> None:
     torch.save({"model": "tiny-llada"}, tmp_path / "state.pt")
     with pytest.raises(DllmBenchError, match="training of tiny-llada, and tiny-d2f-dream-base "):
         training.train("tiny-d2f-dream-base", tmp_path)
+    export.write_checkpoint(tmp_path, *_random("qwen3"), "qwen3", TOKENIZER)
+    with pytest.raises(DllmBenchError, match="starts from a tiny-qwen3-fixed of 552 words"):
+        training.prepare(replace(RECIPES["tiny-trunk-qwen3"], pool_size=20), None, tmp_path)
 
 
 def test_a_loss_that_is_no_number_ends_a_training(tmp_path, monkeypatch) -> None:
@@ -197,7 +193,7 @@ def _batch(count: int = 6, length: int = LENGTH) -> data.Batch:
 def test_a_noised_block_sees_itself_and_the_clean_text_before_it() -> None:
     batch, (weights, sizes) = _batch(), _random("sdar")
     example = objectives.blocks(batch, VOCABULARY, seeded(1), 0, BLOCK)
-    states_BLD = _twin_states(weights, sizes, example)
+    states_BLD = _states(weights, sizes, example.inputs_BL, example.bias, example.positions_L)
     row, position = (int(place_N[0]) for place_N in _places(example))
     start = position // BLOCK * BLOCK
     block_L = example.inputs_BL[row, start : start + BLOCK]
@@ -240,7 +236,7 @@ def test_masks_are_fed_last_as_in_decoding() -> None:
     batch, (weights, sizes) = _batch(), _random("wedlm")
     example = objectives.feed_order(batch, VOCABULARY, seeded(1), 0, 16)
     assert example.bias is not None
-    states_BLD = _twin_states(weights, sizes, example)
+    states_BLD = _states(weights, sizes, example.inputs_BL, example.bias, example.positions_L)
     masked_BL = example.inputs_BL[:, :LENGTH] == VOCABULARY.mask_id
     seen_BLL = example.bias[:, 0, :LENGTH, :LENGTH] == 0
     mixed, drafts = 0, 0
@@ -271,7 +267,7 @@ def test_a_mask_of_a_stride_predicts_the_position_behind_it() -> None:
     batch, (weights, sizes), run = _batch(), _random("qwen3"), 3
     example = objectives.strides(batch, VOCABULARY, seeded(1), 1, run)
     assert example.bias is not None
-    states_BLD = _twin_states(weights, sizes, example)
+    states_BLD = _states(weights, sizes, example.inputs_BL, example.bias, example.positions_L)
     behind = set()
     scored = torch.stack([*_places(example), example.targets_N], 1)
     for row, at, target in scored.tolist():
@@ -405,13 +401,6 @@ def test_a_step_of_a_recipe_lowers_its_loss(name, tmp_path, monkeypatch) -> None
     assert losses[2] < losses[0]
     shares = [training.probe(run, phase, optimizer.average, task) for task in recipe.tasks]
     assert all(0 <= share <= 1 for share in shares)
-
-
-def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
-    weights, sizes = _random("qwen3")
-    export.write_checkpoint(tmp_path, weights, sizes, "qwen3", TOKENIZER)
-    with pytest.raises(DllmBenchError, match="starts from a tiny-qwen3-fixed of 552 words"):
-        training.prepare(replace(RECIPES["tiny-trunk-qwen3"], pool_size=20), None, tmp_path)
 
 
 def test_progress_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
