@@ -117,7 +117,8 @@ def test_why_a_sample_is_wrong_can_be_seen(runs, capsys) -> None:
 def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(runs) -> None:
     _, (first, *_) = runs
     decoder = db.decoder("fast_dllm", **{"select.tau": 0.5})
-    record = db.evaluate(loaded("tiny-llada"), decoder, "minigsm", limit=2, max_new_tokens=32)
+    size = {"limit": 2, "max_new_tokens": 32, "batch": 2}
+    record = db.evaluate(loaded("tiny-llada"), decoder, "minigsm", **size)
     assert record.values == first.values
     assert record.summary["tpf/committed"] == first.summary["tpf/committed"]
     assert record.score == first.score

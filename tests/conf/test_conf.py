@@ -214,6 +214,7 @@ def test_an_experiment_chooses_the_launcher(tmp_path, monkeypatch, capsys) -> No
         ["decoder=lopa", "decoder.schedule.tau_add=0.25", "limit=7", "seed=3", "paths.data=null"],
         ["limit=null", "decoder/score=margin", "decoder.forbid_mask=false", "paths.results=x/y"],
         ["+decoder.cache.extra=[1,2]", "decoder.cache.attention='full'", "~seed"],
+        ["+experiment=first_run", "decoder=vanilla"],
         ["limit=1", "decoder=fast_dllm", "limit=2", "logger=wandb", "logger.mode=offline"],
     ],
     ids=str,
