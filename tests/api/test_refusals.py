@@ -73,7 +73,7 @@ def of_transformers(**settings: Any) -> Call:
 
 def pin(place: int, name: str) -> Call:
     model = loaded("tiny-llada")
-    request = Request("", tuple(model.encode("3 + 4 =")), 8, pinned=((place, 5),))
+    request = Request("", tuple(model.encode("3 + 4 =")), 6, pinned=((place, 5),))
     return lambda _: db.decoder(name).generate(model.denoiser, request)
 
 
@@ -99,8 +99,8 @@ def unknown_class(_: Path) -> None:
         (generate("<|mask|> 4 = 7"), "begin the prompt with a text"),
         (generate("2 + 2 =", "3 =", max_new_tokens=32, batch=2), "batch=2"),
         (generate(GAPS, model="tiny-diffusion-gemma", decoder="diffusion_gemma"), "writes a text"),
-        (pin(-1, "fast_dllm"), "new position -1 and has 8 new tokens"),
-        (pin(8, "sdar"), "new position 8 and has 8"),  # whose block has 16 positions
+        (pin(-1, "fast_dllm"), "new position -1 and has 6 new tokens"),
+        (pin(6, "sdar"), "new position 6 and has 6"),  # of a canvas of two whole blocks of 4
         (prompt_with_masks, "has 4 mask tokens to fill.*answered, not filled"),
         (decoder(**{"select.thau": 1}), "thau"),
         (decoder(tau=0.7), r"select\.tau"),
