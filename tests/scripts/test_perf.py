@@ -95,24 +95,17 @@ def test_roofline_counts_bytes_and_operations() -> None:
     assert device.projected(7, 10.0) == pytest.approx(1555.0)
 
 
-def test_a_dry_run_of_the_device_part_is_stored(tmp_path: Path, capsys: Any) -> None:
-    command.main(["--quick", "--dry", "--parts", "device", "--out", str(tmp_path)])
+def test_a_dry_run_of_the_parts_for_a_device_is_stored(tmp_path: Path, capsys: Any) -> None:
+    command.main(["--quick", "--dry", "--parts", "device,kernel", "--out", str(tmp_path)])
     (path,) = tmp_path.glob("2*.json")
-    rows = json.loads(path.read_text())["parts"]["device"]
+    rows, (kernel,) = (json.loads(path.read_text())["parts"][n] for n in ("device", "kernel"))
+    assert kernel["same ids"] and kernel["rows"] == 2 and kernel["of bandwidth, %"] > 0
     seen = [(row["compile"], row["lookaheads"], row["window"]) for row in rows]
     assert seen == [("none", 0, 32), ("none", 7, 96), ("max", 0, 32), ("max", 7, 96)]
     assert all(row["projected tokens/s"] is None for row in rows)
     history = (tmp_path / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in history] == [json.loads(path.read_text())]
     assert "roofline" in capsys.readouterr().out
-
-
-def test_a_dry_run_of_the_kernel_part_reads_the_same(tmp_path: Path) -> None:
-    command.main(["--dry", "--parts", "kernel", "--out", str(tmp_path)])
-    (path,) = tmp_path.glob("2*.json")
-    (row,) = json.loads(path.read_text())["parts"]["kernel"]
-    assert row["same ids"] and row["rows"] == 2
-    assert row["of bandwidth, %"] > 0
 
 
 def test_a_batch_decodes_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,15 +196,16 @@ def test_a_recorded_forward_is_started_at_once() -> None:
 
 
 def test_the_slowest_part_decides() -> None:
-    def ms(**changes: float) -> dict[str, float]:
-        fast = DeviceConstants(bytes_per_s=1e30, flop_per_s=1e30, gap_s=0.0, launch_s=0.0)
-        return model.modelled_ms(DREAM_ROUND, replace(fast, **changes))
-
     one, launches = DREAM_ROUND, DREAM_ROUND.launches
-    assert ms(bytes_per_s=1e12)["round ms"] == pytest.approx(one.bytes / 1e9)
-    assert ms(flop_per_s=1e12)["device ms"] == pytest.approx(one.operations / 1e9)
-    assert ms(gap_s=1e-3)["device ms"] == pytest.approx(launches)
-    assert ms(gap_s=1e-3, launch_s=2e-3)["round ms"] == pytest.approx(2 * launches)
+    fast = {"bytes_per_s": 1e30, "flop_per_s": 1e30, "gap_s": 0.0, "launch_s": 0.0}
+    for slow, part, ms in (
+        ({"bytes_per_s": 1e12}, "round ms", one.bytes / 1e9),
+        ({"flop_per_s": 1e12}, "device ms", one.operations / 1e9),
+        ({"gap_s": 1e-3}, "device ms", launches),
+        ({"gap_s": 1e-3, "launch_s": 2e-3}, "round ms", 2 * launches),
+    ):
+        found = model.modelled_ms(one, DeviceConstants(**{**fast, **slow}))
+        assert found[part] == pytest.approx(ms)
 
 
 # --- the time of make table4 ----------------------------------------------------------------------
