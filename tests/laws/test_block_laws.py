@@ -33,7 +33,7 @@ from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
 from dllm_bench.methods.lengths import AdaBlock, Daedal, MaskLast
 from tests.helpers import VOCAB, Watched, tiny_denoiser
 from tests.pieces import Table
-from tests.tiers import covering
+from tests.tiers import covering, covering_pairs
 
 REQUEST = Request("blocks", tuple(range(3, 14)), 32)
 PINNED = replace(REQUEST, pinned=tuple((place, 7) for place in (0, 2, *range(6, 19), 31)))
@@ -154,22 +154,13 @@ SELECTS = (Threshold(0.4), Threshold(1.0, strict=True))
 def test_the_host_knows_the_canvas(
     schedule: Schedule, explore: Explore, length: int | None
 ) -> None:
-    for request, *parts in product((REQUEST, PINNED), STOPS, SELECTS):
+    for request, *parts in covering_pairs((REQUEST, PINNED), STOPS, SELECTS):
         check(request, length, schedule, explore, *parts)
 
 
 def test_the_host_knows_a_canvas_that_grows() -> None:
     for low, stop, select in product((0.5, 1.1), STOPS, SELECTS):
         check(REQUEST, None, Daedal(8, 4, 5, 0.2, 0.9, low, 5), GREEDY, stop, select)
-
-
-def test_a_grid_of_sub_blocks_holds_every_position_once() -> None:
-    for small, length in product((1, 2, 8), range(1, 26)):
-        grid = SubBlockGrid(0, 8, 5, length, small=small)
-        edges = [grid.start(n) for n in range(grid.blocks + 1)]
-        ends = {n for n in range(length) if n % 8 in (0, 1) or n % small == 0}
-        assert edges == sorted(edges) and set(edges) == ends | {length}
-        assert sum(grid.new_positions(n) for n in range(grid.blocks)) == max(length - 5, 0)
 
 
 def test_a_block_with_an_end_token_is_decoded_to_its_end() -> None:
@@ -214,13 +205,19 @@ def check(request: Request, length: int | None, *parts: Any) -> None:
 
 
 def test_a_grid_holds_every_position_once() -> None:
-    for origin, block, length, ends in product((0, 5), (1, 4, 7), (6, 12, 13), ((), (7, 11))):
-        if ends and length < max(ends):
-            continue
-        grid = BlockGrid(origin, block, 5, length, ends)
+    sizes = product((0, 5), (1, 4, 7), (6, 12, 13), ((), (7, 11)))
+    whole = [BlockGrid(o, block, 5, length, ends) for o, block, length, ends in sizes]
+    parts = [
+        SubBlockGrid(0, 8, 5, length, small=small)
+        for small, length in product((1, 2, 8), range(6, 26))
+    ]
+    for grid in (*(one for one in whole if one.length >= max(one.ends, default=0)), *parts):
         edges = [grid.start(n) for n in range(grid.blocks + 1)]
-        assert edges[0] == origin and edges[-1] == length and edges == sorted(set(edges))
-        assert sum(grid.new_positions(n) for n in range(grid.blocks)) == length - 5
+        assert edges[0] == grid.origin and edges[-1] == grid.length and edges == sorted(edges)
+        assert sum(grid.new_positions(n) for n in range(grid.blocks)) == grid.length - 5
+        if isinstance(grid, SubBlockGrid):
+            inner = (n for n in range(grid.length) if n % 8 in (0, 1) or n % grid.small == 0)
+            assert {*edges} == {*inner, grid.length}
 
 
 # --- a canvas that grows (DAEDAL) -----------------------------------------------------------------

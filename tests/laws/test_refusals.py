@@ -52,24 +52,26 @@ from dllm_bench.methods.position_caches import (
 )
 from dllm_bench.methods.position_rules import TokenCounts
 from dllm_bench.methods.row_caches import DLLMCache, ElasticCache
+from dllm_bench.methods.s2d2 import SelfVerified
 from dllm_bench.methods.trained_drafts import HardwareAwareLength
 from dllm_bench.paths import read_yaml
 from tests.helpers import tiny_denoiser
-from tests.pieces import SLOTS, RandomHead, Table, decoders, pieces
+from tests.pieces import SLOTS, RandomHead, decoders, pieces
 
 BASE = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
 GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
+BLOCKS = replace(
+    BASE,
+    select=SelfVerified(inner=Best(1)),
+    schedule=Blocks(8, sees_future=False),
+    cache=BlockCache(),
+)
 GROWS = replace(BASE, select=Threshold(0.4, strict=True), schedule=Daedal(8, 4))
 REQUEST = Request("refused", tuple(range(3, 14)), 24)
 FLAT = StepProfile((1, 64), (1.0, 1.0))
 PIPELINE = Pipeline(8, 0.1, 0.95)
 OPTION = Option(tuple(range(20, 27)), tuple(range(5, 11)))
 Make = Callable[[], Any]
-fit = partial(replace, BASE)
-
-
-def decode(decoder: Any, layout: str = "llada", **changes: Any) -> None:
-    decoder.generate(tiny_denoiser(layout, 1), replace(REQUEST, **changes))
 
 
 def declared(kind: type) -> dict[str, Any]:
@@ -103,11 +105,22 @@ def test_a_setting_just_outside_of_what_is_allowed_is_refused(kind: str) -> None
             replace(piece, **{name: value})
 
 
+def unfit(words: str, base: MaskedDecoder = BASE, **parts: Any) -> tuple[Make, str]:
+    """Return what makes a decoder with other parts, and the words of its refusal."""
+    return partial(replace, base, **parts), words
+
+
+def undecoded(words: str, decoder: Any, layout: str = "llada", **changes: Any) -> tuple[Make, str]:
+    """Return what decodes a request with some changes, and the words of its refusal."""
+    model = partial(tiny_denoiser, layout, 1)
+    return lambda: decoder.generate(model(), replace(REQUEST, **changes)), words
+
+
 SETTINGS: list[tuple[Make, str]] = [
     (partial(SubBlocks, 8, 3), "block of 8 and small 3.*divides"),
     (partial(BlockCache, "full", reuse="exact"), "choose reuse approximate or none"),
-    (partial(fit, forbid="mask"), "forbid 'mask'; give 'eos' or 'eot' or 'ends'"),
-    (partial(fit, smoothing=-0.1), "smoothing -0.1; give a number of 0"),
+    unfit("forbid 'mask'; give 'eos' or 'eot' or 'ends'", forbid="mask"),
+    unfit("smoothing -0.1; give a number of 0", smoothing=-0.1),
     (partial(Credit, Credit(Confidence())), "Credit has another Credit"),
     (partial(Origin, alg_temp=1.0), "the same at every mask"),
     (partial(Origin, 4, eps=2.0), "Origin has eps 2.0"),
@@ -120,134 +133,78 @@ SETTINGS: list[tuple[Make, str]] = [
     (partial(LikelihoodDecoder, draws=40), r"make decoder\.draws a multiple"),
     (partial(LikelihoodDecoder, block=0), "1 or more"),
 ]
-
-
+CREDIT, RAW = Credit(Confidence()), Lookahead(3, reads="raw")
+JUDGES = {
+    "HardwareAwareLength": HardwareAwareLength(FLAT),
+    "SurvivalThreshold": SurvivalThreshold(0.5),
+}
+AUTOREGRESSIVE: dict[str, Any] = {"cache": CausalCache(), "schedule": Blocks(1)}
+GROWN: dict[str, dict[str, Any]] = {
+    "DualCache": {"cache": DualCache()},
+    "Lookahead": {"explore": Lookahead(2)},
+    "Credit": {"score": CREDIT},
+    "EndFill": {"revise": EndFill(), "stop": Eos("token", turn_end=False)},
+    "EndOfTextPrediction": {"stop": AnyOf((Filled(), EndOfTextPrediction()))},
+    "Oracle": {"select": Union(Threshold(0.9), Oracle())},
+    "TopK": {"select": TopK(4)},
+    "smoothing": {"smoothing": 0.3},
+}
 PARTS: list[tuple[Make, str]] = [
     *(
-        (partial(fit, cache=DPadCache(inner)), f"DPadCache needs a inner with spans .*{inner}")
+        unfit(f"DPadCache needs a inner with spans .*{inner}", cache=DPadCache(inner))
         for inner in (DKVCache(), DKVGreedyCache(), DLLMCache(), SparseCache(), DPadCache())
     ),
-    (
-        partial(replace, GREEDY, score=Credit(Confidence())),
-        "DKVGreedyCache needs a score with scores of each row alone.*Credit",
-    ),
-    (
-        partial(replace, GREEDY, select=TopK()),
-        "DKVGreedyCache needs a select with an order that is",
-    ),
-    (
-        partial(fit, score=Density(NegEntropy())),
-        "Density needs a inner with probabilities.*NegEntropy",
-    ),
-    (
-        partial(fit, score=Credit(Confidence()), select=Best(1), cache=D2Cache()),
-        "D2Cache needs a score with raw confidence",
-    ),
-    (
-        partial(fit, schedule=Blocks(None), cache=ElasticCache(4, 0.9), explore=Lookahead(3)),
-        "ElasticCache needs a explore with",
-    ),
+    unfit("DKVGreedyCache .* score with scores of each row alone.*Credit", GREEDY, score=CREDIT),
+    unfit("DKVGreedyCache needs a select with an order that is", GREEDY, select=TopK()),
+    unfit("Density needs a inner with probabilities.*NegEntropy", score=Density(NegEntropy())),
+    unfit("D2Cache needs a score with raw", score=CREDIT, select=Best(1), cache=D2Cache()),
+    unfit("ElasticCache needs a explore with", cache=ElasticCache(4, 0.9), explore=Lookahead(3)),
+    *(unfit(f"{name}.*choose another", GROWS, **parts) for name, parts in GROWN.items()),
+    unfit("Filter needs a schedule with blocks of 16", select=Filter(RandomHead(block=16))),
+    unfit("Oracle needs a schedule with blocks of 8", select=Oracle(BASE), schedule=Blocks(16)),
+    unfit("Lookahead needs a score with raw confidence.*Credit", score=CREDIT, explore=RAW),
     *(
-        (partial(replace, GROWS, **parts), f"{name}.*choose another")
-        for name, parts in {
-            "DualCache": {"cache": DualCache()},
-            "Lookahead": {"explore": Lookahead(2)},
-            "Credit": {"score": Credit(Confidence())},
-            "EndFill": {"revise": EndFill(), "stop": Eos("token", turn_end=False)},
-            "EndOfTextPrediction": {"stop": AnyOf((Filled(), EndOfTextPrediction()))},
-            "Oracle": {"select": Union(Threshold(0.9), Oracle())},
-            "TopK": {"select": TopK(4)},
-            "smoothing": {"smoothing": 0.3},
-        }.items()
-    ),
-    (
-        partial(fit, select=Filter(RandomHead(block=16))),
-        "Filter needs a schedule with blocks of 16",
-    ),
-    (
-        partial(fit, select=Oracle(BASE), schedule=Blocks(16)),
-        "Oracle needs a schedule with blocks of 8",
-    ),
-    (
-        partial(fit, score=Credit(Confidence()), explore=Lookahead(3, reads="raw")),
-        "Lookahead needs a score with raw confidence.*Credit",
-    ),
-    *(
-        (partial(fit, cache=cache, guidance=1.0), f"guidance 1.0 needs .* {type(cache).__name__}")
+        unfit(f"guidance 1.0 needs .* {type(cache).__name__}", cache=cache, guidance=1.0)
         for cache in (PrefixCache(), DualCache(), BlockCache())
     ),
-    (partial(fit, schedule=PIPELINE), "TopK needs a schedule with .*Pipeline does not"),
+    unfit("TopK needs a schedule with .*Pipeline does not", schedule=PIPELINE),
     *(
-        (partial(fit, select=select, schedule=PIPELINE), "with one open block at a time")
+        unfit("with one open block at a time", select=select, schedule=PIPELINE)
         for select in (Epsilon(), Origin(), Ration(Threshold(0.9), 2))
     ),
-    (
-        partial(fit, score=Gumbel(Credit(Confidence()))),
-        "Gumbel needs a inner with scores of the logits alone.*Credit",
-    ),
-    (
-        partial(fit, score=Sampled(Gumbel())),
-        "Sampled needs a inner with scores of the logits alone.*Gumbel",
-    ),
-    (
-        partial(fit, smoothing=0.3, guidance=1.0),
-        "smoothing 0.3 needs a guidance with one prompt, which guidance 1.0",
-    ),
-    (
-        partial(fit, smoothing=0.3, cache=CausalCache(), schedule=Blocks(1)),
-        "smoothing 0.3 needs a cache with",
-    ),
-    (partial(fit, select=EntropyBound(0.1)), "EntropyBound needs a score with"),
-    (partial(fit, select=Stable(TopK(), 0.9, 0.1)), "divergences from earlier"),
-    (partial(fit, score=AnswerGap()), "the whole generation as one block"),
-    (
-        partial(replace, decoders()["dmax"], explore=Lookahead(2)),
-        "SoftRevision needs a explore with one branch",
-    ),
+    unfit("Gumbel needs a inner with scores of the logits alone.*Credit", score=Gumbel(CREDIT)),
+    unfit("Sampled needs a inner with scores of the logits alone.*Gumbel", score=Sampled(Gumbel())),
+    unfit("needs a guidance with one prompt, which guidance 1.0", smoothing=0.3, guidance=1.0),
+    unfit("smoothing 0.3 needs a cache with", smoothing=0.3, **AUTOREGRESSIVE),
+    unfit("EntropyBound needs a score with", select=EntropyBound(0.1)),
+    unfit("divergences from earlier", select=Stable(TopK(), 0.9, 0.1)),
+    unfit("SelfVerified needs a cache with block-causal", BLOCKS, cache=DualCache()),
+    unfit("the whole generation as one block", score=AnswerGap()),
+    unfit("SoftRevision needs a explore with one", decoders()["dmax"], explore=Lookahead(2)),
     *(
         (
             partial(SpeculativeDecoder, NGramDraft(3, 2), length=length),
-            f"{type(length).__name__} needs a draft with survival estimates",
+            f"{name}.*survival",
         )
-        for length in (HardwareAwareLength(FLAT), SurvivalThreshold(0.5))
+        for name, length in JUDGES.items()
     ),
 ]
-
-
+PIPED = replace(BASE, select=Best(1), schedule=PIPELINE)
+THRICE = (OPTION._replace(ids=OPTION.ids * 3),)
+IN_PARTS = replace(BASE, select=Best(1), schedule=SubBlocks(8, 4), cache=HierarchicalCache())
 REQUESTS: list[tuple[Make, str]] = [
-    (
-        partial(
-            decode,
-            MaskedDecoder(
-                Confidence(), Threshold(0.3), SubBlocks(8, 4), HierarchicalCache(inside=True)
-            ),
-            "sdar",
-        ),
-        "a model with shifted logits",
-    ),
-    (
-        lambda: GROWS.generate(Table(), replace(REQUEST, pinned=((2, 5),))),
-        "pinned tokens needs a schedule with positions that keep .* Daedal",
-    ),
-    (partial(decode, fit(select=Oracle())), "no reference"),
-    (
-        partial(decode, fit(schedule=Blocks(5))),
+    undecoded("a model with shifted logits", IN_PARTS, "sdar"),
+    undecoded("pinned .*a schedule with positions that keep .* Daedal", GROWS, pinned=((2, 5),)),
+    undecoded("a model with logits of each position at its own row", BLOCKS, "dream"),
+    undecoded("no reference", replace(BASE, select=Oracle())),
+    undecoded(
         r"does not divide the generation length 24.*block to a divisor of 24.*schedule\.short",
+        replace(BASE, schedule=Blocks(5)),
     ),
-    (
-        partial(decode, fit(select=Threshold(0.5), schedule=Pipeline(5, 0.1, 0.9))),
-        r"schedule\.floor=true",
-    ),
-    (partial(decode, SpeculativeDecoder(NoDraft()), "dream"), "autoregressive target"),
-    (partial(decode, LikelihoodDecoder()), "asks for a text; choose another decoder"),
-    (
-        partial(
-            decode,
-            LikelihoodDecoder(exact=True),
-            options=(OPTION._replace(ids=OPTION.ids * 3),),
-        ),
-        "at most 12 are enumerated",
-    ),
+    undecoded(r"schedule\.floor=true", replace(PIPED, schedule=Pipeline(5, 0.1, 0.9))),
+    undecoded("autoregressive target", SpeculativeDecoder(NoDraft()), "dream"),
+    undecoded("asks for a text; choose another decoder", LikelihoodDecoder()),
+    undecoded("at most 12 are enumerated", LikelihoodDecoder(exact=True), options=THRICE),
 ]
 
 

@@ -88,8 +88,8 @@ def test_the_changes_of_the_trace_lead_to_the_final_canvas(decoder: MaskedDecode
 
 
 def test_the_laws_are_about_decoders_that_do_revise() -> None:
-    revised = {name for name, one in REVISING.items() if any(map(changes, decoded(one)))}
-    assert len(revised) > len(REVISING) / 2, revised
+    made = [changes(one.generate(MODELS[0], REQUEST)) for one in REVISING.values()]
+    assert sum(map(bool, made)) > len(made) / 2
 
 
 @pytest.mark.parametrize("decoder", BUDGETED.values(), ids=BUDGETED)
@@ -129,7 +129,8 @@ def test_a_threshold_out_of_reach_is_no_revision(name: str, revise) -> None:
 def test_end_tokens_are_written_behind_the_first_one(cache: Cache, explore: Explore) -> None:
     """Alone and in batches; what the last forward commits there stays, as released."""
     requests, filled = [replace(REQUEST, seed=s, prompt_ids=(5, s + 3)) for s in range(4)], 0
-    for tau, model in itertools.product((0.5, 2.0), MODELS):
+    model = MODELS[1]
+    for tau in (0.5, 2.0):
         select, schedule = EntropyThreshold(tau, best=True), MultiBlock(4, 0.25, opens_rest=True)
         decoder = replace(EARLY, select=select, schedule=schedule, cache=cache, explore=explore)
         alone = sorted(canvas(decoder.generate(model, request)) for request in requests)
@@ -156,9 +157,10 @@ def test_a_given_end_token_ends_nothing() -> None:
 def test_a_reviser_that_cycles_ends_with_a_sentence() -> None:
     """Each token below probability 1 is masked again in the next forward, for ever."""
     endless = Remask(judge="probability", tau=1, ratio=1, rounds=10**9)
+    cycling = replace(REVISING["t2m"], revise=endless)
     with pytest.raises(DllmBenchError, match="Remask keeps changing its tokens.*per_position"):
-        decoded(replace(REVISING["t2m"], revise=endless))
-    decoded(replace(REVISING["t2m"], revise=replace(endless, per_position=2)))
+        cycling.generate(MODELS[0], REQUEST)
+    replace(cycling, revise=replace(endless, per_position=2)).generate(MODELS[0], REQUEST)
 
 
 # --- soft rows (DMax): when a block is left, and what goes with it --------------------------------
