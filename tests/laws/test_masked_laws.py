@@ -31,7 +31,6 @@ from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCach
 from dllm_bench.methods.common import (
     Best,
     Blocks,
-    Budget,
     Confidence,
     Eos,
     Margin,
@@ -84,20 +83,6 @@ def test_a_summary_says_one_token_per_forward_of_one_block_and_branch() -> None:
 
 
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-@pytest.mark.parametrize("attention", ["full", "block_causal"])
-def test_pipeline_of_one_open_block_is_blocks(model, explore, attention) -> None:
-    blocks = replace(
-        BASE,
-        schedule=Blocks(8, sees_future=False),
-        explore=explore,
-        cache=NoCache(attention),
-        stop=Eos(),
-    )
-    pipeline = replace(blocks, schedule=Pipeline(8, tau_add=1.0, tau_act=1.0))
-    assert tokens(pipeline, model) == tokens(blocks, model)
-
-
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 @pytest.mark.parametrize(
     "schedule",
     [Blocks(8), Blocks(8, False), Blocks(8, False, absolute=True), Pipeline(8, 0.1, 0.5)],
@@ -110,15 +95,6 @@ def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
     assert first.ids == second.ids
     assert first.born == second.born
     assert sum(f.fed for f in second.trace.forwards) < sum(f.fed for f in first.trace.forwards)
-
-
-def test_lookahead_needs_no_more_rounds_at_the_same_threshold(model) -> None:
-    """Every lookahead that wins adds a token, so one-token decoding gets shorter with branches."""
-    one = replace(BASE, select=NEVER)
-    rounds = len(one.generate(model, REQUESTS[1]).trace)
-    wide = replace(one, explore=Lookahead(3)).generate(model, REQUESTS[1])
-    assert len(wide.trace) < rounds
-    assert max(forward.branches for forward in wide.trace.forwards) == 4
 
 
 @pytest.mark.parametrize("block", [32, 40])
@@ -242,12 +218,6 @@ def test_batched_rows_may_be_left_out(name: str) -> None:
     check(PLANS[name], large, batch=3)
 
 
-def test_a_request_that_cannot_be_decoded_is_refused() -> None:
-    wrong = replace(BATCH[1], prompt_ids=(of_layout("llada").special.mask, 5))
-    with pytest.raises(DllmBenchError, match="'long' begins with the padding token"):
-        list(BLOCKS.generate_stream(of_layout("llada"), [BATCH[0], wrong], 2))
-
-
 # --- guidance, autoregressive decoding, cut canvases, tensor operations ---------------------------
 
 REQUEST = Request("loop", tuple(range(3, 14)), 32)
@@ -312,14 +282,6 @@ def test_whole_blocks_are_decoded_and_cut_to_the_length_asked_for(
     generation = decoder.generate(model, replace(REQUEST, max_new_tokens=new))
     assert len(generation.trace) == len(generation.ids) == length
     assert generation.cut["length"] == new
-
-
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-def test_a_budget_is_kept(model, explore) -> None:
-    decoder = replace(BASE, select=Threshold(1.0, strict=True), explore=explore, stop=Budget(5))
-    generation = decoder.generate(model, REQUEST)
-    assert len(generation.trace) == 5
-    assert sum(born != MASKED for born in generation.born) >= 5
 
 
 @pytest.mark.parametrize(
