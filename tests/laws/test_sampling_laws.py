@@ -31,7 +31,6 @@ from dllm_bench.methods.common import (
     Confidence,
     Margin,
     NegEntropy,
-    Pipeline,
     Threshold,
     TopK,
 )
@@ -197,49 +196,6 @@ def test_draws_follow_from_seed_and_forward_alone(sampler) -> None:
     assert not torch.equal(score(logits_KWV, state, window).ids_KW, first)
 
 
-A, B = Request("a", (5, 9, 2), 16, seed=1), Request("b", (7, 1), 16, seed=2)
-DECODER = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
-
-
-@pytest.mark.parametrize("schedule", [Blocks(8), Pipeline(8, 0.1, 0.5)], ids=str)
-@pytest.mark.parametrize("explore", EXPLORES, ids=str)
-@pytest.mark.parametrize(
-    "score",
-    [Gumbel(temperature=1.0), Sampled(NegEntropy(), 1.0, 0.9), Credit(Gumbel(temperature=1.0))],
-    ids=str,
-)
-def test_requests_draw_from_streams_of_their_own(score, explore, schedule) -> None:
-    decoder = replace(DECODER, score=score, explore=explore, schedule=schedule)
-    before = torch.random.get_rng_state()
-    alone = decoder.generate(MODEL, B)
-    decoder.generate(MODEL, A)
-    again = decoder.generate(MODEL, B)
-    assert (again.ids, again.born) == (alone.ids, alone.born)
-    assert torch.equal(torch.random.get_rng_state(), before), "the global stream was used"
-    others = {decoder.generate(MODEL, replace(B, seed=seed)).ids for seed in range(5)}
-    assert len(others) > 1
-
-
-@pytest.mark.parametrize("explore", EXPLORES, ids=str)
-def test_what_was_drawn_is_what_is_committed(explore) -> None:
-    """Each committed token is one that its forward, or a lookahead's forward before, has drawn."""
-    drawn: list[set[tuple[int, int]]] = []
-
-    class Noted(Gumbel):
-        def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-            scores = super().__call__(logits_KWV, state, window)
-            place_KW = torch.arange(window.start, window.stop).expand_as(scores.ids_KW)
-            pairs = zip(place_KW.flatten().tolist(), scores.ids_KW.flatten().tolist(), strict=True)
-            drawn.append(set(pairs))
-            return scores
-
-    decoder = replace(DECODER, score=Noted(temperature=2.0), explore=explore)
-    generation = decoder.generate(MODEL, A)
-    start = len(A.prompt_ids)
-    for at, (token, born) in enumerate(zip(generation.ids, generation.born, strict=True)):
-        assert (start + at, token) in drawn[born] | drawn[max(born - 1, 0)]
-
-
 # --- LLaDA's options about end tokens, and Dream's drawn positions --------------------------------
 
 EOS, ENDS = [ROLES["eos"]], [ROLES["eos"], ROLES["eot"]]
@@ -301,34 +257,19 @@ def test_a_forbidden_end_is_never_decoded(score, forbid, gone) -> None:
     assert not set(without) & set(gone)
 
 
-@pytest.mark.parametrize("score", [Confidence(last="ends"), Gumbel(Confidence(last="ends"))])
-def test_a_last_end_is_committed_after_all_else_of_its_block(score) -> None:
-    """One token per forward: from its first end token on, a block's later forwards hold ends."""
-    found = 0
-    for request in REQUESTS:
-        generation = replace(LLADA, score=score).generate(Talkative(), request)
-        for start in range(0, 16, 8):
-            pairs = zip(generation.born[start : start + 8], generation.ids[start:], strict=False)
-            ends = [token in ENDS for _, token in sorted(pairs)]
-            assert ends == sorted(ends)
-            found += sum(ends)
-    assert found
-
-
 def test_a_last_end_passes_no_threshold_and_is_no_less_a_candidate() -> None:
     state = DecodeState.start(REQUESTS[0], MODEL.special)
     logits_KWV = Talkative().place[None, :17].clone()
     window = Window(1, 17, 17, 0, 8, 1, state.masked_KL[:, 1:], torch.ones(1, 2, dtype=torch.bool))
-    plain, held = (s(logits_KWV[:, 1:], state, window) for s in (Confidence(), LAST))
+    plain, held = (
+        s(logits_KWV[:, 1:], state, window) for s in (Confidence(), Confidence(last="ends"))
+    )
     ends_KW = torch.isin(plain.ids_KW, torch.tensor(ENDS))
     assert 0 < int(ends_KW.sum()) < 16
     assert torch.equal(plain.ids_KW, held.ids_KW)
     assert (held.probability_KW[ends_KW] == 0).all()
     assert (held.probability_KW > plain.probability_KW)[~ends_KW].all(), "shares of the rest grow"
     assert not Threshold(1e-9)(held, window, state)[ends_KW].any()
-
-
-LAST = Confidence(last="ends")
 
 
 def test_eot_alone_may_come_last() -> None:
@@ -387,14 +328,3 @@ def test_drawn_positions_tend_to_the_surest_and_follow_from_the_seed() -> None:
     torch.rand(3)  # moves the global stream
     assert [drawn(0.5, 3, seed) for seed in range(20)] == draws
     assert len(set(draws)) > 1
-
-
-@pytest.mark.parametrize("score", [Confidence(), Gumbel(temperature=1.0)], ids=str)
-def test_a_time_schedule_with_drawn_positions_commits_its_counts(score) -> None:
-    whole = replace(LLADA, score=score, schedule=Blocks(None))
-    drawn_, plain = (
-        replace(whole, select=Epsilon(4, alg_temp=t)).generate(MODEL, REQUESTS[1])
-        for t in (0.3, None)
-    )
-    assert Counter(drawn_.born) == Counter(plain.born)
-    assert drawn_.born != plain.born
