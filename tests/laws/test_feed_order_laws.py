@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from dllm_bench.core.contracts import Round
 from dllm_bench.core.denoiser import ForwardPlan
@@ -19,8 +17,6 @@ from dllm_bench.methods.causal_masks import (
     FeedOrder,
     NearEntropy,
     Sliding,
-    Tempered,
-    seen_in_feed_order,
 )
 from dllm_bench.methods.common import Best, Blocks, Confidence, Eos, NegEntropy, Threshold
 from tests.helpers import VOCAB, Watched, tiny_denoiser
@@ -84,26 +80,6 @@ def test_the_cache_changes_nothing(model: Any, decoder: MaskedDecoder) -> None:
     assert texts(model, decoder) == texts(model, replace(decoder, cache=Uncached()))
 
 
-def test_a_row_sees_those_that_are_fed_before_it() -> None:
-    masked_F = torch.rand(9, generator=torch.Generator().manual_seed(0)) < 0.5
-    order_F = masked_F.sort(stable=True).indices
-    seen_FF = seen_in_feed_order(masked_F)[order_F][:, order_F]
-    assert torch.equal(seen_FF, torch.ones_like(seen_FF).tril())
-    assert 0 < masked_F.sum() < 9
-
-
-def test_overrunning_gives_the_same_length_of_text(model: Any) -> None:
-    """What the window holds beyond the limit is given up, and has been read before."""
-    overruns = replace(DECODER, schedule=Sliding(8, overruns=True))
-    in_order = replace(overruns, select=NearEntropy(None, penalty=9))
-    for one in [*decode(model, overruns), *decode(model, in_order)]:
-        assert len(one.ids) >= 20 == one.cut["length"]
-        assert max(one.born[:20]) == len(one.trace) - 1, "no forward is made for what lies beyond"
-        assert model.special.mask not in one.ids
-    single = replace(DECODER, schedule=Sliding(1, overruns=True))
-    assert texts(model, single) == texts(model, ONE_BY_ONE)
-
-
 @pytest.mark.parametrize("overruns", [False, True])
 def test_the_window_stays_at_an_end_token_unless_it_overruns(model: Any, overruns: bool) -> None:
     """The end token is filled first: the least entropy is there."""
@@ -116,12 +92,3 @@ def test_the_window_stays_at_an_end_token_unless_it_overruns(model: Any, overrun
     assert any(ended) and eos in ids
     stops = [plan.rows[1] for plan, is_after in zip(watched.plans, ended, strict=True) if is_after]
     assert (len({*stops, watched.plans[ended.index(True) - 1].rows[1]}) == 1) != overruns
-
-
-def test_a_temperature_changes_confidences_and_no_candidate() -> None:
-    logits_KWV: Tensor = torch.randn(1, 6, VOCAB, generator=torch.Generator().manual_seed(1))
-    plain, cold = (Tempered(temperature=t).of_logits(logits_KWV) for t in (1.0, 0.5))
-    assert torch.equal(plain.confidence_KW, Confidence().of_logits(logits_KWV).confidence_KW)
-    wanted_KW = (2 * logits_KWV).softmax(-1).amax(-1)
-    torch.testing.assert_close(cold.confidence_KW, wanted_KW)
-    assert torch.equal(cold.ids_KW, plain.ids_KW)
