@@ -27,7 +27,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import AnyOf, Blocks, Confidence, Eos, Pipeline, Threshold
 from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
 from dllm_bench.methods.lengths import AdaBlock, Daedal, MaskLast
@@ -173,15 +173,6 @@ def test_a_block_with_an_end_token_is_decoded_to_its_end() -> None:
             assert prompt + len(ids) == (prompt + ids.index(end)) // 8 * 8 + 8
             ended += prompt + len(ids) < pieces[2].grid(prompt, REQUEST.max_new_tokens).length
     assert ended
-
-
-def test_blocks_without_a_delimiter_have_the_length_that_is_set() -> None:
-    caches = (NoCache(), PrefixCache(), DualCache(), BlockCache("full"))
-    for cache, block in product(caches, (4, 8)):
-        decoder = MaskedDecoder(Confidence(), Threshold(0.4), Blocks(block, short=True), cache)
-        never = replace(decoder, schedule=AdaBlock(block, delimiters=(VOCAB,), tau=1.0))
-        plain, adaptive = (one.generate(Table(), REQUEST) for one in (decoder, never))
-        assert plain.ids == adaptive.ids and plain.born == adaptive.born
 
 
 def test_a_block_does_not_end_at_a_pinned_delimiter() -> None:

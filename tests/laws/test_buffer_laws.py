@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,12 +13,11 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.caches import BlockCache, DualCache, NoCache
+from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Best, Blocks, Confidence, Pipeline, Threshold, Union
 from dllm_bench.methods.revising import BlockBuffer, Edit, EditBlocks
 from dllm_bench.methods.s2d2 import SelfVerified, drawn
@@ -57,19 +55,6 @@ def test_a_buffer_without_a_bound_is_a_pipeline(model: Any) -> None:
     found, wanted = (decode(model, REQUESTS[1], schedule=s) for s in (wide, pipeline))
     assert facts(found) == facts(wanted)
     assert facts(found) != facts(decode(model, REQUESTS[1]))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_buffer_holds_no_more_than_its_size(size: int, model: Any) -> None:
-    """Those of the last window that are stored now, and all that are open."""
-    most = 0
-    for request in REQUESTS:
-        watched = Watched(model)
-        decode(watched, request, schedule=replace(BUFFER, size=size))
-        for before, plan in pairwise(watched.plans):
-            if plan.rows[0] < before.rows[1]:  # else all were finished, and one opens anyway
-                most = max(most, plan.rows[1] - before.rows[0])
-    assert most == 8 * size
 
 
 def test_an_exact_cache_changes_nothing(model: Any) -> None:
@@ -201,16 +186,6 @@ def test_an_exact_cache_changes_no_verification(causal: Any, model: Any) -> None
     assert texts(cached) == texts(none)
 
 
-def test_a_bandit_verifies_where_that_pays(model: Any) -> None:
-    """In blocks of one token, where it takes two forwards instead of one: it only tries."""
-    by_1 = replace(BY_8, block=1)
-    for weight, wanted in ((0.0, range(1, 3)), (1e9, range(18, 23))):
-        select = SelfVerified(inner=BASE, bandit=weight)
-        for generation in verified(select, model, schedule=by_1):
-            kinds = [forward.kind for forward in generation.trace.forwards]
-            assert kinds.count(ForwardKind.VERIFY) in wanted, "once for each case, or every other"
-
-
 def test_a_verification_is_filled_up(model: Any) -> None:
     """By the best drafts or the first, and by all above a threshold."""
     three = replace(ALWAYS, temperature=1.0, number=3)
@@ -246,11 +221,3 @@ def test_accepted_and_sampled_tokens_have_the_law_of_the_verifier() -> None:
     found_V = torch.where(accepted_K, drafts_K, sampled_K).bincount(minlength=4)
     wanted_V = count * law_V
     assert ((found_V - wanted_V) ** 2 / wanted_V).sum() < chi2.ppf(1 - 1e-4, 3)
-
-
-def test_what_it_does_not_fit_is_refused(model: Any) -> None:
-    with pytest.raises(DllmBenchError, match="cache with block-causal attention"):
-        replace(PLAIN, select=ALWAYS, cache=DualCache())
-    shifted = tiny_denoiser("dream", 4)
-    with pytest.raises(DllmBenchError, match="a model with logits of each position at its own row"):
-        replace(PLAIN, select=ALWAYS).generate(shifted, REQUESTS[0])

@@ -144,15 +144,9 @@ def test_every_forward_is_that_of_the_algorithm(model: Any, window: int, gamma: 
         assert others == fed
     if gamma > 1:  # every layer does, the first included
         assert others == pytest.approx([(n + (LAYERS - 1) * TOTAL) / LAYERS for n in fed])
-
-
-def test_layers_drift_at_different_depths(model: Any) -> None:
-    """Otherwise the comparison above says nothing of the test."""
-    compared = Compared(model, 0.999)
-    elastic(99, 0.999).generate(compared, REQUEST)
-    fed = [len(plan.recompute.always_R) for plan in compared.plans[1:]]
-    pairs = zip(compared.rows[1:], fed, strict=True)
-    assert len({round((rows - n) / (TOTAL - n) * LAYERS) for rows, n in pairs}) > 1
+    if (gamma, window) == (0.999, 99):  # layers drift at different depths
+        pairs = zip(others, fed, strict=True)
+        assert len({round((rows - n) / (TOTAL - n) * LAYERS) for rows, n in pairs}) > 1
 
 
 @pytest.mark.parametrize("window", [1, 4, 99])

@@ -5,6 +5,7 @@ On tiny random models of both layouts, end tokens made likely where the text has
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -43,36 +44,28 @@ ENDING = 30  # of the 43 positions: in the third block
 
 
 @dataclass(frozen=True)
-class Constant:
-    """A filter with one opinion."""
+class Head:
+    """A filter whose outputs are a function of what it reads."""
 
-    logit: float
+    of: Callable[[Tensor], Tensor]
     block: int = 8
 
     def __call__(self, confidence_KNB: Tensor) -> Tensor:
-        return torch.full_like(confidence_KNB, self.logit)
+        return self.of(confidence_KNB)
 
 
-@dataclass(frozen=True)
-class LastFirst:
-    """A filter that trusts nothing, the last positions least of all not."""
-
-    block: int = 8
-
-    def __call__(self, confidence_KNB: Tensor) -> Tensor:
-        return torch.arange(float(self.block)).expand_as(confidence_KNB) - 99
+def constant(logit: float) -> Head:
+    """Return a filter with one opinion."""
+    return Head(lambda confidence_KNB: torch.full_like(confidence_KNB, logit))
 
 
-@dataclass(frozen=True)
-class Looking:
-    """A filter that keeps what it was shown."""
+def looking(seen: list[Tensor]) -> Head:
+    """Return a filter that keeps what it was shown."""
+    return Head(lambda shown_KNB: seen.append(shown_KNB) or torch.full_like(shown_KNB, -9.0))
 
-    seen: list
-    block: int = 8
 
-    def __call__(self, confidence_KNB: Tensor) -> Tensor:
-        self.seen.append(confidence_KNB)
-        return torch.full_like(confidence_KNB, -9.0)
+LAST_FIRST = Head(lambda shown_KNB: torch.arange(8.0).expand_as(shown_KNB) - 99)
+"""Trusts nothing, the last positions least of all not."""
 
 
 def generate(decoder: MaskedDecoder, model, request: Request = REQUEST):
@@ -83,15 +76,15 @@ def generate(decoder: MaskedDecoder, model, request: Request = REQUEST):
 
 
 def test_a_filter_that_accepts_all_needs_one_forward_per_block(model) -> None:
-    generation = generate(replace(VANILLA, select=Filter(Constant(torch.inf))), model)
+    generation = generate(replace(VANILLA, select=Filter(constant(torch.inf))), model)
     assert generation.born == tuple(i // 8 for i in range(32))
 
 
-NEVER = Constant(-torch.inf)
+NEVER = constant(-torch.inf)
 AS_VANILLA = [  # of equal logits the surest position counts
-    *(Filter(filter_, stall=s) for filter_ in (NEVER, Constant(-30.0)) for s in STALLS),
-    Filter(Constant(0.0), tau=0.5),  # the threshold is strict
-    Filter(LastFirst(), stall="confidence"),
+    *(Filter(filter_, stall=s) for filter_ in (NEVER, constant(-30.0)) for s in STALLS),
+    Filter(constant(0.0), tau=0.5),  # the threshold is strict
+    Filter(LAST_FIRST, stall="confidence"),
     Union(Filter(NEVER), TopK()),  # which forces nothing
 ]
 
@@ -106,7 +99,7 @@ def test_a_filter_that_accepts_nothing_is_vanilla_decoding(model, select) -> Non
 
 def test_without_acceptance_the_filter_ranks(model) -> None:
     """Last position of a block first."""
-    ranked = generate(replace(VANILLA, select=Filter(LastFirst())), model)
+    ranked = generate(replace(VANILLA, select=Filter(LAST_FIRST)), model)
     assert ranked.born == tuple(8 * (i // 8) + 7 - i % 8 for i in range(32))
 
 
@@ -119,7 +112,7 @@ def test_the_filter_reads_the_models_probabilities(model) -> None:
         ("ones", Confidence(), "one"),
     ):
         shown[name] = []
-        select = Filter(Looking(shown[name]), decoded=decoded, stall="confidence")
+        select = Filter(looking(shown[name]), decoded=decoded, stall="confidence")
         generate(replace(VANILLA, score=score, select=select), model)
     first = [seen[0] for seen in shown.values()]
     assert first[0].shape == (1, 1, 8) and ((first[0] > 0) & (first[0] <= 1)).all()

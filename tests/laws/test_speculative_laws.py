@@ -258,27 +258,6 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
     assert headed == isinstance(draft, DSpark | DFlash2), "the drafts whose head is timed apart"
 
 
-def test_released_trees_are_of_shorter_blocks_near_the_limit(
-    folder: Path, target: TransformerDenoiser
-) -> None:
-    """Their buffer has room for the tokens left, one more, and a tree; whole blocks fit elsewhere.
-
-    Counted are the slots, which are fed behind the context that the drafter has not seen.
-    """
-    whole = tree(folder, "dflash_zlab", 2)
-    for draft in (whole, replace(whole, released=True)):
-        generation = speculative(draft).generate(target, Request("short", PROMPTS[1], NEW))
-        position, fed = len(PROMPTS[1]), []
-        for index, forward in enumerate(generation.trace.forwards):
-            if forward.kind == ForwardKind.DRAFT:
-                left = NEW + len(PROMPTS[1]) - position
-                room = left + 1 + 2 if draft.released else draft.drafter.slots
-                fed.append(forward.fed + forward.cached - position + 1)
-                assert fed[-1] == min(draft.drafter.slots, room)
-            position += generation.born.count(index)
-        assert (len(set(fed)) > 1) == draft.released
-
-
 def rights(generation: Generation) -> dict[int, int]:
     """Number of committed tokens before a round -> first tokens of its whole draft that follow."""
     found = drafts.speculative_columns(generation.trace, generation.born, generation.ids)
