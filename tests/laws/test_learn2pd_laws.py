@@ -20,7 +20,6 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
-    AnyOf,
     Blocks,
     Confidence,
     Eos,
@@ -213,26 +212,6 @@ COMBINATIONS = [
 def named(decoder: MaskedDecoder) -> str:
     parts = (decoder.select, decoder.cache, decoder.explore)
     return "-".join(type(part).__name__ for part in parts)
-
-
-@pytest.mark.parametrize("decoder", COMBINATIONS, ids=named)
-@pytest.mark.parametrize("rule", [EndOfTextPrediction(), AnyOf((EndOfTextPrediction(), PAPER))])
-def test_a_cut_canvas_never_grows_and_keeps_what_lies_before(model, decoder, rule) -> None:
-    watched = Watched(model, ending=ENDING)
-    generation = generate(replace(decoder, stop=rule), watched)
-    canvases = watched.canvases
-    prompt, mask = len(REQUEST.prompt_ids), ROLES["mask"]
-    lengths = [canvas.shape[1] for canvas in canvases]
-    assert lengths == sorted(lengths, reverse=True) and lengths[-1] < prompt + 32, "it was cut"
-    final = torch.tensor(REQUEST.prompt_ids + generation.ids)
-    for canvas in canvases:
-        base = canvas[-1, : len(final)]
-        decoded = base != mask
-        assert torch.equal(base[decoded], final[: len(base)][decoded]), "decoded stays decoded"
-    fed = [forward.fed for forward in generation.trace.forwards]
-    if isinstance(decoder.cache, NoCache):
-        assert fed == sorted(fed, reverse=True)
-    assert mask not in generation.ids
 
 
 @torch.inference_mode()

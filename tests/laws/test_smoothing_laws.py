@@ -110,14 +110,6 @@ def test_the_mean_embedding_of_a_certain_token_is_its_embedding(model: Any) -> N
     assert torch.equal(model.mean_embeddings(certain_1RV), model.embed(ids_1R))
 
 
-def test_a_cache_renewed_in_every_forward_is_no_cache(model: Any) -> None:
-    plain, cached = (
-        replace(SMOOTHED, cache=cache).generate(model, REQUEST)
-        for cache in (NoCache(), PrefixCache(every=1))
-    )
-    assert (cached.ids, cached.born) == (plain.ids, plain.born)
-
-
 def test_batches_and_branches_keep_what_is_theirs(model: Any) -> None:
     """With plain requests in the batch, and with branches none of which ever wins."""
     requests = [REQUEST, Request("other", (9, 8, 7), NEW)]
