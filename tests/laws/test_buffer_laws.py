@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache, NoCache
 from dllm_bench.methods.common import Best, Blocks, Confidence, Pipeline, Threshold, Union
@@ -162,19 +161,6 @@ def test_drafts_that_are_always_verified_are_blocks_of_one_token(model: Any) -> 
     for own, wanted in zip(found, one_by_one, strict=True):
         assert own.ids[: len(wanted.ids)] == wanted.ids
     assert sum(len(one.trace) for one in found) < 2 * sum(len(one.trace) for one in one_by_one)
-
-
-def test_a_verification_goes_on_from_left_to_right(model: Any) -> None:
-    """Every second forward verifies; it commits the first masks there are, one at least."""
-    watched = Watched(model)
-    for generation in verified(ALWAYS, watched):
-        kinds = [forward.kind for forward in generation.trace.forwards]
-        assert set(kinds[1::2]) == {ForwardKind.VERIFY}
-        assert ForwardKind.VERIFY not in kinds[::2]
-        assert set(generation.born) == set(range(1, len(kinds), 2))
-        assert list(generation.born) == sorted(generation.born)
-    pairs = zip(watched.plans[::2], watched.plans[1::2], strict=True)
-    assert all(then.fed == 2 * (first.rows[1] - first.rows[0]) for first, then in pairs)
 
 
 @pytest.mark.parametrize("causal", ["none", "finished", "decoded"])

@@ -42,9 +42,9 @@ from dllm_bench.methods.confidence_rules import (
     LocalLeap,
     WithEntropy,
 )
-from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
+from dllm_bench.methods.d3llm import EntropyThreshold, MultiBlock
 from dllm_bench.methods.dream import Epsilon, Origin, Sampled
-from dllm_bench.methods.fast_dllm import FirstOfBlock, Hierarchy, Ration
+from dllm_bench.methods.fast_dllm import Hierarchy, Ration
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from dllm_bench.methods.history import KLHistory, Stable
 from dllm_bench.methods.position_rules import Calibrated, Dilated, TokenCounts
@@ -117,31 +117,6 @@ def test_each_forward_commits_as_many_as_the_selector_says(model, decoder, selec
     assert per_forward(decoded(model, decoder, select=select)) == counts
 
 
-@pytest.mark.parametrize("kind", [Epsilon, Origin])
-def test_time_schedule_ends_after_its_steps(model, kind) -> None:
-    assert len(decoded(model, BY_8, select=kind(3)).trace) == 12
-
-
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=["greedy", "lookahead"])
-def test_origin_depends_on_its_seed_alone(model, explore) -> None:
-    decoder = replace(WHOLE, explore=explore)
-    first = decoded(model, decoder, select=Origin(8, seed=1))
-    torch.manual_seed(5)
-    assert decoded(model, decoder, select=Origin(8, seed=1)).born == first.born
-    assert decoded(model, decoder, select=Origin(8, seed=2)).born != first.born
-
-
-def test_ration_carries_over_what_was_not_used() -> None:
-    """Nothing passes in the first forward, so the second one may take two shares of six."""
-    ration = Ration(Threshold(0.5), steps=4)
-    masked_W = torch.ones(24, dtype=torch.bool)
-    low, window, state = on_scores(torch.full((24,), 0.2), masked_W, block=24)
-    high, _, _ = on_scores(torch.full((24,), 0.8), masked_W, block=24)
-    assert int(ration(low, window, state).sum()) == 0
-    state.forwards += 1
-    assert int(ration(high, window, state).sum()) == 12
-
-
 def test_steps_begin_anew_where_lookahead_finished_a_block() -> None:
     """The window still begins with that block; in the next one it does not."""
     sure_W, masked_W = torch.full((16,), 0.8), torch.arange(16) >= 8
@@ -156,15 +131,6 @@ def test_steps_begin_anew_where_lookahead_finished_a_block() -> None:
     assert int(ration(scores_8, after, state).sum()) == 4, "two shares, nothing was written"
     with pytest.raises(DllmBenchError, match="20 steps for 8 positions"):
         Epsilon(20)(scores, ahead, state)
-
-
-@pytest.mark.parametrize("inner", [Threshold(0.0), Epsilon(2)], ids=str)
-def test_first_of_block_enters_with_one_position(model, inner) -> None:
-    generation = decoded(model, BY_8, select=FirstOfBlock(inner))
-    for start in range(0, 32, 8):
-        first, *rest = generation.born[start : start + 8]
-        assert min(rest) == first + 1
-    assert len(generation.trace) == 8
 
 
 def on_scores(sure_W: Tensor, masked_W: Tensor, block: int) -> tuple[Scores, Window, DecodeState]:
@@ -261,18 +227,14 @@ def test_everything_ready_waits_for_its_history(model, warm_up) -> None:
     assert per_forward(generation) == [2, 2, 2, 2] + ([2, 2, 4] * 3 if warm_up else [8] * 3)
 
 
-def test_a_dilated_schedule_reads_no_scores(model) -> None:
-    assert len(decoded(model, BY_ENTROPY, select=Dilated()).trace) == 4 * 3
+def test_levels_that_wait_are_committed_after_the_last(model) -> None:
     waiting = decoded(model, BY_ENTROPY, score=Confidence(), select=Dilated(least=1.1))
     assert per_forward(waiting)[:4] == [0, 0, 4, 4]
 
 
-def test_one_block_at_a_time_is_block_by_block(model) -> None:
-    select = EntropyThreshold(1.0, best=True)
-    single = decoded(model, BY_ENTROPY, select=select, schedule=MultiBlock(8, 1.0))
-    assert same(single, decoded(model, BY_ENTROPY, select=select))
+def test_a_block_is_open_before_the_first_round(model) -> None:
     several = decoded(model, BY_ENTROPY, select=EntropyThreshold(9.0), schedule=MultiBlock(8, 0.0))
-    assert per_forward(several) == [16, 8, 8], "a block is open before the first round"
+    assert per_forward(several) == [16, 8, 8]
 
 
 PROPHET = replace(BY_ENTROPY, score=AnswerGap(), schedule=Blocks(None))
@@ -324,13 +286,3 @@ def test_calibration_without_surprise_goes_from_left_to_right(model, position, t
     assert same(decoded(model, WHOLE, **pieces), decoded(model, WHOLE, score=pieces["score"]))
     with pytest.raises(DllmBenchError, match="should have sha256 0000"):
         TokenCounts(str(counts), "0000")
-
-
-@pytest.mark.parametrize(
-    "schedule", [Blocks(8), MultiBlock(8, 0.1), Pipeline(8, 0.1, 0.5)], ids=str
-)
-def test_a_delay_without_end_is_no_cache(model, schedule) -> None:
-    decoder = {"score": Confidence(), "select": Threshold(0.4), "schedule": schedule}
-    plain = decoded(model, BY_ENTROPY, **decoder)
-    assert same(decoded(model, BY_ENTROPY, cache=DelayedCache(delay=99), **decoder), plain)
-    assert not same(decoded(model, BY_ENTROPY, cache=DelayedCache(delay=0), **decoder), plain)
