@@ -40,7 +40,6 @@ from dllm_bench.methods.common import (
 from dllm_bench.methods.confidence_rules import GAP
 from dllm_bench.methods.fast_dllm import FirstOfBlock, VicinityCache
 from dllm_bench.methods.history import HISTORY
-from dllm_bench.metrics.drafts import rounds_of
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.paths import options
 from tests.helpers import ROLES, Watched, tiny_denoiser
@@ -284,26 +283,6 @@ def test_a_text_that_ends_is_the_same_up_to_its_end(stop: Eos) -> None:
         end = slow.cut["eos"]
         assert fast.cut["eos"] == end < 32
         assert fast.ids[:end] == slow.ids[:end]
-
-
-@pytest.mark.parametrize("select", [TopK(), Threshold(0.3)], ids=str)
-def test_a_forward_commits_what_it_verified_and_its_own(select: Select) -> None:
-    decoder, depths = replace(DRAFTS, select=select), set()
-    for request in REQUESTS:
-        found = drafted(decoder, request, "llada")
-        forwards = found.trace.forwards
-        for index, forward in enumerate(forwards):
-            new = found.born.count(index)
-            assert forward.proposed == forward.branches - 1
-            assert forward.accepted <= forward.proposed
-            filled = forward.accepted == forward.masks
-            assert new == forward.accepted if filled else new > forward.accepted
-            depths.add(forward.accepted)
-        several = [forward for forward in forwards if forward.branches > 1]
-        rounds = rounds_of(found.trace, found.born)
-        assert len(rounds) == len(several) < len(forwards)
-        assert sum(made.accepted for made in rounds) == sum(f.accepted for f in several)
-    assert len(depths) > 2
 
 
 def chosen(select: Select, scores: Scores, window: Window, state: DecodeState) -> list[Tensor]:

@@ -15,14 +15,11 @@ from torch import Tensor
 
 from dllm_bench.core.contracts import Select
 from dllm_bench.core.request import Request
-from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
+from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import (
     Blocks,
     Confidence,
-    Eos,
     NegEntropy,
     Pipeline,
     Threshold,
@@ -37,7 +34,6 @@ from tests.tiers import covering
 REQUEST = Request("learn2pd", tuple(range(3, 14)), 32)
 VANILLA = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
 LENIENT = Threshold(0.3)
-PAPER = Eos("block", turn_end=False)
 STALLS = ("filter", "confidence")
 ENDING = 30  # of the 43 positions: in the third block
 
@@ -195,24 +191,6 @@ def test_the_reference_is_made_before_the_clock_starts(model) -> None:
 
 # --- end-of-text prediction ----------------------------------------------------------------------
 
-LEARNED = Union(Filter(RandomHead(), tau=0.8), TopK())
-COMBINATIONS = [
-    replace(VANILLA, select=select, cache=cache, explore=explore)
-    for select, cache, explore in (
-        (TopK(), NoCache(), Greedy()),
-        (LENIENT, PrefixCache(), Lookahead(3)),
-        (LEARNED, NoCache(), Lookahead(3)),
-        (LEARNED, PrefixCache(), Greedy()),
-        (LEARNED, DualCache(), Greedy()),
-        (TopK(), DualCache(2), Lookahead(3)),
-    )
-]
-
-
-def named(decoder: MaskedDecoder) -> str:
-    parts = (decoder.select, decoder.cache, decoder.explore)
-    return "-".join(type(part).__name__ for part in parts)
-
 
 @torch.inference_mode()
 @pytest.mark.parametrize("ahead", [True, False], ids=["all that is fed", "open block"])
@@ -235,17 +213,3 @@ def test_without_a_filter_the_surest_end_token_cuts(model, ahead) -> None:
     surest = int(sure.masked_fill(~ends, -1).argmax())
     assert after.shape[1] == surest + 1 < state.shape[1]
     assert len(generation.ids) <= surest + 1 - len(REQUEST.prompt_ids)
-
-
-@pytest.mark.parametrize("decoder", COMBINATIONS, ids=named)
-def test_the_papers_rule_leaves_the_text_before_the_end_alone(model, decoder) -> None:
-    watched = [Watched(model, ending=ENDING) for _ in range(2)]
-    whole = generate(decoder, watched[0])
-    stopped = generate(replace(decoder, stop=PAPER), watched[1])
-    eos = ROLES["eos"]
-    end = whole.ids.index(eos)
-    block_end = 8 * (end // 8 + 1)
-    if isinstance(decoder.explore, Greedy):
-        assert stopped.ids == whole.ids[:block_end]
-    assert stopped.ids[: stopped.ids.index(eos)] == whole.ids[:end]
-    assert len(watched[1].canvases) < len(watched[0].canvases)

@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import Forward
@@ -44,7 +43,7 @@ from dllm_bench.methods.dream import Epsilon
 from dllm_bench.methods.fast_dllm import Factor, HierarchicalCache, Hierarchy, Ration, SubBlocks
 from dllm_bench.methods.history import Credit
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import ROLES, Watched, tiny_denoiser, whole_forward
+from tests.helpers import ROLES, tiny_denoiser, whole_forward
 from tests.pieces import CutAt, decoders, needs_unshifted
 from tests.tiers import covering
 
@@ -103,22 +102,6 @@ def test_a_generation_shorter_than_a_block_is_one_block(model, block) -> None:
         replace(BASE, schedule=Blocks(size)).generate(model, REQUESTS[0]) for size in (block, 24)
     )
     assert (long.ids, long.born) == (exact.ids, exact.born)
-
-
-class OnlyMasks(Watched):
-    """A model that predicts the mask token everywhere."""
-
-    def forward(self, tokens_KL, plan, kv):
-        logits_KWV = super().forward(tokens_KL, plan, kv)
-        logits_KWV[..., self.special.mask] = 100.0
-        return logits_KWV
-
-
-def test_forbidding_the_mask_token_keeps_decoding_alive(model) -> None:
-    stuck = OnlyMasks(model)
-    assert tokens(BASE, stuck) == tokens(BASE, model)
-    with pytest.raises(DllmBenchError, match="set decoder.forbid_mask=true"):
-        tokens(replace(BASE, forbid_mask=False), stuck)
 
 
 # --- in a batch, of which the next request starts when one ends -----------------------------------
