@@ -22,7 +22,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Explore, Round, Schedule, Stop, StopFlags
 from dllm_bench.core.request import Request
-from dllm_bench.core.state import MASKED, PROMPT, DecodeState
+from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -211,20 +211,6 @@ def test_a_canvas_that_cannot_grow_is_a_fixed_one(layout: str) -> None:
         first, *rest = (replace(row, ms=0.0, canvas=0) for row in never.trace.forwards)
         assert rest == [replace(row, ms=0.0) for row in fixed.trace.forwards]
         assert (first.kind, first.masks, first.inserted) == (ForwardKind.SIZE, 0, ())
-
-
-def test_a_canvas_that_is_long_enough_ends_with_end_tokens() -> None:
-    """They are tokens that stand there, as pinned ones do."""
-    for seed, initial, looked_at in product(range(4), (9, 16), (1, 4, 7)):
-        schedule = Daedal(8, initial, eos_enough=0.0, eos_expand=0.0, eos_window=looked_at)
-        grown = growing(schedule).generate(Table(seed), REQUEST)
-        given = looked_at // 2
-        pins = tuple((initial + i, Table().special.eos) for i in range(given))
-        pinned = replace(REQUEST, max_new_tokens=initial + given, pinned=pins)
-        fixed = growing(Blocks(8, short=True)).generate(Table(seed), pinned)
-        assert grown.ids == fixed.ids
-        assert grown.born.count(PROMPT) == given
-        assert grown.born == tuple(b if b == PROMPT else b + 1 for b in fixed.born)
 
 
 def test_the_trace_tells_how_each_canvas_became_the_next() -> None:

@@ -43,7 +43,7 @@ from dllm_bench.methods.dream import Epsilon
 from dllm_bench.methods.fast_dllm import Factor, HierarchicalCache, Hierarchy, Ration, SubBlocks
 from dllm_bench.methods.history import Credit
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import ROLES, tiny_denoiser, whole_forward
+from tests.helpers import ROLES, Watched, tiny_denoiser, whole_forward
 from tests.pieces import CutAt, decoders, needs_unshifted
 from tests.tiers import covering
 
@@ -102,6 +102,18 @@ def test_a_generation_shorter_than_a_block_is_one_block(model, block) -> None:
         replace(BASE, schedule=Blocks(size)).generate(model, REQUESTS[0]) for size in (block, 24)
     )
     assert (long.ids, long.born) == (exact.ids, exact.born)
+
+
+class OnlyMasks(Watched):
+    """A model that predicts the mask token everywhere."""
+
+    def forward(self, tokens_KL, plan, kv):
+        logits_KWV = super().forward(tokens_KL, plan, kv)
+        return logits_KWV.index_fill(-1, torch.tensor(self.special.mask), 100.0)
+
+
+def test_forbidding_the_mask_token_keeps_decoding_alive(model) -> None:
+    assert tokens(BASE, OnlyMasks(model)) == tokens(BASE, model)
 
 
 # --- in a batch, of which the next request starts when one ends -----------------------------------
