@@ -5,7 +5,7 @@ compared with a count over the whole canvas: before the window, in it, behind it
 in canvases that are cut, with blocks that overlap the prompt or are cut short.
 
 A canvas may grow (DAEDAL): what is inserted moves tokens and changes nothing else, as the trace
-tells. Where it cannot grow, decoding is that of a fixed canvas.
+tells.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import AnyOf, Blocks, Confidence, Eos, Pipeline, Threshold
 from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
 from dllm_bench.methods.lengths import AdaBlock, Daedal, MaskLast
-from tests.helpers import VOCAB, Watched, tiny_denoiser
+from tests.helpers import VOCAB, Watched
 from tests.pieces import Table
 from tests.tiers import covering, covering_pairs
 
@@ -194,23 +194,8 @@ GROWING = [
 ]
 
 
-def growing(schedule: Blocks, tau: float = 0.4) -> MaskedDecoder:
-    return MaskedDecoder(Confidence(), Threshold(tau, strict=True), schedule, NoCache())
-
-
-@pytest.mark.parametrize("layout", ["llada", "dream"])
-def test_a_canvas_that_cannot_grow_is_a_fixed_one(layout: str) -> None:
-    """All that is added is the forward that looks for the length."""
-    model = tiny_denoiser(layout, seed=1)
-    for initial, block, tau in product((20, 32), (5, 8), (0.05, 1.0)):
-        request = replace(REQUEST, max_new_tokens=initial)
-        never = growing(Daedal(block, initial, eos_expand=0.0), tau).generate(model, request)
-        fixed = growing(Blocks(block, short=True), tau).generate(model, request)
-        assert never.ids == fixed.ids and never.cut == fixed.cut
-        assert never.born == tuple(born + 1 for born in fixed.born)
-        first, *rest = (replace(row, ms=0.0, canvas=0) for row in never.trace.forwards)
-        assert rest == [replace(row, ms=0.0) for row in fixed.trace.forwards]
-        assert (first.kind, first.masks, first.inserted) == (ForwardKind.SIZE, 0, ())
+def growing(schedule: Daedal) -> MaskedDecoder:
+    return MaskedDecoder(Confidence(), Threshold(0.4, strict=True), schedule, NoCache())
 
 
 def test_the_trace_tells_how_each_canvas_became_the_next() -> None:

@@ -51,28 +51,11 @@ REQUESTS = [
     Request("short", (5, 9, 2), 24),
     Request("long", tuple(range(3, 26)), 32),
 ]
-NEVER = Threshold(1.0, strict=True)  # no probability passes it
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
 
 
 def tokens(decoder: MaskedDecoder, model, request: Request = REQUESTS[1]) -> tuple[int, ...]:
     return decoder.generate(model, request).ids
-
-
-def committed(generation: Generation) -> list[int]:
-    """Positions committed at each forward."""
-    born = [b for b in generation.born if b != MASKED]
-    return [born.count(step) for step in range(len(generation.trace))]
-
-
-@pytest.mark.parametrize("schedule", [Blocks(8), Blocks(None)])
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.id)
-def test_a_threshold_out_of_reach_takes_one_token_a_forward(model, schedule, request_) -> None:
-    decoder = replace(BASE, select=NEVER, schedule=schedule)
-    generation = decoder.generate(model, request_)
-    assert committed(generation) == [1] * request_.max_new_tokens
-    assert generation.ids == tokens(replace(decoder, select=TopK()), model, request_)
-    assert all(forward.forced == 1 for forward in generation.trace.forwards)
 
 
 def test_a_summary_says_one_token_per_forward_of_one_block_and_branch() -> None:

@@ -21,9 +21,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import (
     Blocks,
@@ -40,7 +38,6 @@ from tests.pieces import Table, opened
 
 PLAIN = (Confidence(), Margin(), NegEntropy())
 SAMPLERS = (Gumbel, Sampled)
-EXPLORES = (Greedy(), Lookahead(3))
 POSITIONS = 20_000
 LAW = torch.tensor([0.45, 0.2, 0.15, 0.1, 0.05, 0.03, 0.015, 0.005])
 

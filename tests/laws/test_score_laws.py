@@ -123,13 +123,6 @@ def test_thresholds_compare_in_the_precision_of_the_score() -> None:
         assert bool(Threshold(0.9)(scores, window, state)) == passes
 
 
-def test_neg_entropy_has_the_published_term_inside_the_logarithm_only_when_asked() -> None:
-    certain_KWV = torch.tensor([[[0.0, -torch.inf, -torch.inf]]])
-    exact, published = (NegEntropy(eps=eps)(certain_KWV, *masks(1)) for eps in (0.0, 1e-3))
-    assert float(exact.confidence_KW) == 0.0
-    assert float(published.confidence_KW) == pytest.approx(math.log1p(1e-3), rel=1e-3)
-
-
 @pytest.mark.parametrize("select", SELECTS, ids=str)
 @pytest.mark.parametrize("precision", ["bfloat16", "float64"])
 def test_every_selector_takes_every_precision(precision: Precision, select) -> None:
