@@ -30,6 +30,7 @@ from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCach
 from dllm_bench.methods.common import (
     Best,
     Blocks,
+    Budget,
     Confidence,
     Eos,
     Margin,
@@ -85,6 +86,14 @@ def test_a_generation_shorter_than_a_block_is_one_block(model, block) -> None:
         replace(BASE, schedule=Blocks(size)).generate(model, REQUESTS[0]) for size in (block, 24)
     )
     assert (long.ids, long.born) == (exact.ids, exact.born)
+
+
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+def test_a_budget_is_kept(model, explore) -> None:
+    decoder = replace(BASE, select=Threshold(1.0, strict=True), explore=explore, stop=Budget(5))
+    generation = decoder.generate(model, REQUESTS[1])
+    assert len(generation.trace) == 5
+    assert sum(born != MASKED for born in generation.born) >= 5
 
 
 class OnlyMasks(Watched):

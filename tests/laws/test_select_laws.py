@@ -47,7 +47,7 @@ from dllm_bench.methods.dream import Epsilon, Origin, Sampled
 from dllm_bench.methods.fast_dllm import Hierarchy, Ration
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from dllm_bench.methods.history import KLHistory, Stable
-from dllm_bench.methods.position_rules import Calibrated, Dilated, TokenCounts
+from dllm_bench.methods.position_rules import Calibrated, Dilated, TokenCounts, pattern
 from tests.pieces import Table, opened
 
 REQUEST = Request("laws", tuple(range(3, 20)), 32)
@@ -214,6 +214,14 @@ def test_an_entropy_is_handed_on_by_samplers_and_pipelines(model) -> None:
     assert len(decoded(model, BY_ENTROPY, select=EntropyThreshold(1.0), **pieces).trace) < 32
 
 
+def test_the_best_of_all_open_blocks_is_committed() -> None:
+    sure_W, masked_W = torch.linspace(0.1, 0.8, 16), torch.ones(16, dtype=torch.bool)
+    scores, window, state = on_scores(sure_W, masked_W, block=8)
+    scores = replace(scores, neg_entropy_KW=scores.confidence_KW - 9)
+    assert EntropyThreshold(0.5, best=True)(scores, window, state)[0].nonzero().tolist() == [[15]]
+    assert not EntropyThreshold(0.5)(scores, window, state).any()
+
+
 def moving(tau: float, eps: float, length: int = 2, **changes) -> dict:
     """KLASS's score and selector."""
     score, select = KLHistory(Confidence(), length), Stable(TopK(4), tau, eps, **changes)
@@ -225,6 +233,24 @@ def test_everything_ready_waits_for_its_history(model, warm_up) -> None:
     """The first divergence of a request is never small; later blocks bring theirs along."""
     generation = decoded(model, BY_ENTROPY, **moving(0.0, 9.0, length=3, warm_up=warm_up))
     assert per_forward(generation) == [2, 2, 2, 2] + ([2, 2, 4] * 3 if warm_up else [8] * 3)
+
+
+@pytest.mark.parametrize("kind", ["dilated", "binary"])
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 12, 31, 32])
+def test_a_pattern_has_every_position_in_spread_levels(kind, size) -> None:
+    level_P, levels = pattern(size, kind, 2, 1, torch.device("cpu"))
+    sizes = [int((level_P == level).sum()) for level in range(levels)]
+    assert sum(sizes) == size and 0 not in sizes
+    assert levels == 1 or sizes[-1] >= sizes[-2]
+    for level in range(levels - 1):
+        apart = (level_P == level).nonzero()[:, 0].diff()
+        assert apart.numel() == 0 or apart.min() > 1, "only the last level joins neighbours"
+
+
+def test_a_dilated_schedule_reads_no_scores(model) -> None:
+    assert len(decoded(model, BY_ENTROPY, select=Dilated()).trace) == 4 * 3
+    waiting = decoded(model, BY_ENTROPY, score=Confidence(), select=Dilated(least=1.1))
+    assert per_forward(waiting)[:4] == [0, 0, 4, 4]
 
 
 def test_levels_that_wait_are_committed_after_the_last(model) -> None:
