@@ -6,12 +6,10 @@ import io
 import lzma
 import tarfile
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
 from dllm_bench.store import archive
@@ -20,34 +18,43 @@ from tests.resume import fakes
 
 SPEC_3 = fakes.spec(3)
 NAME = "runs/a/b/c-0123456789/record.json"
-Pack = Callable[[tarfile.TarFile], None]
+Member = tuple[tarfile.TarInfo, bytes]
 
 
-def member(name: str, content: bytes = b"{}", **changes: object) -> Pack:
-    def add(packed: tarfile.TarFile) -> None:
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        for key, value in changes.items():
-            setattr(info, key, value)
-        packed.addfile(info, io.BytesIO(content))
-
-    return add
+def member(name: str = NAME, content: bytes = b"{}", **changes: object) -> Member:
+    info = tarfile.TarInfo(name)
+    for key, value in {"size": len(content), **changes}.items():
+        setattr(info, key, value)
+    return info, content
 
 
-def twice(packed: tarfile.TarFile) -> None:
-    member(NAME)(packed)
-    member(NAME)(packed)
+def packed(*members: Member) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:xz", preset=0) as opened:
+        for info, content in members:
+            opened.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
 
 
-def store_of(tmp_path: Path, pack: Pack) -> Store:
-    with tarfile.open(tmp_path / "runs.tar.xz", "w:xz", preset=0) as packed:
-        pack(packed)
+def numbered(count: int, content: bytes = b"{}") -> bytes:
+    """Return an archive of so many records."""
+    return packed(*(member(f"runs/a/b/c-{i:010}/record.json", content) for i in range(count)))
+
+
+def store_of(tmp_path: Path, content: bytes) -> Store:
+    (tmp_path / "runs.tar.xz").write_bytes(content)
     return Store(tmp_path / "runs")
 
 
-BAD: dict[str, tuple[Pack, str]] = {
+def special(kind: bytes, **changes: object) -> tuple[bytes, str]:
+    return packed(member(content=b"", type=kind, **changes)), "is a link, device"
+
+
+WHOLE = packed(member(content=b"a" * 1024))
+NO_ARCHIVE = "no archive of run records"
+BAD: dict[str, tuple[bytes, str]] = {
     **{
-        f"named {name!r}": (member(name), "is not named runs/")
+        f"named {name!r}": (packed(member(name)), "is not named runs/")
         for name in (
             "runs/../../notes-0123456789/record.json",
             "runs/a/../c-0123456789/record.json",
@@ -67,50 +74,44 @@ BAD: dict[str, tuple[Pack, str]] = {
             "runs/a/b/c-\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668\u0669\u0660/record.json",
         )
     },
-    "a symbolic link": (
-        member(NAME, b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
-        "is a link, device",
-    ),
-    "a hard link": (member(NAME, b"", type=tarfile.LNKTYPE, linkname="x"), "is a link, device"),
-    "a device": (member(NAME, b"", type=tarfile.CHRTYPE), "is a link, device"),
-    "a pipe": (member(NAME, b"", type=tarfile.FIFOTYPE), "is a link, device"),
-    "a folder": (member(NAME, b"", type=tarfile.DIRTYPE), "is not named|is a link, device"),
-    "one run twice": (twice, "is in it twice"),
-    "text that is no UTF-8": (member(NAME, b"\xff\xfe"), "no archive of run records"),
+    "a symbolic link": special(tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "a hard link": special(tarfile.LNKTYPE, linkname="x"),
+    "a device": special(tarfile.CHRTYPE),
+    "a pipe": special(tarfile.FIFOTYPE),
+    "a folder": (special(tarfile.DIRTYPE)[0], "is not named|is a link, device"),
+    "one run twice": (packed(member(), member()), "is in it twice"),
+    "text that is no UTF-8": (packed(member(content=b"\xff\xfe")), NO_ARCHIVE),
+    "cut by 20": (WHOLE[:-20], NO_ARCHIVE),
+    "cut by 60": (WHOLE[:-60], NO_ARCHIVE),
+    "something behind": (lzma.compress(lzma.decompress(WHOLE) + b"more"), "something follows its"),
+    "nothing": (b"", NO_ARCHIVE),
+    "no xz": (b"no xz", NO_ARCHIVE),
+    "no tar": (lzma.compress(b"no tar" * 200), NO_ARCHIVE),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_member_is_refused_by_an_error_that_names_it(what: str, tmp_path: Path) -> None:
-    pack, reason = BAD[what]
+def test_a_bad_archive_is_refused_by_an_error_that_names_it(what: str, tmp_path: Path) -> None:
+    content, reason = BAD[what]
     with pytest.raises(DllmBenchError, match=reason) as caught:
-        store_of(tmp_path, pack).folders()
+        store_of(tmp_path, content).folders()
     assert "move it away" in str(caught.value)
     assert len(str(caught.value)) < 1000
     assert not set(map(chr, range(32))) & set(str(caught.value))
 
 
 def test_too_many_and_too_large_records_are_refused(tmp_path, monkeypatch) -> None:
-    def several(packed: tarfile.TarFile) -> None:
-        for index in range(4):
-            member(f"runs/a/b/c-{index:010}/record.json")(packed)
-
     monkeypatch.setattr(archive, "MAX_RECORDS", 3)
     with pytest.raises(DllmBenchError, match="more than 3 records"):
-        store_of(tmp_path, several).folders()
+        store_of(tmp_path, numbered(4)).folders()
     monkeypatch.setattr(archive, "MAX_RECORD_BYTES", 10)
     with pytest.raises(DllmBenchError, match="at most 10 are read"):
-        store_of(tmp_path, member(NAME, b"x" * 11)).folders()
+        store_of(tmp_path, numbered(1, b"x" * 11)).folders()
 
 
 def test_a_small_file_that_unpacks_to_gigabytes_ends_early(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(archive, "MAX_BYTES", 2**22)
-
-    def zeros(packed: tarfile.TarFile) -> None:
-        for index in range(12):
-            member(f"runs/a/b/c-{index:010}/record.json", bytes(2**20))(packed)
-
-    store = store_of(tmp_path, zeros)
+    store = store_of(tmp_path, numbered(12, bytes(2**20)))
     tracemalloc.start()
     with pytest.raises(DllmBenchError, match="unpacks to more than 4 MiB"):
         store.folders()
@@ -119,44 +120,18 @@ def test_a_small_file_that_unpacks_to_gigabytes_ends_early(tmp_path, monkeypatch
     assert peak < 2**24
 
 
-@pytest.mark.parametrize("cut", [20, 60])
-def test_a_truncated_archive_is_refused(cut: int, tmp_path: Path) -> None:
-    store = store_of(tmp_path, member(NAME, b"a" * 1024))
-    assert len(store.folders()) == 1
-    path = tmp_path / "runs.tar.xz"
-    path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(DllmBenchError, match="no archive of run records"):
-        store.folders()
-
-
-def test_an_archive_that_something_follows_is_refused(tmp_path: Path) -> None:
-    store = store_of(tmp_path, member(NAME))
-    path = tmp_path / "runs.tar.xz"
-    path.write_bytes(lzma.compress(lzma.decompress(path.read_bytes()) + b"more"))
-    with pytest.raises(DllmBenchError, match="something follows its end"):
-        store.folders()
-
-
-@pytest.mark.parametrize("content", [b"", b"no xz", lzma.compress(b"no tar" * 200)])
-def test_what_is_no_archive_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "runs.tar.xz").write_bytes(content)
-    with pytest.raises(DllmBenchError, match="no archive of run records"):
-        Store(tmp_path / "runs").folders()
-
-
 def test_an_archive_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    store_of(tmp_path, member(NAME))
+    assert len(store_of(tmp_path, WHOLE).folders()) == 1
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "runs.tar.xz").symlink_to(tmp_path / "runs.tar.xz")
     with pytest.raises(DllmBenchError, match="is a link"):
         Store(tmp_path / "theirs" / "runs").folders()
 
 
-def test_a_run_of_an_archive_has_no_folder_that_could_be_removed(tmp_path, capsys) -> None:
+def test_a_run_of_an_archive_has_no_folder_that_could_be_removed(tmp_path, command) -> None:
     store = Store(tmp_path / "made" / "runs")
     record = run(SPEC_3, store=store, deps=fakes.deps())
     text = (store.path(SPEC_3) / RECORD).read_bytes()
-    theirs = store_of(tmp_path, member(f"runs/{SPEC_3.folder}/record.json", text))
+    theirs = store_of(tmp_path, packed(member(f"runs/{SPEC_3.folder}/record.json", text)))
     assert [one.identity_hash for one in theirs.records()] == [record.identity_hash]
-    assert main(["runs", "rm", SPEC_3.short, "--results", str(tmp_path)]) == 2
-    assert "read-only archive" in capsys.readouterr().err
+    assert "read-only archive" in command("runs rm", SPEC_3.short, code=2)

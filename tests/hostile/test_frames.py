@@ -6,7 +6,8 @@ import math
 import os
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -86,25 +87,26 @@ TAGS = b"NbifcsyBoltSzdarqI?\0"
 
 
 class FrameSource(JudgedProcess):
-    """A judged process that has sent some bytes and ended well."""
-
-    def __init__(self, data: bytes) -> None:
-        results, write = os.pipe()
-        os.write(write, data)
-        os.close(write)
-        super().__init__(0, -1, results, -1, {"cpu_s": 1.0, "wall_s": 60.0})
+    """A judged process that has sent some bytes and ended well; its frames may come early."""
 
     def stop(self, grace_s: float = 0.0) -> int:
         return 0
 
-    def _send(self, data: bytes) -> None:
-        pass
+    def _send(self, data: bytes) -> None: ...
 
-    def _refuse_early(self) -> None:
-        """Accept them: that they come early is another ground to refuse them."""
+    def _refuse_early(self) -> None: ...
 
     def _clock(self) -> tuple[float, float]:
         return 0.0, 0.0
+
+
+@contextmanager
+def sent(data: bytes) -> Iterator[FrameSource]:
+    results, write = os.pipe()
+    os.write(write, data)
+    os.close(write)
+    yield FrameSource(0, -1, results, -1, {"cpu_s": 1.0, "wall_s": 60.0})
+    os.close(results)
 
 
 def random_value(rng: random.Random) -> bytes:
@@ -156,41 +158,22 @@ def judged(data: bytes, rule: str) -> tuple[str, str]:
     """(verdict, detail) of the bytes in place of the results of two calls."""
     cases = [([3], SECRET, 0.0), ([4], SECRET, 0.0)]
     payload = {"rule": rule, "entry_point": "f", "atol": 0.0}
-    return check.judge(FrameSource(data), cases, [1.0, 1.0], payload)
+    with sent(data) as source:
+        return check.judge(source, cases, [1.0, 1.0], payload)
 
 
 def loaded(data: bytes) -> tuple[str, str]:
     """(ending, detail) of the bytes in place of the word that the program has ended."""
-    try:
-        return FrameSource(data).load(1.0)
-    except AnswerEnded as error:
-        failure, detail = error.args
-        return failure, detail
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Yield a function that closes the pipes made so far."""
-    made: list[int] = []
-    pipe = os.pipe
-
-    def noted() -> tuple[int, int]:
-        ends = pipe()
-        made.append(ends[0])
-        return ends
-
-    monkeypatch.setattr(os, "pipe", noted)
-
-    def close() -> None:
-        while made:
-            os.close(made.pop())
-
-    yield close
-    close()
+    with sent(data) as source:
+        try:
+            return source.load(1.0)
+        except AnswerEnded as error:
+            failure, detail = error.args
+            return failure, detail
 
 
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])
-def test_no_frames_pass_and_none_break_the_judge(count: int, opened: Callable[[], None]) -> None:
+def test_no_frames_pass_and_none_break_the_judge(count: int) -> None:
     source, seen = streams(random.Random(count)), set()
     for index in range(count):
         data = next(source)
@@ -201,11 +184,10 @@ def test_no_frames_pass_and_none_break_the_judge(count: int, opened: Callable[[]
         assert type(detail) is type(why) is str
         assert len(detail) < 300
         seen.add(ending)
-        opened()
     assert seen >= {*FAILURES, "ended"}
 
 
-def test_the_right_values_pass_the_same_way(opened: Callable[[], None]) -> None:
+def test_the_right_values_pass_the_same_way() -> None:
     right = framed(encode(("value", SECRET))) * 2
     assert judged(right, "equal") == ("passed", "")
     assert loaded(framed(encode(("ended", "", ["f"])))) == ("ended", "")
