@@ -86,8 +86,12 @@ def test_progress_shows_no_code_and_no_secret(tty: bool, monkeypatch: pytest.Mon
     stream = Terminal() if tty else io.StringIO()
     with ManyRunsProgress(2, stream) as progress:
         progress.update("a", f"{HOSTILE} {KEY}")
+        progress.update("[b]", "5/9")
+        if tty:
+            progress.display.bars.refresh()  # else ten times a second
         progress.end(HOSTILE, KEY)
     text = stream.getvalue()
+    assert not tty or all(part in text for part in ("[1/2] ", "[red]", "━", "[b]: 5/9"))
     assert "\\x9b31m" in text and "***" in text and KEY not in text
     assert not set(text) & (OBEYED - frozenset("\x1b\r"))  # rich's own colours and cursor moves
     assert "\x1b]0;" not in text

@@ -130,8 +130,9 @@ class Books:
         return content[: content.rfind(b"\n") + 1]
 
 
-def die_at_change(n: int, root: Path) -> None:
-    """Kill this process at its n-th change of the disk below `root`; a write is torn in the middle.
+def die_at_change(n: int, root: Path, life: Callable[[], Any]) -> None:
+    """Do `life`, but kill this process at its n-th change of the disk below `root`; a write is torn
+    in the middle.
 
     For forked processes: hooks stay until the process ends.
     """
@@ -166,3 +167,4 @@ def die_at_change(n: int, root: Path) -> None:
     for name, function in patches.items():
         setattr(os, name, function)
     sys.addaudithook(audit)
+    life()

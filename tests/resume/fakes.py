@@ -1,7 +1,7 @@
 """A model, decoder and benchmark without any network inside: made to be run, killed and compared.
 
 The text of a sample depends on its prompt, the seed and torch's random numbers, so that a wrong
-resume shows in the tokens. `SlowDecoder` notes every call in a file that outlives its process.
+resume shows in the tokens. `FakeDecoder` can note every call in a file that outlives its process.
 """
 
 from __future__ import annotations

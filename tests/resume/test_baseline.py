@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,11 @@ class Noting(fakes.FakeDecoder):
     """Notes who decodes what."""
 
     who: str = OWN
-    calls: list[tuple[str, str]] | None = None
+    calls: list[tuple[str, str]] = field(default_factory=list)
     change: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple
 
     def generate(self, model: Any, request: Request) -> Generation:
-        if self.calls is not None:
-            self.calls.append((self.who, request.id))
+        self.calls.append((self.who, request.id))
         made = super().generate(model, request)
         return replace(made, ids=self.change(made.ids))
 
@@ -60,10 +59,9 @@ def test_both_decode_every_request_in_alternating_order(tmp_path: Path) -> None:
     calls: list[tuple[str, str]] = []
     made = deps(Noting(calls=calls), Noting(who=BASELINE, calls=calls))
     run(spec(4), store=Store(tmp_path), deps=made)
-    warm_up, rest = calls[:4], calls[4:]
-    assert {(who, f"item-{i}") for who in (OWN, BASELINE) for i in (0, 1)} == set(warm_up)
+    assert {(who, f"item-{i}") for who in (OWN, BASELINE) for i in (0, 1)} == set(calls[:4])
     turns = [(OWN, BASELINE), (BASELINE, OWN)] * 2
-    assert rest == [(who, f"item-{i}") for i, turn in enumerate(turns) for who in turn]
+    assert calls[4:] == [(who, f"item-{i}") for i, turn in enumerate(turns) for who in turn]
 
 
 def test_they_are_timed_apart(tmp_path: Path) -> None:
@@ -73,8 +71,7 @@ def test_they_are_timed_apart(tmp_path: Path) -> None:
     record = run(spec(), store=Store(tmp_path), deps=made)
     assert record.columns["seconds"] == [0.25] * 6
     assert record.columns["baseline_s"] == [1.0] * 6
-    assert record.summary["speedup/baseline"] == 4.0
-    assert record.summary["latency/mean"] == 0.25
+    assert (record.summary["speedup/baseline"], record.summary["latency/mean"]) == (4.0, 0.25)
     assert "baseline: plain, in the same run" in summary(record)
     shown = [text.split() for text in summary(record)]
     assert ["speedup/baseline", "4", "×"] in shown
@@ -110,11 +107,9 @@ def test_a_baseline_changes_nothing_of_the_run_itself(tmp_path: Path) -> None:
     alone = run(fakes.spec(6), store=Store(tmp_path / "a"), deps=fakes.deps())
     made = deps(Noting(), Noting(change=lambda ids: ids[::-1]))
     beside = run(spec(), store=Store(tmp_path / "b"), deps=made)
-    texts = [
-        [sample.ids for sample in read_samples(Store(root).path(record.spec)).values()]
-        for root, record in ((tmp_path / "a", alone), (tmp_path / "b", beside))
-    ]
-    assert texts[0] == texts[1]
+    stored = [Store(tmp_path / name).path(r.spec) for name, r in (("a", alone), ("b", beside))]
+    one, other = ([s.ids for s in read_samples(folder).values()] for folder in stored)
+    assert one == other
     assert not {"baseline_s", "baseline_equal"} & alone.columns.keys()
     assert alone.summary["speedup/baseline"] is alone.summary["equal/baseline"] is None
     assert "baseline" not in " ".join(summary(alone))
@@ -159,10 +154,8 @@ def test_progress_shows_speed_up_and_equality(tmp_path: Path) -> None:
 
 def test_any_decoder_can_be_the_baseline() -> None:
     config = compose(["decoder=dspark", "decoder@baseline=ar_speculative"])
-    plain = compose(["decoder=ar_speculative"])["decoder"]
-    assert config["baseline"] == plain
-    assert config["decoder"]["name"] == "dspark"
-    assert plain["name"] == "ar_speculative"
+    assert config["baseline"] == compose(["decoder=ar_speculative"])["decoder"]
+    assert (config["decoder"]["name"], config["baseline"]["name"]) == ("dspark", "ar_speculative")
     assert all(role_of(key) for key, _ in leaves(config))
     lower = compose(["decoder@baseline=vanilla", "baseline.schedule.block=8"])
     assert lower["baseline"]["schedule"]["block"] == 8 != lower["decoder"]["schedule"]["block"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from multiprocessing import forkserver
 from operator import methodcaller
 from pathlib import Path
@@ -33,7 +34,6 @@ from tests.resume import fakes
 from tests.sample_stats import sample
 
 SPECS = [fakes.spec(n) for n in (3, 4, 5, 6)]
-OTHER = {"name": "other"}
 
 
 def test_one_after_the_other(tmp_path: Path) -> None:
@@ -43,9 +43,7 @@ def test_one_after_the_other(tmp_path: Path) -> None:
     assert [o.error for o in outcomes] == ["", "ZeroDivisionError: by design", "", ""]
     assert [store.state(spec) for spec in SPECS] == ["sealed", "failed", "sealed", "sealed"]
     text = stream.getvalue()
-    assert text.count(": done") == 3
-    assert "[4/4]" in text
-    assert "by design" in text
+    assert text.count(": done") == 3 and "[4/4]" in text and "by design" in text
     again = run_all([*SPECS, SPECS[0]], store=store, stream=stream, deps=fakes.deps())
     assert [o.error for o in again] == [""] * 5
     assert stream.getvalue().removeprefix(text).count("[1/1]") == 1, "only the failed one is made"
@@ -53,22 +51,18 @@ def test_one_after_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path: Path) -> None:
-    store, stream = Store(tmp_path / "runs"), io.StringIO()
-    log = tmp_path / "calls"
+    store, stream, log = Store(tmp_path / "runs"), io.StringIO(), tmp_path / "calls"
     kinds = {4: fakes.DyingDecoder(), 6: fakes.BrokenDecoder()}
     decoder = fakes.Mixed(fakes.FakeDecoder(log=log), kinds)
     specs = [*SPECS, fakes.spec(7)]
     outcomes = run_all(specs, store=store, jobs=2, stream=stream, deps=fakes.deps(decoder=decoder))
     assert [bool(o.error) for o in outcomes] == [False, True, False, True, False]
-    assert "exit code -9" in outcomes[1].error
-    assert "by design" in outcomes[3].error
-    pids = {pid for pid, _ in fakes.calls(log)}
-    assert str(os.getpid()) not in pids
+    assert "exit code -9" in outcomes[1].error and "by design" in outcomes[3].error
+    assert str(os.getpid()) not in {pid for pid, _ in fakes.calls(log)}
     assert "[5/5]" in stream.getvalue()
     for n in (3, 5, 7):
         alone = run(fakes.spec(n), store=Store(tmp_path / "alone"), deps=fakes.deps())
-        record = store.record(fakes.spec(n))
-        assert fakes.timeless(record) == fakes.timeless(alone)
+        assert fakes.timeless(store.record(fakes.spec(n))) == fakes.timeless(alone)
     healed = run_all(specs, store=store, stream=stream, deps=fakes.deps())
     assert not any(o.error for o in healed)
 
@@ -98,14 +92,12 @@ def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     arguments = [sys.executable, "-c", PARENT, str(tmp_path / "runs"), str(log)]
     parent = subprocess.Popen(arguments, cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL)
-    pids: set[int] = set()
-    deadline = time.monotonic() + 60
+    pids, deadline = set[int](), time.monotonic() + 60
     while len(pids) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
         pids = {int(pid) for pid, key in fakes.calls(log) if key == "item-3"}
-    assert len(pids) == 2
-    assert all(map(alive, pids))
-    parent.send_signal(signal.SIGKILL)
+    assert len(pids) == 2 and all(map(alive, pids))
+    parent.kill()
     parent.wait()
     deadline = time.monotonic() + 5
     while any(map(alive, pids)) and time.monotonic() < deadline:
@@ -115,81 +107,67 @@ def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
         assert list(opened.samples) == ["item-0", "item-1", "item-2"]
 
 
-def test_a_worker_stays_with_its_model_and_benchmark() -> None:
+def test_a_worker_stays_with_its_model_and_benchmark_and_takes_the_longest_run_first() -> None:
     def made(model: str, benchmark: str, n: int) -> Any:
         return fakes.spec(n, model={"name": model}, benchmark={"name": benchmark})
 
-    specs = [made("a", "x", 1), made("b", "x", 1), made("b", "x", 2), made("a", "x", 3)]
-    waiting = groups([*specs, made("b", "y", 1)])
+    asked = [("a", "x", 1), ("b", "x", 1), ("b", "x", 2), ("a", "x", 3), ("b", "y", 1)]
+    waiting = groups([made(*one) for one in asked])
     order, held = [], None
     while waiting:
         [held] = take_next(waiting, held)
         order.append((held.model["name"], held.benchmark["name"], held.limit))
-    longest_first = [("a", "x", 3), ("a", "x", 1), ("b", "x", 2), ("b", "x", 1), ("b", "y", 1)]
-    assert order == longest_first
+    assert order == [("a", "x", 3), ("a", "x", 1), ("b", "x", 2), ("b", "x", 1), ("b", "y", 1)]
+    one, same, other = (fakes.repeating(1, model={"name": name}) for name in "aab")
+    alone = fakes.spec(5)
+    found = groups([one, alone, other, same])
+    assert found == [(alone,), (one, same), (other,)], "only runs of one model take turns"
 
 
-def test_runs_of_several_passes_take_turns_and_warm_up_once(tmp_path: Path) -> None:
-    """The result is that of a run made alone."""
-    log, store = tmp_path / "calls", Store(tmp_path / "runs")
-    made = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=fakes.Repeating())
-    specs = [fakes.repeating(3), fakes.repeating(4)]
-    outcomes = run_all(specs, store=store, jobs=2, stream=io.StringIO(), deps=made)
-    assert [o.error for o in outcomes] == ["", ""]
-    calls = fakes.calls(log)
-    assert len({pid for pid, _ in calls}) == 1, "runs that take turns are one process's"
-    passes = [int(key[-1]) for _, key in calls]
-    firsts = [0] * (2 + 3) + [0] * (2 + 4)  # two warm-ups and the items
-    assert passes == [*firsts, *[1] * 7, *[2] * 7]
-    for spec in specs:
-        record = store.record(spec)
-        assert record is not None and len(record.sessions) == 1
-        alone = run(spec, store=Store(tmp_path / "alone"), deps=made)
-        assert fakes.timeless(record) == fakes.timeless(alone)
-
-
-def test_runs_take_turns_with_those_of_their_model_alone() -> None:
-    specs = [fakes.repeating(1), fakes.spec(5), fakes.repeating(1, model=OTHER), fakes.repeating(2)]
-    assert groups(specs) == [(specs[1],), (specs[0], specs[3]), (specs[2],)]
-
-
-def test_groups_that_take_turns_go_side_by_side(tmp_path: Path) -> None:
+def test_runs_of_several_passes_take_turns_beside_those_of_another_model(tmp_path: Path) -> None:
+    """Each warms up once, and the result is that of a run made alone."""
     log, store = tmp_path / "calls", Store(tmp_path / "runs")
     decoder = fakes.FakeDecoder(log=log, pause_s=0.05)
     made = fakes.deps(decoder=decoder, benchmark=fakes.Repeating())
-    specs = [fakes.repeating(3), fakes.repeating(3, model=OTHER)]
-    run_all(specs, store=store, jobs=2, stream=io.StringIO(), deps=made)
-    assert len({pid for pid, _ in fakes.calls(log)}) == 2
+    specs = [fakes.repeating(3), fakes.repeating(4), fakes.repeating(3, model={"name": "other"})]
+    outcomes = run_all(specs, store=store, jobs=2, stream=io.StringIO(), deps=made)
+    assert [o.error for o in outcomes] == ["", "", ""]
+    passes = defaultdict[str, list[int]](list)
+    for pid, key in fakes.calls(log):
+        passes[pid].append(int(key[-1]))
+    firsts = [0] * (2 + 3) + [0] * (2 + 4)  # two warm-ups and the items
+    turns, alone = [*firsts, *[1] * 7, *[2] * 7], [0] * (2 + 3) + [1] * 3 + [2] * 3
+    assert sorted(passes.values(), key=len) == [alone, turns], "one process makes those in turn"
+    for spec in specs:
+        record = store.record(spec)
+        assert record is not None and len(record.sessions) == 1
+    again = run(specs[1], store=Store(tmp_path / "alone"), deps=made)
+    assert fakes.timeless(store.record(specs[1])) == fakes.timeless(again)
 
 
-def test_all_runs_have_a_number_of_items_before_any_has_more(tmp_path: Path) -> None:
-    store, seen = Store(tmp_path / "runs"), []
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_all_runs_have_a_number_of_items_before_any_has_more(jobs: int, tmp_path: Path) -> None:
+    store, seen = Store(tmp_path), []
     specs = [fakes.spec(9), fakes.spec(4), fakes.spec(12)]
 
     def after(items: int) -> None:
         records = [store.largest_record(spec) for spec in specs]
         seen.append((items, [record.items if record else 0 for record in records]))
 
-    for jobs in (1, 2):
-        seen.clear()
-        store = Store(tmp_path / f"runs-{jobs}")
-        given = {"jobs": jobs, "stream": io.StringIO(), "deps": fakes.deps()}
-        outcomes = run_all(specs, store=store, stages=(3, 6), after=after, **given)
-        assert not any(outcome.error for outcome in outcomes)
-        assert seen == [(3, [3, 3, 3]), (6, [6, 3, 6])]
-        assert [store.record(spec).items for spec in specs] == [9, 4, 12]  # type: ignore[union-attr]
+    given = {"jobs": jobs, "stream": io.StringIO(), "deps": fakes.deps()}
+    outcomes = run_all(specs, store=store, stages=(3, 6), after=after, **given)
+    assert not any(outcome.error for outcome in outcomes)
+    assert seen == [(3, [3, 3, 3]), (6, [6, 3, 6])]
+    assert [record and record.items for record in map(store.record, specs)] == [9, 4, 12]
 
 
 def test_a_run_that_fails_in_a_pass_is_not_tried_again_in_the_next(tmp_path: Path) -> None:
-    store, stream = Store(tmp_path), io.StringIO()
+    stream, specs = io.StringIO(), [fakes.repeating(4), fakes.repeating(3)]
     decoder = fakes.Mixed(fakes.FakeDecoder(), {4: fakes.BrokenDecoder()})
     made = fakes.deps(decoder=decoder, benchmark=fakes.Repeating())
-    outcomes = run_all(
-        [fakes.repeating(4), fakes.repeating(3)], store=store, stream=stream, deps=made
-    )
+    outcomes = run_all(specs, store=Store(tmp_path), stream=stream, deps=made)
     assert [o.error for o in outcomes] == ["ZeroDivisionError: by design", ""]
-    assert stream.getvalue().count("by design") == 1
-    assert "[2/2]" in stream.getvalue()
+    assert stream.getvalue().count("by design") == 1 and "[2/2]" in stream.getvalue()
 
 
 def test_the_progress_line_of_a_run(tmp_path: Path) -> None:
@@ -231,19 +209,6 @@ def test_the_progress_of_many_runs() -> None:
     progress.end("b", "done")
     progress.update("a", "5/9")
     assert stream.getvalue() == "[1/10] b: done\n1/10 runs, ETA 4:30 | a: 5/9\n"
-
-
-def test_many_runs_on_a_terminal_have_a_bar_each_and_lines_that_stay() -> None:
-    stream = Terminal()
-    with ManyRunsProgress(2, stream) as progress:
-        progress.update("[a] one", "1/9")
-        progress.update("b", "5/9")
-        progress.display.bars.refresh()  # else ten times a second
-        progress.end("[a] one", "done, 9 samples")
-        progress.end("b", "failed")
-    drawn = stream.getvalue()
-    assert "[1/2] [a] one: done, 9 samples\n" in drawn and "[2/2] b: failed\n" in drawn
-    assert "━" in drawn and "b: 5/9" in drawn
 
 
 @pytest.mark.parametrize("kills", [1, workers.START_TRIES])
@@ -293,10 +258,7 @@ class Noting(Observer):
 
 
 def test_a_logger_of_runs_that_take_turns_has_one_run_at_a_time(tmp_path: Path) -> None:
-    events = list[str]()
-    specs = [fakes.repeating(3), fakes.repeating(4)]
-    loggers = [Noting(events), Noting(events)]
-    made = fakes.deps(benchmark=fakes.Repeating())
-    errors = run_in_turns(specs, store=Store(tmp_path), loggers=loggers, deps=made)
-    assert errors == [None, None]
+    events, specs = list[str](), [fakes.repeating(3), fakes.repeating(4)]
+    loggers, made = [Noting(events), Noting(events)], fakes.deps(benchmark=fakes.Repeating())
+    assert run_in_turns(specs, store=Store(tmp_path), loggers=loggers, deps=made) == [None, None]
     assert events == ["start 3", "close", "start 4", "close"]

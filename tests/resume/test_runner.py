@@ -5,7 +5,6 @@ One that is asked for more items decodes the rest; one asked for fewer is read i
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,35 +23,24 @@ from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.runs.runner import WARMUPS, cut, run
 from dllm_bench.store import files
 from dllm_bench.store.record import Session
-from dllm_bench.store.store import RECORD, SAMPLES, RunState, Store, read_samples, verify
+from dllm_bench.store.store import RECORD, RunState, Store, read_samples, verify
 from tests.resume import fakes
 
 EOS, MASK = fakes.SPECIAL.eos, fakes.SPECIAL.mask
 MODEL: Any = fakes.FakeModel()
 
 
-class Clock:
-    """A clock that moves only when something takes time."""
+def test_only_decoding_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    model, decoder, benchmark = fakes.FakeModel(), fakes.FakeDecoder(), fakes.Letters()
 
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def costs(self, seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, taking `seconds`."""
-
+    def costs(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
         def slow(*args: Any, **kwargs: Any) -> Any:
-            self.now += seconds
+            now[0] += seconds
             return function(*args, **kwargs)
 
         return slow
 
-
-def test_only_decoding_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    model, decoder, benchmark = fakes.FakeModel(), fakes.FakeDecoder(), fakes.Letters()
     for thing, name, cost in (
         (model, "encode", 100.0),
         (model, "decode", 10.0),
@@ -60,8 +48,9 @@ def test_only_decoding_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (decoder, "generate", 0.25),
         (files.Appender, "append", 50.0),
     ):
-        monkeypatch.setattr(thing, name, clock.costs(cost, getattr(thing, name)))
-    made = fakes.deps(model=model, decoder=decoder, benchmark=benchmark, clock=clock)
+        monkeypatch.setattr(thing, name, costs(cost, getattr(thing, name)))
+    clock = {"clock": lambda: now[0]}
+    made = fakes.deps(model=model, decoder=decoder, benchmark=benchmark, **clock)
     record = run(fakes.spec(6), store=Store(tmp_path), deps=made)
     assert record.columns["seconds"] == [0.25] * 6
     assert record.summary["latency/mean"] == 0.25
@@ -81,10 +70,8 @@ def test_the_device_is_waited_for_on_both_sides_of_the_clock(tmp_path: Path) -> 
 
     made = fakes.deps(decoder=Noting(), clock=tick, sync=lambda spec: events.append("sync"))
     run(fakes.spec(3), store=Store(tmp_path), deps=made)
-    timed = ["sync", "clock", "generate", "sync", "clock"]
     assert events[:2] == ["generate", "generate"], "two warm-ups, not timed"
-    text = " ".join(events)
-    assert text.count(" ".join(timed)) == 3
+    assert " ".join(events).count("sync clock generate sync clock") == 3
 
 
 def test_a_sealed_run_is_read_and_nothing_is_built(tmp_path: Path) -> None:
@@ -121,43 +108,30 @@ def test_a_repetition_draws_what_it_drew_whenever_it_is_decoded(tmp_path: Path) 
         opened.begin(Session(0.0, 0, {}))
         for key in ("item-0#0", "item-0#1", "item-0#2", "item-1#0"):
             opened.append(samples[key])
-    assert fakes.timeless(run(spec, store=parts, deps=made)) == fakes.timeless(
-        run(spec, store=whole, deps=made)
-    )
+    both = [fakes.timeless(run(spec, store=store, deps=made)) for store in (whole, parts)]
+    assert both[0] == both[1]
     texts = {key: sample.text for key, sample in read_samples(parts.path(spec)).items()}
     assert texts == {key: sample.text for key, sample in samples.items()}
     assert len({texts[f"item-0#{k}"] for k in range(3)}) == 3
 
 
-def generated(text: str, *, stop: tuple[str, ...] = (), eos_at: int | None = None) -> Generation:
-    ids = MODEL.encode(text)
-    if eos_at is not None:
-        ids[eos_at] = EOS
-    request = Request("r", (9,), len(ids), stop)
+TEXTS: dict[str, tuple[str, tuple[str, ...], str, dict[str, int]]] = {  # "$": the end token
+    "length": ("abc", (), "abc", {"length": 3}),
+    "end token": ("hello$world again", (), "hello", {"eos": 5, "length": 17}),
+    "first stop string": ("x = 1\nQ: y\nA: z", ("A:", "Q:"), "x = 1\n", {"stop": 6, "length": 15}),
+    "stop string after the end": ("abc$STOP", ("STOP",), "abc", {"eos": 3, "length": 8}),
+    "both": ("ab;cd$", (";",), "ab", {"eos": 5, "stop": 2, "length": 6}),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_ends_at_the_first_end_or_stop_string_and_every_reason_is_kept(name: str) -> None:
+    decoded, stop, text, cut_at = TEXTS[name]
+    ids = tuple(EOS if c == "$" else MODEL.encode(c)[0] for c in decoded)
     trace = Trace([Forward(ForwardKind.DENOISE, 1, 4, 0)])
-    return cut(Generation("r", tuple(ids), (0,) * len(ids), {}, trace), request, MODEL)
-
-
-@pytest.mark.parametrize(
-    ("result", "text", "cut_at", "emitted"),
-    [
-        (generated("abc"), "abc", {"length": 3}, 3),
-        (generated("hello world again", eos_at=5), "hello", {"eos": 5, "length": 17}, 5),
-        (
-            generated("x = 1\n\nQ: y\nA: z", stop=("A:", "Q:")),
-            "x = 1\n\n",
-            {"stop": 7, "length": 16},
-            7,
-        ),
-        (generated("abc STOP", stop=("STOP",), eos_at=3), "abc", {"eos": 3, "length": 8}, 3),
-        (generated("ab;cd.", stop=(";",), eos_at=5), "ab", {"eos": 5, "stop": 2, "length": 6}, 2),
-    ],
-    ids=["length", "end token", "first stop string", "stop string after the end", "both"],
-)
-def test_a_text_ends_at_the_first_end_or_stop_string_and_every_reason_is_kept(
-    result: Generation, text: str, cut_at: dict[str, int], emitted: int
-) -> None:
-    assert (result.text, result.cut, result.emitted) == (text, cut_at, emitted)
+    whole = Generation("r", ids, (0,) * len(ids), {}, trace)
+    result = cut(whole, Request("r", (9,), len(ids), stop), MODEL)
+    assert (result.text, result.cut, result.emitted) == (text, cut_at, min(cut_at.values()))
 
 
 def test_masks_that_are_left_are_no_text(tmp_path: Path) -> None:
@@ -210,15 +184,6 @@ def test_two_requests_of_one_id_are_refused(tmp_path: Path) -> None:
         run(fakes.spec(4), store=Store(tmp_path), deps=fakes.deps(benchmark=Twice()))
 
 
-def test_lines_are_json_with_the_raw_facts(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    run(fakes.spec(2), store=store, deps=fakes.deps())
-    line = json.loads((store.path(fakes.spec(2)) / SAMPLES).read_text().splitlines()[0])
-    assert line["trace"]["ms"] == [5.0, 6.0, 7.0]
-    assert line["trace"]["kind"] == ["denoise"] * 3
-    assert len(line["ids"]) == len(line["born"]) == 12
-
-
 # --- more items, or fewer -------------------------------------------------------------------------
 
 
@@ -226,7 +191,7 @@ SPEC = fakes.spec(4)
 
 
 class Grading(fakes.Letters):
-    """Counts the texts that it grades; slow, so that none is graded for the progress display."""
+    """Notes the texts that it grades; slow, so that none is graded for the progress display."""
 
     def __init__(self) -> None:
         super().__init__(scores_fast=False)
@@ -237,38 +202,21 @@ class Grading(fakes.Letters):
         return super().score(texts)
 
 
-def test_more_items_decode_and_grade_only_the_rest(tmp_path: Path) -> None:
+def test_more_items_decode_and_grade_only_the_rest_and_fewer_are_the_first(tmp_path: Path) -> None:
+    """Every record is that of a run of as many items at once."""
     log, benchmark = tmp_path / "log", Grading()
     deps = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=benchmark)
     store = Store(tmp_path / "runs")
-    for limit in (4, 7, 7, 12):
-        record = run(replace(SPEC, limit=limit), store=store, deps=deps)
-        assert record.items == limit
+    for limit in (4, 7, 7, 12, 5):
+        asked = replace(SPEC, limit=limit)
+        record = run(asked, store=store, deps=deps)
+        alone = run(asked, store=Store(tmp_path / f"alone-{limit}"), deps=fakes.deps())
+        assert record.items == limit and fakes.timeless(record) == fakes.timeless(alone)
     counts = Counter(key for _, key in fakes.calls(log))
     warmed_up = {f"item-{i}" for i in range(WARMUPS)}
     assert {key for key, count in counts.items() if count > 1} == warmed_up
     assert len(counts) == 12 and benchmark.graded == [f"item-{i}" for i in range(12)]
     assert len(store.folders()) == 1
-
-
-def test_a_run_that_grew_is_the_run_of_all_items_at_once(tmp_path: Path) -> None:
-    grown, whole = Store(tmp_path / "grown"), Store(tmp_path / "whole")
-    for limit in (3, 8):
-        last = run(replace(SPEC, limit=limit), store=grown, deps=fakes.deps())
-    at_once = run(replace(SPEC, limit=8), store=whole, deps=fakes.deps())
-    assert fakes.timeless(last) == fakes.timeless(at_once)
-
-
-def test_fewer_items_are_the_first_ones_of_the_record(tmp_path: Path) -> None:
-    store, other = Store(tmp_path / "runs"), Store(tmp_path / "other")
-    log = tmp_path / "log"
-    logged = fakes.deps(decoder=fakes.FakeDecoder(log=log))
-    run(replace(SPEC, limit=9), store=store, deps=logged)
-    before = log.read_text()
-    part = run(replace(SPEC, limit=5), store=store, deps=logged)
-    assert log.read_text() == before
-    alone = run(replace(SPEC, limit=5), store=other, deps=fakes.deps())
-    assert fakes.timeless(part) == fakes.timeless(alone)
 
 
 def test_a_larger_limit_than_the_benchmark_has_items_is_complete_with_all(tmp_path: Path) -> None:
@@ -293,12 +241,10 @@ def test_an_interrupted_growth_keeps_the_smaller_record(tmp_path: Path) -> None:
 
 
 def test_repeated_items_grow_by_item(tmp_path: Path) -> None:
-    deps = fakes.deps(benchmark=fakes.Repeating(repeats=3))
-    spec = fakes.repeating(2)
-    store = Store(tmp_path)
-    assert len(run(spec, store=store, deps=deps).columns["id"]) == 6
-    grown = run(replace(spec, limit=4), store=store, deps=deps)
-    assert len(grown.columns["id"]) == 12 and grown.items == 4
+    deps, store, spec = fakes.deps(benchmark=fakes.Repeating()), Store(tmp_path), fakes.repeating(2)
+    for limit in (2, 4):
+        record = run(replace(spec, limit=limit), store=store, deps=deps)
+        assert (record.items, len(record.columns["id"])) == (limit, 3 * limit)
     part, ids = store.record(spec), [f"item-{i}#{k}" for i in range(2) for k in range(3)]
     assert part is not None and sorted(part.columns["id"]) == ids
 
