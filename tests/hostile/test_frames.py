@@ -172,7 +172,7 @@ def loaded(data: bytes) -> tuple[str, str]:
             return failure, detail
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.drill)])
 def test_no_frames_pass_and_none_break_the_judge(count: int) -> None:
     source, seen = streams(random.Random(count)), set()
     for index in range(count):
