@@ -35,7 +35,7 @@ from dllm_bench.store.record import BEFORE, RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SESSIONS, SPEC, Store, read_entry, read_record, verify
 from dllm_bench.tables.cost import measured_runs
-from tests.hostile.test_planted_targets import sealed
+from tests.hostile.test_planted_targets import planted, sealed
 from tests.site.builders import drafts, fill, lookaheads, make, revisions
 from tests.tiers import covering
 
@@ -55,19 +55,9 @@ def spots(plain: Any, path: Spot = ()) -> Iterator[Spot]:
             yield from spots(value, (*path, key))
 
 
-def replaced(plain: dict[str, Any], spot: Spot, value: Any) -> dict[str, Any]:
-    """Return a copy of plain data with another value at a spot."""
-    changed: dict[str, Any] = json.loads(json.dumps(plain))
-    node: Any = changed
-    for key in spot[:-1]:
-        node = node[key]
-    node[spot[-1]] = value
-    return changed
-
-
 def forged(plain: dict[str, Any], spot: Spot, value: Any) -> str:
     """Return the record's text with another value at a spot, and both of its hashes made to fit."""
-    changed = replaced(plain, spot, value)
+    changed = planted(plain, spot, value)
     changed.pop("sha256", None)
     with suppress(*NO_HASH):
         changed["identity_hash"] = RunSpec.from_plain(changed["spec"]).identity_hash
@@ -179,7 +169,7 @@ def test_a_mutated_sample_is_refused_in_a_sentence_or_shown(turn: int, tmp_path:
         whole = json.loads(made.to_line())
         whole.pop("check")
         for spot, value in mutations(whole, turn):
-            changed = replaced(whole, spot, value)
+            changed = planted(whole, spot, value)
             line = json.dumps({**changed, "check": checksum(changed)})
             try:
                 sample = SampleRecord.from_line(line)
@@ -198,7 +188,7 @@ def test_a_mutated_start_of_a_run_is_named_or_shown(turn: int, tmp_path: Path) -
         plain = json.loads(whole)
         plain.pop("check", None)
         for spot, value in mutations(plain, turn):
-            changed = replaced(plain, spot, value)
+            changed = planted(plain, spot, value)
             with suppress(*NO_HASH):
                 changed["identity_hash"] = RunSpec.from_plain(changed["spec"]).identity_hash
             with suppress(RecursionError):  # no checksum fits a value that cannot be written

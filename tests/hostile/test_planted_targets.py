@@ -82,18 +82,20 @@ def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(value, (*path, key))
 
 
-def planted(plain: Any, path: tuple[Any, ...], value: Any, as_list: bool) -> Any:
-    """Return a copy of plain data with `value`, or a list of it, at `path`."""
+def planted(plain: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Return a copy of plain data with another value at a path."""
     made = copy.deepcopy(plain)
     node = made
     for key in path[:-1]:
         node = node[key]
-    node[path[-1]] = [value] if as_list else value
+    node[path[-1]] = value
     return made
 
 
-def without_name(plain: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in plain.items() if key != "name"}
+def composed(group: str, name: str) -> dict[str, Any]:
+    """Return the settings of a choice, without its name."""
+    plain = compose([f"{group}={name}"])[group]
+    return {key: value for key, value in plain.items() if (group, key) != ("decoder", "name")}
 
 
 @pytest.mark.parametrize("name", covering(3, PLANTS))
@@ -101,29 +103,25 @@ def test_a_target_planted_in_a_decoder_or_benchmark_is_refused_before_anything_i
     name: str, tmp_path: Path
 ) -> None:
     canary = tmp_path / "canary"
-    groups = [("decoder", without_name(compose([f"decoder={d}"])["decoder"])) for d in DECODERS]
-    for benchmark in ("minigsm", "minicode"):
-        groups.append(("benchmark", compose([f"benchmark={benchmark}"])["benchmark"]))
+    groups = [("decoder", name) for name in DECODERS]
+    groups += [("benchmark", "minigsm"), ("benchmark", "minicode")]
     tried = 0
-    for kind, plain in groups:
+    for group in groups:
+        kind, plain = group[0], composed(*group)
         for path in places(plain):
-            for as_list in (False, True):
-                if name == "a filter from a file" and path[-1] == "head" and not as_list:
-                    continue  # a filter belongs there
-                if path[-1] in ("profile", "drafter") and not as_list:
-                    continue
-                hostile = planted(plain, path, plant(name, canary), as_list)
+            one = plant(name, canary)
+            fits = path[-1] == "head" and name == "a filter from a file"
+            for value in ([one],) if fits or path[-1] in ("profile", "drafter") else (one, [one]):
                 with nothing_runs(canary), pytest.raises(DllmBenchError):
-                    instantiate(hostile, kind)
+                    instantiate(planted(plain, path, value), kind)
                 tried += 1
     assert tried > 100
 
 
 def test_an_object_of_another_kind_is_refused_in_every_slot() -> None:
-    config = compose(["benchmark=minigsm"])
-    decoder = without_name(config["decoder"])
+    decoder = composed("decoder", "fast_dllm")
     with pytest.raises(DllmBenchError, match="is a benchmark, and a decoder belongs here"):
-        instantiate(config["benchmark"], "decoder")
+        instantiate(composed("benchmark", "minigsm"), "decoder")
     with pytest.raises(DllmBenchError, match="is a decoder, and a logger belongs here"):
         instantiate(decoder, "logger")
     for slot in ("score", "select", "schedule", "cache"):
@@ -132,18 +130,13 @@ def test_an_object_of_another_kind_is_refused_in_every_slot() -> None:
                 instantiate({**decoder, slot: decoder[other]}, "decoder")
 
 
-def test_a_served_request_cannot_carry_a_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_served_request_cannot_carry_a_target(name: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
     engine = {TARGET: "model.served", "name": "x", "url": "http://127.0.0.1:1/v1"}
-    for name in PLANTS:
-        for body in (
-            {"a": plant(name, tmp_path / "c")},
-            {"a": [{"b": plant(name, tmp_path / "c")}]},
-        ):
-            with (
-                nothing_runs(tmp_path / "c"),
-                pytest.raises(DllmBenchError, match="has body .*; give names with values"),
-            ):
-                instantiate({**engine, "body": body}, "model")
+    for value in (plant(name, canary), [{"b": plant(name, canary)}]):
+        with nothing_runs(canary), pytest.raises(DllmBenchError, match="has body .*; give names"):
+            instantiate({**engine, "body": {"a": value}}, "model")
 
 
 def test_an_override_cannot_plant_a_target(tmp_path, command) -> None:
@@ -160,12 +153,9 @@ def test_an_override_cannot_plant_a_target(tmp_path, command) -> None:
 
 def sealed(root: Path) -> tuple[Store, RunRecord]:
     """Return a store with a sealed run of minigsm with a real decoder's settings."""
-    spec = RunSpec.from_config(
-        compose(["model=tiny-llada", "decoder=fast_dllm", "benchmark=minigsm", "limit=2"])
-    )
-    store = Store(root / "runs")
-    benchmark = fakes.Letters()
-    return store, run(spec, store=store, deps=fakes.deps(benchmark=benchmark))
+    settings = ["model=tiny-llada", "decoder=fast_dllm", "benchmark=minigsm", "limit=2"]
+    store, spec = Store(root / "runs"), RunSpec.from_config(compose(settings))
+    return store, run(spec, store=store, deps=fakes.deps())
 
 
 def replant(store: Store, record: RunRecord, plain: dict[str, Any]) -> str:
@@ -194,17 +184,12 @@ def test_reading_a_strangers_results_runs_nothing(name, tmp_path, capsys) -> Non
     groups = ("model", "decoder", "benchmark", "hardware", "inputs")
     spots = [(group, *path) for group in groups for path in places(plain[group])]
     for path in random.Random(name).sample(spots, 3):
-        shown = replant(store, record, planted(plain, path, plant(name, canary), False))[:10]
-        commands = [
-            ["status"],
-            ["show", shown],
-            ["show", shown, "--sample", "item-0"],
-            ["compare", shown, shown],
-            ["rescore", shown],
-        ]
+        shown = replant(store, record, planted(plain, path, plant(name, canary)))[:10]
+        commands = ("status", "show {}", "show {} --sample item-0", "compare {} {}", "rescore {}")
         with nothing_runs(canary):
-            for command in commands:
-                assert main([*command, "--results", results]) in (0, 2), command
+            for line in commands:
+                words = line.replace("{}", shown).split()
+                assert main([*words, "--results", results]) in (0, 2), words
             texts = TextSource(compose)  # what `report` shows of a run
             for entry in store.entries():
                 texts.prompts(entry.spec, read_samples(entry.path))
@@ -227,7 +212,7 @@ def test_a_piece_of_another_slot_does_not_stop_rescoring(
     store, record = sealed(tmp_path)
     monkeypatch.setattr(rescore, "benchmark_of", lambda plain: fakes.Letters())
     for piece in PIECES:
-        plain = planted(record.spec.to_plain(), ("decoder", slot), piece, False)
+        plain = planted(record.spec.to_plain(), ("decoder", slot), piece)
         assert "samples changed" in command("rescore", replant(store, record, plain)[:10]), piece
 
 
@@ -249,8 +234,7 @@ def test_a_cache_that_came_with_a_results_folder_is_ignored(tmp_path, monkeypatc
     own = cache.DerivedCache(tmp_path / "results", "settings", ["v"])
     own.put("compose []", [], {"allow_code_execution": False})
     own.save()
-    again = cache.DerivedCache(tmp_path / "results", "settings", ["v"])
-    assert again.get("compose []", []) is not None
+    assert cache.DerivedCache(tmp_path / "results", "settings", ["v"]).get("compose []", [])
     for folder in (tmp_path / "results", tmp_path / "results" / "runs"):
         folder.mkdir()
         shutil.copy(own.path, folder)

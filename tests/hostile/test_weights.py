@@ -30,27 +30,31 @@ DEEP = '{"a":' * 100_000
 HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
 
 
-def with_number(folder: Path, number: float, name: str = NAME) -> None:
-    changed(folder, lambda stored: stored[name].view(-1)[7:8].fill_(number))
+INDEX, SHARD = "model.safetensors.index.json", "model-00001.safetensors"
+Plant = Callable[[Path], object]
 
 
-def overflowing(folder: Path) -> None:
+def weights(change: Callable[[dict[str, Tensor]], object]) -> Plant:
+    def plant(folder: Path) -> None:
+        stored = tensors(folder)
+        change(stored)
+        save_file(stored, folder / "model.safetensors")
+
+    return plant
+
+
+def number(value: float, name: str = NAME) -> Plant:
+    return weights(lambda stored: stored[name].view(-1)[7:8].fill_(value))
+
+
+def overflow(stored: dict[str, Tensor]) -> None:
     """Finite weights whose products are not."""
-    stored = tensors(folder)
     for name in (NAME, NAME.replace("up", "gate"), NAME.replace("up", "down")):
         stored[name] = torch.full_like(stored[name], 1e38)
-    save_file(stored, folder / "model.safetensors")
 
 
-def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    stored = tensors(folder)
-    change(stored)
-    save_file(stored, folder / "model.safetensors")
-
-
-def swap(stored: dict[str, Tensor]) -> None:
-    other = NAME.replace("up", "down")
-    stored[NAME], stored[other] = stored[other], stored[NAME]
+def swap(other: str) -> Plant:
+    return weights(lambda stored: stored.update({NAME: stored[other], other: stored[NAME]}))
 
 
 def pickled(folder: Path) -> None:
@@ -58,39 +62,45 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def index(folder: Path, file: object) -> None:
-    shard(folder)
-    path = folder / "model.safetensors.index.json"
-    plain = json.loads(path.read_text())
-    plain["weight_map"][NAME] = file
-    path.write_text(json.dumps(plain))
+def index(file: object) -> Plant:
+    """Return a plant that names another file for a tensor."""
+
+    def plant(folder: Path) -> None:
+        shard(folder)
+        names = json.loads((folder / INDEX).read_text())["weight_map"]
+        edit(folder / INDEX, weight_map={**names, NAME: file})
+
+    return plant
 
 
-def indexed(file: object) -> Callable[[Path], None]:
-    return lambda folder: index(folder, file)
-
-
-def configured(**entries: object) -> Callable[[Path], None]:
+def config(**entries: object) -> Plant:
     return lambda folder: edit(folder / "config.json", **entries)
 
 
-def text_in(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text) and None
+def text(name: str, content: str) -> Plant:
+    return lambda folder: (folder / name).write_text(content)
 
 
-def instead(folder: Path, name: str, device: str = "") -> None:
-    """Put a device, or a pipe, in the place of a file."""
-    (folder / name).unlink(missing_ok=True)
-    if device:
-        (folder / name).symlink_to(device)
-    else:
-        os.mkfifo(folder / name)
+def instead(name: str, make: Callable[[Path], object]) -> Plant:
+    def plant(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return plant
 
 
-def sparse(folder: Path, name: str) -> None:
+def device(name: str) -> Plant:
+    return instead(name, lambda path: path.symlink_to("/dev/zero"))
+
+
+def pipe(name: str) -> Plant:
+    return instead(name, os.mkfifo)
+
+
+def sparse(path: Path) -> None:
     """Make a file of 10 GB that takes no space."""
-    with (folder / name).open("r+b" if (folder / name).exists() else "wb") as stream:
-        stream.truncate(10**10)
+    path.touch()
+    os.truncate(path, 10**10)
 
 
 def many_tokens(folder: Path) -> None:
@@ -100,73 +110,57 @@ def many_tokens(folder: Path) -> None:
 
 
 def many_names(folder: Path) -> None:
-    index(folder, "model-00001.safetensors")
-    names = {f"{i}": "model-00001.safetensors" for i in range(10**6)}
-    edit(folder / "model.safetensors.index.json", weight_map=names)
+    index(SHARD)(folder)
+    edit(folder / INDEX, weight_map={f"{i}": SHARD for i in range(10**6)})
 
 
-Fault = tuple[Callable[[Path], object], str]
-DAMAGE: dict[str, Fault] = {
+NO_DREAM = "does not describe a dream model"
+DAMAGE: dict[str, tuple[Plant, str]] = {
     "no shard": (lambda f: shard(f)[1].unlink(), "lacks b.safetensors"),
-    "a cut file": (
-        lambda f: os.truncate(f / "model.safetensors", 10_000),
-        "is cut short or damaged",
-    ),
-    "a swap": (lambda f: changed(f, swap), f"mis-shaped: {NAME.replace('up', 'down')} (48, 32)"),
+    "a cut file": (lambda f: os.truncate(f / "model.safetensors", 10_000), "is cut short or damag"),
+    "a swap": (swap(NAME.replace("up", "down")), f"mis-shaped: {NAME.replace('up', 'down')} (48, "),
     "integers": (
-        lambda f: changed(f, lambda stored: stored.update({NAME: stored[NAME].to(torch.int8)})),
+        weights(lambda stored: stored.update({NAME: stored[NAME].to(torch.int8)})),
         f"integers: {NAME} (I8)",
     ),
-    "size as text": (
-        configured(hidden_size="32"),
-        "does not describe a dream model (StrictDataclassFieldValidationError",
-    ),
-    "no heads": (
-        configured(num_attention_heads=0),
-        "does not describe a dream model (ZeroDivisionError",
-    ),
-    "empty index": (text_in("model.safetensors.index.json", "{}"), "has no weight_map of tensors"),
-    "cut tokenizer": (text_in("tokenizer.json", '{"version"'), "cannot be read (JSONDecodeError"),
-    "empty tokenizer": (text_in("tokenizer.json", "{}"), "cannot be read (KeyError: 'added_tok"),
-    "wrong mask": (configured(mask_token_id=7), "mask_token_id=7, the tok"),
+    "size as text": (config(hidden_size="32"), f"{NO_DREAM} (StrictDataclassFieldValidationError"),
+    "no heads": (config(num_attention_heads=0), f"{NO_DREAM} (ZeroDivisionError"),
+    "empty index": (text(INDEX, "{}"), "has no weight_map of tensors"),
+    "cut tokenizer": (text("tokenizer.json", '{"version"'), "cannot be read (JSONDecodeError"),
+    "empty tokenizer": (text("tokenizer.json", "{}"), "cannot be read (KeyError: 'added_tok"),
+    "wrong mask": (config(mask_token_id=7), "mask_token_id=7, the tok"),
     "pickle": (pickled, "pickled weights only (pytorch_model.bin)"),
 }
-FAULTS: dict[str, Fault] = {
-    "nan": (lambda f: with_number(f, float("nan")), f"{NAME} holds numbers that are NaN"),
-    "inf": (lambda f: with_number(f, float("inf")), f"{NAME} holds numbers that are NaN"),
-    "nan in the head": (lambda f: with_number(f, float("nan"), "lm_head.weight"), "NaN"),
-    "overflow": (overflowing, "gives logits that are NaN or infinite in float32"),
-    "index of numbers": (indexed(5), "'5', which is no safetensors file"),
-    "index of lists": (indexed(["a"]), "which is no safetensors file"),
-    "index of null": (indexed(None), "which is no safetensors file"),
-    "index out of the folder": (indexed("../a.safetensors"), "'../a.safetensors'"),
-    "index of a full path": (indexed("/etc/passwd"), "'/etc/passwd'"),
-    "index of a subfolder": (indexed("x/a.safetensors"), "'x/a.safetensors'"),
-    "index of a pickle": (indexed("a.bin"), "'a.bin'"),
-    "index as a list": (text_in("model.safetensors.index.json", "[]"), "is not a JSON object"),
-    "deep index": (text_in("model.safetensors.index.json", DEEP), "is not valid JSON"),
-    "deep config": (text_in("config.json", DEEP), "config.json is not valid JSON"),
-    "config as a list": (text_in("config.json", "[1]"), "config.json is not a JSON object"),
-    "empty config": (text_in("config.json", "{}"), "model_type None"),
-    "deep tokenizer": (text_in("tokenizer.json", DEEP), "tokenizer in"),
-    "deep generation config": (text_in("generation_config.json", DEEP), "is not valid JSON"),
-    "config of a device": (lambda f: instead(f, "config.json", "/dev/zero"), "no regular file"),
-    "config of a pipe": (lambda f: instead(f, "config.json"), "no regular file"),
-    "config without end": (lambda f: sparse(f, "config.json"), "has 10,000,000,000 bytes"),
-    "tokenizer of a device": (
-        lambda f: instead(f, "tokenizer.json", "/dev/zero"),
-        "lacks a tokenizer",
-    ),
-    "tokenizer of a pipe": (lambda f: instead(f, "tokenizer_config.json"), "no regular file"),
-    "index of a device": (
-        lambda f: instead(f, "model.safetensors.index.json", "/dev/zero"),
-        "no regular file",
-    ),
+FAULTS: dict[str, tuple[Plant, str]] = {
+    "nan": (number(float("nan")), f"{NAME} holds numbers that are NaN"),
+    "inf": (number(float("inf")), f"{NAME} holds numbers that are NaN"),
+    "nan in the head": (number(float("nan"), "lm_head.weight"), "NaN"),
+    "overflow": (weights(overflow), "gives logits that are NaN or infinite in float32"),
+    "index of numbers": (index(5), "'5', which is no safetensors file"),
+    "index of lists": (index(["a"]), "which is no safetensors file"),
+    "index of null": (index(None), "which is no safetensors file"),
+    "index out of the folder": (index("../a.safetensors"), "'../a.safetensors'"),
+    "index of a full path": (index("/etc/passwd"), "'/etc/passwd'"),
+    "index of a subfolder": (index("x/a.safetensors"), "'x/a.safetensors'"),
+    "index of a pickle": (index("a.bin"), "'a.bin'"),
+    "index as a list": (text(INDEX, "[]"), "is not a JSON object"),
+    "deep index": (text(INDEX, DEEP), "is not valid JSON"),
+    "deep config": (text("config.json", DEEP), "config.json is not valid JSON"),
+    "config as a list": (text("config.json", "[1]"), "config.json is not a JSON object"),
+    "empty config": (text("config.json", "{}"), "model_type None"),
+    "deep tokenizer": (text("tokenizer.json", DEEP), "tokenizer in"),
+    "deep generation config": (text("generation_config.json", DEEP), "is not valid JSON"),
+    "config of a device": (device("config.json"), "no regular file"),
+    "config of a pipe": (pipe("config.json"), "no regular file"),
+    "config without end": (instead("config.json", sparse), "has 10,000,000,000 bytes"),
+    "tokenizer of a device": (device("tokenizer.json"), "lacks a tokenizer"),
+    "tokenizer of a pipe": (pipe("tokenizer_config.json"), "no regular file"),
+    "index of a device": (device(INDEX), "no regular file"),
     "many tokens": (many_tokens, "lists 100,000 added tokens"),
     "many names": (many_names, "names 1,000,000 tensors"),
-    "layers": (configured(num_hidden_layers=10**7), "have 2 layers"),
-    "no layers": (configured(num_hidden_layers=0), "have 2 layers"),
-    "minus a layer": (configured(num_hidden_layers=-1), "have 2 layers"),
+    "layers": (config(num_hidden_layers=10**7), "have 2 layers"),
+    "no layers": (config(num_hidden_layers=0), "have 2 layers"),
+    "minus a layer": (config(num_hidden_layers=-1), "have 2 layers"),
 }
 
 
@@ -224,10 +218,7 @@ def test_a_wrong_value_in_a_config_is_a_sentence_or_has_no_effect(layout, name, 
 
 
 def test_a_filter_of_no_numbers_is_refused(tmp_path: Path) -> None:
-    stored: dict[str, Tensor] = {
-        "0.weight": torch.ones(4, 4),
-        "0.bias": torch.full((4,), torch.nan),
-    }
+    stored = {"0.weight": torch.ones(4, 4), "0.bias": torch.full((4,), torch.nan)}
     save_file(stored, tmp_path / "filter.safetensors")
     with pytest.raises(DllmBenchError, match=r"0.bias holds numbers that are NaN"):
         assert LearnedFilter(str(tmp_path)).block
@@ -248,10 +239,7 @@ def test_doctor_compares_files_with_the_manifest(tmp_path, monkeypatch) -> None:
     (tmp_path / sources.MANIFEST).write_text(json.dumps(manifest))
     mark, _, text = line()
     assert mark == doctor_torch.OK and "files are as they were downloaded" in text
-    stored = tensors(folder)
-    other = NAME.replace("layers.1", "layers.0")
-    stored[NAME], stored[other] = stored[other], stored[NAME]
-    save_file(stored, folder / "model.safetensors")
+    swap(NAME.replace("layers.1", "layers.0"))(folder)
     mark, _, text = line()
     assert mark == doctor_torch.REQUIRED_MISSING and "model.safetensors has other content" in text
     (tmp_path / sources.MANIFEST).write_text('{"tiny": {"files": [5]}}')
