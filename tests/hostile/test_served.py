@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -32,32 +32,10 @@ from tests.tiers import covering
 KEY = "sk-secret-0123456789"
 
 
-class FakeWandb(types.ModuleType):
-    """Takes what would be sent to Weights & Biases."""
-
-    offline, step, url = False, 0, "https://wandb.example/run"
-
-    def __init__(self, shown: list[Any]) -> None:
-        super().__init__("wandb")
-        self.shown = shown
-
-    def init(self, **settings: Any) -> FakeWandb:
-        self.shown.append(settings)
-        return self
-
-    def log(self, values: Any, step: int) -> None:
-        self.shown.append(values)
-
-    def Table(self, **content: Any) -> Any:
-        self.shown.append(content)
-        return content
-
-    def finish(self) -> None: ...
-
-
 GOOD = said("#### 1", new=3, chat=False)
 MIB = b"x" * 2**20
 SHORT_S = 0.3  # time limit of a try, where a case needs it
+TOO_LONG = f"longer than model.timeout_s={SHORT_S}"
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 
 
@@ -71,8 +49,8 @@ class Case:
     timeout_s: float = 20.0
 
 
-def refused(words: str, *pieces: bytes, timeout_s: float = 20.0, **settings: Any) -> Case:
-    return Case(lambda: Reply(list(pieces), **settings), words, timeout_s=timeout_s)
+def refused(words: str, *pieces: bytes, **settings: Any) -> Case:
+    return Case(lambda: Reply(list(pieces), **settings), words)
 
 
 def marked(words: str, *pieces: bytes) -> Case:
@@ -93,19 +71,16 @@ def raw(words: str, *pieces: bytes) -> Case:
     return Case(lambda: Reply(list(pieces), raw=True), words, timeout_s=SHORT_S)
 
 
-def slowly(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def slowly(pieces: Iterable[bytes], pause_s: float = 0.02) -> Iterator[bytes]:
     for one in pieces:
-        time.sleep(0.02)
+        time.sleep(pause_s)
         yield one
 
 
-def dripping(byte: bytes, *start: bytes, as_raw: bool = False) -> Case:
+def dripping(byte: bytes, *start: bytes, **settings: Any) -> Case:
     """Return a server that sends a byte now and then, for a minute."""
-
-    def reply() -> Reply:
-        return Reply(slowly([*start, *[byte] * 3000]), raw=as_raw)
-
-    return Case(reply, f"longer than model.timeout_s={SHORT_S}", timeout_s=SHORT_S)
+    pieces = [*start, *[byte] * 3000]
+    return Case(lambda: Reply(slowly(pieces), **settings), TOO_LONG, timeout_s=SHORT_S)
 
 
 def endless(words: str, *start: bytes, chunk: bytes = MIB, **settings: Any) -> Case:
@@ -164,15 +139,14 @@ CASES = {
     "an answer of 100 MiB": endless("answer of more than 64 MiB", chunk=b": " + MIB + b"\n"),
     "an error of 100 MiB": endless("answered 500 (xxx", status=500),
     # time
+    "silence": Case(lambda: Reply(slowly([DONE], 9 * SHORT_S)), "after 0 bytes", timeout_s=SHORT_S),
     "a byte now and then": dripping(b"x"),
     "newlines now and then": dripping(b"\n"),
     "comments now and then": dripping(b": still here\n\n"),
-    "a status line without end": dripping(b"x", b"HTTP/1.1 200 ", as_raw=True),
-    "a header without end": dripping(b"x", HEAD, b"X-Pad: ", as_raw=True),
-    "headers now and then": dripping(b"A: b\r\n", HEAD, as_raw=True),
-    "an error now and then": Case(
-        lambda: Reply(slowly([b"x"] * 3000), status=500), "longer than", timeout_s=SHORT_S
-    ),
+    "a status line without end": dripping(b"x", b"HTTP/1.1 200 ", raw=True),
+    "a header without end": dripping(b"x", HEAD, b"X-Pad: ", raw=True),
+    "headers now and then": dripping(b"A: b\r\n", HEAD, raw=True),
+    "an error now and then": dripping(b"x", status=500),
     # HTTP
     "no HTTP": raw("RemoteProtocolError", b"SSH-2.0-OpenSSH_9.6\r\n"),
     "nothing at all": raw("RemoteProtocolError", b""),
@@ -290,14 +264,16 @@ def test_no_part_of_a_key_is_stored_logged_or_sent_to_a_logger(
     """Echoed as a count, a text and a reason: in no file, whole or cut, as it is or as JSON."""
     monkeypatch.setenv("TEST_KEY", key)
     said_key = [piece(key, False), counted(json.dumps(key)), piece("", False, key), DONE]
-    shown: list[Any] = []
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(shown))
+    wandb = MagicMock(run=None)  # takes what would be sent to Weights & Biases
+    wandb.init.return_value.step = 0
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     with Server(lambda received: Reply(said_key)) as server:
         there = replace(spec, model={**spec.model, "url": server.url})
         run(there, store=Store(tmp_path), logger=WandbLogger())
-    assert len(shown) > 3
+    shown = str(wandb.mock_calls)
+    assert all(call in shown for call in ("init(", ".log(", "Table(", ".finish("))
     for part in (key[:12], json.dumps(key)[1:13], repr(key)[1:13]):
-        assert part not in stored_text(tmp_path) and part not in str(shown)
+        assert part not in stored_text(tmp_path) and part not in shown
     assert read_record(Store(tmp_path).path(there))
 
 

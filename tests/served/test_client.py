@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -118,7 +116,6 @@ def test_settings_that_cannot_hold_are_refused(settings: dict[str, Any], word: s
 def read(*timed: tuple[float, bytes]) -> Any:
     """Return an answer whose pieces come at the given times."""
     clock = [0.0]
-
     stream = AnswerStream(lambda: clock[0])
     for clock[0], content in timed:
         stream.feed(content)
@@ -194,20 +191,12 @@ def test_a_broken_stream_is_asked_again_and_never_half_counted(fault: Reply) -> 
     assert (received.text, received.tokens, received.tries) == ("whole", 3, 2)
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (CUT, ["'item-1' in 3 tries", "RemoteProtocolError"]),
-        (Reply([b"data: nonsense\n\n"]), ["no JSON object", "nonsense"]),
-        (Reply([b'{"detail": "busy"}'], status=503), ["answered 503 (busy)"]),
-    ],
-    ids=["cut", "no JSON", "503"],
-)
-def test_in_the_end_there_is_a_sentence(fault: Reply, words: list[str]) -> None:
-    with Server(scripted(fault)) as server:
+def test_in_the_end_there_is_a_sentence() -> None:
+    with Server(scripted(CUT)) as server:
         sentence = refused(server.url)
     assert len(server.received) == 3
-    assert all(word in sentence for word in [*words, "same command"]), sentence
+    for words in ("'item-1' in 3 tries", "RemoteProtocolError", "same command"):
+        assert words in sentence
 
 
 def test_nobody_there() -> None:
@@ -218,39 +207,24 @@ def test_nobody_there() -> None:
         client(url)[0].describe()
 
 
-def test_a_server_that_says_nothing_is_a_time_out() -> None:
-    stop = threading.Event()
-
-    def silence() -> Iterator[bytes]:
-        stop.wait(30)
-        yield DONE
-
-    with Server(lambda received: Reply(silence())) as server:
-        sentence = refused(server.url, retries=0, timeout_s=0.05)
-        assert "longer than model.timeout_s=0.05, after 0 bytes" in sentence
-        stop.set()
-
-
 @pytest.mark.parametrize(
     ("status", "key_env", "words"),
     [
-        (401, "TEST_KEY", ["$TEST_KEY", "401"]),
-        (401, None, ["model.key_env=NAME"]),
-        (404, "TEST_KEY", ["'tiny'", "model.name"]),
-        (500, "TEST_KEY", ["answered 500"]),
-        (200, "TEST_KEY", ["reported an error"]),
+        (401, "TEST_KEY", "$TEST_KEY"),
+        (401, None, "model.key_env=NAME"),
+        (404, "TEST_KEY", "'tiny'; correct model.name"),
     ],
 )
 def test_the_key_is_sent_and_never_shown(status, key_env, words, monkeypatch) -> None:
     """Servers repeat what they were sent; the second time across the end of what is shown."""
     monkeypatch.setenv("TEST_KEY", KEY)
     repeated = {"error": {"message": f"{KEY} is wrong {'.' * 160} {KEY}"}}
-    body = event(repeated) if status == 200 else json.dumps(repeated).encode()
-    with Server(scripted(Reply([body], status=status))) as server:
+    reply = Reply([json.dumps(repeated).encode()], status=status)
+    with Server(scripted(reply)) as server:
         sentence = refused(server.url, key_env=key_env, retries=0)
     sent = server.received[0].headers.get("Authorization")
     assert sent == (f"Bearer {KEY}" if key_env else None)
-    assert all(word in sentence for word in words), sentence
+    assert words in sentence and f"{status}" in sentence
     assert not key_env or KEY[:6] not in sentence
     assert KEY not in repr(client(server.url, key_env=key_env)[0])
 

@@ -32,6 +32,7 @@ from dllm_bench.tables.load import read_table
 from dllm_bench.tables.plan import CellState, Planner
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import Profile
+from tests.sample_stats import sample
 from tests.served.server import Causal, ReceivedRequest, Reply, Server, said, scripted
 
 KEY = "sk-secret-0123456789"
@@ -253,11 +254,10 @@ def test_stop_strings_cut_what_the_server_did_not(tmp_path: Path) -> None:
     with Server(scripted(said("#### 1\nQuestion: more", new=6, chat=False))) as server:
         spec = spec_of(f"model.url={server.url}", "limit=1")
         run(spec, store=Store(tmp_path))
-    (sample,) = read_samples(Store(tmp_path).path(spec)).values()
-    assert (sample.text, sample.raw) == ("#### 1\n", "#### 1\nQuestion: more")
-    assert "stop" in sample.cut
+    (made,) = read_samples(Store(tmp_path).path(spec)).values()
+    assert (made.text, made.raw) == ("#### 1\n", "#### 1\nQuestion: more") and "stop" in made.cut
     assert server.received[0].body["stop"] == ["Question:"]
-    assert SampleRecord.from_line(sample.to_line()) == sample
+    assert SampleRecord.from_line(made.to_line()) == made
 
 
 def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
@@ -288,14 +288,12 @@ def plan_of(table: Any, profile: Profile, store: Store) -> Any:
 def test_throughput_by_hand() -> None:
     """Two sessions; in the first two requests overlap, a wait and a failed try lie between."""
 
-    def stats(
-        session: int, began_s: float, ended_s: float, seconds: float, tokens: int
-    ) -> SampleStats:
-        return SampleStats(
-            allocated=None, committed=tokens, content=None, emitted=tokens, forwards=None,
-            rows=None, forced=None, seconds=seconds, steps_s=0.0, first_step_s=0.5,
-            truncated=False, empty=False, ttft_s=0.5, began_s=began_s, ended_s=ended_s,
-            session=session, tries=1 + (seconds < ended_s - began_s), retokenised=False,
+    def stats(session: int, began: float, ended: float, seconds: float, tokens: int) -> SampleStats:
+        times = {"began_s": began, "ended_s": ended, "seconds": seconds, "steps_s": 0.0}
+        absent = dict.fromkeys(("forwards", "rows", "forced", "allocated", "content"))
+        return sample(
+            **absent, **times, committed=tokens, emitted=tokens, session=session, ttft_s=0.5,
+            first_step_s=0.5, tries=1 + (seconds < ended - began), retokenised=False,
         )  # fmt: skip
 
     facts = [stats(0, 0.0, 4.0, 4.0, 8), stats(1, 1.0, 2.0, 1.0, 3), stats(0, 1.0, 6.0, 2.5, 5)]
