@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.sandbox import ProgramOutcome
@@ -17,29 +21,29 @@ RUN = (
 BROKEN = ProgramOutcome("judge_error", "", 0.0, "the process that judges ended with status -9")
 
 
-def test_a_broken_judge_gives_no_score_to_its_own_sample_alone(monkeypatch) -> None:
-    benchmark = evalplus_benchmark("minicode", limit=4)
-    texts, whole = gold(benchmark), sandbox.examine
-    victim = next(iter(texts))
-    texts[victim] = "    return 'victim'\n"
+def break_judge(patch: pytest.MonkeyPatch, where: Callable[[int, str], bool]) -> None:
+    """Let the judge break where a condition of the number of the call and of the program holds."""
+    whole, calls = sandbox.examine, itertools.count()
 
     def examine(program: str, *args: Any) -> ProgramOutcome:
-        return BROKEN if "victim" in program else whole(program, *args)
+        return BROKEN if where(next(calls), program) else whole(program, *args)
 
-    monkeypatch.setattr(sandbox, "examine", examine)
+    patch.setattr(sandbox, "examine", examine)
+
+
+def test_a_broken_judge_gives_no_score_to_its_own_sample_alone(monkeypatch) -> None:
+    benchmark = evalplus_benchmark("minicode", limit=4)
+    texts = gold(benchmark)
+    victim = next(iter(texts))
+    texts[victim] = "    return 'victim'\n"
+    break_judge(monkeypatch, lambda call, program: "victim" in program)
     scores = benchmark.score(texts)
     assert scores.pop(victim).verdict == "judge_error"
     assert {score.verdict for score in scores.values()} == {"correct"}
 
 
 def test_a_run_seals_within_the_limit_and_grades_again(monkeypatch, tmp_path, command) -> None:
-    whole, judged = sandbox.examine, []
-
-    def examine(*args: Any) -> ProgramOutcome:
-        judged.append(args)
-        return BROKEN if len(judged) % 2 else whole(*args)
-
-    monkeypatch.setattr(sandbox, "examine", examine)
+    break_judge(monkeypatch, lambda call, program: call % 2 == 0)
     error = command(RUN, code=2)
     assert "At most 0 samples may fail to be graded and grading failed for 1 of 2" in error
     assert not list(tmp_path.glob("runs/**/record.json"))
@@ -56,7 +60,7 @@ def test_a_run_seals_within_the_limit_and_grades_again(monkeypatch, tmp_path, co
 def test_a_run_of_which_nothing_can_be_graded_is_an_error_whatever_is_allowed(
     monkeypatch, tmp_path, command
 ) -> None:
-    monkeypatch.setattr(sandbox, "examine", lambda *args: BROKEN)
+    break_judge(monkeypatch, lambda call, program: True)
     error = command(f"{RUN} max_judge_errors=null", code=2)
     assert "At least one sample must be graded and grading failed for 2" in error
     assert not list(tmp_path.glob("runs/**/record.json"))
@@ -66,17 +70,10 @@ def test_grading_again_replaces_no_grade_by_none(monkeypatch, tmp_path, command)
     command(RUN)
     (record,) = tmp_path.glob("runs/**/record.json")
     before = record.read_bytes()
-    whole, judged = sandbox.examine, []
-
-    def examine(*args: Any) -> ProgramOutcome:
-        judged.append(args)
-        return BROKEN if len(judged) == 1 else whole(*args)
-
-    monkeypatch.setattr(sandbox, "examine", examine)
+    break_judge(monkeypatch, lambda call, program: call == 0)
     name = record.parent.name.rpartition("-")[2]
     said = command(f"rescore {name} allow_code_execution=true", code=2)
-    assert "grading failed for 1 of 2" in said
-    assert record.read_bytes() == before
+    assert "grading failed for 1 of 2" in said and record.read_bytes() == before
 
 
 def test_a_container_tool_that_does_not_work_is_an_error(monkeypatch, tmp_path, command) -> None:

@@ -8,9 +8,11 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,10 +36,8 @@ NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def refuse_flock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def flock(descriptor: int, how: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    error = OSError(number, os.strerror(number))
+    monkeypatch.setattr(locks.fcntl, "flock", Mock(side_effect=error))
 
 
 @pytest.fixture(params=NO_FLOCK, ids=errno.errorcode.get)
@@ -57,21 +57,13 @@ def owner(**changes: Any) -> str:
     return json.dumps({**mine, **changes})
 
 
-def test_a_run_is_made_without_flock(no_flock: None, tmp_path: Path) -> None:
-    spec, store = fakes.spec(3), Store(tmp_path / "runs")
-    assert len(run(spec, store=store, deps=fakes.deps()).columns["id"]) == 3
-    assert not Lock(store.path(spec) / LOCK).exclusive.exists()
-
-
 def test_without_flock_one_process_writes_at_a_time(no_flock: None, tmp_path: Path) -> None:
-    first, second = Lock(tmp_path / LOCK), Lock(tmp_path / LOCK)
-    first.acquire()
-    with pytest.raises(BusyError, match=f"process {os.getpid()} on"):
-        second.acquire()
-    assert not first.lost
-    first.release()
-    second.acquire()
-    second.release()
+    spec, store = fakes.spec(3), Store(tmp_path / "runs")
+    lock = Lock(store.path(spec) / LOCK)
+    with store.open(spec), pytest.raises(BusyError, match=f"process {os.getpid()} on"):
+        lock.acquire()
+    assert len(run(spec, store=store, deps=fakes.deps()).columns["id"]) == 3
+    assert not lock.exclusive.exists()
 
 
 @pytest.mark.parametrize("gone", [{"pid": 2**22 + 1}, {"start": "1"}])
@@ -114,16 +106,14 @@ def test_an_owner_elsewhere_is_respected_while_it_shows_itself(
         assert json.loads(ours.path.read_text())["host"] == socket.gethostname()
 
 
-def test_an_owner_by_flock_is_respected_where_this_process_has_none(no_flock, tmp_path) -> None:
+@pytest.mark.parametrize("flock", [True, False])
+def test_an_owner_is_respected_where_only_one_process_has_flock(
+    flock, tmp_path, monkeypatch
+) -> None:
     lock = Lock(tmp_path / LOCK)
-    lock.path.write_text(owner())
-    with pytest.raises(BusyError):
-        lock.acquire()
-
-
-def test_an_owner_without_flock_is_respected_where_this_process_has_it(tmp_path: Path) -> None:
-    lock = Lock(tmp_path / LOCK)
-    lock.exclusive.write_text(owner())
+    (lock.exclusive if flock else lock.path).write_text(owner())
+    if not flock:
+        refuse_flock(monkeypatch, errno.ENOLCK)
     with pytest.raises(BusyError):
         lock.acquire()
 
@@ -145,18 +135,14 @@ def test_doctor_says_where_flock_does_not_work(no_flock: None, tmp_path: Path) -
 
 def test_two_sweeps_over_one_folder_both_end_well(quick, tmp_path) -> None:
     specs = [fakes.spec(3, seed=seed) for seed in range(3)]
-    store, outcomes = Store(tmp_path / "runs"), list[Any]()
-    with store.open(specs[0]), store.open(specs[2]):
-        sweep = threading.Thread(
-            target=lambda: outcomes.extend(run_all(specs, store=store, deps=fakes.deps()))
-        )
-        sweep.start()
+    store, deps = Store(tmp_path / "runs"), fakes.deps()
+    with ThreadPoolExecutor() as pool, store.open(specs[0]), store.open(specs[2]):
+        sweep = pool.submit(run_all, specs, store=store, deps=deps)
         end = time.monotonic() + 60
         while store.record(specs[1]) is None and time.monotonic() < end:
             time.sleep(0.02)
-        assert sweep.is_alive(), "it waits for the runs that are being made"
-    sweep.join(60)
-    assert [outcome.error for outcome in outcomes] == ["", "", ""]
+        assert not sweep.done(), "it waits for the runs that are being made"
+    assert [outcome.error for outcome in sweep.result(60)] == ["", "", ""]
     assert all(store.record(spec) for spec in specs)
 
 
@@ -199,8 +185,7 @@ def test_a_job_waits_for_the_one_that_makes_its_run_with_fewer_items(
 
 
 def test_waiting_ends_when_the_other_process_leaves_the_run(tmp_path, monkeypatch) -> None:
-    store, spec = Store(tmp_path / "runs"), fakes.spec(3)
-    waited = list[str]()
+    store, spec, waited = Store(tmp_path / "runs"), fakes.spec(3), list[str]()
     held = store.open(spec)
     monkeypatch.setattr(locks, "DYING_S", 0.0)
     monkeypatch.setattr(stores.time, "sleep", lambda _: held.close())

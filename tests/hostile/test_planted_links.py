@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,12 @@ def test_a_folder_behind_a_link_is_neither_removed_nor_written(level, store, tmp
     shutil.move(place, tmp_path / "outside")
     place.symlink_to(tmp_path / "outside")
     before = sorted(tmp_path.joinpath("outside").rglob("*"))
-    results = ["--results", str(store.root.parent)]
     for words in (["status"], ["runs", "rm", SPEC_3.short]):
-        main([*words, *results])
-    folder = store.root / SPEC_3.folder
-    for action in (lambda: remove([folder]), lambda: store.open(SPEC_3)):
-        with pytest.raises(DllmBenchError):
-            action()
+        main([*words, "--results", str(store.root.parent)])
+    with pytest.raises(DllmBenchError):
+        remove([store.root / SPEC_3.folder])
+    with pytest.raises(DllmBenchError):
+        store.open(SPEC_3)
     assert sorted(tmp_path.joinpath("outside").rglob("*")) == before
 
 
@@ -109,15 +109,9 @@ def test_a_results_folder_may_itself_be_a_link(store: Store, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["pipe", "second name", "folder"])
 def test_only_a_regular_file_of_its_own_is_written(kind: str, tmp_path: Path, secret: Path) -> None:
     guard(tmp_path)
-    place = tmp_path / "x" / "log"
-    place.parent.mkdir()
-    match kind:
-        case "pipe":
-            os.mkfifo(place)
-        case "second name":
-            os.link(secret, place)
-        case "folder":
-            place.mkdir()
+    place = tmp_path / "log"
+    make = {"pipe": os.mkfifo, "second name": partial(os.link, secret), "folder": os.mkdir}
+    make[kind](place)
     with pytest.raises((LinkError, OSError)):
         append_bytes(place, b"more")
     if kind == "pipe":
@@ -158,42 +152,33 @@ def test_a_folder_that_cannot_be_synced_does_not_stop_storing(
     assert (tmp_path / "file").read_text() == "text"
 
 
-def test_samples_that_were_cut_under_a_run_are_not_sealed(tmp_path, monkeypatch) -> None:
-    store, score = Store(tmp_path / "runs"), fakes.Letters.score
+def test_samples_that_were_cut_under_a_run_are_not_sealed(tmp_path) -> None:
+    store = Store(tmp_path / "runs")
+    samples = store.path(SPEC_3) / SAMPLES
 
-    def cut_then_score(self: Any, texts: Any) -> Any:
-        path = store.path(SPEC_3) / SAMPLES
-        if len(texts) == 3:
-            path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
-        return score(self, texts)
+    class Cutting(fakes.Letters):
+        def score(self, texts: Any) -> Any:
+            if len(texts) == 3:
+                samples.write_bytes(b"".join(samples.read_bytes().splitlines(keepends=True)[:2]))
+            return super().score(texts)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(fakes.Letters, "score", cut_then_score)
-        with pytest.raises(DllmBenchError, match="not on disk as they were decoded"):
-            run(SPEC_3, store=store, deps=fakes.deps())
+    with pytest.raises(DllmBenchError, match="not on disk as they were decoded"):
+        run(SPEC_3, store=store, deps=fakes.deps(benchmark=Cutting()))
     assert store.record(SPEC_3) is None
     record = run(SPEC_3, store=store, deps=fakes.deps())
-    assert len(record.columns["id"]) == len(files.whole_lines(store.path(SPEC_3) / SAMPLES)) == 3
+    assert len(record.columns["id"]) == len(files.whole_lines(samples)) == 3
 
 
-TICKET = slurm.JobTicket("a" * 64, "minigsm/tiny/x", "17_0", "/etc/passwd")
-
-
-@pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a file that exists once squeue was started."""
-    path, program = tmp_path / "asked", tmp_path / "bin" / "squeue"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\n: > {path}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    return path
-
-
-def test_status_looks_up_this_users_jobs_alone(tmp_path, asked, command) -> None:
+def test_status_looks_up_this_users_jobs_alone(tmp_path, command, monkeypatch) -> None:
+    asked, squeue = tmp_path / "asked", tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(f"#!/bin/sh\n: > {asked}\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
+    ticket = slurm.JobTicket("a" * 64, "minigsm/tiny/x", "17_0", "/etc/passwd")
     for folder in (tmp_path / name for name in ("", ".launch", "runs")):
         folder.mkdir(exist_ok=True)
-        (folder / slurm.TICKETS).write_text(json.dumps(asdict(TICKET)) + "\n", encoding="utf-8")
+        (folder / slurm.TICKETS).write_text(json.dumps(asdict(ticket)) + "\n", encoding="utf-8")
     assert "/etc/passwd" not in command("status") and not asked.exists()
-    slurm.record_tickets(Store(tmp_path / "runs"), [TICKET])
+    slurm.record_tickets(Store(tmp_path / "runs"), [ticket])
     assert "/etc/passwd" in command("status") and asked.exists()

@@ -40,11 +40,9 @@ def test_what_looks_like_a_secret_is_struck_out(secret: str, telling: str) -> No
     assert provenance.STRUCK in text and "+before" in text and "+after = 1" in text
 
 
-def git(where: Path, *arguments: str) -> None:
-    settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(
-        ["git", "-C", str(where), *settings, *arguments], check=True, capture_output=True
-    )
+def git(where: Path, line: str) -> None:
+    words = f"-c user.name=a -c user.email=a@b {line}".split()
+    subprocess.run(["git", "-C", str(where), *words], check=True, capture_output=True)
 
 
 def committed(root: Path) -> Path:
@@ -52,8 +50,8 @@ def committed(root: Path) -> Path:
     package = root / "dllm_bench"
     package.mkdir(parents=True)
     (package / "a.py").write_text("a = 1\n")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
-        git(root, *words)
+    for line in ("init -q", "add .", "commit -q -m one"):
+        git(root, line)
     return package
 
 
@@ -77,7 +75,7 @@ def test_the_text_of_changes_is_stored_only_on_request(tmp_path, monkeypatch) ->
 def test_commit_and_local_changes(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("commit", "dirty", "diff_sha256", "changed", "diff"))
     assert provenance.code(tmp_path) == nothing, "outside of a repository"
-    git(tmp_path, "init", "-q")
+    git(tmp_path, "init -q")
     assert provenance.code(tmp_path) == nothing, "before the first commit"
     package = committed(tmp_path)
     clean = provenance.code(tmp_path)

@@ -22,8 +22,7 @@ KEY = "sk-secret-0123456789"
 
 
 def assert_clean(text: str) -> None:
-    found = {character for character in text if character in OBEYED}
-    assert not found, sorted(map(repr, found))
+    assert not OBEYED & set(text), repr(text)
 
 
 class Terminal(io.StringIO):
@@ -36,13 +35,12 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("field", ["id", "text", "raw", "cut"])
 def test_show_writes_no_code_of_a_sample(field, tmp_path, capsys) -> None:
     store, record = sealed(tmp_path)
-    path = store.path(record.spec) / SAMPLES
-    (name, sample), *_ = read_samples(store.path(record.spec)).items()
+    folder, short = store.path(record.spec), record.spec.short
+    (name, sample), *_ = read_samples(folder).items()
     changed = replace(sample, **{field: {HOSTILE: 1} if field == "cut" else HOSTILE})
-    path.write_text(changed.to_line(record.spec.short) + "\n", encoding="utf-8")
+    (folder / SAMPLES).write_text(changed.to_line(short) + "\n", encoding="utf-8")
+    chosen = HOSTILE if field == "id" else name
     for more in ([], ["--canvas"], ["--json"]):
-        chosen = HOSTILE if field == "id" else name
-        short = record.spec.short
         code = main(["show", short, "--sample", chosen, *more, "--results", str(tmp_path)])
         printed = capsys.readouterr()
         assert code in (0, 2)
@@ -64,9 +62,8 @@ def test_names_in_files_and_folders_are_written_out(tmp_path, command) -> None:
 
 
 def test_names_of_a_run_are_written_out(tmp_path, command) -> None:
-    named, store = {"name": HOSTILE}, Store(tmp_path / "runs")
-    benchmark = {**fakes.spec().benchmark, **named}
-    spec = fakes.spec(2, label=HOSTILE, model=named, benchmark=benchmark)
+    store, benchmark = Store(tmp_path / "runs"), {**fakes.spec().benchmark, "name": HOSTILE}
+    spec = fakes.spec(2, label=HOSTILE, model={"name": HOSTILE}, benchmark=benchmark)
     run(spec, store=store, deps=fakes.deps())
     sealed_run = [command(line) for line in ("status", f"show {spec.short}")]
     sealed_run.append(command("compare", spec.short, spec.short))
