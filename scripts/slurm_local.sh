@@ -66,7 +66,7 @@ SlurmctldPort=$port
 SlurmdPort=$((port + 1))
 SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=5,bf_interval=5
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=1
 JobRequeue=1
 KillWait=2
 PreemptType=preempt/partition_prio

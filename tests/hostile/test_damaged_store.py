@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -201,7 +200,7 @@ def test_a_damaged_session_keeps_the_numbers_of_the_others(store: Store) -> None
 
 def test_deleting_the_lock_file_lets_no_two_writers_in(store: Store) -> None:
     folder = store.path(SPEC_N)
-    sample = next(iter(read_samples(folder).values()))
+    sample, *_ = read_samples(folder).values()
     (folder / RECORD).unlink()
     with store.open(SPEC_N) as first:
         (folder / LOCK).unlink()
@@ -215,26 +214,21 @@ def test_deleting_the_lock_file_lets_no_two_writers_in(store: Store) -> None:
         pass
 
 
-def test_a_folder_deleted_under_a_run_is_noticed_at_the_next_line(store: Store) -> None:
+def test_a_file_or_a_folder_deleted_under_a_run_is_noticed_at_the_next_line(store: Store) -> None:
     folder = store.path(SPEC_N)
-    samples = list(read_samples(folder).values())
-    (folder / RECORD).unlink()
-    with store.open(SPEC_N) as opened:
-        opened.append(samples[0])
-        shutil.rmtree(folder)
-        with pytest.raises(DllmBenchError, match="was deleted while the run"):
-            opened.append(samples[1])
-    assert not folder.exists()
-
-
-def test_a_worker_notices_that_its_file_was_deleted(store: Store) -> None:
-    folder = store.path(SPEC_N)
-    samples = list(read_samples(folder).values())
+    first, second, *_ = read_samples(folder).values()
     with store.share(SPEC_N, 0, 2, 0) as share:
-        share.append(samples[0])
+        share.append(first)
         share.samples_file.unlink()
         with pytest.raises(DllmBenchError, match="was deleted or replaced"):
-            share.append(samples[1])
+            share.append(second)
+    (folder / RECORD).unlink()
+    with store.open(SPEC_N) as opened:
+        opened.append(first)
+        shutil.rmtree(folder)
+        with pytest.raises(DllmBenchError, match="was deleted while the run"):
+            opened.append(second)
+    assert not folder.exists()
 
 
 def test_a_run_is_unlocked_unless_its_process_lives(store, command) -> None:
@@ -250,13 +244,3 @@ def test_a_run_is_unlocked_unless_its_process_lives(store, command) -> None:
         assert f"process {pid}" in command(unlock)
         with store.open(SPEC_N):
             pass
-
-
-def test_a_report_on_a_disk_that_cannot_be_written_ends_with_a_sentence(
-    store, command, monkeypatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "replace", refuse)
-    assert "could not be written (Read-only file system)" in command("report", code=2)

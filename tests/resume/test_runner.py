@@ -23,7 +23,7 @@ from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.runs.runner import WARMUPS, cut, run
 from dllm_bench.store import files
 from dllm_bench.store.record import Session
-from dllm_bench.store.store import RECORD, RunState, Store, read_samples, verify
+from dllm_bench.store.store import RECORD, SAMPLES, RunState, Store, read_samples, verify
 from tests.resume import fakes
 
 EOS, MASK = fakes.SPECIAL.eos, fakes.SPECIAL.mask
@@ -162,26 +162,25 @@ def test_the_record_alone_gives_the_numbers(tmp_path: Path) -> None:
     assert reread.to_json() == record.to_json()
 
 
-def test_a_failing_run_leaves_its_reason(tmp_path: Path) -> None:
-    class Broken(fakes.Letters):
-        def score(self, texts: Any) -> Any:
-            return {}
+class Unscored(fakes.Letters):
+    def score(self, texts: Any) -> Any:
+        return {}
 
+
+class Twice(fakes.Letters):
+    def requests(self, encode: Encode) -> list[Request]:
+        return super().requests(encode)[:2] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "done"), [(Unscored, "without a score", 3), (Twice, "one id", 0)]
+)
+def test_a_failing_run_leaves_its_reason(kind, words: str, done: int, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(DllmBenchError, match="without a score"):
-        run(fakes.spec(3), store=store, deps=fakes.deps(benchmark=Broken(scores_fast=False)))
+    with pytest.raises(DllmBenchError, match=words):
+        run(fakes.spec(3), store=store, deps=fakes.deps(benchmark=kind(scores_fast=False)))
     entry = store.entry(fakes.spec(3))
-    assert (entry.state, entry.done, entry.total) == ("failed", 3, 3)
-    assert "without a score" in entry.error
-
-
-def test_two_requests_of_one_id_are_refused(tmp_path: Path) -> None:
-    class Twice(fakes.Letters):
-        def requests(self, encode: Encode) -> list[Request]:
-            return super().requests(encode)[:2] * 2
-
-    with pytest.raises(DllmBenchError, match="one id"):
-        run(fakes.spec(4), store=Store(tmp_path), deps=fakes.deps(benchmark=Twice()))
+    assert (entry.state, entry.done) == ("failed", done) and words in entry.error
 
 
 # --- more items, or fewer -------------------------------------------------------------------------
@@ -257,7 +256,7 @@ def test_samples_beyond_the_record_are_no_damage_and_lost_ones_are(tmp_path: Pat
     run(replace(SPEC, limit=10), store=store, deps=fakes.deps())
     (folder / RECORD).write_text(kept)
     assert verify(folder) == []
-    text = (folder / "samples.jsonl").read_text()
-    for rest in (text.partition("\n")[2], ""):
-        (folder / "samples.jsonl").write_text(rest)
+    samples = folder / SAMPLES
+    for rest in (samples.read_text().partition("\n")[2], ""):
+        samples.write_text(rest)
         assert "'item-0' is missing" in (verify(folder) or [""])[0]

@@ -69,17 +69,3 @@ class Fates:
     def __call__(self, spec: RunSpec) -> Logged:
         fate = self.by_hash[spec.identity_hash]
         return Logged(Fated(fate=fate, folder=self.folder), self.folder / f"{fate}.log")
-
-
-@dataclass(frozen=True)
-class Note:
-    """A job that writes down when it ran, or fails."""
-
-    path: Path
-    needs: Path | None = None
-
-    def __call__(self) -> None:
-        if self.needs and not self.needs.exists():
-            raise FileNotFoundError(str(self.needs))
-        time.sleep(1.0)
-        self.path.touch()

@@ -11,15 +11,14 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -36,7 +35,8 @@ from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import is_empty
 from tests.resume import fakes
 from tests.resume.drill import WARMUPS
-from tests.slurm.fates import FATES, STARTING, WAITS, Fates, Note, mark
+from tests.slurm.fates import FATES, STARTING, WAITS, Fates, mark
+from tests.slurm.note import Note
 from tests.tables.builders import TINY, planned_small, small_table
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.xdist_group("slurm")]
@@ -47,6 +47,10 @@ SETTINGS = ["timeout_min=10", "partition=low"]
 SAMPLES = 20
 RESTS = 5  # looks at the queue, a second apart, between two lives of a job
 TOLD = "Caught signal SIGUSR2"
+MULTIRUN = (
+    "run -m hardware=cpu benchmark.max_new_tokens=32 hydra/launcher=slurm "
+    "hydra.launcher.partition=low"
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +114,7 @@ def tell_that_time_is_over(ticket: slurm.JobTicket, life: int) -> None:
 def until(true: Callable[[], Any], what: str, within_s: float = 300.0) -> None:
     end = time.monotonic() + within_s
     while not true():
-        assert time.monotonic() < end, (
-            f"{what} did not come to pass: {slurm_command('squeue', '-r')}"
-        )
+        assert time.monotonic() < end, f"no {what}: {slurm_command('squeue', '-r')}"
         time.sleep(0.2)
 
 
@@ -123,18 +125,13 @@ def lives(log: Path) -> list[list[str]]:
     return [[key for p, key in pairs if p == pid][WARMUPS:] for pid in pids]
 
 
-@dataclass
-class Sweep:
+class Sweep(NamedTuple):
     """The six runs of a table, sent as one array."""
 
     store: Store
     folder: Path
     specs: dict[str, RunSpec]
     tickets: dict[str, slurm.JobTicket]
-
-    @property
-    def asked(self) -> set[str]:
-        return {spec.identity_hash for spec in self.specs.values()}
 
 
 @pytest.fixture(scope="module")
@@ -175,36 +172,29 @@ def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists(), "not begun, since what it waits for failed"
 
 
-def test_a_multirun_is_an_array(sweep: Sweep, tmp_path: Path) -> None:
+def test_a_multirun_is_an_array(sweep: Sweep, tmp_path: Path, command) -> None:
     """Two runs that share a folder are one job, which gives both."""
-    settings = ["decoder=vanilla", "hardware=cpu", "benchmark.max_new_tokens=32", "limit=1,2"]
-    launcher = ["hydra/launcher=slurm", "hydra.launcher.partition=low"]
-    command = [sys.executable, "-m", "dllm_bench", "run", "-m", *settings, *launcher]
-    done = subprocess.run([*command, f"paths.results={tmp_path}"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    said = command(f"{MULTIRUN} decoder=vanilla limit=1,2 paths.results={tmp_path}", here=False)
     assert [entry.done for entry in Store(tmp_path / "runs").entries()] == [2], "one folder"
-    assert re.findall(r"^minigsm/.*: done, (\d) samples", done.stdout, re.M) == ["1", "2"]
-    assert "submitted 1 runs as one array" in done.stdout
+    assert re.findall(r"^minigsm/.*: done, (\d) samples", said, re.M) == ["1", "2"]
+    assert "submitted 1 runs as one array" in said
 
 
-def test_a_multirun_that_no_node_can_make_says_what_to_set(cluster: None, tmp_path: Path) -> None:
-    settings = ["decoder=vanilla,fast_dllm", "hardware=cpu", "hardware.threads=64", "limit=1"]
-    command = [sys.executable, "-m", "dllm_bench", "run", "-m", *settings, "hydra/launcher=slurm"]
-    done = subprocess.run([*command, f"paths.results={tmp_path}"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "the 64 cores" in done.stderr and "hardware.threads" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_multirun_that_no_node_can_make_says_what_to_set(cluster, tmp_path, command) -> None:
+    swept = f"decoder=vanilla,fast_dllm hardware.threads=64 limit=1 paths.results={tmp_path}"
+    said = command(f"{MULTIRUN} {swept}", code=2, here=False)
+    assert "the 64 cores" in said and "hardware.threads" in said and "Traceback" not in said
 
 
 def test_a_table_survives_what_befalls_its_jobs(sweep, tmp_path) -> None:
-    store, specs, sent = sweep.store, sweep.specs, sweep.tickets
+    store, folder, specs, sent = sweep
     tell_that_time_is_over(sent["timed-out"], life=2)
-    failed = slurm.wait_for_jobs(store, ManyRunsProgress(0), sweep.asked, poll_s=0.5)
+    asked = {spec.identity_hash for spec in specs.values()}
+    failed = slurm.wait_for_jobs(store, ManyRunsProgress(0), asked, poll_s=0.5)
 
     assert len(failed) == 1 and sent["dead"].log in failed[0], controller_log()
     planned = planned_small(store, TINY)
-    built = build(small_table(), TINY, planned)
-    cells = list(built.cells.itertuples())
+    cells = list(build(small_table(), TINY, planned).cells.itertuples())
     scores = [cell for cell in cells if cell.definition == "score"]  # clocks here are fakes
     empty = [cell for cell in scores if is_empty(cell)]
     assert {cell.planned.run.spec for cell in empty} == {specs["dead"]}
@@ -217,7 +207,7 @@ def test_a_table_survives_what_befalls_its_jobs(sweep, tmp_path) -> None:
     for fate in ("preempted", *STARTING):
         assert TOLD in told[fate]
     for fate, spec in specs.items():
-        mine = lives(sweep.folder / f"{fate}.log")
+        mine = lives(folder / f"{fate}.log")
         finished = [key for keys in mine[:-1] for key in keys[:-1]] + mine[-1]
         assert len(finished) == len(set(finished)), f"{fate}: a finished sample was decoded twice"
         samples = read_samples(store.path(spec))

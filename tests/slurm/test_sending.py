@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.api.compose import compose
-from dllm_bench.cli.main import main, parse
+from dllm_bench.cli.main import parse
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import PackedJob, SlurmCommand, SlurmRun, resources, submit
@@ -28,6 +29,7 @@ from tests.tables.builders import TINY, planned_small
 
 pytest.importorskip("submitit", reason="jobs are sent with the extra [slurm]")
 CPU = Hardware({"name": "cpu", "device": "cpu", "threads": 1})
+VERSION = {"a": SlurmCommand(("--version",))}
 
 
 class Cluster:
@@ -96,9 +98,8 @@ def test_devices_and_cores_follow_from_the_hardware(cluster: Cluster, tmp_path: 
     hardware = Hardware({"device": "cuda", "threads": 8, "branch_parallel": 4, "replicas": 2})
     assert resources(hardware) == {"cpus_per_task": 64, "gpus_per_node": 8}
     assert resources(CPU) == {"cpus_per_task": 1, "gpus_per_node": None}
-    command = {"a": SlurmCommand(("--version",))}
     more = ["gpus_per_node=2", "partition=short", "additional_parameters={nice: 5}"]
-    submit(command, store=Store(tmp_path / "runs"), hardware=hardware, changes=more, after=["7"])
+    submit(VERSION, store=Store(tmp_path / "runs"), hardware=hardware, changes=more, after=["7"])
     flags = cluster.flags(1)
     wanted = {"partition": "short", "gpus-per-node": "2", "nice": "5", "dependency": "afterok:7"}
     assert wanted.items() <= flags.items() and flags["kill-on-invalid-dep"] == "yes"
@@ -143,12 +144,10 @@ def test_a_signal_while_a_job_starts_does_not_end_it(cluster: Cluster, tmp_path:
     """submitit handles it only once it is imported; until then it would kill the process."""
     submit({"job": SlurmCommand(("list",))}, store=Store(tmp_path / "runs"), hardware=CPU)
     sent = (cluster.folder / "job1.sh").read_text()
-    command = re.search(r"(?m)^srun.* (sh -c .*) -u -m submitit", sent)
-    assert command is not None
-    signals = (
-        "import os, signal; [os.kill(os.getpid(), s) for s in (signal.SIGUSR1, signal.SIGUSR2)]"
-    )
-    subprocess.run(f"{command[1]} -c '{signals}'", shell=True, check=True)
+    (command,) = re.findall(r"(?m)^srun.* (sh -c .*) -u -m submitit", sent)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        code = f"import os; os.kill(os.getpid(), {number.value})"
+        subprocess.run(f"{command} -c '{code}'", shell=True, check=True)
 
 
 def test_without_submitit_a_sentence_says_what_to_install(tmp_path, monkeypatch) -> None:
@@ -159,11 +158,10 @@ def test_without_submitit_a_sentence_says_what_to_install(tmp_path, monkeypatch)
 
 def test_without_slurm_a_sentence_says_what_to_do(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    command = {"a": SlurmCommand(("--version",))}
     with pytest.raises(DllmBenchError, match=r"did not take 1 jobs .*srun.*--run"):
-        submit(command, store=Store(tmp_path), hardware=CPU)
+        submit(VERSION, store=Store(tmp_path), hardware=CPU)
     with pytest.raises(DllmBenchError, match="--slurm partition sets nothing"):
-        submit(command, store=Store(tmp_path), hardware=CPU, changes=["partition"])
+        submit(VERSION, store=Store(tmp_path), hardware=CPU, changes=["partition"])
 
 
 def test_training_is_sent_before_the_runs_that_read_it(cluster, tmp_path, monkeypatch) -> None:
@@ -174,9 +172,9 @@ def test_training_is_sent_before_the_runs_that_read_it(cluster, tmp_path, monkey
     config = RunConfig(compose(query))
     lacking = PlannedRun(query, CellState.UNAVAILABLE, config=config)
     store = Store(tmp_path / "results" / "runs")
-    lines = send([lacking], store, [])
-    assert lines[0].startswith("submitted job 1: dllm-bench train sps tiny-qwen3 hardware=cpu")
-    assert lines[1].startswith("submitted job 2, after 1: dllm-bench run model=tiny-qwen3")
+    first, second, *_ = send([lacking], store, [])
+    assert first.startswith("submitted job 1: dllm-bench train sps tiny-qwen3 hardware=cpu")
+    assert second.startswith("submitted job 2, after 1: dllm-bench run model=tiny-qwen3")
     assert "dependency" not in cluster.flags(1)
     assert cluster.flags(2)["dependency"] == "afterok:1"
     cluster.says("1 RUNNING", "2 PENDING")
@@ -187,21 +185,17 @@ def test_training_is_sent_before_the_runs_that_read_it(cluster, tmp_path, monkey
 
 
 def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> None:
+    files = (
+        file for kind in ("table", "figure") for file in (root / "conf" / kind).rglob("*.yaml")
+    )
     named = re.compile(rf"{TRAINED}[\w./-]+[\w*]")
-    texts = [
-        path.read_text()
-        for kind in ("table", "figure")
-        for path in (root / "conf" / kind).rglob("*.yaml")
-    ]
-    found = {source for text in texts for source in named.findall(text)}
+    found = {source for file in files for source in named.findall(file.read_text())}
     assert len(found) > 10
     for source in sorted(found):
         models = [m for m in options("model") if source.split("/")[-1].startswith(f"{m}-")]
         config = RunConfig({"model": {"name": max(models, key=len)}})
         arguments = training(source, PlannedRun((), CellState.UNAVAILABLE, config=config))
-        assert arguments, source
-        args = parse(arguments)
-        assert str(args.out) == source
+        assert arguments and str(parse(arguments).out) == source, source
 
 
 def test_tickets_outlive_a_half_written_line(tmp_path: Path) -> None:
@@ -212,37 +206,32 @@ def test_tickets_outlive_a_half_written_line(tmp_path: Path) -> None:
     assert list(slurm.SlurmJobs.of(store).tickets) == ["a" * 64]
 
 
-def test_the_command_sends_waits_and_renders(cluster, tmp_path, capsys) -> None:
+def test_the_command_sends_waits_and_renders(cluster, tmp_path, command) -> None:
     """The jobs of this cluster are over at once, without a trace."""
-    common = ["--results", str(tmp_path)]
-    table = ["table", "learn2pd/table6", "--limit", "1", *common]
-    assert main([*table, "--submit", "--wait", "--slurm", "timeout_min=9"]) == 1
-    said = capsys.readouterr()
-    count = int(re.search(r"submitted (\d+) runs as one array, job 1", said.out)[1])  # type: ignore[index]
-    assert cluster.sent == 1 and cluster.flags(1)["time"] == "9"
-    assert cluster.flags(1)["array"].startswith(f"0-{count - 1}%")
-    assert len(re.findall(r"its job 1_\d+ is over, log: ", said.err)) >= count
+    table = "table learn2pd/table6 --limit 1 --submit --wait --slurm timeout_min=9"
+    said = command(table, code=1)
+    (count,) = map(int, re.findall(r"submitted (\d+) runs as one array, job 1", said))
+    flags = cluster.flags(1)
+    assert (cluster.sent, flags["time"], flags["array"].split("%")[0]) == (1, "9", f"0-{count - 1}")
+    assert len(re.findall(r"its job 1_\d+ is over, log: ", said)) >= count
     rendered = (tmp_path / "tables" / "learn2pd" / "table6.md").read_text()
     assert "failed" in rendered and "is over, log:" in rendered
-    assert main(["status", *common]) == 0
-    assert len(re.findall(r"its job 1_\d+ is over", capsys.readouterr().out)) == count
+    assert len(re.findall(r"its job 1_\d+ is over", command("status"))) == count
 
 
-def test_a_multirun_is_sent_like_a_table_s_runs(cluster, tmp_path, capsys) -> None:
+def test_a_multirun_is_sent_like_a_table_s_runs(cluster, tmp_path, command) -> None:
     """On a cluster without devices and with small nodes; runs that share a folder are one job."""
-    settings = ["model=tiny-llada", "hardware=cpu", f"paths.results={tmp_path}"]
-    launcher = ["hydra/launcher=slurm", "hydra.launcher.partition=small"]
-    swept = ["decoder=vanilla,fast_dllm", "limit=1,2"]
-    assert main(["run", "-m", *swept, *settings, *launcher]) == 2
-    said = capsys.readouterr()
-    assert "submitted 2 runs as one array, job 1" in said.out
+    settings = f"model=tiny-llada hardware=cpu paths.results={tmp_path}"
+    launcher = "hydra/launcher=slurm hydra.launcher.partition=small"
+    swept = "decoder=vanilla,fast_dllm limit=1,2"
+    said = command(f"run -m {swept} {settings} {launcher}", code=2, here=False)
+    assert "submitted 2 runs as one array, job 1" in said
     flags = cluster.flags(1)
     assert (flags["partition"], flags["cpus-per-task"]) == ("small", "1")
     assert "gpus-per-node" not in flags
-    assert len(re.findall(r"dllm-bench: .*its job 1_\d is over, log: ", said.err)) == 2
+    assert len(re.findall(r"dllm-bench: .*its job 1_\d is over, log: ", said)) == 2
     cluster.says("1_0 PENDING", "1_1 RUNNING")
-    assert main(["status", "--results", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    shown = command("status")
     assert "job 1_0 is pending" in shown and "job 1_1 is running" in shown
 
 
@@ -263,7 +252,6 @@ def test_a_refusal_of_sbatch_says_what_to_set(refusal, cluster, tmp_path) -> Non
         f"#!/bin/sh\necho 'sbatch: error: {refusal}' >&2; exit 1\n"
     )
     changes = ["partition=small", "account=lab"]
-    command = {"a": SlurmCommand(("--version",))}
     with pytest.raises(DllmBenchError, match=REFUSED[refusal]) as caught:
-        submit(command, store=Store(tmp_path), hardware=CPU, changes=changes)
+        submit(VERSION, store=Store(tmp_path), hardware=CPU, changes=changes)
     assert "hydra.launcher.NAME=VALUE" in str(caught.value)
