@@ -29,7 +29,7 @@ have() {
 
 start() {
   have slurmctld slurmd munged sbatch || { say "SLURM is not installed; run 'scripts/slurm_local.sh install'."; exit 1; }
-  local dir cpus=4 host port
+  local dir cpus=6 host port
   mkdir -p "$1"/{munge,state,spool,log}
   dir=$(cd "$1" && pwd)
   host=$(hostname -s)

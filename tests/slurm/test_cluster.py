@@ -150,7 +150,9 @@ def sweep(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     slurm_command("scontrol", "requeue", tickets["requeued"].job)
     for fate in STARTING:
         until(mark(folder, fate, 1).exists, f"the start of {fate}")
-    slurm_command("sbatch", "-p", "high", "-n", "4", "-o", "/dev/null", "--wrap", "sleep 1")
+    slurm_command(
+        "sbatch", "-p", "high", "-n", f"{len(FATES)}", "-o", "/dev/null", "--wrap", "sleep 1"
+    )
     until(mark(folder, "timed-out", 2).exists, "the second life of the one to be timed out")
     return Sweep(store, folder, specs, tickets)
 
