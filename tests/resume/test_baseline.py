@@ -16,7 +16,7 @@ from dllm_bench.metrics.definitions import measure
 from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.runs.progress import RunningMetrics, RunProgress, progress_text, summary
 from dllm_bench.runs.runner import run
-from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec, leaves, role_of
 from dllm_bench.store.store import SAMPLES, Store, read_samples
 from tests.resume import fakes
@@ -64,18 +64,24 @@ def test_both_decode_every_request_in_alternating_order(tmp_path: Path) -> None:
     assert calls[4:] == [(who, f"item-{i}") for i, turn in enumerate(turns) for who in turn]
 
 
-def test_they_are_timed_apart(tmp_path: Path) -> None:
-    now = [0.0]
+def test_they_are_timed_apart_and_progress_shows_speed_up_and_equality(tmp_path: Path) -> None:
+    now, seen = [0.0], list[str]()
+
+    class Watching(RunProgress):
+        def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
+            assert running.metric("speedup/baseline") == measure("speedup/baseline", running.stats)
+            seen.append(progress_text(running))
+
     own, other = Noting(clock=now, pause_s=0.25), Noting(clock=now, pause_s=1.0)
     made = deps(own, other, clock=lambda: now[0])
-    record = run(spec(), store=Store(tmp_path), deps=made)
+    record = run(spec(), store=Store(tmp_path), deps=made, progress=Watching())
     assert record.columns["seconds"] == [0.25] * 6
     assert record.columns["baseline_s"] == [1.0] * 6
     assert (record.summary["speedup/baseline"], record.summary["latency/mean"]) == (4.0, 0.25)
     assert "baseline: plain, in the same run" in summary(record)
     shown = [text.split() for text in summary(record)]
-    assert ["speedup/baseline", "4", "×"] in shown
-    assert ["equal/baseline", "1", "share"] in shown
+    assert ["speedup/baseline", "4", "×"] in shown and ["equal/baseline", "1", "share"] in shown
+    assert all("4.00× the baseline · 100.0% equal texts" in text for text in seen)
 
 
 def replaced(at: int, token: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
@@ -127,29 +133,10 @@ def test_an_interrupted_run_decodes_both_of_what_is_missing(tmp_path: Path) -> N
     record = run(spec(), store=store, deps=made)
     turns = [(3, BASELINE), (3, OWN), (4, OWN), (4, BASELINE), (5, BASELINE), (5, OWN)]
     assert calls[4:] == [(who, f"item-{i}") for i, who in turns], "turns go on as they were"
-    assert timeless(record) == timeless(whole)
-
-
-def timeless(record: RunRecord) -> dict[str, Any]:
-    found = fakes.timeless(record)
-    found["columns"].pop("baseline_s")
-    found["summary"].pop("speedup/baseline")
-    return found
-
-
-def test_progress_shows_speed_up_and_equality(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    class Watching(RunProgress):
-        def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-            assert running.metric("speedup/baseline") == measure("speedup/baseline", running.stats)
-            seen.append(progress_text(running))
-
-    now = [0.0]
-    own, other = Noting(clock=now, pause_s=1.0), Noting(clock=now, pause_s=3.0)
-    made = deps(own, other, clock=lambda: now[0])
-    run(spec(2), store=Store(tmp_path), deps=made, progress=Watching())
-    assert all("3.00× the baseline · 100.0% equal texts" in text for text in seen)
+    one, other = fakes.timeless(record), fakes.timeless(whole)
+    for found in (one, other):
+        del found["columns"]["baseline_s"], found["summary"]["speedup/baseline"]
+    assert one == other
 
 
 def test_any_decoder_can_be_the_baseline() -> None:
