@@ -55,8 +55,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "rows.jsonl") == [json.loads(GOOD)]
 
 
-CASES = read_yaml(Path(__file__).with_name("inputs.yaml"))
-FORMS, HUGE = CASES["forms"], CASES["huge"]
+FORMS, HUGE = read_yaml(Path(__file__).with_name("inputs.yaml")).values()
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -131,13 +130,8 @@ def test_a_nan_is_found_at_every_depth() -> None:
 
 
 LONG = "a" * 300
-TOO_LONG = (
-    f"paths.results={LONG}",
-    f"paths.results={'a/' * 3000}",
-    f"model={LONG}/b",
-    f"model.path={LONG}",
-    f"benchmark=gsm8k paths.data={LONG}",
-)
+TOO_LONG = [f"paths.results={LONG}", f"paths.results={'a/' * 3000}", f"model={LONG}/b"]
+TOO_LONG += [f"model.path={LONG}", f"benchmark=gsm8k paths.data={LONG}"]
 
 
 @pytest.mark.parametrize("setting", TOO_LONG, ids=range(len(TOO_LONG)))
