@@ -19,8 +19,10 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
+from dllm_bench.store.files import whole_lines
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store, read_samples
+from tests.resume import fakes
 
 WARMUPS = 2
 REFUSED = 3
@@ -75,6 +77,13 @@ class Logged:
         return generation
 
 
+def lives(log: Path, seen: int = 0) -> list[list[str]]:
+    """Requests decoded in each process after the first `seen` calls, without those that warm up."""
+    calls = fakes.calls(log)[seen:]
+    processes = dict.fromkeys(process for process, _ in calls)
+    return [[key for p, key in calls if p == process][WARMUPS:] for process in processes]
+
+
 @dataclass
 class Books:
     """What is stored and what was decoded, before and after every life of a run."""
@@ -82,7 +91,6 @@ class Books:
     store: Store
     spec: RunSpec
     log: Path
-    seen: int = 0
 
     @property
     def folder(self) -> Path:
@@ -90,13 +98,6 @@ class Books:
 
     def stored(self) -> set[str]:
         return set(read_samples(self.folder))
-
-    def calls(self) -> dict[str, list[str]]:
-        """Requests decoded since the last look, by process, without those that warm up."""
-        text = self.log.read_text() if self.log.exists() else ""
-        fresh, self.seen = text[self.seen :].splitlines(), len(text)
-        pairs = [line.split() for line in fresh]
-        return {pid: [key for p, key in pairs if p == pid][WARMUPS:] for pid, _ in pairs}
 
     def live(self, life: Callable[[], Any], kill_after_s: float | None = None) -> int:
         """Return one life in a process of its own, which may be cut short; its exit code."""
@@ -112,22 +113,17 @@ class Books:
     @contextmanager
     def balanced(self) -> Iterator[None]:
         """Check that nothing is lost by what happens inside, and nothing done again."""
-        before, text = self.stored(), self._text()
+        path, seen = self.folder / SAMPLES, len(fakes.calls(self.log))
+        before, lines = self.stored(), whole_lines(path)
         yield
-        after, mine = self.stored(), self.calls()
-        decoded = [key for keys in mine.values() for key in keys]
-        finished = {key for keys in mine.values() for key in keys[:-1]}
+        after, mine = self.stored(), lives(self.log, seen)
+        decoded = [key for keys in mine for key in keys]
+        finished = {key for keys in mine for key in keys[:-1]}
         assert len(decoded) == len(set(decoded)), "decoded twice in one life"
         assert not before & set(decoded), "a stored sample was decoded again"
         assert before | finished <= after, "a finished sample was lost"
         assert after <= before | set(decoded), "a sample from nowhere"
-        assert self._text().startswith(text), "a stored sample was changed"
-
-    def _text(self) -> bytes:
-        """Return the whole lines of the run's one samples file."""
-        path = self.folder / SAMPLES
-        content = path.read_bytes() if path.exists() else b""
-        return content[: content.rfind(b"\n") + 1]
+        assert whole_lines(path)[: len(lines)] == lines, "a stored sample was changed"
 
 
 def die_at_change(n: int, root: Path, life: Callable[[], Any]) -> None:

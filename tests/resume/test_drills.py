@@ -1,9 +1,9 @@
 """Fault drills: what dies, fills up, jumps or was tampered with costs no finished sample.
 
-By default a handful of random kills; `pytest -m drill` makes hundreds. Beside them: death at every
-change of the disk, a full and a read-only disk, a clock that jumps, changed items, a tampered
-record. Broken lines, two writers and one run shared out are in unit/test_store, a process lost in
-a collective in tests/processes, W&B in unit/test_loggers, SLURM in tests/slurm.
+By default death at every third change of the disk, a full and a read-only disk, a clock that jumps
+and changed items; the whole suite adds a handful of random kills, `pytest -m drill` hundreds.
+Broken lines and two writers are in unit/test_store, a process lost in a collective in
+tests/processes, W&B in unit/test_loggers, SLURM in tests/slurm.
 """
 
 from __future__ import annotations
@@ -55,17 +55,18 @@ def drill(few: int, many: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kills", [whole, hundreds])
 
 
-@drill(3, 200)
+@drill(6, 200)
 def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(kills, tmp_path) -> None:
-    small = ["limit=6", "benchmark.max_new_tokens=16", "decoder.schedule.block=16", "hardware=cpu"]
+    small = ["limit=6", "decoder.schedule.block=4", "hardware=cpu"]
     spec = RunSpec.from_config(compose(["model=tiny-llada", "decoder=fast_dllm", *small]))
-    undisturbed = run(spec, store=Store(tmp_path / "whole"))  # and all that is loaded only once
+    real = replace(REAL, benchmark=fakes.Always(fakes.Letters()))  # graded at once
+    undisturbed = run(spec, store=Store(tmp_path / "whole"), deps=real)  # loads what is loaded once
     started = time.monotonic()
-    assert ended(fork(lambda: run(spec, store=Store(tmp_path / "forked")))) == 0
+    assert ended(fork(lambda: run(spec, store=Store(tmp_path / "forked"), deps=real))) == 0
     takes_s, chance, killed = time.monotonic() - started, random.Random(kills), 0
     for attempt in itertools.count():
         books = Books(Store(tmp_path / str(attempt)), spec, tmp_path / f"{attempt}.log")
-        own = replace(REAL, decoder=lambda s, log=books.log: Logged(REAL.decoder(s), log))
+        own = replace(real, decoder=lambda s, log=books.log: Logged(REAL.decoder(s), log))
         life = partial(run, spec, store=books.store, deps=own)
         while killed < kills and books.store.record(spec) is None:
             killed += books.live(life, kill_after_s=chance.uniform(0, takes_s)) != 0

@@ -34,7 +34,7 @@ from dllm_bench.tables.frame import build
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import is_empty
 from tests.resume import fakes
-from tests.resume.drill import WARMUPS
+from tests.resume.drill import lives
 from tests.slurm.fates import FATES, STARTING, WAITS, Fates, mark
 from tests.slurm.note import Note
 from tests.tables.builders import TINY, planned_small, small_table
@@ -116,13 +116,6 @@ def until(true: Callable[[], Any], what: str, within_s: float = 300.0) -> None:
     while not true():
         assert time.monotonic() < end, f"no {what}: {slurm_command('squeue', '-r')}"
         time.sleep(0.2)
-
-
-def lives(log: Path) -> list[list[str]]:
-    """Requests decoded in each life of a run, without those that warm up."""
-    pairs = [line.split() for line in log.read_text().splitlines()]
-    pids = dict.fromkeys(pid for pid, _ in pairs)
-    return [[key for p, key in pairs if p == pid][WARMUPS:] for pid in pids]
 
 
 class Sweep(NamedTuple):
