@@ -91,12 +91,13 @@ CONF
 }
 
 stop() {
-  local file pid
+  local file pid pids=()
   [ -f "$1/slurm.conf" ] || { say "there is no cluster in $1; name the folder given to start"; exit 1; }
   SLURM_CONF=$1/slurm.conf timeout 10 scancel --user="$(id -un)" 2> /dev/null || true
   for file in "$1"/slurmd.pid "$1"/slurmctld.pid "$1"/munge/pid; do
-    pid=$(cat "$file" 2> /dev/null) || continue
-    kill "$pid" 2> /dev/null || continue
+    pid=$(cat "$file" 2> /dev/null) && kill "$pid" 2> /dev/null && pids+=("$pid")
+  done
+  for pid in "${pids[@]}"; do
     for _ in $(seq 50); do kill -0 "$pid" 2> /dev/null || break; sleep 0.1; done
   done
   rm -rf "$1"

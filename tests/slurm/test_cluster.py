@@ -45,7 +45,7 @@ SCRIPT = ROOT / "scripts" / "slurm_local.sh"
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
 SETTINGS = ["timeout_min=10", "partition=low"]
 SAMPLES = 20
-RESTS = 5  # looks at the queue, a second apart, between two lives of a job
+RESTS = 2  # looks at the queue, half a second apart, between two lives of a job
 TOLD = "Caught signal SIGUSR2"
 MULTIRUN = (
     "run -m hardware=cpu benchmark.max_new_tokens=32 hydra/launcher=slurm "
@@ -88,17 +88,19 @@ def controller_log() -> str:
 
 
 def hurry(over: threading.Event) -> None:
-    """Let a job start again after seconds; SLURM lets it rest for two minutes.
+    """Let a job start again soon; SLURM lets it rest for two minutes.
 
     Not at once: the node refuses a job whose last life it has not yet ended.
     """
     waits: Counter[str] = Counter()
-    while not over.wait(1.0):
-        pending = slurm_command("squeue", "-h", "-r", "-t", "PD", "-o", "%i %r").splitlines()
-        resting = [line.split()[0] for line in pending if line.endswith(" BeginTime")]
+    while not over.wait(0.5):
+        pending = slurm_command("squeue", "-h", "-r", "-t", "PD", "-o", "%i %A %r").splitlines()
+        resting = dict(line.split()[:2] for line in pending if line.endswith(" BeginTime"))
         waits = Counter({job: waits[job] + 1 for job in resting})
-        for job in (job for job, seen in waits.items() if seen > RESTS):
-            slurm_command("scontrol", "update", f"JobId={job}", "StartTime=now")
+        for job, number in resting.items():
+            living = slurm_command("scontrol", "listpids", number).splitlines()[1:]
+            if waits[job] > RESTS and not living:
+                slurm_command("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
 def tell_that_time_is_over(ticket: slurm.JobTicket, life: int) -> None:
