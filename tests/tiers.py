@@ -7,11 +7,11 @@ slots meet in at least one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
 from typing import Any
 
 import pytest
-from allpairspy import AllPairs
 
 
 def covering(step: int, cases: Iterable[Any], often: int = 3) -> list[Any]:
@@ -32,10 +32,37 @@ def _rest(index: int, often: int) -> pytest.MarkDecorator:
 
 
 def covering_pairs(
-    *slots: Iterable[Any], fits: Callable[[Sequence[Any]], bool] | None = None
+    *slots: Iterable[Any], fits: Callable[[Mapping[int, Any]], bool] | None = None
 ) -> list[list[Any]]:
-    """Combinations of one value a slot that hold every pair of values at least once.
+    """Combinations of one value a slot that hold every pair of values that goes together in one.
 
-    fits: whether the values of the first slots go together; other pairs are left out.
+    fits: whether two values, by the number of their slot, go together; without it, all do.
     """
-    return list(AllPairs([list(slot) for slot in slots], filter_func=fits or (lambda _: True)))
+    choices = [list(slot) for slot in slots]
+    values = [(slot, k) for slot, of_slot in enumerate(choices) for k in range(len(of_slot))]
+
+    def fit(*pair: tuple[int, int]) -> bool:
+        return fits is None or fits({slot: choices[slot][k] for slot, k in pair})
+
+    pairs = {pair for pair in combinations(values, 2) if pair[0][0] != pair[1][0] and fit(*pair)}
+    friends = {one: {other for other in values if {(one, other), (other, one)} & pairs}
+               for one in values}  # fmt: skip
+
+    def completed(row: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
+        """Fill the slot with the fewest fitting values first, with the one that meets most."""
+        fitting = set.intersection(*map(friends.__getitem__, row))
+        taken = {slot for slot, _ in row}
+        is_open = [slot for slot in range(len(choices)) if slot not in taken]
+        if not is_open:
+            return sorted(row)
+        of_slots = ([one for one in sorted(fitting) if one[0] == slot] for slot in is_open)
+        fewest = min(of_slots, key=len)
+        fewest.sort(key=lambda one: -sum(tuple(sorted((one, other))) in pairs for other in row))
+        return next(filter(None, (completed([*row, one]) for one in fewest)), None)
+
+    rows = []
+    for pair in sorted(pairs):
+        if pair in pairs and (row := completed(list(pair))):
+            rows.append([choices[slot][k] for slot, k in row])
+            pairs.difference_update(combinations(row, 2))
+    return rows

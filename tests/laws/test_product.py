@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
@@ -76,17 +77,24 @@ def check_repeats(decoder: MaskedDecoder) -> None:
     assert (again.ids, again.born) == (first.ids, first.born)
 
 
-def fit_so_far(chosen: Sequence[Piece]) -> bool:
-    """Return whether the pieces of the first slots have what they need of each other."""
-    slots = dict(zip(PAIRED, chosen, strict=False))
-    needs = {n for piece in chosen for part in (piece, *parts_of(piece)) for n in part.needs}
+def go_together(chosen: Mapping[int, Piece]) -> bool:
+    """Return whether pieces of some slots have what they need of each other."""
+    slots = {PAIRED[number]: piece for number, piece in chosen.items()}
+    needs = {n for one in slots.values() for part in (one, *parts_of(one)) for n in part.needs}
     return all(condition in slots[slot].gives for slot, condition in needs if slot in slots)
 
 
-def in_pairs(fits: Callable[[Sequence[Piece]], bool] | None = None) -> list[dict[str, Any]]:
+def in_pairs(fits: Callable[[Mapping[int, Piece]], bool] | None = None) -> list[dict[str, Any]]:
     """Combinations in which any two pieces of different slots meet, where nothing is revised."""
     found = covering_pairs(*(pieces(slot).values() for slot in PAIRED), fits=fits)
     return [dict(zip(PAIRED, chosen, strict=True)) for chosen in found]
+
+
+def test_every_pair_that_goes_together_meets() -> None:
+    rows = covering_pairs(*["abcd"] * 3, fits=lambda pair: len({*pair.values()}) == 2)
+    assert all(len({*row}) == 3 for row in rows)
+    for one, other in combinations(range(3), 2):
+        assert {(row[one], row[other]) for row in rows} == {*permutations("abcd", 2)}
 
 
 def test_pairs_of_pieces_fit_or_are_refused() -> None:
@@ -97,7 +105,7 @@ def test_pairs_of_pieces_fit_or_are_refused() -> None:
 @pytest.mark.parametrize("half", covering(2, range(2)))
 def test_pairs_of_pieces_that_fit_obey(half: int) -> None:
     """Each pair that fits is decoded; a check of three pieces at once may still refuse one."""
-    combinations = in_pairs(fit_so_far)[half::2]
+    combinations = in_pairs(go_together)[half::2]
     assert sum(map(obeys, combinations)) > 0.9 * len(combinations)
 
 

@@ -106,7 +106,7 @@ HARD = {
         DTYPES[:2],
         ("-inf", "nan"),
         (1, 7, 256),
-        fits=lambda slots: not {256, 152_064} <= {*slots},
+        fits=lambda pair: not {256, 152_064} <= {*pair.values()},
     )
 }
 DRAWN = {
