@@ -154,6 +154,7 @@ def generated(model: Any, prompt: list[int], new: int, settings: dict[str, Any],
     return model.generate(torch.tensor([prompt]), max_new_tokens=new, sampler_config=bound, **rest)
 
 
+@pytest.mark.exhaustive
 def test_equals_the_librarys_generate() -> None:
     """Sampled and greedy, one canvas and several, that stop early by settling and by an end; in two
     of the four models each layer is scaled differently."""

@@ -182,7 +182,10 @@ def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path)
         on_all_ranks(ParallelLayout(branches=2, commits=False), Decode({"lopa": LOPA}), tmp_path)
 
 
-@pytest.mark.parametrize(("branches", "names"), [(1, ("lopa", "dual")), (2, ("lopa",))])
+@pytest.mark.parametrize(
+    ("branches", "names"),
+    [(2, ("lopa",)), pytest.param(1, ("lopa", "dual"), marks=pytest.mark.exhaustive)],
+)
 def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, names, tmp_path) -> None:
     decoders = {name: CASES[name] for name in names}
     layout = ParallelLayout(branches=branches, tensors=2)

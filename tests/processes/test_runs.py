@@ -85,8 +85,10 @@ def spec(**hardware: Any) -> RunSpec:
 
 @pytest.mark.parametrize(
     ("model", "sentence"),
-    [(Dies, "Process 1 of 2 .*exit code -9"), (Sleeps, "Process 0 of 2 .*failed")],
-    ids=["killed", "asleep"],
+    [
+        pytest.param(Dies, "Process 1 of 2 .*exit code -9", id="killed"),
+        pytest.param(Sleeps, "Process 0 of 2 .*failed", id="asleep", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_lost_process_is_named_and_the_run_goes_on(model, sentence, tmp_path: Path) -> None:
     store = Store(tmp_path)

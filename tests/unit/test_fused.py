@@ -334,6 +334,7 @@ def test_a_row_without_a_token_has_no_mass(read: Run) -> None:
     assert index_N.tolist() == sum_N.tolist() == [0, 0]
 
 
+@pytest.mark.exhaustive
 def test_the_kernels_compile_for_a_device(tmp_path: Path) -> None:
     built = child(COMPILE + STATISTICS, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     rows, cut = "of_parts of_rows", "mass_of_parts equals_of_parts cut_parts"

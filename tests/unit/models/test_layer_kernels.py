@@ -60,10 +60,12 @@ layer_ops.windows_kernel(zeros(8, 28, 32, 128), (*own, masks[0]), (*cached, mask
 """
 
 
+@pytest.mark.exhaustive
 def test_the_kernels_are_torchs_passes() -> None:
     assert child(INTERPRET, TRITON_INTERPRET="1").split() == ["equal"]
 
 
+@pytest.mark.exhaustive
 def test_the_kernels_compile_once_for_any_number_of_rows(tmp_path: Path) -> None:
     """So that the length of a prompt compiles nothing within a timed request."""
     built = child(COMPILE + LAYERS, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
