@@ -173,15 +173,17 @@ def names_case(golden: Sequence[str], case: Mapping[str, Any]) -> bool:
     return is_named and (not methods or case["method"] in methods)
 
 
-def stored_findings(judgements: Sequence[Judgement] | None = None) -> Findings:
+def reference_planner() -> Planner:
+    """Return what plans tables from the committed records."""
+    return Planner.cached(SettingsCache(REFERENCE, compose), Store(REFERENCE / "runs"))
+
+
+def stored_findings(planner: Planner, judgements: Sequence[Judgement]) -> Findings:
     """Return the findings, from the committed records and what they say about the claims."""
-    profile, store = load_profile(EMBEDDED), Store(REFERENCE / "runs")
-    settings = SettingsCache(REFERENCE, compose)
-    planner, tables = Planner.cached(settings, store), {}
+    profile, tables = load_profile(EMBEDDED), {}
     for name in tables_needed():
         [planned] = planner.common([load_table(name)], profile)
         tables[name] = build(*planned)
-    judgements = judgements or judge_stored(profile, planner)
     return Findings(judgements, tables, " --results results/reference")
 
 
@@ -206,7 +208,8 @@ def update_cards(results: Path) -> None:
 
 
 if __name__ == "__main__":
-    found = stored_findings()
+    planner = reference_planner()
+    found = stored_findings(planner, judge_stored(load_profile(EMBEDDED), planner))
     readme = ROOT / "README.md"
     readme.write_text(with_evidence(quote(readme.read_text(), TABLE.read_text()), found))
     for name, begin, listed, end in (

@@ -81,12 +81,6 @@ def shared(variable: str, name: str, what: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden() -> Path:
-    """Directory of reference traces."""
-    return shared("DLLM_BENCH_GOLDEN", "golden", "reference data")
-
-
-@pytest.fixture(scope="session")
 def real_data() -> Path:
     """Directory of original benchmark files."""
     return shared("DLLM_BENCH_DATA", "data", "benchmark data")

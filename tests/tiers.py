@@ -34,9 +34,10 @@ def _rest(index: int, often: int) -> pytest.MarkDecorator:
 def covering_pairs(
     *slots: Iterable[Any], fits: Callable[[Mapping[int, Any]], bool] | None = None
 ) -> list[list[Any]]:
-    """Combinations of one value a slot that hold every pair of values that goes together in one.
+    """Return combinations of one value a slot. Any two values that fit meet in one of them, where
+    the other slots have values that fit both.
 
-    fits: whether two values, by the number of their slot, go together; without it, all do.
+    fits: whether two values, by the number of their slot, fit; without it, all do.
     """
     choices = [list(slot) for slot in slots]
     values = [(slot, k) for slot, of_slot in enumerate(choices) for k in range(len(of_slot))]
@@ -45,12 +46,14 @@ def covering_pairs(
         return fits is None or fits({slot: choices[slot][k] for slot, k in pair})
 
     pairs = {pair for pair in combinations(values, 2) if pair[0][0] != pair[1][0] and fit(*pair)}
-    friends = {one: {other for other in values if {(one, other), (other, one)} & pairs}
-               for one in values}  # fmt: skip
+    compatible = {
+        one: {other for other in values if {(one, other), (other, one)} & pairs} for one in values
+    }
 
     def completed(row: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
-        """Fill the slot with the fewest fitting values first, with the one that meets most."""
-        fitting = set.intersection(*map(friends.__getitem__, row))
+        """Return a whole row, or None: the slot with the fewest values comes first, and in it the
+        value that meets most others for the first time."""
+        fitting = set.intersection(*(compatible[one] for one in row))
         taken = {slot for slot, _ in row}
         is_open = [slot for slot in range(len(choices)) if slot not in taken]
         if not is_open:

@@ -214,8 +214,8 @@ def files_of(config: Plain) -> list[Path] | None:
     name them.
 
     None if `resolve` depends on more than files: devices of this machine, a served engine, a source
-    that is not on this disk (such as the hub), items that the package does not generate, or the
-    source of pieces from outside.
+    that may be in the hub's cache, items that the package does not generate, or the source of
+    pieces from outside.
     """
     chosen = RunConfig(config)
     if chosen.model.is_served or AUTO in chosen.hardware.values():

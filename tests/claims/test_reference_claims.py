@@ -9,23 +9,23 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.stats
 
-from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import Judgement, judge_stored
-from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.store import Store, read_record
+from dllm_bench.store.store import read_record
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.frame import Row
 from dllm_bench.tables.load import load_profile
-from dllm_bench.tables.plan import Planner
-from scripts import update_docs
-from scripts.update_docs import findings_page, stored_findings, with_evidence
+from scripts.update_docs import (
+    findings_page,
+    reference_planner,
+    stored_findings,
+    with_evidence,
+)
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 pytestmark = [
@@ -59,16 +59,7 @@ COUNTS = {  # metric -> (numerator, denominator) of one sample
 TIMES = {"tps/e2e", "speedup/baseline"}  # passes of the same items widen their intervals, too
 
 
-@cache
-def settings() -> SettingsCache:
-    """Composed settings that the tests of a process share; never saved."""
-    return SettingsCache(REFERENCE, compose)
-
-
-@cache
-def planner() -> Planner:
-    """Plans from the committed runs; the tests of a process share what it composed and read."""
-    return Planner.cached(settings(), Store(REFERENCE / "runs"))
+planner = cache(reference_planner)  # tests of a process share what it has composed and read
 
 
 @cache
@@ -216,9 +207,8 @@ def test_chosen_settings_are_reported_on_items_that_did_not_choose_them() -> Non
 
 
 @here
-def test_the_findings_page_and_the_readme_say_what_the_records_give(monkeypatch) -> None:
-    monkeypatch.setattr(update_docs, "Planner", SimpleNamespace(cached=lambda *_: planner()))
-    found, root = stored_findings(judgements()), REFERENCE.parents[1]
+def test_the_findings_page_and_the_readme_say_what_the_records_give() -> None:
+    found, root = stored_findings(planner(), judgements()), REFERENCE.parents[1]
     page, readme = root / "docs" / "findings.md", (root / "README.md").read_text(encoding="utf-8")
     assert page.read_text(encoding="utf-8") == findings_page(found), "run scripts.update_docs"
     assert readme == with_evidence(readme, found), "run scripts.update_docs"

@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,6 +25,7 @@ from dllm_bench.metrics.sample_stats import (
     from_columns,
     idle_forwards,
 )
+from tests.helpers import golden_dir
 from tests.sample_stats import drafted, sample
 
 
@@ -257,8 +257,12 @@ def simulated(count: int, stretch: float, seed: int = 0, length: int = 4) -> lis
     return found
 
 
-def test_the_authors_recorder(golden: Path) -> None:
-    stored = json.loads((golden / "spec" / "modules.json").read_text())["confidence_metrics"]
+RECORDED = golden_dir() / "spec" / "modules.json"
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason=f"no recorded metrics at {RECORDED}")
+def test_the_authors_recorder() -> None:
+    stored = json.loads(RECORDED.read_text())["confidence_metrics"]
     for wanted in stored["per_position"]:
         k = wanted["position"]
         rounds = [o for o in stored["observations"] if len(o["probs"]) > k]
