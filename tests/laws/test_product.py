@@ -105,8 +105,8 @@ def test_pairs_of_pieces_fit_or_are_refused() -> None:
 @pytest.mark.parametrize("half", covering(2, range(2)))
 def test_pairs_of_pieces_that_fit_obey(half: int) -> None:
     """Each pair that fits is decoded; a check of three pieces at once may still refuse one."""
-    combinations = in_pairs(go_together)[half::2]
-    assert sum(map(obeys, combinations)) > 0.9 * len(combinations)
+    chosen = in_pairs(go_together)[half::2]
+    assert sum(map(obeys, chosen)) > 0.9 * len(chosen)
 
 
 @pytest.mark.exhaustive
