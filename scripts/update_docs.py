@@ -173,11 +173,6 @@ def names_case(golden: Sequence[str], case: Mapping[str, Any]) -> bool:
     return is_named and (not methods or case["method"] in methods)
 
 
-def reference_planner() -> Planner:
-    """Return what plans tables from the committed records."""
-    return Planner.cached(SettingsCache(REFERENCE, compose), Store(REFERENCE / "runs"))
-
-
 def stored_findings(planner: Planner, judgements: Sequence[Judgement]) -> Findings:
     """Return the findings, from the committed records and what they say about the claims."""
     profile, tables = load_profile(EMBEDDED), {}
@@ -208,7 +203,7 @@ def update_cards(results: Path) -> None:
 
 
 if __name__ == "__main__":
-    planner = reference_planner()
+    planner = Planner.cached(SettingsCache(REFERENCE, compose), Store(REFERENCE / "runs"))
     found = stored_findings(planner, judge_stored(load_profile(EMBEDDED), planner))
     readme = ROOT / "README.md"
     readme.write_text(with_evidence(quote(readme.read_text(), TABLE.read_text()), found))

@@ -14,18 +14,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import Judgement, judge_stored
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.store import read_record
+from dllm_bench.store.store import Store, read_record
 from dllm_bench.tables.derive import records_of
 from dllm_bench.tables.frame import Row
 from dllm_bench.tables.load import load_profile
-from scripts.update_docs import (
-    findings_page,
-    reference_planner,
-    stored_findings,
-    with_evidence,
-)
+from dllm_bench.tables.plan import Planner
+from scripts.update_docs import findings_page, stored_findings, with_evidence
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 pytestmark = [
@@ -59,7 +57,16 @@ COUNTS = {  # metric -> (numerator, denominator) of one sample
 TIMES = {"tps/e2e", "speedup/baseline"}  # passes of the same items widen their intervals, too
 
 
-planner = cache(reference_planner)  # tests of a process share what it has composed and read
+@cache
+def settings() -> SettingsCache:
+    """Composed settings that the tests of a process share; never saved."""
+    return SettingsCache(REFERENCE, compose)
+
+
+@cache
+def planner() -> Planner:
+    """Plans from the committed runs; the tests of a process share what it composed and read."""
+    return Planner.cached(settings(), Store(REFERENCE / "runs"))
 
 
 @cache
