@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.benchmarks.embedded import (
+    MISSPELLED,
     OPEN_TEXT,
     SENTENCES,
     SPELLING,
@@ -35,6 +36,7 @@ STORED = (
 DRAWN: Mapping[str, GeneratedTask] = {
     "sentences": SENTENCES,
     "sentences_spelling": SPELLING,
+    "sentences_misspelled": MISSPELLED,
     "open_text": OPEN_TEXT,
 }
 """Task -> its problems, of which any number can be drawn."""

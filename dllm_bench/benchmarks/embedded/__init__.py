@@ -30,7 +30,7 @@ import json
 import lzma
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
@@ -168,11 +168,13 @@ def text_problem(
 
 
 POOL = Path(__file__).parent / "pools" / "gsm8k_sentences.txt.xz"
+WORDS = POOL.with_name("smollm2_words.txt.xz")
 INNER_WORD = re.compile(r"(?<= )[a-z]{4,}(?= )")
 """A word that has a blank on both sides, so that removing it leaves a well-formed sentence."""
 PASSAGE = 3  # sentences
 PARTS = 3
 SHORTEST_MISSPELLED = 5  # letters
+_SPELL = "Correct the misspelled word in this sentence: "
 
 Change = Callable[[random.Random, str, list[str]], tuple[str, str]]
 """(random stream, sentence, all sentences of the split) -> (prompt, answer)."""
@@ -190,6 +192,12 @@ def vocabulary(split: str) -> list[str]:
     """Return the words of a split that a change may put into a sentence, in the order of the
     alphabet."""
     return sorted({word for line in pool(split) for word in INNER_WORD.findall(line)})
+
+
+@cache
+def common_words() -> list[str]:
+    """Return common words of English, which training alone reads."""
+    return lzma.decompress(WORDS.read_bytes()).decode().split()
 
 
 def words_of(sentence: str) -> list[str]:
@@ -220,20 +228,33 @@ def _insert(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, 
 
 
 def _spell(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
-    """Return a spelling problem: two neighbouring letters inside of a word, except first and last,
-    are swapped."""
+    """Return a spelling problem: a word of the sentence is misspelled."""
     known = set(vocabulary(split_of(sentence)))
-    wrong = [
-        (word, swapped)
-        for word in words_of(sentence)
-        if len(word) >= SHORTEST_MISSPELLED
-        for i in range(1, len(word) - 2)
-        if (swapped := word[:i] + word[i + 1] + word[i] + word[i + 2 :]) not in {word} | known
-    ]
+    wrong = [(word, form) for word in words_of(sentence) for form in _misspelled(word, known)]
     if not wrong:
         return _repeat(rng, sentence, others)
-    shown = sentence.replace(*rng.choice(wrong))
-    return f"Correct the misspelled word in this sentence: {shown}", sentence
+    return _SPELL + sentence.replace(*rng.choice(wrong)), sentence
+
+
+def _spell_many(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+    """Return a spelling problem for training: some words are replaced by any others, which the
+    answer holds too, and some are misspelled."""
+    words = vocabulary(split_of(sentence))
+    known, shown, right = set(words), sentence.split(" "), sentence.split(" ")
+    for place, word in enumerate(right):
+        if _misspelled(word, known):
+            right[place] = rng.choice(rng.choice([[word], words, common_words()]))
+            shown[place] = rng.choice([right[place], *_misspelled(right[place], known)])
+    return _SPELL + " ".join(shown), " ".join(right)
+
+
+def _misspelled(word: str, known: Set[str]) -> list[str]:
+    """Return the forms of a word in which two neighbouring letters inside of it, except first and
+    last, are swapped, and that are no known words; none for other than small letters."""
+    if not (word.isalpha() and word.islower() and len(word) >= SHORTEST_MISSPELLED):
+        return []
+    forms = (word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(1, len(word) - 2))
+    return [form for form in forms if form not in {word} | known]
 
 
 def _order(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
@@ -282,12 +303,12 @@ FORMS = {**OF_SENTENCES, **OF_WORDS}
 
 
 def _changes(
-    rng: random.Random, split: str, kinds: Sequence[str] = tuple(CHANGES)
+    rng: random.Random, split: str, changes: Mapping[str, Change] = CHANGES
 ) -> Iterator[GeneratedProblem]:
-    sentences = pool(split)
+    sentences, kinds = pool(split), list(changes)
     while True:
         kind, sentence = rng.choice(kinds), rng.choice(sentences)
-        prompt, answer = CHANGES[kind](rng, sentence, sentences)
+        prompt, answer = changes[kind](rng, sentence, sentences)
         yield text_problem(sentence, f"{prompt}\nAnswer:", answer, {"kind": kind})
 
 
@@ -303,6 +324,7 @@ def _open_prompts(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
 
 
 SENTENCES = GeneratedTask("sentences", _changes)
-SPELLING = GeneratedTask("sentences", partial(_changes, kinds=("spelling",)))
-"""The kind that needs most examples, to be learned beside the others."""
+SPELLING = GeneratedTask("sentences", partial(_changes, changes={"spelling": _spell}))
+MISSPELLED = GeneratedTask("sentences", partial(_changes, changes={"spelling": _spell_many}))
+"""The kind that needs most examples, to be learned beside the others: one word a text, or many."""
 OPEN_TEXT = GeneratedTask("open_text", _open_prompts)
