@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dllm_bench.benchmarks.embedded import POOL, SHORTEST_MISSPELLED, WORDS, words_of
 
-COUNT, LENGTHS = 4_000, range(7, 17)
+COUNT, SIZES = 4_000, range(7, 17)
 PLAIN = re.compile(r"[A-Z][A-Za-z0-9 ,'$%-]+\.")
 AFTER_BLANK = "Ġ"  # begins a piece that follows a blank
 END = re.compile(r"(?<=[.?])\s+")
@@ -28,7 +28,7 @@ def sentences(file: Path) -> Iterator[str]:
     """Plain statements in which a word can be named, in the order of the file."""
     for line in file.read_text(encoding="utf-8").splitlines():
         for sentence in END.split(json.loads(line)["question"].strip()):
-            if PLAIN.fullmatch(sentence) and len(sentence.split()) in LENGTHS and words_of(sentence):
+            if PLAIN.fullmatch(sentence) and len(sentence.split()) in SIZES and words_of(sentence):
                 yield sentence
 
 
