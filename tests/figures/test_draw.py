@@ -98,7 +98,7 @@ def test_every_kind_draws(kind: str) -> None:
 
 
 @pytest.mark.xdist_group("reference claims")  # which share composed settings
-@pytest.mark.parametrize("name", covering(10, names_of("figure")))
+@pytest.mark.parametrize("name", covering(10, names_of("figure"), often=6))
 def test_committed_figures_draw(name: str, tmp_path: Path) -> None:
     """Every figure expands, composes, reads and draws on made-up runs of the embedded profile."""
     figure, profile = load_figure(name), load_profile("embedded")

@@ -30,7 +30,7 @@ SHOWN = {  # a notebook -> what it shows
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Yield a kernel, which imports the package once, and results that the notebooks share."""
     own = tmp_path_factory.mktemp("kernel")
-    folders = ("IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_RUNTIME_DIR", "DLLM_BENCH_RESULTS")
+    folders = ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "DLLM_BENCH_RESULTS")
     env = {**os.environ, **{name: str(own / name) for name in folders}}
     manager = jupyter_client.KernelManager(kernel_name="python3")
     manager.start_kernel(cwd=str(ROOT / "notebooks"), env=env)

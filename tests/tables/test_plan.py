@@ -204,7 +204,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
 
 @pytest.mark.xdist_group("reference claims")  # which share composed settings
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
-@pytest.mark.parametrize("name", covering(12, names_of("table")))
+@pytest.mark.parametrize("name", covering(12, names_of("table"), often=6))
 def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> None:
     """In what they compose to, files that enter by content included; every one composes.
 
