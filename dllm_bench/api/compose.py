@@ -41,36 +41,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dllm_bench import paths
 from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.errors import DllmBenchError, did_you_mean, unknown_name
 from dllm_bench.models import sources
 from dllm_bench.models.spec import DEVICES, ModelSpec
-from dllm_bench.paths import (
-    ASSETS,
-    GROUPS,
-    IMPORTED,
-    conf_dir,
-    conf_dirs,
-    conf_file,
-    default_pieces,
-    expanded,
-    further_conf_dirs,
-    options,
-    place_of,
-    read_yaml,
-    slot_groups,
-)
+from dllm_bench.paths import ASSETS, GROUPS, IMPORTED, expanded, options, place_of, read_yaml
 from dllm_bench.registry import check_plain_types
+from dllm_bench.store import inputs
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig, default_settings
-from dllm_bench.store.inputs import (
-    benchmark_of,
-    decoder_of,
-    missing_device,
-    model_here,
-    require_memory,
-    resolve_hardware,
-)
 
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
@@ -152,7 +132,7 @@ def compose_groups(overrides: tuple[str, ...]) -> DictConfig:
     base = version.VersionBase.instance()
     before = base.version_base
     try:
-        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with hydra.initialize_config_dir(str(paths.conf_dir()), version_base="1.3"):
             given = [*search_path(), *overrides]
             cfg = hydra.compose(CONFIG, overrides=given, return_hydra_config=True)
     finally:
@@ -164,7 +144,7 @@ def search_path() -> list[str]:
     """Return the override that adds the configuration folders of plug-ins and of the user to
     Hydra's search path; empty if there are none.
     """
-    places = ",".join(f"'file://{folder}'" for folder in further_conf_dirs())
+    places = ",".join(f"'file://{folder}'" for folder in paths.further_conf_dirs())
     return [f"hydra.searchpath=[{places}]"] if places else []
 
 
@@ -174,7 +154,7 @@ def parse_value_override(text: str) -> tuple[str, Any] | None:
     [parsed] = OverridesParser.create().parse_overrides([text])
     key = parsed.key_or_group
     is_change = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
-    is_group = any((folder / key).is_dir() for folder in conf_dirs())
+    is_group = any((folder / key).is_dir() for folder in paths.conf_dirs())
     return (key, parsed.value()) if is_change and not parsed.package and not is_group else None
 
 
@@ -236,7 +216,7 @@ def checkpoint_overrides(source: str) -> list[str]:
     if not folder.is_dir() and not sources.HUB_ID.fullmatch(source):
         return [as_hydra_reads(f"model={source}")]
     for name in options("model"):
-        plain = read_yaml(conf_file(f"model/{name}.yaml"))
+        plain = read_yaml(paths.conf_file(f"model/{name}.yaml"))
         if (plain.get("lora") or plain.get("path")) == source:
             return [f"model={name}"]
     if not folder.is_dir():
@@ -298,7 +278,7 @@ def decoder_name(choices: Mapping[str, Any]) -> str:
     """Return the yaml's name, then the pieces chosen instead of the yaml's:
     `vanilla+select.factor`."""
     name = str(choices["decoder"])
-    usual = default_pieces(name)
+    usual = paths.default_pieces(name)
     chosen = {key.removeprefix(PIECES): choices[key] for key in choices if key.startswith(PIECES)}
     changed = [
         f"+{slot}.{piece}" for slot, piece in chosen.items() if usual.get(slot, piece) != piece
@@ -317,7 +297,7 @@ def check(config: RunConfig) -> None:
     if config.parent:
         check_model(config.parent)
     if config.benchmark:
-        benchmark_of(config.benchmark).check()
+        inputs.benchmark_of(config.benchmark).check()
     check_fits(config)
     check_memory(config)
 
@@ -345,15 +325,13 @@ def check_model(model: ModelGroup) -> None:
             continue
         if source.startswith(IMPORTED):
             sources.checkpoint_folder(source, revision)
-        elif source.startswith(ASSETS):
-            if any(place_of(source).glob("*.safetensors")):
-                continue
+        elif source.startswith(ASSETS) and not any(place_of(source).glob("*.safetensors")):
             shipped = source.removeprefix(ASSETS)
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which this installation does not have; a clone of "
                 f"the repository has it, or makes it: python -m scripts.embedded {shipped}"
             )
-        elif sources.HUB_ID.fullmatch(source) and not is_cached(source):
+        elif sources.is_hub_id(source) and not is_cached(source):
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which is not in the local Hugging Face cache, and "
                 f"a run downloads nothing; fetch it first: dllm-bench "
@@ -382,14 +360,14 @@ def check_memory(config: RunConfig) -> None:
     object, which is in memory already.
     """
     is_in_files = not (config.model.is_served or config.model.is_object)
-    if is_in_files and not missing_device(resolve_hardware(config.hardware)):
-        require_memory(model_here(config))
+    if is_in_files and not inputs.missing_device(inputs.resolve_hardware(config.hardware)):
+        inputs.require_memory(inputs.model_here(config))
 
 
 def check_fits(config: RunConfig) -> None:
     """Check that decoder and baseline fit the batch and the model's settings."""
     for plain in {} if config.model.is_served else config.decoders.values():
-        decoder = decoder_of(plain)
+        decoder = inputs.decoder_of(plain)
         if isinstance(decoder, ComposedDecoder):
             decoder.check_run_fits(config.model, config.batch)
 
@@ -415,16 +393,20 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
     searched = any(one.startswith("hydra.searchpath=") for one in rest)
     rest[at:] = [*([] if searched else search_path()), *with_checkpoints(rest[at:])]
     sys.argv = ["dllm-bench run", *multirun[:1], *rest]
+    conf, before = str(paths.conf_dir()), logging.Handler.handleError
     with as_sentences():
         if not multirun and not any(one.startswith(MAY_CHOOSE_THE_MODE) for one in arguments):
             # hydra.main would compose everything once more, to find the mode
-            with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            with hydra.initialize_config_dir(conf, version_base="1.3"):
                 app = GlobalHydra.instance().hydra
                 assert app is not None  # initialised by the `with`
                 app.run(CONFIG, task, rest)
             return
-        with errors_of_output():
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)(task)()
+        logging.Handler.handleError = raise_again  # type: ignore[method-assign]
+        try:
+            hydra.main(version_base="1.3", config_path=conf, config_name=CONFIG)(task)()
+        finally:
+            logging.Handler.handleError = before  # type: ignore[method-assign]
 
 
 def composed_job(cfg: DictConfig) -> RunConfig:
@@ -456,7 +438,7 @@ def split_slurm_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]
     if not own and not experiments:
         return list(arguments), None
     given = [*search_path(), *experiments, *own]
-    with as_sentences(), hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with as_sentences(), hydra.initialize_config_dir(str(paths.conf_dir()), version_base="1.3"):
         cfg = hydra.compose(CONFIG, overrides=given, return_hydra_config=True)
         if cfg.hydra.runtime.choices[LAUNCHER] != "slurm":
             return list(arguments), None
@@ -486,23 +468,12 @@ def check_launcher() -> None:
 # --- errors --------------------------------------------------------------------------------------
 
 
-@contextmanager
-def errors_of_output() -> Iterator[None]:
-    """Let log handlers raise errors of writing (a closed pipe) in the block.
+def raise_again(*_: object) -> None:
+    """Raise the error that a log handler met (a closed pipe), in place of `Handler.handleError`.
 
     Hydra prints `--info` by logging, which otherwise prints a traceback for each line and goes on.
     """
-
-    def raise_again(self: logging.Handler, record: logging.LogRecord) -> None:
-        if error := sys.exc_info()[1]:
-            raise error
-
-    before = logging.Handler.handleError
-    logging.Handler.handleError = raise_again  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        logging.Handler.handleError = before  # type: ignore[method-assign]
+    raise  # noqa: PLE0704 (called while the error is handled)
 
 
 @contextmanager
@@ -562,7 +533,7 @@ def unknown_setting(name: str, cause: object) -> str:
     near = next(iter(get_close_matches(last, pieces, n=1)), None)
     of_piece = f"'{group}.{near}', which {pieces[near][-1]} has" if near else ""
     if "/" in name:
-        siblings = [*GROUPS, *slot_groups()]
+        siblings = [*GROUPS, *paths.slot_groups()]
     hint = did_you_mean(key, siblings, prefix=path.removesuffix(key))
     inner = inner_settings(getattr(cause, "parent_node", None), key, path.removesuffix(key))
     elsewhere = FOREIGN_NAMES.get(key) or of_piece or " or ".join(map(repr, inner[:NAMED]))
@@ -577,7 +548,7 @@ def pieces_by_setting(name: str) -> dict[str, list[str]]:
     group = name.replace(".", "/").rpartition("/")[0]
     found: dict[str, list[str]] = {}
     for piece in options(group) if group.startswith(PIECES) else ():
-        for setting in read_yaml(conf_file(f"{group}/{piece}.yaml")):
+        for setting in read_yaml(paths.conf_file(f"{group}/{piece}.yaml")):
             found.setdefault(setting, []).append(f"{group}={piece}")
     return found
 

@@ -162,6 +162,12 @@ def composed_decoder(
 
 def slot_override(key: str, value: Any) -> str:
     """Return the override for a setting of a decoder: a slot with a name chooses a piece."""
+    if isinstance(value, Mapping):
+        dotted = ", ".join(f'"{key}.{name}": {inner!r}' for name, inner in value.items())
+        raise DllmBenchError(
+            f"A decoder was given {key}={value!r}; settings of a piece are named with a dot: "
+            f"**{{{dotted}}}."
+        )
     is_slot = any((folder / "decoder" / key).is_dir() for folder in conf_dirs())
     chooses = is_slot and isinstance(value, str)
     return as_override(f"decoder/{key}" if chooses else f"decoder.{key}", value)

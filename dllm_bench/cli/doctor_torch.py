@@ -32,21 +32,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dllm_bench.api import random_model
 from dllm_bench.api.compose import compose
 from dllm_bench.api.generation import decoder as decoder_named
-from dllm_bench.api.random_model import (
-    DREAM_7B,
-    SMALL,
-    WARM,
-    RoundShape,
-    measured_ceilings,
-    random_model,
-    random_rounds,
-    recorded,
-    roofline_ms,
-    round_ms,
-    seconds,
-)
+from dllm_bench.api.random_model import DREAM_7B, SMALL, WARM, RoundShape, random_rounds
 from dllm_bench.cli.common import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
 from dllm_bench.core.decoder import BatchedDecoder
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
@@ -55,38 +44,18 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding import fused
 from dllm_bench.decoding.numerics import margin, read_logits
+from dllm_bench.models import load, sources
 from dllm_bench.models.acceleration import ROWS, FixedShapeDenoiser
-from dllm_bench.models.load import (
-    Inspection,
-    LoadedModel,
-    device_of,
-    inspect_checkpoint,
-    load_model,
-)
-from dllm_bench.models.sources import (
-    checkpoint_folder,
-    checkpoint_sources,
-    content_hash,
-    hub_cache,
-    manifest_problems,
-    read_manifest,
-)
+from dllm_bench.models.load import Inspection, LoadedModel, inspect_checkpoint, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import read_yaml
 from dllm_bench.runs.runner import FiniteLogits
 from dllm_bench.serving.client import Client
+from dllm_bench.store import inputs
 from dllm_bench.store.files import write_json
 from dllm_bench.store.groups import ModelGroup, RunConfig
-from dllm_bench.store.inputs import (
-    GIBIBYTE,
-    WEIGHTS_SHARE,
-    cuda_device,
-    engine_of,
-    memory_bytes,
-    model_here,
-    model_spec,
-)
+from dllm_bench.store.inputs import GIBIBYTE, WEIGHTS_SHARE, model_here, model_spec
 from dllm_bench.store.provenance import machine, packages
 
 POSITIONS = 2048  # length of the canvas for which the size of keys and values is given
@@ -96,8 +65,10 @@ CUDA, CPU = "cuda", "cpu"
 BUDGET_S, QUICK_S = 600.0, 120.0
 FAILED, PASSED, SKIPPED, NOT_RUN = "failed", "passed", "skipped", "not run"
 MARKS = {FAILED: REQUIRED_MISSING, PASSED: OK, SKIPPED: OPTIONAL_MISSING, NOT_RUN: OPTIONAL_MISSING}
-DECODERS = read_yaml(Path(__file__).with_name("doctor.yaml"))["decoders"]
-"""Name -> embedded model; the first ones are those of --quick."""
+DECODERS, NEED_CUDA, LONG_STEPS = (
+    read_yaml(Path(__file__).with_name("doctor.yaml"))[name]
+    for name in ("decoders", "need_cuda", "long_steps")
+)
 QUICK_DECODERS = 3
 NEW = 32  # tokens of a text
 BATCH = 8
@@ -141,16 +112,16 @@ def model_lines(config: RunConfig) -> Iterator[Line]:
 
 def missing_lines(spec: ModelSpec) -> Iterator[Line]:
     """Yield a line for the base model and for the LoRA adapter if they are not on this machine."""
-    for source, revision, is_lora in checkpoint_sources([spec]):
+    for source, revision, is_lora in sources.checkpoint_sources([spec]):
         try:
-            checkpoint_folder(source, revision)
+            sources.checkpoint_folder(source, revision)
         except DllmBenchError as error:
             yield REQUIRED_MISSING, f"{spec.name} lora" if is_lora else spec.name, str(error)
 
 
 def server_text(model: ModelGroup) -> str:
     """Say that the server answers and which models it lists; raise if it does not answer."""
-    with closing(Client(engine_of(model))) as client:
+    with closing(Client(inputs.engine_of(model))) as client:
         names = ", ".join(client.model_names())
     return f"{model.url} answers; it lists {names or 'no models'}: choose with model.name=NAME"
 
@@ -169,19 +140,19 @@ def file_lines(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:
         else:
             key = "model.revision" if source == spec.path else "model.lora_revision"
             yield OK, "revision", f"{source} at {commit}; pin it with {key}={commit}"
-    yield OK, "content", f"sha256 {content_hash(spec)[:12]}"
+    yield OK, "content", f"sha256 {sources.content_hash(spec)[:12]}"
     for source in checkpoint.folders:
         yield manifest_line(source)
 
 
 def manifest_line(source: str) -> Line:
     """Compare the files with the manifest that `prefetch` wrote, if there is one."""
-    cache = hub_cache()
-    entry = read_manifest(cache).get(source)
+    cache = sources.hub_cache()
+    entry = sources.read_manifest(cache).get(source)
     if entry is None:
         text = f"none lists {source}, so its files cannot be compared with the published ones"
         return OK, "manifest", text
-    problems = manifest_problems(cache, entry)
+    problems = sources.manifest_problems(cache, entry)
     if problems:
         text = f"{source}: {'; '.join(problems)}; fetch it again with dllm-bench prefetch"
         return REQUIRED_MISSING, "manifest", text
@@ -228,10 +199,10 @@ def memory_and_forward(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line
 
 def memory_of(spec: ModelSpec) -> tuple[str, int]:
     """Return the model's device and its total memory in bytes."""
-    device = device_of(spec)
+    device = load.device_of(spec)
     if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device)), memory_bytes(str(device))
-    return "this machine", memory_bytes(str(device))
+        return str(torch.cuda.get_device_name(device)), inputs.memory_bytes(str(device))
+    return "this machine", inputs.memory_bytes(str(device))
 
 
 def forward_text(spec: ModelSpec, form: str) -> str:
@@ -286,7 +257,7 @@ class GpuCheck:
 
 def gpu_lines(fake: bool, quick: bool, out: Path | None) -> Iterator[Line]:
     """Run the steps; a line for each. DllmBenchError where the device is missing."""
-    if not fake and cuda_device() is None:
+    if not fake and inputs.cuda_device() is None:
         raise DllmBenchError(
             "doctor --gpu asks for a CUDA device, and this machine has none; give --fake to run "
             "the checks on the CPU."
@@ -431,15 +402,12 @@ def waits(check: GpuCheck) -> Found:
             texts = decoded(name, check.device, 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    places = [
-        f"{Path(one.filename).name}:{one.lineno}"
-        for one in caught
-        if SYNCHRONISES in str(one.message)
-    ]
-    found = len(places)
+    waited = [one for one in caught if SYNCHRONISES in str(one.message)]
+    places = Counter(f"{Path(one.filename).name}:{one.lineno}" for one in waited)
+    found = len(waited)
     forwards = sum(len(text.trace.forwards) for text in texts.values())
     most = forwards + 2 * len(texts)  # a request waits once more when it begins, and when it ends
-    often = ", ".join(f"{place} {count} times" for place, count in Counter(places).most_common())
+    often = ", ".join(f"{place} {count} times" for place, count in places.most_common())
     problem = f"the host waited {found} times in {forwards} rounds: {often}"
     return {"waits": found, "rounds": forwards}, [problem] if found > most else []
 
@@ -452,29 +420,26 @@ def rounds(check: GpuCheck, mode: str) -> Found:
     one = RoundShape(CPU, torch.float32, SMALL, 1024, 64)
     if not check.fake:
         one = RoundShape(CUDA, torch.bfloat16, DREAM_7B, LONG, PREFIX)
-    ceilings, steps = measured_ceilings(one.device, one.dtype), 4 if check.fake else 24
+    ceilings, steps = random_model.measured_ceilings(one.device, one.dtype), 4 if check.fake else 24
     found: dict[str, Any] = {
         "copied GB/s": round(ceilings.bytes_per_s / 1e9),
         "TFLOP/s": round(ceilings.flop_per_s / 1e12, 1),
     }
     problems = []
-    model = random_model(one.vocab, one.shape, one.device, one.dtype, compile_mode=mode)
+    model = random_model.random_model(
+        one.vocab, one.shape, one.device, one.dtype, compile_mode=mode
+    )
     few = check.quick or mode == "default"  # torch.compile takes minutes
     for k, window in QUICK_SHAPES if few else SHAPES:
         made = random_rounds(model, one.prefix, k, window, WARM + steps)[WARM:]
         ms, replayed = median(forward.ms for forward in made), sum(f.replayed for f in made)
-        share = roofline_ms(one, "none", k, window, ceilings) / ms
+        share = random_model.roofline_ms(one, "none", k, window, ceilings) / ms
         short = mode == "max" and (k + 1) * window <= ROWS
         if short and not check.fake and replayed < len(made):
             problems.append(f"{k} x {window}: {replayed} of {len(made)} rounds were graphs")
-        found[f"{k} x {window}"] = " · ".join(
-            [
-                f"{ms:.2f} ms",
-                f"{1000 / ms:.0f} rounds/s",
-                f"{100 * share:.0f} % of the roofline",
-                *([] if check.fake else [f"{launches(model, one, k, window):.0f} launches"]),
-            ]
-        )
+        text = f"{ms:.2f} ms · {1000 / ms:.0f} rounds/s · {100 * share:.0f} % of the roofline"
+        started = "" if check.fake else f" · {launches(model, one, k, window):.0f} launches"
+        found[f"{k} x {window}"] = text + started
     if isinstance(model, FixedShapeDenoiser):
         found["shapes"] = model.shapes_met
     elif mode == "default":
@@ -495,8 +460,8 @@ def memory(check: GpuCheck) -> Found:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    model = random_model(LONG, DREAM_7B, check.device, torch.bfloat16)
-    round_ms(model, PREFIX, 7, 32, 4)
+    model = random_model.random_model(LONG, DREAM_7B, check.device, torch.bfloat16)
+    random_model.round_ms(model, PREFIX, 7, 32, 4)
     peak = torch.cuda.max_memory_allocated() - before
     weights = sum(tensor.nbytes for tensor in model.module.parameters())
     width = DREAM_7B["width"] * DREAM_7B["kv_heads"] // DREAM_7B["heads"]
@@ -509,10 +474,10 @@ def memory(check: GpuCheck) -> Found:
 
 def bandwidth(check: GpuCheck) -> Found:
     """Measure the bytes of logits that the device reads per second, more than its cache holds."""
-    rows, count = (8, 2) if check.fake else (256, 4)
+    (rows, count), cuda = (8, 2) if check.fake else (256, 4), not check.fake
     tensors = [torch.randn(1, rows, LONG).to(check.device, torch.bfloat16) for _ in range(count)]
-    work = recorded(lambda: [read_logits(one, entropy=True) for one in tensors], not check.fake)
-    per_s = sum(one.nbytes for one in tensors) / seconds(work, not check.fake)
+    work = random_model.recorded(lambda: [read_logits(one, entropy=True) for one in tensors], cuda)
+    per_s = sum(one.nbytes for one in tensors) / random_model.seconds(work, cuda)
     return {"GB/s": round(per_s / 1e9, 1)}, []
 
 
@@ -528,12 +493,6 @@ STEPS: dict[str, Callable[[GpuCheck], Found]] = {
     "rounds, recorded": partial(rounds, mode="max"),
     "rounds, compiled": partial(rounds, mode="default"),
 }
-NEED_CUDA = {
-    "waits": "a CPU is never waited for",
-    "memory": "torch counts the memory of CUDA devices alone",
-    "rounds, compiled": "torch.compile takes minutes on a CPU",
-}
-LONG_STEPS = {"rounds, compiled": "torch.compile takes minutes; leave out --quick"}
 
 
 # --- decoding ------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ def unknown_class(_: Path) -> None:
         (decoder(select="nope"), "no decoder/select 'nope'"),
         (decoder(**{"select.tau": "x"}), "tau .x.; give a number"),
         (decoder(draft=Threshold(0.9)), "no slot 'draft'"),
+        (decoder(schedule={"block": 4}), r'named with a dot: \*\*{"schedule.block": 4}'),
         (of_function("fast_dllm_dual"), "has no cache"),
         (of_function("block_diffusion"), "keeps keys and values|attention"),
         (of_function(SHADOWED), HIDES),
