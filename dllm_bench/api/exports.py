@@ -1,9 +1,9 @@
 """Export what runs measured to the formats of other programs.
 
-`EXPORTS` lists the formats: parquet, csv, a data set of `datasets`, lm-eval's results folder, the
-data of d3LLM's AUP leaderboard, the results that the Hugging Face hub shows on a model's page, and
-Every Eval Ever. The first four contain every sample with its prompt, right answer, extracted answer
-and grade.
+A function `to_FORM` writes each of the formats: parquet, csv, a data set of `datasets`, lm-eval's
+results folder, the data of d3LLM's AUP leaderboard, the results that the Hugging Face hub shows on
+a model's page, and Every Eval Ever. The first four contain every sample with its prompt, right
+answer, extracted answer and grade.
 
 `eee`, Every Eval Ever, is EvalEval's shared store of evaluations. `to_eee` writes two files per
 run, at the paths of its datastore: `data/BENCHMARK/DEVELOPER/MODEL/UUID.json` with the score, and
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from math import sqrt
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 from uuid import UUID
 
@@ -106,7 +107,7 @@ def to_csv(export: Export) -> Iterator[Path]:
     yield write_atomic(export.out / "samples.csv", frame(export).to_csv(index=False))
 
 
-def to_dataset(export: Export) -> Iterator[Path]:
+def to_hf_dataset(export: Export) -> Iterator[Path]:
     """Write a folder for `datasets.load_from_disk`."""
     from datasets import Dataset  # takes a second to import
 
@@ -139,10 +140,10 @@ def lm_eval_results(record: RunRecord) -> Plain:
     if record.score:
         scores[f"{metric},{key}"] = record.score.mean
         scores[f"{metric}_stderr,{key}"] = standard_error(record)
-    measured = {name: value for name, value in record.summary.items() if value is not None}
+    scores |= {f"{name},none": value for name, value in measured(record).items()}
     count = len(record.columns["id"])
     return {
-        "results": {task: {**scores, **{f"{name},none": v for name, v in measured.items()}}},
+        "results": {task: scores},
         "group_subtasks": {task: []},
         "configs": {task: {"task": task, **spec.benchmark}},
         "versions": {task: spec.inputs.get("dataset", "")[:8]},
@@ -162,6 +163,11 @@ def lm_eval_results(record: RunRecord) -> Plain:
     }
 
 
+def measured(record: RunRecord) -> dict[str, float]:
+    """Return the run's metrics that have a value."""
+    return {name: value for name, value in record.summary.items() if value is not None}
+
+
 def primary_of(record: RunRecord) -> tuple[str, str]:
     """Return metric and filter that the run's score is, as lm-eval names them."""
     metric, _, key = (record.spec.benchmark.primary or Metric).partition(",")
@@ -171,8 +177,7 @@ def primary_of(record: RunRecord) -> tuple[str, str]:
 def standard_error(record: RunRecord) -> float:
     """Return the standard error of the mean score over the items, as lm-eval estimates it."""
     values = list(record.values.values())
-    mean, n = sum(values) / len(values), len(values)
-    return sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n) if n > 1 else 0.0
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def lm_eval_samples(record: RunRecord, rows: Iterator[Plain]) -> Iterator[Plain]:
@@ -220,10 +225,7 @@ def to_aup(export: Export) -> Iterator[Path]:
                 "different graded items; choose runs over the same items."
             )
         point = [round(tpf, 4), round(100 * record.score.mean, 2)]
-        curves.setdefault(task, {}).setdefault(method, []).append(point)
-    for methods in curves.values():
-        for points in methods.values():
-            points.sort()
+        insort(curves.setdefault(task, {}).setdefault(method, []), point)
     text = yaml.safe_dump(curves, sort_keys=False, default_flow_style=None)
     yield write_atomic(export.out / AUP_FILE, text)
 
@@ -253,51 +255,23 @@ def to_hub(export: Export) -> Iterator[Path]:
 # --- Every Eval Ever ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EeeRun:
-    """A graded run, with the names that its two files share."""
-
-    record: RunRecord
-    score: MeanScore
-
-    @cached_property
-    def model(self) -> str:
-        """OWNER/NAME: the id on the hub; dllm-bench/NAME if the model ships, else unknown/NAME."""
-        from dllm_bench.models.sources import is_hub_id
-
-        spec = self.record.spec
-        path = spec.model.path or ""
-        if is_hub_id(path):
-            return path
-        owner = LIBRARY if path.startswith(ASSETS) else "unknown"
-        return f"{owner}/{slug(spec.model.name)}"
-
-    @property
-    def evaluation(self) -> str:
-        """The evaluation's id."""
-        return f"{self.record.spec.benchmark.name}/{self.model}/{self.record.sealed_at}"
-
-    def path(self, ending: str) -> str:
-        """Return where the datastore has the file with this ending."""
-        record = self.record
-        names = (record.spec.benchmark.name, *self.model.split("/", 1))
-        # with the time of sealing, which keeps the same run of two labs apart
-        key = digest([record.identity_hash, record.sealed_at])
-        uuid = UUID(hex=key[:32], version=4)
-        return f"data/{'/'.join(map(slug, names))}/{uuid}{ending}"
-
-
 def to_eee(export: Export) -> Iterator[Path]:
     """Write the files of each run; the same record gives the same bytes.
 
     DllmBenchError for a run without a score, and if the organization is not named.
     """
     for entry in export.entries:
-        run = EeeRun(*graded_record(entry))
-        whole = eee_evaluation(run, export)
-        lines = [json.dumps(one) for one in eee_samples(run, rows_of(entry, export.texts))]
+        record, score = graded_record(entry)
+        name, model, sealed_at = record.spec.benchmark.name, model_id(record.spec), record.sealed_at
+        shared = {"schema_version": SCHEMA_VERSION, "evaluation_id": f"{name}/{model}/{sealed_at}"}
+        # with the time of sealing, which keeps the same run of two labs apart
+        uuid = UUID(hex=digest([record.identity_hash, sealed_at])[:32], version=4)
+        place = "/".join(["data", *map(slug, (name, *model.split("/", 1))), str(uuid)])
+        whole = {**shared, **eee_evaluation(record, score, model, export)}
+        samples = eee_samples(record, model, rows_of(entry, export.texts))
+        lines = [f"{json.dumps({**shared, **sample})}\n" for sample in samples]
         if lines:
-            path, text = run.path("_samples.jsonl"), "".join(f"{line}\n" for line in lines)
+            path, text = f"{place}_samples.jsonl", "".join(lines)
             yield write_atomic(export.out / path, text)
             whole["detailed_evaluation_results"] = {
                 "format": "jsonl",
@@ -306,17 +280,24 @@ def to_eee(export: Export) -> Iterator[Path]:
                 "checksum": hashlib.sha256(text.encode()).hexdigest(),
                 "total_rows": len(lines),
             }
-        yield write_atomic(export.out / run.path(".json"), json.dumps(whole, indent=2) + "\n")
+        yield write_atomic(export.out / f"{place}.json", json.dumps(whole, indent=2) + "\n")
 
 
-def eee_evaluation(run: EeeRun, export: Export) -> Plain:
-    """Return the content of a run's `UUID.json`, without the reference to its samples."""
-    record = run.record
+def model_id(spec: RunSpec) -> str:
+    """Return OWNER/NAME: the id on the hub; dllm-bench/NAME if the model ships, else
+    unknown/NAME."""
+    from dllm_bench.models.sources import is_hub_id
+
+    path = spec.model.path or ""
+    owner = LIBRARY if path.startswith(ASSETS) else "unknown"
+    return path if is_hub_id(path) else f"{owner}/{slug(spec.model.name)}"
+
+
+def eee_evaluation(record: RunRecord, score: MeanScore, model: str, export: Export) -> Plain:
+    """Return the content of a run's `UUID.json` but its ids and the reference to its samples."""
     version = str(record.environment.get("dllm_bench") or __version__)
     started = record.sessions[0].started_at if record.sessions else record.sealed_at
     return {
-        "schema_version": SCHEMA_VERSION,
-        "evaluation_id": run.evaluation,
         "evaluation_timestamp": str(started),
         "retrieved_timestamp": str(record.sealed_at),
         "source_metadata": {
@@ -326,15 +307,15 @@ def eee_evaluation(run: EeeRun, export: Export) -> Plain:
             "evaluator_relationship": export.relationship,
         },
         "eval_library": {"name": LIBRARY, "version": version},
-        "model_info": model_info(record.spec, run.model, version),
-        "evaluation_results": [eee_result(record, run.score, export.dataset)],
+        "model_info": model_info(record.spec, model, version),
+        "evaluation_results": [eee_result(record, score, export.dataset)],
     }
 
 
 def model_info(spec: RunSpec, model: str, version: str) -> Plain:
     """Return the model, and who controlled its deployment."""
     served, owner = spec.model.is_served, model.split("/")[0]
-    engine = {"name": spec.model.engine or LIBRARY} if served else {}
+    engine = {"name": LIBRARY, "version": version}
     details = {
         "deployment_type": "unknown" if served else "self_deployed",
         "model_availability": "unknown" if owner == "unknown" else "open_weights",
@@ -344,7 +325,7 @@ def model_info(spec: RunSpec, model: str, version: str) -> Plain:
         "name": spec.model.name,
         "id": model,
         "developer": owner,
-        "inference_engine": engine or {"name": LIBRARY, "version": version},
+        "inference_engine": {"name": spec.model.engine or LIBRARY} if served else engine,
         "additional_details": details,
     }
 
@@ -354,11 +335,15 @@ def eee_result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plai
     decoded."""
     spec, name = record.spec, record.spec.benchmark.name
     metric, key = primary_of(record)
-    further = {**record.scores, **{k: v for k, v in record.summary.items() if v is not None}}
+    further = {**record.scores, **measured(record)}
+    source = {"source_type": "hf_dataset", "hf_repo": dataset}
+    if not dataset:  # the benchmark's data are in this package
+        source = {"source_type": "other", "source_id": name}
+        source["source_version"] = str(spec.inputs.get("dataset", ""))
     return {
         "evaluation_result_id": result_id(record),
         "evaluation_name": name,
-        "source_data": source_data(spec, dataset),
+        "source_data": {"dataset_name": name, **source},
         "metric_config": {
             "metric_id": f"{name}.{metric}" if metric == Metric else metric,
             "metric_name": metric,
@@ -407,24 +392,14 @@ def result_id(record: RunRecord) -> str:
     return f"{record.spec.benchmark.name}:{metric},{key}"
 
 
-def source_data(spec: RunSpec, dataset: str | None) -> Plain:
-    """Return where the benchmark's data are: on the hub if a hub id was given, else in this
-    package."""
-    name, sha256 = spec.benchmark.name, str(spec.inputs.get("dataset", ""))
-    if dataset:
-        return {"dataset_name": name, "source_type": "hf_dataset", "hf_repo": dataset}
-    where = {"source_id": name, "source_version": sha256}
-    return {"dataset_name": name, "source_type": "other", **where}
-
-
 def as_details(values: Mapping[str, Any]) -> dict[str, str]:
     """Return values in the schema's form for additional details: text as it is, anything else as
     JSON."""
     return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
 
-def eee_samples(run: EeeRun, rows: Iterator[Plain]) -> Iterator[Plain]:
-    """Yield the lines of `UUID_samples.jsonl`.
+def eee_samples(record: RunRecord, model: str, rows: Iterator[Plain]) -> Iterator[Plain]:
+    """Yield the lines of `UUID_samples.jsonl` but their shared ids.
 
     The schema requires a grade and a prompt: samples without a grade, or whose prompt is not known
     on this machine, are left out.
@@ -433,59 +408,23 @@ def eee_samples(run: EeeRun, rows: Iterator[Plain]) -> Iterator[Plain]:
         if row["prompt"] is None or row["value"] is None:
             continue
         asked = {"raw": row["prompt"], "reference": [row["gold"]] if row["gold"] else []}
+        # hashed as by all converters to this schema
+        hashed = json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()
+        read = {"extracted_value": row["extracted"], "extraction_method": primary_of(record)[1]}
+        answer = {"turn_idx": 0, "source": "output.raw", **read, "is_terminal": True}
+        seconds = {} if row["seconds"] is None else {"latency_ms": 1000 * row["seconds"]}
+        counts = {name: row[name] for name in COUNTS if row.get(name) is not None}
         yield {
-            "schema_version": SCHEMA_VERSION,
-            "evaluation_id": run.evaluation,
-            "model_id": run.model,
-            "evaluation_name": run.record.spec.benchmark.name,
-            "evaluation_result_id": result_id(run.record),
+            "model_id": model,
+            "evaluation_name": record.spec.benchmark.name,
+            "evaluation_result_id": result_id(record),
             "sample_id": row["id"],
-            "sample_hash": sample_hash(asked),
+            "sample_hash": hashlib.sha256(hashed).hexdigest(),
             "interaction_type": "single_turn",
             "input": asked,
             "output": {"raw": [row["text"]]},
-            "answer_attribution": attribution(row, primary_of(run.record)[1]),
+            "answer_attribution": [] if row["extracted"] is None else [answer],
             "evaluation": {"score": float(row["value"]), "is_correct": row["value"] == 1},
-            "performance": performance(row),
+            "performance": {**seconds, "additional_details": as_details(counts)},
             "metadata": {"verdict": row["verdict"]},
         }
-
-
-def sample_hash(asked: Plain) -> str:
-    """Return sha256 of prompt and references, as all converters to this schema compute it."""
-    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def attribution(row: Plain, method: str) -> list[Plain]:
-    """Return the answer that was read from the text; empty if the benchmark does not report it."""
-    if row["extracted"] is None:
-        return []
-    return [
-        {
-            "turn_idx": 0,
-            "source": "output.raw",
-            "extracted_value": row["extracted"],
-            "extraction_method": method,
-            "is_terminal": True,
-        }
-    ]
-
-
-def performance(row: Plain) -> Plain:
-    """Return latency and counts of a sample, where they are known."""
-    seconds = {} if row["seconds"] is None else {"latency_ms": 1000 * row["seconds"]}
-    counts = {name: row[name] for name in COUNTS if row.get(name) is not None}
-    return {**seconds, "additional_details": as_details(counts)}
-
-
-EXPORTS: Mapping[str, Callable[[Export], Iterator[Path]]] = {
-    "parquet": to_parquet,
-    "csv": to_csv,
-    "hf-dataset": to_dataset,
-    "lm-eval": to_lm_eval,
-    "aup": to_aup,
-    "hub": to_hub,
-    "eee": to_eee,
-}
-"""Format -> the function that writes it."""

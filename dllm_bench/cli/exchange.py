@@ -24,7 +24,7 @@ from dllm_bench.store.inputs import model_spec
 
 CUSTOM_GENERATE = "custom-generate"
 FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
-"""Formats for runs, listed here because the modules that write them import torch."""
+"""Formats for runs, each written by a function of `api.exports`, which imports torch."""
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -89,13 +89,14 @@ def export(arguments: Namespace) -> int:
     store, out = open_store(arguments), arguments.out or Path("export")
     entries = [store.find(name) for name in arguments.words]
     # torch takes seconds to import: only after the names were checked
-    from dllm_bench.api.exports import EXPORTS, Export
+    from dllm_bench.api import exports
     from dllm_bench.site.texts import TextSource
 
     publisher = (arguments.organization, arguments.relationship, arguments.dataset, arguments.task)
     with explain_write_errors(out):
         make_folder(out)
-        return listed(EXPORTS[arguments.to](Export(entries, TextSource(compose), out, *publisher)))
+        chosen = exports.Export(entries, TextSource(compose), out, *publisher)
+        return listed(getattr(exports, f"to_{arguments.to.replace('-', '_')}")(chosen))
 
 
 def export_decoder(words: list[str], folder: Path) -> int:
@@ -125,26 +126,16 @@ def listed(paths: Iterable[Path | str]) -> int:
 
 
 def run_lm_eval(arguments: Sequence[str]) -> int:
-    """Check the names of this project in the arguments, then pass all arguments to lm-eval."""
-    parsed = parsed_by_lm_eval(arguments)
+    """Check the names of this project in the arguments, then pass all arguments to lm-eval. Exits
+    on --help and on mistakes."""
+    # importing lm-eval takes a second, importing its arguments alone less
+    from lm_eval._cli import HarnessCLI
+
+    sys.argv = ["dllm-bench lm-eval", *arguments]
+    parsed = HarnessCLI().parse_args()
     if getattr(parsed, "model", None) == "dllm_bench":
         compose([f"{name}={value}" for name, value in (parsed.model_args or {}).items()])
     from dllm_bench.api.lm_eval_model import execute
 
     execute(parsed)
     return 0
-
-
-def parsed_by_lm_eval(arguments: Sequence[str]) -> Namespace:
-    """Return the arguments as lm-eval parses them; `func` runs what they ask for. Exits on --help
-    and on mistakes.
-    """
-    # importing lm-eval takes a second, importing its arguments alone less
-    from lm_eval._cli import HarnessCLI
-
-    argv = sys.argv
-    sys.argv = ["dllm-bench lm-eval", *arguments]
-    try:
-        return HarnessCLI().parse_args()
-    finally:
-        sys.argv = argv

@@ -18,8 +18,6 @@ from jsonschema import Draft7Validator
 from lm_eval.utils import get_results_filenames, get_sample_results_filenames, make_table
 
 import dllm_bench as db
-from dllm_bench.api.exports import EXPORTS
-from dllm_bench.cli.exchange import FORMS
 from dllm_bench.cli.main import main
 from dllm_bench.store.record import RunRecord
 
@@ -39,10 +37,6 @@ def exported(run: tuple[Path, RunRecord], out: Path, form: str, *arguments: str)
     results, record = run
     where = ("--results", str(results), "--out", str(out))
     return main(["export", record.spec.short, *arguments, "--to", form, *where])
-
-
-def test_the_command_knows_every_form_that_can_be_written() -> None:
-    assert tuple(EXPORTS) == FORMS
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "hf-dataset"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.api.exports import EXPORTS, Export
+from dllm_bench.api import exports
 from dllm_bench.api.runs import RunComparison, records
 from dllm_bench.cli.main import main
 from dllm_bench.cli.runs import row_of_sealed
@@ -109,15 +109,15 @@ def views(
     """Yield what each command makes of a sealed run."""
     entry = read_entry(folder)
     assert entry
-    export = Export([entry], NO_TEXTS, out, organization="us", dataset="a/b", task="c")
+    export = exports.Export([entry], NO_TEXTS, out, organization="us", dataset="a/b", task="c")
     yield lambda: row_of_sealed(IndexedRun.of(record))
     yield lambda: list(summary_lines(record))
     yield lambda: list(RunComparison((record, other)).lines())
     yield lambda: RunComparison((other, record)).to_pandas()
     yield lambda: run_page(record, {}) + sample_page(record)
     yield lambda: [comparison_page(g, RunPages(frozenset())) for g in comparable_runs([record])]
-    for form in ("hub", "aup", "lm-eval", "eee"):
-        yield partial(list, EXPORTS[form](export))
+    for write in (exports.to_hub, exports.to_aup, exports.to_lm_eval, exports.to_eee):
+        yield partial(list, write(export))
     yield lambda: records(folder.parents[3])
     yield lambda: measured_runs(Store(folder.parents[2]))
     yield lambda: TextSource(lambda _: defaultdict(dict)).prompts(record.spec, {})
