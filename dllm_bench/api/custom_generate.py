@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.api.generation import spec_of, wrap
+from dllm_bench.api.generation import decode_together, spec_of, wrap
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, first_end
@@ -106,9 +106,8 @@ def generate_with(
 
 def _prompts(ids_BT: Tensor, attention_mask_BT: Tensor | None) -> list[list[int]]:
     """Return the ids of each row without padding."""
-    if attention_mask_BT is None:
-        return [list(row) for row in ids_BT.tolist()]
-    pairs = zip(ids_BT, attention_mask_BT.bool(), strict=True)
+    seen_BT = torch.ones_like(ids_BT) if attention_mask_BT is None else attention_mask_BT
+    pairs = zip(ids_BT, seen_BT.bool(), strict=True)
     return [list(ids_T[seen_T].tolist()) for ids_T, seen_T in pairs]
 
 
@@ -122,9 +121,7 @@ def _decode(
         ready(spec, decoder, model, Request(str(i), tuple(ids), new))
         for i, ids in enumerate(prompts)
     ]
-    found = decoder.generate_stream(model.denoiser, requests, len(requests))
-    done = {generation.request_id: generation for generation in found}
-    return [done[request.id] for request in requests]
+    return decode_together(model, decoder, requests, len(requests))
 
 
 def _padded(ids_BT: Tensor, generations: Sequence[Generation], model: LoadedModel) -> Tensor:

@@ -27,9 +27,9 @@ from dllm_bench.api.compose import as_override, compose, compose_decoder
 from dllm_bench.benchmarks.items import likelihoods_of, option_of, request_of
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
-from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Likelihood, Request, filling
+from dllm_bench.core.request import Generation, Likelihood, Request, filling
 from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.definitions import measure_all
@@ -39,7 +39,7 @@ from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.load import load_model as load_checkpoint
 from dllm_bench.models.spec import CANVAS
 from dllm_bench.paths import conf_dirs, options
-from dllm_bench.registry import describe
+from dllm_bench.registry import describe, require_known
 from dllm_bench.runs.dependencies import Loaded
 from dllm_bench.runs.runner import ready, sample_record, timed
 from dllm_bench.runs.sessions import check_batched, untimed_sample
@@ -102,9 +102,7 @@ def wrap(
     Raises DllmBenchError for a class that cannot be run, a missing mask token, and a function that
     does not return logits.
     """
-    if attention not in ATTENTION_FORMS:
-        choices = ", ".join(ATTENTION_FORMS)
-        raise DllmBenchError(f"wrap takes attention as one of {choices}, not {attention!r}.")
+    require_known("form of attention", attention, ATTENTION_FORMS)
     if (block is not None) != (attention == "block"):
         raise DllmBenchError(
             f"wrap was given attention={attention!r} with block={block}; a block length goes with "
@@ -140,24 +138,19 @@ def decoder(name: str, **settings: Any) -> Decoder:
     """
     pieces = {key: value for key, value in settings.items() if isinstance(value, Piece)}
     changes = [slot_override(key, value) for key, value in settings.items() if key not in pieces]
-    return composed_decoder(name, changes, pieces)
-
-
-def composed_decoder(
-    name: str, overrides: Sequence[str], pieces: Mapping[str, Piece] | None = None
-) -> Decoder:
-    """Return the decoder of a name with overrides as on the command line, and pieces for its
-    slots."""
-    pieces = pieces or {}
-    plain = compose_decoder(name, overrides)
+    plain = compose_decoder(name, changes)
     unknown = sorted(pieces.keys() - plain.keys())
     if unknown:
         raise DllmBenchError(
             f"Decoder {name!r} has no slot {unknown[0]!r} for a piece; it has "
             f"{', '.join(key for key, value in plain.items() if isinstance(value, dict))}."
         )
-    given = {key: describe(value) for key, value in pieces.items()}
-    return decoder_of({**plain, **given})
+    return decoder_of({**plain, **{key: describe(value) for key, value in pieces.items()}})
+
+
+def composed_decoder(name: str, overrides: Sequence[str]) -> Decoder:
+    """Return the decoder of a name with overrides as on the command line."""
+    return decoder_of(compose_decoder(name, overrides))
 
 
 def slot_override(key: str, value: Any) -> str:
@@ -302,15 +295,15 @@ def generate(
     generator = PromptGenerator(spec, chosen, loaded)
     requests = (generator.request(one, new, tuple(stop)) for one in several)
     if batch == 1:
-        samples = [
-            generator.decode(request)
-            if on_commit is None
-            else _watched(generator, loaded, request, index, on_commit)
-            for index, request in enumerate(requests)
-        ]
+        samples = [generator.decode(one, i, on_commit) for i, one in enumerate(requests)]
     else:
         check_batched(spec)
-        samples = _decode_batch(loaded, cast(BatchedDecoder, chosen), list(requests), batch)
+        waiting, started_at = list(requests), time.time()
+        made = decode_together(loaded, chosen, waiting, batch)
+        samples = [
+            untimed_sample(request, generation, loaded, started_at)
+            for request, generation in zip(waiting, made, strict=True)
+        ]
     pairs = zip(several, samples, strict=True)
     return [Completion(str(one), sample, loaded, spec.decoder) for one, sample in pairs]
 
@@ -442,17 +435,27 @@ class PromptGenerator:
         asked = ready(self.spec, self.decoder, self.loaded, made)
         return likelihoods_of(self.decode(asked).text)[0]
 
-    def decode(self, request: Request, denoiser: Denoiser | None = None) -> SampleRecord:
-        """Decode a prepared request under the clock and keep its counts; `denoiser` may wrap the
-        model's own."""
-        model, started_at = self.loaded.denoiser, time.time()
+    def decode(
+        self, request: Request, index: int = 0, on_commit: OnCommit | None = None
+    ) -> SampleRecord:
+        """Decode a prepared request under the clock and keep its counts.
+
+        index: of its prompt, which `on_commit` is told while the request is decoded.
+        """
+        model: Any = self.loaded.denoiser
+        if on_commit is not None:
+            loaded = cast(LoadedModel, self.loaded)
+            model = WatchedDenoiser(loaded, request, index, on_commit)
+        started_at = time.time()
         decoded = timed(
-            lambda: self.decoder.generate(denoiser or model, request),
+            lambda: self.decoder.generate(model, request),
             request,
             self.loaded,
             wait=lambda: wait_for(model.device),
         )
         sample = sample_record(request, decoded, self.loaded, started_at)
+        if on_commit is not None:
+            model.finish(sample)
         self.stats.append(sample.stats())
         return sample
 
@@ -461,33 +464,16 @@ class PromptGenerator:
         return measure_all(self.stats)
 
 
-def _decode_batch(
-    model: LoadedModel, decoder: BatchedDecoder, requests: Sequence[Request], batch: int
-) -> list[SampleRecord]:
-    """Decode requests, `batch` at a time; samples in the order of the requests."""
-    named, started_at = {request.id: request for request in requests}, time.time()
-    samples = {}
-    for generation in decoder.generate_stream(model.denoiser, requests, batch):
-        request = named[generation.request_id]
-        samples[request.id] = untimed_sample(request, generation, model, started_at)
-    return [samples[request.id] for request in requests]
+def decode_together(
+    model: LoadedModel, decoder: Decoder, requests: Sequence[Request], batch: int
+) -> list[Generation]:
+    """Decode prepared requests, `batch` at a time; generations in the order of the requests."""
+    stream = cast(BatchedDecoder, decoder).generate_stream(model.denoiser, requests, batch)
+    made = {generation.request_id: generation for generation in stream}
+    return [made[request.id] for request in requests]
 
 
 # --- tokens while they are committed -------------------------------------------------------------
-
-
-def _watched(
-    generator: PromptGenerator,
-    model: LoadedModel,
-    request: Request,
-    index: int,
-    on_commit: OnCommit,
-) -> SampleRecord:
-    """Decode a request, calling `on_commit` while it runs."""
-    watched = WatchedDenoiser(model, request, index, on_commit)
-    sample = generator.decode(request, cast(Any, watched))
-    watched.finish(sample)
-    return sample
 
 
 @dataclass(eq=False, repr=False)

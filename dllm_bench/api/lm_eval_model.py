@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import lm_eval.models  # noqa: F401 (else lm-eval would not register its own models)
@@ -191,16 +190,11 @@ def check_model(name: str, settings: Mapping[str, Any]) -> None:
         raise DllmBenchError(unknown_name("model of lm-eval", name, list(model_registry)))
 
 
-@cache
-def _register() -> None:
-    """Register the model with lm-eval; a second registration would be an error."""
-    register_model(MODEL)(DllmBenchLM)
-
-
 def execute(parsed: Namespace) -> None:
     """Run lm-eval's own command line with our models as `--model dllm_bench --model_args ...`."""
     setup_logging()
-    _register()
+    if MODEL not in model_registry:
+        register_model(MODEL)(DllmBenchLM)
     if hasattr(parsed, "model") and not parsed.config:
         check_model(parsed.model or LM_EVAL_DEFAULT, parsed.model_args or {})
     if getattr(parsed, "model", None) == MODEL and not (parsed.device or parsed.config):

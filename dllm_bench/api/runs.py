@@ -14,8 +14,8 @@ import tempfile
 import warnings
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -133,15 +133,12 @@ class Chosen:
 
     def composed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration. An object appears as a description instead of a chosen name."""
-        named: dict[str, Any] = {"model": str(self.model)} if self.loaded is None else {}
-        for name in ("decoder", "benchmark"):
-            if isinstance(chosen := getattr(self, name), str):
-                named[name] = chosen
+        chosen = {"model": self.model, "decoder": self.decoder, "benchmark": self.benchmark}
+        named = {name: str(one) for name, one in chosen.items() if isinstance(one, (str, Path))}
         if self.loaded is not None:
             require_as_loaded(self.loaded, settings)
             named["hardware"] = "cpu" if self.loaded.metadata.device == "cpu" else "auto"
-        given = {**named, **settings}
-        config = compose([as_override(key, value) for key, value in given.items()])
+        config = compose([as_override(*one) for one in {**named, **settings}.items()])
         if self.loaded is not None:
             config["model"] = dict(self.loaded.settings)
         if not isinstance(self.decoder, str):
@@ -321,17 +318,11 @@ def sample_rows(record: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
 
 def of_one_type(column: Any) -> Any:
     """Return the column; values of several types, or lists, become JSON text."""
-    kinds = set(map(_kind, column)) - {None}
-    if len(kinds) <= 1 and not kinds & {list, dict}:
+    from pandas.api.types import infer_dtype
+
+    if infer_dtype(column) not in ("mixed", "mixed-integer"):
         return column
-    return column.map(lambda value: None if _kind(value) is None else json.dumps(value))
-
-
-def _kind(value: Any) -> type | None:
-    """Return the type of a value, with integers counted as floats; None if there is no value."""
-    if value is None or value != value:
-        return None
-    return float if type(value) is int else type(value)
+    return column.map(json.dumps, na_action="ignore")
 
 
 def sealed_records(
@@ -348,7 +339,9 @@ def compare(*runs: RunRecord | str, results: str | Path | None = None) -> RunCom
     runs: records, or hashes of runs in the results directory. `print` shows what the command
     prints; `.scores` are the tests, `.to_pandas()` the metrics.
     """
-    require_two(runs)
+    if len(runs) < 2:
+        given = ", ".join(one for one in runs if isinstance(one, str)) or "a record"
+        raise DllmBenchError(f"compare was given one run, {given}; name two or more (see status).")
     return RunComparison(tuple(sealed_records(runs, results)))
 
 
@@ -422,30 +415,19 @@ class RunComparison:
 
 
 def titles(records: Sequence[RunRecord]) -> list[str]:
-    """Return each run's decoder name. Equal names are told apart by the one setting in which the
-    runs differ, or by the run's hash.
+    """Return each run's decoder name, with the one setting in which runs of that name differ. Equal
+    names are told apart by the run's hash.
     """
-    named = [_title(record, records) for record in records]
+    named = []
+    for record in records:
+        label = record.spec.label
+        alike = [flat_settings(one.spec) for one in records if one.spec.label == label]
+        rows = setting_rows(alike)
+        own = flat_settings(record.spec)
+        one = [f"{name}={own.get(name, 'none')}" for name, *_ in rows if len(rows) == 1]
+        named.append(" ".join([label, *one]))
     pairs = zip(named, records, strict=True)
     return [f"{name} {run.spec.short}" if named.count(name) > 1 else name for name, run in pairs]
-
-
-def _title(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return the decoder's name and the one setting in which runs of that name differ."""
-    label = record.spec.label
-    alike = [one for one in records if one.spec.label == label]
-    rows = setting_rows([flat_settings(one.spec) for one in alike])
-    if len(rows) != 1:
-        return label if len(alike) == 1 else f"{label} {record.spec.short}"
-    name = rows[0][0]
-    return f"{label} {name}={flat_settings(record.spec).get(name, 'none')}"
-
-
-def require_two(runs: Sequence[object]) -> None:
-    """Raise DllmBenchError if there is nothing to compare."""
-    if len(runs) < 2:
-        given = ", ".join(one for one in runs if isinstance(one, str)) or "a record"
-        raise DllmBenchError(f"compare was given one run, {given}; name two or more (see status).")
 
 
 def score_line(first: RunRecord, second: RunRecord) -> str:
@@ -478,11 +460,11 @@ def metric_lines(records: Sequence[RunRecord]) -> Iterator[str]:
     first, *others = titles(records)
     rows = [("metric", first, *others, *(f"{first}/{other}" for other in others))]
     for name in measured[0]:
-        own, *rest = (metrics[name] for metrics in measured)
-        if own is None and not any(value is not None for value in rest):
+        own, *rest = values = [metrics[name] for metrics in measured]
+        if values.count(None) == len(values):
             continue
         ratios = (own / value if own is not None and value else None for value in rest)
-        rows.append((name, number(own, 3), *(number(v, 3) for v in rest), *map(number, ratios)))
+        rows.append((name, *(number(value, 3) for value in values), *map(number, ratios)))
     yield f"metrics over {len(shared)} shared samples"
     yield from align(rows)
 
@@ -553,14 +535,14 @@ class Picture:
 
     title: str
     """One line that says what is drawn."""
-    numbers: Callable[[], DataFrame] = field(repr=False)
-    """Returns all points as a pandas DataFrame."""
-    image: Callable[[str], bytes] = field(repr=False)
+    numbers: DataFrame
+    """A row per point."""
+    image: Callable[[str], bytes]
     """Returns the drawing as a file in one of the formats of `FORMS`."""
 
     def to_pandas(self) -> DataFrame:
         """Return a row per point."""
-        return self.numbers()
+        return self.numbers
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing; the path ends in .png or .svg."""
@@ -577,11 +559,8 @@ class Picture:
 
     def _repr_html_(self) -> str:
         """Return the drawing at half its pixels, so that it is sharp."""
-        return f'<img style="max-width: 100%" width="860" src="data:image/png;base64,{self._text}">'
-
-    @cached_property
-    def _text(self) -> str:
-        return b64encode(self.image("png")).decode()
+        text = b64encode(self.image("png")).decode()
+        return f'<img style="max-width: 100%" width="860" src="data:image/png;base64,{text}">'
 
 
 def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = None) -> Picture:
@@ -597,10 +576,7 @@ def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = N
     drawn, store = load_figure(name), open_store(results)
     planned = planned_table(drawn.table, profile, store)
     built = points.build_figure(drawn, planned.profile, planned.cells, store)
-
-    def numbers() -> DataFrame:
-        return pd.read_csv(io.StringIO(draw.as_csv(built)))
-
+    numbers = pd.read_csv(io.StringIO(draw.as_csv(built)))
     return Picture(draw.headline(built), numbers, lambda form: draw.images(built)[form])
 
 
@@ -654,11 +630,8 @@ def trade_off(
     points = plot.points_of(largest)
     first = largest[0][0]
     title = f"{first.spec.model.name} on {first.spec.benchmark.name}, n = {len(first.values)}"
-
-    def drawn(form: str) -> bytes:
-        return plot.image(points, title, speed, form)
-
-    return Picture(title, lambda: points.sort_values("speed", ignore_index=True), drawn)
+    numbers = points.sort_values("speed", ignore_index=True)
+    return Picture(title, numbers, partial(plot.image, points, title, speed))
 
 
 def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
