@@ -468,7 +468,7 @@ def check_launcher() -> None:
 # --- errors --------------------------------------------------------------------------------------
 
 
-def raise_again(handler: logging.Handler, record: logging.LogRecord) -> None:
+def raise_again(self: logging.Handler, record: logging.LogRecord) -> None:
     """Raise the error that a log handler met (a closed pipe), in place of `Handler.handleError`.
 
     Hydra prints `--info` by logging, which otherwise prints a traceback for each line and goes on.

@@ -6,7 +6,9 @@ import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from dllm_bench.core.output import show, show_error
 from dllm_bench.paths import GROUPS
@@ -41,39 +43,30 @@ def choice_of(group: str) -> Callable[[str], str]:
     return name_in
 
 
-def positive_int(text: str) -> int:
-    """Return the whole number above zero that an option was given."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number above zero")
-    return int(text)
+def positive(kind: type, words: str, several: bool = False) -> Callable[[str], Any]:
+    """Return the argument parser's type for a number above zero, or several with commas between.
 
+    words: what the numbers are.
+    """
 
-def positive_ints(text: str) -> tuple[int, ...]:
-    """Parse whole numbers above zero, separated by commas."""
-    return tuple(positive_int(part) for part in text.split(","))
+    def numbers_in(text: str) -> Any:
+        with suppress(ValueError):
+            numbers = tuple(map(kind, text.split(",") if several else [text]))
+            if all(0 < number < inf for number in numbers):
+                return numbers if several else numbers[0]
+        raise ArgumentTypeError(f"{text!r} is not {words} above zero")
 
-
-def positive_float(text: str) -> float:
-    """Return the number above zero that an option was given."""
-    with suppress(ValueError):
-        if 0 < (number := float(text)) < float("inf"):
-            return number
-    raise ArgumentTypeError(f"{text!r} is not a number above zero")
-
-
-def positive_floats(text: str) -> tuple[float, ...]:
-    """Return numbers above zero, separated by commas."""
-    return tuple(positive_float(part) for part in text.split(","))
+    return numbers_in
 
 
 TYPES = {
     "int": int,
     "float": float,
     "path": Path,
-    "positive_int": positive_int,
-    "positive_ints": positive_ints,
-    "positive_float": positive_float,
-    "positive_floats": positive_floats,
+    "positive_int": positive(int, "a whole number"),
+    "positive_ints": positive(int, "a whole number", several=True),
+    "positive_float": positive(float, "a number"),
+    "positive_floats": positive(float, "a number", several=True),
     **{group: choice_of(group) for group in ("model", "decoder", "benchmark")},
 }
 """The types of arguments that `commands.yaml` names."""

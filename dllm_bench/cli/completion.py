@@ -21,6 +21,8 @@ from dllm_bench.cli.common import SETTINGS, print_lines
 from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, parsers
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_file, options, read_yaml, slot_groups
+from dllm_bench.store.groups import default_settings
+from dllm_bench.store.spec import leaves
 
 OF_RUN = (*FLAGS, ESTIMATE, *AS_SETTINGS)
 OF_DECODER = ("decoder.", "decoder/")
@@ -109,11 +111,9 @@ def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
 
 def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
     """Yield the dotted names of all settings of a run with some choices, from its yaml files."""
-    from dllm_bench.store.groups import default_settings
-
     chosen_by_default = (one for one in read("run.yaml")["defaults"] if isinstance(one, dict))
     usual = {group: name for one in chosen_by_default for group, name in one.items()}
-    yield from dotted(default_settings())
+    yield from dotted_names(default_settings())
     for group in CHOICES:
         name = chosen.get(group, usual.get(group))
         if name:
@@ -136,16 +136,12 @@ def settings_of(group: str, name: str, chosen: Mapping[str, str]) -> list[str]:
             piece = chosen.get(f"{group}/{slot}", usual)
             found = [one for one in found if not one.startswith(f"{slot}.")]
             found += [f"{slot}.{one}" for one in settings_of(f"{group}/{slot}", piece, chosen)]
-    return list(dict.fromkeys([*found, *dotted(plain)]))
+    return list(dict.fromkeys([*found, *dotted_names(plain)]))
 
 
-def dotted(plain: Mapping[str, Any]) -> Iterator[str]:
+def dotted_names(plain: Mapping[str, Any]) -> Iterator[str]:
     """Yield the dotted names of nested settings."""
-    for key, value in plain.items():
-        if isinstance(value, dict) and value:
-            yield from (f"{key}.{inner}" for inner in dotted(value))
-        elif key != "_target_":
-            yield str(key)
+    return (name for name, _ in leaves(plain) if not name.endswith("_target_"))
 
 
 def read(name: str) -> dict[str, Any]:

@@ -17,15 +17,8 @@ from pathlib import Path
 
 from dllm_bench import __version__
 from dllm_bench.benchmarks.sandbox import CONSENT_VARIABLE, isolation
-from dllm_bench.cli.common import (
-    OK,
-    OPTIONAL_MISSING,
-    REQUIRED_MISSING,
-    Line,
-    as_model,
-    compose,
-    configured_paths,
-)
+from dllm_bench.cli import common
+from dllm_bench.cli.common import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
 from dllm_bench.paths import PACKAGE, assets_dir, read_yaml
@@ -55,13 +48,13 @@ def all_lines(arguments: Namespace) -> list[Line]:
         raise DllmBenchError(
             "doctor was given --fake, --quick or --out without --gpu, which they belong to; add it."
         )
-    named = [as_model(arguments.model)] if arguments.model else []
-    config = compose([*named, *arguments.settings])
+    named = [common.as_model(arguments.model)] if arguments.model else []
+    config = common.compose([*named, *arguments.settings])
     if named:
         from dllm_bench.api.compose import check_folder
 
         check_folder(config.model)  # before torch is imported: reports mistakes at once
-    report = list(machine_lines(configured_paths(arguments)))
+    report = list(machine_lines(common.configured_paths(arguments)))
     if named:
         # needs torch, and the report above must work where torch is missing
         from dllm_bench.cli.doctor_torch import model_lines
@@ -109,14 +102,12 @@ def python_lines() -> Iterator[Line]:
 
 def package_lines() -> Iterator[Line]:
     """Report on required and optional packages."""
-    for name in REQUIRED:
-        installed = installed_version(name)
-        missing = (REQUIRED_MISSING, name, "not installed; run make again")
-        yield (OK, name, installed) if installed else missing
+    missing = dict.fromkeys(REQUIRED, (REQUIRED_MISSING, "not installed; run make again"))
     for name, loss in OPTIONAL.items():
+        missing[name] = OPTIONAL_MISSING, f"not installed: no {loss}"
+    for name, (mark, text) in missing.items():
         installed = installed_version(name)
-        missing = (OPTIONAL_MISSING, name, f"not installed: no {loss}")
-        yield (OK, name, installed) if installed else missing
+        yield (OK, name, installed) if installed else (mark, name, text)
 
 
 def device_lines() -> Iterator[Line]:

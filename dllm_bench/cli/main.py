@@ -75,9 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def choices_lines() -> Iterator[str]:
     """Yield one line of the help of `run` per configuration group."""
-    for group in CHOICES:
-        yield f"  {group + '=':17}{' · '.join(options(group))}"
-    yield f"  {'+experiment=':17}{' · '.join(options('experiment'))}"
+    for group in (*CHOICES, "+experiment"):
+        yield f"  {group + '=':17}{' · '.join(options(group.removeprefix('+')))}"
 
 
 def without_config_dir(arguments: Sequence[str]) -> list[str]:

@@ -256,13 +256,16 @@ HEADINGS = {"attained": "at the level", "wait_s": "wait s"}  # others follow fro
 
 
 def simulate(arguments: Namespace) -> int:
-    """Simulate, print the points, and write them if requested."""
+    """Simulate, print the points, and write them in full precision if requested."""
     store = open_store(arguments)
     entries = [store.find(name) for name in arguments.runs]
     points = simulated(arguments, entries)
+    rows = list(map(asdict, points))
     if arguments.out:
-        write_atomic(arguments.out, as_csv(points))
-    return print_lines(point_lines(points))
+        write_atomic(arguments.out, csv_text(list(rows[0]), rows))
+    heads = [HEADINGS.get(n) or n.replace("_per_", "/").replace("_", "/") for n in rows[0]]
+    shown = [[v if isinstance(v, str) else f"{v:.4g}" for v in row.values()] for row in rows]
+    return print_lines(align([heads, *shown]))
 
 
 def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
@@ -303,16 +306,3 @@ def compared_rules(name: str, drafts: StoredDrafts, tau: float) -> dict[str, dic
         f"{name} scheduler": {"rule": "hardware_aware"},
         f"{name} two steps ahead": {"rule": "asynchronous"},
     }
-
-
-def point_lines(points: Points) -> Iterator[str]:
-    """Yield the points as an aligned table."""
-    rows = list(map(asdict, points))
-    heads = [HEADINGS.get(n) or n.replace("_per_", "/").replace("_", "/") for n in rows[0]]
-    shown = [[v if isinstance(v, str) else f"{v:.4g}" for v in row.values()] for row in rows]
-    yield from align([heads, *shown])
-
-
-def as_csv(points: Points) -> str:
-    """Return the points as csv, in full precision."""
-    return csv_text(list(asdict(points[0])), map(asdict, points))

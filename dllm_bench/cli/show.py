@@ -13,9 +13,10 @@ import shutil
 import sys
 from argparse import Namespace
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -30,13 +31,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import console as clean_console
 from dllm_bench.core.output import show_error, show_painted
 from dllm_bench.runs import progress
-from dllm_bench.site.decoding_order import (
-    CanvasToken,
-    DecodingOrder,
-    ForwardStep,
-    colours_of_forward,
-    decoding_order,
-)
+from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.site.texts import (
     TextSource,
     align,
@@ -55,6 +50,7 @@ from dllm_bench.tables.frame import is_loaded
 
 if TYPE_CHECKING:
     from dllm_bench.api.generation import Committed, Completion
+    from dllm_bench.site.decoding_order import CanvasToken, ForwardStep
 
 WIDTH = 72  # characters shown of an extracted answer
 STDIN = "-"
@@ -394,27 +390,26 @@ class DecodingOrderPainter:
         if self.colours and self.styles:
             for index in sorted({i * last // (SWATCHES - 1) for i in range(SWATCHES)}):
                 drawn.append(f" {index} ", self.styles[index])
-        several = any(step.branches > 1 for step in order.steps)
-        marks_used = {
+        notes = {
             f"{MASK} still masked": any(token.born is None for token in order.tokens),
             f"{BORDER} block border": bool(order.borders),
             "⟦…⟧ end of the text": bool(order.ended_by),
-            f"{FORCED} committed by the stall rule, (n{FORCED}): n of them": any(
-                step.forced for step in order.steps
-            ),
-            f"{OVERWRITTEN} positions overwritten": any(step.overwritten for step in order.steps),
-            f"{REMASKED} positions masked again": any(step.remasked for step in order.steps),
-            f"{INSERTED}n:p n positions inserted in front of p": any(
-                step.inserted for step in order.steps
-            ),
-            f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: the branch continued": several,
-            f"{LOOKAHEAD[1]} one of its tokens was tried before the forward": any(
-                step.lookahead_won for step in order.steps
-            ),
+            **{note: any(map(occurs, order.steps)) for occurs, note in NOTES.items()},
         }
-        for note, occurs in marks_used.items():
-            drawn.append(f"\n{note}" if occurs else "")
-        return drawn
+        return drawn.append("".join(f"\n{note}" for note, occurs in notes.items() if occurs))
+
+
+NOTES: Mapping[Callable[[ForwardStep], object], str] = {
+    attrgetter("forced"): f"{FORCED} committed by the stall rule, (n{FORCED}): n of them",
+    attrgetter("overwritten"): f"{OVERWRITTEN} positions overwritten",
+    attrgetter("remasked"): f"{REMASKED} positions masked again",
+    attrgetter("inserted"): f"{INSERTED}n:p n positions inserted in front of p",
+    lambda step: step.branches > 1: (
+        f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: the branch continued"
+    ),
+    attrgetter("lookahead_won"): f"{LOOKAHEAD[1]} one of its tokens was tried before the forward",
+}
+"""What a forward did -> the note on its mark."""
 
 
 def marks(step: ForwardStep) -> str:

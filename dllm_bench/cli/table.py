@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,12 @@ def check_options(arguments: Namespace) -> None:
 
 
 def plan_and_fill(
-    arguments: Namespace,
-    papers: Sequence[PaperTable],
-    store: Store,
-    growing: GrowingTables | None = None,
+    arguments: Namespace, papers: Sequence[PaperTable], store: Store, grow: bool = False
 ) -> tuple[list[PlannedTable], list[str]]:
     """Make or submit missing runs if requested, then plan each table.
 
-    growing: with --run, brings all runs to the same number of items and writes the tables after
-    each stage.
+    grow: with --run, bring all runs to the same number of items, and write the tables after each
+    stage.
 
     Returns the planned tables (`plan.plan_common`) and an error message for each run that failed.
     """
@@ -76,27 +73,35 @@ def plan_and_fill(
     if arguments.retime and remove_disturbed(plan.cells_of(planned), store):
         planned = plans(profile)
     runs = plan.distinct_runs(plan.cells_of(planned))
-    is_open = any(run.open for run in runs)
-    stages = stages_of(runs) if growing and arguments.run else []
-    if growing and arguments.run and is_open:
-        growing.announce(planned, stages)
+    open_runs, started = [run for run in runs if run.open], time.monotonic()
+    stages = stages_of(open_runs) if grow and arguments.run else []
+    if grow and arguments.run and open_runs:
+        first = f", first of {' then '.join(map(str, stages))} items" if stages else ""
+        show(
+            f"Making {len(open_runs)} runs{first}; tables are written after each stage. The time "
+            "left is measured from the first runs; the same command continues after a stop."
+        )
 
-    def show(items: int) -> None:
-        if growing:
-            growing.show(plans(replace(profile, most=items)), items)
+    def write_stage(items: int) -> None:
+        from dllm_bench.runs.progress import duration  # its metrics take time to import
 
-    failed = fill(arguments, runs, store, stages, show)
-    if arguments.submit or (arguments.run and is_open):
+        _, written = write_tables(plans(replace(profile, most=items)), store)
+        pages = [path for path in written if path.suffix == ".md"]
+        where = pages[0] if len(pages) == 1 else tables_folder(store)
+        show(f"{duration(time.monotonic() - started)} - {items} items a run: {where}")
+
+    failed = fill(arguments, runs, store, stages, write_stage)
+    if arguments.submit or (arguments.run and open_runs):
         planned = plans(profile)
     return planned if arguments.commands else plan.plan_common(profile, plans, planned), failed
 
 
 def plan_whole(
-    arguments: Namespace, papers: Sequence[PaperTable], store: Store, profile: Profile | None = None
+    arguments: Namespace, papers: Sequence[PaperTable], store: Store, profile: Profile
 ) -> list[PlannedTable]:
-    """Plan each table with a profile, by default the one that the arguments choose."""
+    """Plan each table with a profile."""
     with planner_of(arguments, store) as planner:
-        return planner.each(papers, profile or chosen_profile(arguments))
+        return planner.each(papers, profile)
 
 
 @contextmanager
@@ -117,8 +122,8 @@ def chosen_profile(arguments: Namespace) -> Profile:
 
 
 def stages_of(runs: Sequence[PlannedRun]) -> list[int]:
-    """Return the numbers of items that all open runs reach before any run goes further."""
-    limits = [run.spec.limit for run in runs if run.open and run.spec]
+    """Return the numbers of items that all of the runs reach before any goes further."""
+    limits = [run.spec.limit for run in runs if run.spec]
     if len(limits) < 2:
         return []
     return [n for n in STAGES if any(limit is None or n < limit for limit in limits)]
@@ -164,56 +169,26 @@ def fill(
 
     if arguments.submit:
         return submit(runs, store, arguments.slurm, arguments.wait)
-    jobs = arguments.jobs or default_jobs(arguments.profile)
+    # two runs at a time of embedded models on two cores, else one
+    jobs = arguments.jobs or (min(2, os.cpu_count() or 1) if arguments.profile == EMBEDDED else 1)
     return run_here(runs, store, jobs, stages, after)
 
 
-def default_jobs(profile: str) -> int:
-    """Return the number of runs at a time: two for embedded models on two cores, else one."""
-    return min(2, os.cpu_count() or 1) if profile == EMBEDDED else 1
+def tables_folder(store: Store) -> Path:
+    """Return where the tables are written."""
+    return store.root.parent / "tables"
 
 
-@dataclass
-class GrowingTables:
-    """Tables that are rewritten whenever all of their runs have more items."""
-
-    store: Store
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def folder(self) -> Path:
-        """Where the tables are written."""
-        return self.store.root.parent / "tables"
-
-    def announce(self, planned: Sequence[PlannedTable], stages: Sequence[int]) -> None:
-        """Print the planned runs and the output folder, before the first run."""
-        runs = [run for run in plan.distinct_runs(plan.cells_of(planned)) if run.open]
-        names = " and ".join(paper.name for paper, *_ in planned[:SINGLE_COMMANDS])
-        more = f" and {len(planned) - SINGLE_COMMANDS} more" if planned[SINGLE_COMMANDS:] else ""
-        first = f", first of {' then '.join(map(str, stages))} items" if stages else ""
-        show(
-            f"Making {names}{more}: {len(runs)} runs{first}, written to {self.folder} after each "
-            "stage. The time left is measured from the first runs; the same command continues "
-            "after a stop."
-        )
-
-    def show(self, planned: Sequence[PlannedTable], items: int) -> None:
-        """Write the tables from the first `items` items of each run, and print where."""
-        from dllm_bench.runs.progress import duration  # its metrics take time to import
-
-        pages = [path for path in self.write(planned)[1] if path.suffix == ".md"]
-        where = pages[0] if len(pages) == 1 else self.folder
-        passed = duration(time.monotonic() - self.started)
-        print_lines([f"{passed} - {items} items a run: {where}"])
-
-    def write(self, planned: Sequence[PlannedTable]) -> tuple[list[BuiltTable], list[Path]]:
-        """Build and write the tables; also returns the files."""
-        settings = SettingsCache(self.store.root.parent, compose)
-        similar = measured_runs(self.store, settings)
-        tables = [build(*one, similar) for one in planned]
-        settings.save()
-        with explain_write_errors(self.folder):
-            return tables, [path for built in tables for path in render.write(built, self.folder)]
+def write_tables(
+    planned: Sequence[PlannedTable], store: Store
+) -> tuple[list[BuiltTable], list[Path]]:
+    """Build and write the tables; also returns the files."""
+    settings, folder = SettingsCache(store.root.parent, compose), tables_folder(store)
+    similar = measured_runs(store, settings)
+    tables = [build(*one, similar) for one in planned]
+    settings.save()
+    with explain_write_errors(folder):
+        return tables, [path for built in tables for path in render.write(built, folder)]
 
 
 def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
@@ -244,47 +219,16 @@ def show_tables(arguments: Namespace) -> int:
     """Make missing runs if requested, render, and print what is still missing."""
     store = open_store(arguments)
     papers = [load.load_table(name) for name in load.matching_names("table", arguments.table)]
-    growing = GrowingTables(store)
-    planned, failed = plan_and_fill(arguments, papers, store, growing=growing)
+    planned, failed = plan_and_fill(arguments, papers, store, grow=True)
     if arguments.commands:
         return print_lines(command_lines(planned))
-    tables, written = growing.write(planned)
+    tables, written = write_tables(planned, store)
     if len(tables) > 1:
-        print_lines(overview_lines(tables, growing.folder))
+        print_lines(overview_lines(tables, tables_folder(store)))
     else:
         print_lines(table_lines(tables[0]))
         print_lines(f"written: {path}" for path in written)
-    if arguments.run and (arguments.limit or arguments.passes):
-        print_lines(outlook_lines(arguments, papers, store))
     return print_failures(failed)
-
-
-def outlook_lines(
-    arguments: Namespace, papers: Sequence[PaperTable], store: Store
-) -> Iterator[str]:
-    """Yield lines about the tables' own numbers of items and passes: what they add and how long
-    they take here."""
-    from dllm_bench.runs.progress import duration  # its metrics take time to import
-
-    whole = Namespace(**{**vars(arguments), "limit": None, "passes": None, "run": False})
-    planned = plan.cells_of(plan_whole(whole, papers, store))
-    specs = [run.spec for run in plan.distinct_runs(planned) if run.open and run.spec]
-    known = [record for spec in specs if (record := store.largest_record(spec))]
-    seconds = [float(s) for record in known for s in record.columns["seconds"] if s is not None]
-    if not seconds:
-        return
-    requests = sum((spec.limit or 0) * spec.repeats for spec in specs) - len(seconds)
-    jobs = arguments.jobs or default_jobs(arguments.profile)
-    left = duration(requests * sum(seconds) / len(seconds) / jobs)
-    items = max((spec.limit or 0 for spec in specs if spec.repeats == 1), default=0)
-    passes = max(spec.repeats for spec in specs)
-    own = [f"{items} items a run"] * bool(items)
-    own += [f"{passes} passes over the items of timed runs"] * (passes > 1)
-    name = papers[0].name if len(papers) == 1 else "all"
-    yield (
-        f"{' and '.join(own)} narrow the intervals: `dllm-bench table {name} --run`, about {left} "
-        "more of decoding here"
-    )
 
 
 def table_lines(built: BuiltTable) -> Iterator[str]:
