@@ -22,6 +22,7 @@ from dllm_bench.methods.caches import BlockCache
 from dllm_bench.methods.common import Blocks, Budget, NegEntropy, Threshold
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.store.inputs import wait_for
 
 DREAM_7B = {"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944}
 SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
@@ -132,7 +133,7 @@ class Ceilings:
     flop_per_s: float
     """Of large matrix products, in operations a second."""
     layers_flop_per_s: float
-    """The same in the precision of the linear layers."""
+    """The same in the precision of the linear layers, where that is another one."""
 
 
 def layer_parameters(shape: dict[str, int]) -> int:
@@ -159,20 +160,13 @@ def roofline_ms(one: RoundShape, kind: str, k: int, window: int, ceilings: Ceili
     return 1000 * max(moved / ceilings.bytes_per_s, plain_s + layers_s)
 
 
-def measured_ceilings(device: str, dtype: torch.dtype, kind: str = "none") -> Ceilings:
+def measured_ceilings(device: str, dtype: torch.dtype) -> Ceilings:
     """Measure bytes per second of a large copy, and operations per second of large products."""
     cuda = device == "cuda"
     side = 8192 if cuda else 256
     a = torch.randn(side, side, dtype=dtype, device=device)  # products of equal numbers are faster
-    operations = 2 * side**3
-    plain = operations / seconds(lambda: a @ a, cuda)
-    of_layers = plain
-    if kind == "fp8":
-        one = torch.ones((), device=device)
-        x = a.to(torch.float8_e4m3fn)
-        product_s = seconds(lambda: torch._scaled_mm(x, x.T, one, one, out_dtype=dtype), cuda)
-        of_layers = operations / product_s
-    return Ceilings(copied_per_s(device), plain, of_layers)
+    flop_per_s = 2 * side**3 / seconds(lambda: a @ a, cuda)
+    return Ceilings(copied_per_s(device), flop_per_s, flop_per_s)
 
 
 def copied_per_s(device: str) -> float:
@@ -185,14 +179,12 @@ def copied_per_s(device: str) -> float:
 
 def seconds(work: Callable[[], object], cuda: bool, repeats: int = 10) -> float:
     """Return the median time of one call after a warm-up."""
-    spent = []
+    spent, device = [], "cuda" if cuda else "cpu"
     for _ in range(repeats + 3):
-        if cuda:
-            torch.cuda.synchronize()
+        wait_for(device)
         started = time.perf_counter()
         work()
-        if cuda:
-            torch.cuda.synchronize()
+        wait_for(device)
         spent.append(time.perf_counter() - started)
     return median(spent[3:])
 

@@ -114,6 +114,11 @@ def print_lines(lines: Iterable[str]) -> int:
     return 0
 
 
+def print_written(place: Path | str, use: str) -> int:
+    """Print what was written and the words that use it; return the exit code of success."""
+    return print_lines([f"written: {place}", f"use it: {use}"])
+
+
 def print_failures(sentences: Sequence[str]) -> int:
     """Print failures to stderr; return 1 if there were any, else 0."""
     for sentence in sentences:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dllm_bench.cli.common import as_model, compose, open_store, print_lines
+from dllm_bench.cli.common import as_model, compose, open_store, print_lines, print_written
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
 from dllm_bench.paths import IMPORTED, expanded, place_of
@@ -47,9 +47,9 @@ def prefetch_models(arguments: Namespace) -> int:
     specs = [model_spec(model) for model in named]
     for source, folder in prefetch(specs, cache):
         show(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
-    manifest = cache / MANIFEST
-    line = f"manifest: {manifest}; copy it together with its folder"
-    return print_lines([line] if manifest.is_file() else [])
+    if (manifest := cache / MANIFEST).is_file():
+        show(f"manifest: {manifest}; copy it together with its folder")
+    return 0
 
 
 def import_file(arguments: Namespace) -> int:
@@ -64,12 +64,8 @@ def import_file(arguments: Namespace) -> int:
     from dllm_bench.models.gguf_import import import_gguf  # torch takes seconds to import
 
     import_gguf(Path(file), place_of(source))
-    return print_lines(
-        [
-            f"written: {place_of(source)}",
-            f'use it: dllm-bench generate {source} ar --chat "What is a prime number?"',
-        ]
-    )
+    question = f'dllm-bench generate {source} ar --chat "What is a prime number?"'
+    return print_written(place_of(source), question)
 
 
 # --- export ---------------------------------------------------------------------------------------

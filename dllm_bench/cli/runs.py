@@ -128,15 +128,12 @@ def row_texts(row: StatusRow) -> tuple[str, ...]:
 
 def row_of_sealed(run: IndexedRun) -> StatusRow:
     """Return the row of a sealed run."""
-    own = ("benchmark", "model", "decoder", "score", "interval", "ungraded")
-    tpf, tps = (run.metrics.get(name) for name in SHOWN_METRICS)
+    own = ("run", "benchmark", "model", "decoder", "score", "interval", "ungraded")
     return {
-        "run": run.run,
+        **{name: getattr(run, name) for name in own},
         "state": RunState.SEALED.value,
         "done": f"{run.samples}/{run.samples}",
-        **{name: getattr(run, name) for name in own},
-        "tpf": tpf,
-        "tps": tps,
+        **dict(zip(NUMBERS[1:], map(run.metrics.get, SHOWN_METRICS), strict=True)),
         "all": run.settings,
     }
 

@@ -10,7 +10,7 @@ from argparse import Namespace
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.cli.common import compose, open_store, print_lines, training_folder
+from dllm_bench.cli.common import compose, open_store, print_lines, print_written, training_folder
 from dllm_bench.registry import require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import write_json
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 def given_fields(arguments: Namespace, job: Any) -> dict[str, Any]:
     """Return those fields of a job for which options were given."""
-    names = {field.name for field in fields(job)} & set(vars(arguments))
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    names, options = {field.name for field in fields(job)}, vars(arguments).items()
+    given = {name: value for name, value in options if name in names and value is not None}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
 
 
@@ -47,7 +47,7 @@ def train_filter(arguments: Namespace) -> int:
         convert_filter(arguments.source, out, facts)
     else:
         filters.train(job, model, out, folder / "traces")
-    return print_lines([f"written: {out}", f"use it: decoder=learn2pd {filters.SOURCE}={out}"])
+    return print_written(out, f"decoder=learn2pd {filters.SOURCE}={out}")
 
 
 def train_drafter(arguments: Namespace) -> int:
@@ -69,8 +69,7 @@ def train_drafter(arguments: Namespace) -> int:
         return print_lines([f"written: {file}"])
     rows = folder / f"rows-{weights[:10]}"
     drafters.DrafterTraining.start(job, loaded, texts, rows).run(out)
-    use = f"decoder={job.decoder} decoder.draft.drafter.source={out}"
-    return print_lines([f"written: {out}", f"use it: {use}"])
+    return print_written(out, f"decoder={job.decoder} decoder.draft.drafter.source={out}")
 
 
 def drafter_job(arguments: Namespace) -> DrafterJob:
@@ -101,11 +100,11 @@ def train_adapter(arguments: Namespace) -> int:
     loaded = load_model(spec)
     texts = adapters.texts_of(job, loaded, spec.chat)
     adapters.AdapterTraining.start(job, loaded, texts).run(out)
-    use = (
-        f"use it: model={arguments.model} model.lora={out} model.attention_form=block_causal "
-        f"model.block={job.block} decoder=block_diffusion decoder.schedule.block={job.block}"
+    return print_written(
+        out,
+        f"model={arguments.model} model.lora={out} model.attention_form=block_causal "
+        f"model.block={job.block} decoder=block_diffusion decoder.schedule.block={job.block}",
     )
-    return print_lines([f"written: {out}", use])
 
 
 def measure_sps(arguments: Namespace) -> int:
@@ -121,8 +120,7 @@ def measure_sps(arguments: Namespace) -> int:
     write_json(out, measured)
     pairs = zip(measured["tokens"], measured["steps_per_s"], strict=True)
     print_lines(f"{tokens:6} tokens  {rate:10.1f} steps/s" for tokens, rate in pairs)
-    use = f"decoder/length=hardware_aware decoder.length.profile.source={out}"
-    return print_lines([f"written: {out}", f"use it: {use}"])
+    return print_written(out, f"decoder/length=hardware_aware decoder.length.profile.source={out}")
 
 
 def fit_temperatures(arguments: Namespace) -> int:
@@ -136,5 +134,4 @@ def fit_temperatures(arguments: Namespace) -> int:
     out = arguments.out or folder / f"{spec.model.name}-{spec.label}.json"
     write_json(out, fitted)
     print_lines(scheduler.temperature_lines(fitted))
-    use = f"use it: decoder.length.temperatures.source={out}"
-    return print_lines([f"written: {out}", use])
+    return print_written(out, f"decoder.length.temperatures.source={out}")

@@ -9,7 +9,7 @@ model, whose times mean nothing.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, product
 from typing import Any
 from unittest.mock import patch
@@ -67,7 +67,9 @@ def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
     rows = []
     for kind, mode in chosen.kinds:
         model = random_model(one.vocab, one.shape, one.device, one.dtype, kind, mode)
-        ceilings = measured_ceilings(one.device, one.dtype, kind)
+        ceilings = measured_ceilings(one.device, one.dtype)
+        if kind == "fp8":
+            ceilings = replace(ceilings, layers_flop_per_s=fp8_flop_per_s(one.device, one.dtype))
         for k, window in grid[:: len(grid) - 1] if quick else grid:
             round_time_ms = round_ms(model, one.prefix, k, window, chosen.steps)
             floor_ms = roofline_ms(one, kind, k, window, ceilings)
@@ -88,6 +90,15 @@ def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
             )
         del model
     return rows
+
+
+def fp8_flop_per_s(device: str, dtype: torch.dtype, side: int = 8192) -> float:
+    """Measure the operations per second of large products in FP8."""
+    one = torch.ones((), device=device)
+    # products of equal numbers are faster
+    x = torch.randn(side, side, dtype=dtype, device=device).to(torch.float8_e4m3fn)
+    product_s = seconds(lambda: torch._scaled_mm(x, x.T, one, one, out_dtype=dtype), True)
+    return 2 * side**3 / product_s
 
 
 def projected(k: int, round_time_ms: float) -> float | None:
