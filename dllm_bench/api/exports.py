@@ -34,7 +34,7 @@ from dllm_bench import __version__
 from dllm_bench.api.runs import of_one_type, sample_rows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, MeanScore
-from dllm_bench.paths import ASSETS
+from dllm_bench.paths import ASSETS, read_yaml
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.record import RunRecord
@@ -45,6 +45,8 @@ Plain = dict[str, Any]
 Metric, Filter = "score", "none"  # lm-eval's names, for benchmarks without their own
 SCHEMA_VERSION = "0.3.0"  # of both schemas of Every Eval Ever
 LIBRARY = "dllm-bench"
+CONSTANT = read_yaml(Path(__file__).with_name("eee.yaml"))
+"""Place in a file of Every Eval Ever -> its fields that are the same in every file."""
 COUNTS = ("forwards", "emitted", "committed", "rows")
 """Columns of a sample that `eee` has as details of its performance."""
 AUP_FILE = "data_dllm_bench.yaml"  # the leaderboard's own files are data_llada.yaml and so on
@@ -273,13 +275,9 @@ def to_eee(export: Export) -> Iterator[Path]:
         if lines:
             path, text = f"{place}_samples.jsonl", "".join(lines)
             yield write_atomic(export.out / path, text)
-            whole["detailed_evaluation_results"] = {
-                "format": "jsonl",
-                "file_path": path,
-                "hash_algorithm": "sha256",
-                "checksum": hashlib.sha256(text.encode()).hexdigest(),
-                "total_rows": len(lines),
-            }
+            checksum = hashlib.sha256(text.encode()).hexdigest()
+            file = {"file_path": path, "checksum": checksum, "total_rows": len(lines)}
+            whole["detailed_evaluation_results"] = {**CONSTANT["file"], **file}
         yield write_atomic(export.out / f"{place}.json", json.dumps(whole, indent=2) + "\n")
 
 
@@ -301,8 +299,7 @@ def eee_evaluation(record: RunRecord, score: MeanScore, model: str, export: Expo
         "evaluation_timestamp": str(started),
         "retrieved_timestamp": str(record.sealed_at),
         "source_metadata": {
-            "source_name": LIBRARY,
-            "source_type": "evaluation_run",
+            **CONSTANT["source"],
             "source_organization_name": export.organization,
             "evaluator_relationship": export.relationship,
         },
@@ -341,18 +338,13 @@ def eee_result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plai
         source = {"source_type": "other", "source_id": name}
         source["source_version"] = str(spec.inputs.get("dataset", ""))
     return {
-        "evaluation_result_id": result_id(record),
-        "evaluation_name": name,
+        **result_names(record),
         "source_data": {"dataset_name": name, **source},
         "metric_config": {
             "metric_id": f"{name}.{metric}" if metric == Metric else metric,
             "metric_name": metric,
-            "metric_unit": "proportion",
             "metric_parameters": {"filter": key},
-            "lower_is_better": False,
-            "score_type": "continuous",
-            "min_score": 0.0,
-            "max_score": 1.0,
+            **CONSTANT["metric"],
         },
         "score_details": {
             "score": score.mean,
@@ -386,10 +378,10 @@ def generation_config(record: RunRecord) -> Plain:
     }
 
 
-def result_id(record: RunRecord) -> str:
-    """Return the id that joins a run's samples with its score."""
-    metric, key = primary_of(record)
-    return f"{record.spec.benchmark.name}:{metric},{key}"
+def result_names(record: RunRecord) -> Plain:
+    """Return the name of the evaluation, and the id that joins a run's samples with its score."""
+    name, (metric, key) = record.spec.benchmark.name, primary_of(record)
+    return {"evaluation_name": name, "evaluation_result_id": f"{name}:{metric},{key}"}
 
 
 def as_details(values: Mapping[str, Any]) -> dict[str, str]:
@@ -411,19 +403,18 @@ def eee_samples(record: RunRecord, model: str, rows: Iterator[Plain]) -> Iterato
         # hashed as by all converters to this schema
         hashed = json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()
         read = {"extracted_value": row["extracted"], "extraction_method": primary_of(record)[1]}
-        answer = {"turn_idx": 0, "source": "output.raw", **read, "is_terminal": True}
+        read |= CONSTANT["answer"]
         seconds = {} if row["seconds"] is None else {"latency_ms": 1000 * row["seconds"]}
         counts = {name: row[name] for name in COUNTS if row.get(name) is not None}
         yield {
             "model_id": model,
-            "evaluation_name": record.spec.benchmark.name,
-            "evaluation_result_id": result_id(record),
+            **result_names(record),
             "sample_id": row["id"],
             "sample_hash": hashlib.sha256(hashed).hexdigest(),
             "interaction_type": "single_turn",
             "input": asked,
             "output": {"raw": [row["text"]]},
-            "answer_attribution": [] if row["extracted"] is None else [answer],
+            "answer_attribution": [] if row["extracted"] is None else [read],
             "evaluation": {"score": float(row["value"]), "is_correct": row["value"] == 1},
             "performance": {**seconds, "additional_details": as_details(counts)},
             "metadata": {"verdict": row["verdict"]},

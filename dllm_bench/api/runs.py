@@ -310,9 +310,8 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
 def sample_rows(record: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield a row per sample: the run's columns, the sample's own, and its text."""
     texts = {key: sample.text for key, sample in read_samples(folder).items()}
-    names, values = record.columns.keys(), record.columns.values()
-    for row in zip(*values, strict=True):
-        sample = dict(zip(names, row, strict=True))
+    for row in zip(*record.columns.values(), strict=True):
+        sample = dict(zip(record.columns, row, strict=True))
         yield {**_identity_row(record), **sample, "text": texts.get(sample["id"])}
 
 

@@ -20,7 +20,7 @@ from dllm_bench.core.output import show
 from dllm_bench.paths import IMPORTED, expanded, place_of
 from dllm_bench.registry import require_known
 from dllm_bench.store.files import explain_write_errors, make_folder
-from dllm_bench.store.inputs import model_spec
+from dllm_bench.store.inputs import decoder_of, model_spec
 
 CUSTOM_GENERATE = "custom-generate"
 FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
@@ -102,15 +102,12 @@ def export_decoder(words: list[str], folder: Path) -> int:
     from dllm_bench.api.compose import compose_decoder
 
     name, *settings = words
-    compose_decoder(name, settings)
+    plain = compose_decoder(name, settings)
     # torch takes seconds to import: only after the names were checked
     from dllm_bench.api import custom_generate
-    from dllm_bench.api.generation import composed_decoder
 
-    decoder = composed_decoder(name, settings)
     with explain_write_errors(folder):
-        written = custom_generate.export(name, decoder, folder)
-    return listed(written)
+        return listed(custom_generate.export(name, decoder_of(plain), folder))
 
 
 def listed(paths: Iterable[Path | str]) -> int:

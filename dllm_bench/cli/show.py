@@ -42,7 +42,7 @@ from dllm_bench.site.texts import (
     token_decoder,
 )
 from dllm_bench.store.groups import Hardware
-from dllm_bench.store.inputs import resolve_model
+from dllm_bench.store.inputs import decoder_of, resolve_model
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, flat_settings
 from dllm_bench.store.store import RunEntry, read_record, read_samples
@@ -217,10 +217,10 @@ def show_generated(arguments: Namespace) -> int:
 
     # torch takes seconds to import: only after the names were checked
     compose([as_override("model", arguments.model)])
-    compose_decoder(arguments.decoder, arguments.settings)
-    from dllm_bench.api.generation import composed_decoder, generate
+    plain = compose_decoder(arguments.decoder, arguments.settings)
+    from dllm_bench.api.generation import generate
 
-    chosen = composed_decoder(arguments.decoder, arguments.settings)
+    chosen = decoder_of(plain)
     options = {"max_new_tokens": arguments.max_new_tokens, "seed": arguments.seed}
     if not arguments.watch:
         (completion,) = generate(arguments.model, [prompt], chosen, **options)

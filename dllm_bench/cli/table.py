@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -204,12 +205,9 @@ def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
         yield f"dllm-bench prefetch {' '.join(sorted(names))}  # their weights"
     sources = plan.missing_trained_files(by_command.values())
     yield from (f"# train first: {source} (dllm-bench train)" for source in sources)
-    reason = ""
-    for command, run in by_command.items():
-        if run.reason != reason:
-            reason = run.reason
-            yield "# " + " ".join(reason.split())
-        yield command
+    for reason, alike in groupby(by_command.values(), lambda run: run.reason):
+        yield f"# {' '.join(reason.split())}"
+        yield from (run.command for run in alike)
 
 
 # --- tables --------------------------------------------------------------------------------------
