@@ -84,8 +84,7 @@ def generate_with(
     new = max_new_tokens or config.max_new_tokens
     wrong = [name for name in REFUSED if settings.get(name)]
     wrong += [name for name in SINGLE if settings.get(name, 1) != 1]
-    wrong += [] if given is not None else ["no input_ids"]
-    wrong += [] if new else ["no max_new_tokens"]
+    wrong += ["no input_ids"] * (given is None) + ["no max_new_tokens"] * (not new)
     if wrong:
         raise DllmBenchError(
             f"custom_generate was called with {', '.join(wrong)}; give input_ids and "

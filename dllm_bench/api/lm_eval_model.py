@@ -33,12 +33,11 @@ MODEL = "dllm_bench"
 """Name of our models on lm-eval's command line."""
 LM_EVAL_DEFAULT = "hf"
 """The model that lm-eval takes if none is named."""
-APPLIED = ("until", "max_gen_toks")
-"""Generation settings of a task that are followed, by the names that lm-eval gives them."""
 GREEDY = {"do_sample": False, "temperature": 0.0, "num_beams": 1}
 """Generation settings that ask for nothing at these values."""
-OF_SAMPLING = ("top_p", "top_k", "min_p", "seed")
-"""Generation settings that ask for nothing where a task does not sample."""
+FOLLOWED = ("until", "max_gen_toks", "top_p", "top_k", "min_p", "seed")
+"""Generation settings of a task, by lm-eval's names, that are followed, or that ask for nothing
+where the task does not sample."""
 ANY_DEVICE = "auto"
 """Stands for the device that `hardware` chooses; lm-eval itself would ask for cuda:0."""
 
@@ -91,22 +90,21 @@ class DllmBenchLM(LM):
         DllmBenchError, before anything is decoded, for a decoder that generates texts.
         """
         shown = tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood requests")
-        return [self._scored("loglikelihood", *request.args) for request in shown]
+        return [self._scored("loglikelihood", request) for request in shown]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return the log-likelihood of each text, whole, after the token that begins a text."""
         shown = tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood_rolling requests")
-        texts = (request.args[0] for request in shown)
-        return [self._scored("loglikelihood_rolling", "", text)[0] for text in texts]
+        return [self._scored("loglikelihood_rolling", request)[0] for request in shown]
 
-    def _scored(self, kind: str, context: str, continuation: str) -> tuple[float, bool]:
+    def _scored(self, kind: str, request: Instance) -> tuple[float, bool]:
+        context, continuation = ("", *request.args)[-2:]
         said = self._generate.likelihood(self._turns.get(context, context), continuation)
         answer = (said.nats, said.greedy)
-        rolling = kind == "loglikelihood_rolling"
-        asked = (continuation,) if rolling else (context, continuation)
-        self.cache_hook.add_partial(kind, asked, answer[0] if rolling else answer)
+        stored = answer[0] if kind == "loglikelihood_rolling" else answer
+        self.cache_hook.add_partial(kind, request.args, stored)
         return answer
 
     def apply_chat_template(
@@ -159,11 +157,10 @@ def generation_settings(given: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]
     DllmBenchError for a setting that would change the text and is not followed here.
     """
     normal: dict[str, Any] = dict(normalize_gen_kwargs(dict(given)))
-    followed = {*APPLIED, *OF_SAMPLING}
     refused = [
         f"{name}={value}"
         for name, value in normal.items()
-        if name not in followed and value is not None and value != GREEDY.get(name)
+        if name not in FOLLOWED and value is not None and value != GREEDY.get(name)
     ]
     if refused:
         raise DllmBenchError(

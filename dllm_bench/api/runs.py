@@ -165,8 +165,8 @@ class Chosen:
         if not self.stored:
             return ObjectInputs({**hashes, "weights": NONE})
         parts = made.modules() if hasattr(made, "modules") else ()
-        classes = tuple({type(part): None for part in parts})
-        return ObjectInputs({**hashes, **self.loaded.content()}, classes)
+        classes = dict.fromkeys(map(type, parts))
+        return ObjectInputs({**hashes, **self.loaded.content()}, tuple(classes))
 
 
 def make_run(
@@ -635,10 +635,6 @@ def trade_off(
 
 def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
     """Return the complete runs whose folders name a model and a benchmark; empty names mean any."""
-    model, benchmark = (name and slug(name) for name in (model, benchmark))
-    found = [
-        read_record(folder)
-        for folder in store.folders()
-        if model in ("", folder.parent.name) and benchmark in ("", folder.parent.parent.name)
-    ]
-    return [record for record in found if record is not None]
+    pattern = "/".join(slug(name) if name else "*" for name in (benchmark, model))
+    found = (read_record(one) for one in store.folders() if one.parent.match(pattern))
+    return list(filter(None, found))

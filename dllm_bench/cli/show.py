@@ -194,14 +194,9 @@ def show_prompt(arguments: Namespace) -> int:
             f"{len(requests)} items; count from 0."
         )
     request = requests[place]
-    return print_lines(
-        [
-            *token_decoder(spec.model)(request.prompt_ids).split("\n"),
-            "",
-            f"{request.id}: {len(request.prompt_ids)} tokens, "
-            f"{request.max_new_tokens} new ones, stops at {list(request.stop)}",
-        ]
-    )
+    print_lines(token_decoder(spec.model)(request.prompt_ids).split("\n"))
+    size = f"{len(request.prompt_ids)} tokens, {request.max_new_tokens} new ones"
+    return print_lines(["", f"{request.id}: {size}, stops at {list(request.stop)}"])
 
 
 # --- generate ------------------------------------------------------------------------------------
@@ -277,9 +272,8 @@ class DecodingOrderPainter:
         """Return headline, text, forwards, legend; with `canvas`, also the canvas by forward."""
         parts: list[RenderableType] = [self.headline(), Text(), self.text(), Text()]
         parts += [self.forwards(), Text(), self.legend()]
-        for index in range(len(self.order.steps) if canvas else 0):
-            share = self.order.steps[index].filled
-            parts += [Text(), Text(f"after forward {index} ({share:.0%})", "bold")]
+        for index, step in enumerate(self.order.steps if canvas else ()):
+            parts += [Text(), Text(f"after forward {index} ({step.filled:.0%})", "bold")]
             parts.append(self.canvas(until=index))
         return Group(*parts)
 
