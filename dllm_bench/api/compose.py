@@ -47,7 +47,7 @@ from dllm_bench.core.errors import DllmBenchError, did_you_mean, unknown_name
 from dllm_bench.models import sources
 from dllm_bench.models.spec import DEVICES, ModelSpec
 from dllm_bench.paths import ASSETS, GROUPS, IMPORTED, expanded, options, place_of, read_yaml
-from dllm_bench.registry import check_plain_types
+from dllm_bench.registry import check_plain_types, require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig, default_settings
@@ -104,8 +104,7 @@ def compose_decoder(name: str, overrides: Sequence[str]) -> Plain:
             f"{others[0]!r} is no setting of a decoder; write decoder.SLOT.NAME=VALUE or "
             "decoder/SLOT=PIECE."
         )
-    if name not in options("decoder"):
-        raise DllmBenchError(unknown_option("decoder", name))
+    require_known("decoder", name, options("decoder"), listing="dllm-bench run --help")
     return dict(compose([f"decoder={name}", *overrides])["decoder"])
 
 

@@ -360,10 +360,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts; a single text or chat becomes a list of one."""
     if isinstance(prompts, str):
         return [prompts]
-    every = list(prompts)
-    if every and isinstance(every[0], Mapping):
-        return [cast(Turns, every)]
-    return cast(list[Prompt], every)
+    every: list[Any] = list(prompts)
+    return [every] if every and isinstance(every[0], Mapping) else every
 
 
 def spec_of(model: LoadedModel, decoder: Decoder, **settings: Any) -> RunSpec:

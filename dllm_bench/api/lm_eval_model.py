@@ -22,7 +22,8 @@ from tqdm import tqdm
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.benchmark import Turns
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.registry import require_known
 from dllm_bench.runs.dependencies import REAL
 from dllm_bench.store.spec import RunSpec
 
@@ -183,8 +184,7 @@ def check_model(name: str, settings: Mapping[str, Any]) -> None:
             f"model and decoder of this package add --model {MODEL}, for a checkpoint that "
             "transformers runs --model_args pretrained=PATH."
         )
-    if name not in model_registry:
-        raise DllmBenchError(unknown_name("model of lm-eval", name, list(model_registry)))
+    require_known("model of lm-eval", name, model_registry)
 
 
 def execute(parsed: Namespace) -> None:

@@ -81,14 +81,6 @@ def random_model(
     return denoiser_class(compile_mode)(module, special(vocab), shifted=False)
 
 
-def round_ms(model: TransformerDenoiser, prefix: int, k: int, window: int, steps: int) -> float:
-    """Return the median milliseconds of `random_rounds`, without the warm-up rounds.
-
-    steps: rounds that are timed.
-    """
-    return median(one.ms for one in random_rounds(model, prefix, k, window, WARM + steps)[WARM:])
-
-
 def random_rounds(
     model: TransformerDenoiser, prefix: int, k: int, window: int, rounds: int
 ) -> list[Forward]:

@@ -21,6 +21,7 @@ from dllm_bench.cli import common
 from dllm_bench.cli.common import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
+from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.paths import PACKAGE, assets_dir, read_yaml
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Paths
@@ -54,7 +55,8 @@ def all_lines(arguments: Namespace) -> list[Line]:
         from dllm_bench.api.compose import check_folder
 
         check_folder(config.model)  # before torch is imported: reports mistakes at once
-    report = list(machine_lines(common.configured_paths(arguments)))
+    report = [*python_lines(), *package_lines(), *device_lines(), *asset_lines()]
+    report += [*path_lines(common.configured_paths(arguments)), *sandbox_lines()]
     if named:
         # needs torch, and the report above must work where torch is missing
         from dllm_bench.cli.doctor_torch import model_lines
@@ -78,21 +80,9 @@ def gpu_lines(arguments: Namespace) -> Iterator[Line]:
 # --- what needs no model: Python, packages, devices, assets, paths --------------------------------
 
 
-def machine_lines(paths: Paths) -> Iterator[Line]:
-    """Report on everything but models; `paths` is the configuration group of that name."""
-    yield from python_lines()
-    yield from package_lines()
-    yield from device_lines()
-    yield from asset_lines()
-    yield from path_lines(paths)
-    yield from sandbox_lines()
-
-
 def python_lines() -> Iterator[Line]:
     """Report on Python, this package and the machine."""
-    python = f"{platform.python_version()} ({sys.executable})"
-    supported = sys.version_info >= (3, 11)
-    yield OK if supported else REQUIRED_MISSING, "python", python
+    yield OK, "python", f"{platform.python_version()} ({sys.executable})"
     commit = code(PACKAGE.parent)
     where = f"commit {commit['commit'][:10]}" if commit["commit"] else "no checkout"
     changed = ", with local changes" if commit["dirty"] else ""
@@ -141,10 +131,6 @@ def kernel_line(has_cuda: bool) -> Line:
 
 def asset_lines() -> Iterator[Line]:
     """Report which embedded models are present, and how large they are."""
-    if find_spec("torch") is None:
-        return
-    from dllm_bench.models.sources import SHIPPED_MODELS  # imports torch
-
     for name in sorted(SHIPPED_MODELS):
         files = sorted((assets_dir() / name).glob("*.safetensors"))
         size = sum(path.stat().st_size for path in files) / MEBIBYTE

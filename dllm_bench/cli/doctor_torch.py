@@ -461,7 +461,7 @@ def memory(check: GpuCheck) -> Found:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     model = random_model.random_model(LONG, DREAM_7B, check.device, torch.bfloat16)
-    random_model.round_ms(model, PREFIX, 7, 32, 4)
+    random_rounds(model, PREFIX, 7, 32, WARM + 4)
     peak = torch.cuda.max_memory_allocated() - before
     weights = sum(tensor.nbytes for tensor in model.module.parameters())
     width = DREAM_7B["width"] * DREAM_7B["kv_heads"] // DREAM_7B["heads"]

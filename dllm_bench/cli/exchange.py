@@ -24,7 +24,7 @@ from dllm_bench.store.inputs import decoder_of, model_spec
 
 CUSTOM_GENERATE = "custom-generate"
 FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
-"""Formats for runs, each written by a function of `api.exports`, which imports torch."""
+"""Formats for runs, each written by a function of `api.exports`, which imports Hydra."""
 
 
 # --- models ---------------------------------------------------------------------------------------

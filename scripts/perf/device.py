@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, product
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -19,13 +20,14 @@ import torch
 from dllm_bench.api.random_model import (
     DREAM_7B,
     SMALL,
+    WARM,
     RoundShape,
     copied_per_s,
     measured_ceilings,
     random_model,
+    random_rounds,
     recorded,
     roofline_ms,
-    round_ms,
     seconds,
 )
 from dllm_bench.decoding import fused
@@ -71,7 +73,8 @@ def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
         if kind == "fp8":
             ceilings = replace(ceilings, layers_flop_per_s=fp8_flop_per_s(one.device, one.dtype))
         for k, window in grid[:: len(grid) - 1] if quick else grid:
-            round_time_ms = round_ms(model, one.prefix, k, window, chosen.steps)
+            made = random_rounds(model, one.prefix, k, window, WARM + chosen.steps)
+            round_time_ms = median(forward.ms for forward in made[WARM:])
             floor_ms = roofline_ms(one, kind, k, window, ceilings)
             rows.append(
                 {
