@@ -52,12 +52,8 @@ if TYPE_CHECKING:
 
     from dllm_bench.models.load import LoadedModel
 
-BY_POSITION = {  # column -> metric of a position of the draft
-    "conditional": "acceptance/conditional",
-    "survival": "acceptance/survival",
-    "ece": "calibration/ece",
-    "auroc": "calibration/auroc",
-}
+BY_POSITION = "acceptance/conditional acceptance/survival calibration/ece calibration/auroc".split()
+"""Metrics of a position of the draft."""
 FORMS = ("png", "svg")  # of pictures
 FRAME_HEIGHT = 600  # pixels of a table in a notebook
 
@@ -355,12 +351,12 @@ def acceptance(*runs: RunRecord | str, results: str | Path | None = None) -> Dat
     """
     import pandas as pd
 
-    rows = list[dict[str, Any]]()
+    rows, columns = list[list[Any]](), [name.partition("/")[2] for name in BY_POSITION]
     for record in sealed_records(runs, results):
         for k in range(1, longest_draft(record.samples) + 1):
-            values = {n: measure(f"{one}@{k}", record.samples) for n, one in BY_POSITION.items()}
-            rows.append({**_identity_row(record), "position": k, **values})
-    return pd.DataFrame(rows, columns=["run", "decoder", "position", *BY_POSITION])
+            values = (measure(f"{name}@{k}", record.samples) for name in BY_POSITION)
+            rows.append([record.spec.short, record.spec.label, k, *values])
+    return pd.DataFrame(rows, columns=["run", "decoder", "position", *columns])
 
 
 # --- comparing runs ------------------------------------------------------------------------------

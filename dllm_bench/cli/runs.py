@@ -34,15 +34,7 @@ from dllm_bench.store.spec import differing, flat_settings
 from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove, sealed_record, verify
 
 if TYPE_CHECKING:
-    from dllm_bench.serving.load_simulation import (
-        FrontierPoint,
-        ServicePoint,
-        ServingSystem,
-        StoredDrafts,
-    )
-
-    Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
-
+    from dllm_bench.serving.load_simulation import ServingSystem, StoredDrafts
 
 WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # --where searches these
 NUMBERS = ("score", "tpf", "tps")
@@ -265,9 +257,9 @@ def simulate(arguments: Namespace) -> int:
     return print_lines(align([heads, *shown]))
 
 
-def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Points:
-    """Return the points that the options describe: autoregressive decoding once, then each drafter
-    under every rule."""
+def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Sequence[Any]:
+    """Return the points that the options describe, of the same dataclass: autoregressive decoding
+    once, then each drafter under every rule."""
     # torch takes seconds to import
     from dllm_bench.figures import run_series
     from dllm_bench.methods.drafting import read_temperatures

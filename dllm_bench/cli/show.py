@@ -68,14 +68,14 @@ SWATCHES = 16  # colours in the legend, at most
 def show_run(arguments: Namespace) -> int:
     """Print the metrics of a run or the decoding order of one of its samples."""
     entry = open_store(arguments).find(arguments.run)
+    record = read_record(entry.path)
     if arguments.sample is None:
         if arguments.json or arguments.canvas:
             raise DllmBenchError(
                 "--json and --canvas show one sample, but none was named; add --sample ID."
             )
-        record = read_record(entry.path)
         return print_lines(summary_lines(record) if record else unfinished_lines(entry))
-    samples, record = read_samples(entry.path), read_record(entry.path)
+    samples = read_samples(entry.path)
     order = record.columns["id"] if record else list(samples)
     sample = named_sample(samples, order, arguments.sample, arguments.run)
     texts = TextSource(compose)
