@@ -19,21 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from dllm_bench.figures import style
-from dllm_bench.figures.panels import (
-    FRONT_LINE,
-    PANEL_KINDS,
-    REPORTED_BAR,
-    Panel,
-    box_swatch,
-    draw_stated,
-    draw_switches,
-    line_entry,
-    line_settings,
-    pareto_front,
-    separate_intervals,
-    separate_numbers,
-)
+from dllm_bench.figures import panels, style
+from dllm_bench.figures.panels import PANEL_KINDS, Panel
 from dllm_bench.figures.points import BLANK, MEASURED, NO_REPLAY, STATED, BuiltFigure
 from dllm_bench.figures.run_series import COUNTED, SIMULATED, Point
 from dllm_bench.figures.spec import PaperFigure, StatedNumber
@@ -69,20 +56,17 @@ def origin(panel: Panel) -> str:
         kinds = ", ".join(sorted(set(panel.placed.kind)))
         reasons = [r for r in panel.points.reason[panel.points.kind == MEASURED] if r]
         return "; ours: ".join([f"the paper's ({kinds})", *reasons[:1]])
-    models, tasks = models_of(panel.measured), tasks_of(panel.measured)
+    models, tasks = measured_names(panel.measured)
     if panel.built.categories and len(models) > 1:  # the axis names them
         models, tasks = [], tasks if len(tasks) == 1 else []
     return " on ".join(filter(None, map(", ".join, (models, tasks))))
 
 
-def models_of(points: DataFrame) -> list[str]:
-    """Return the models measured."""
-    return sorted({n for s in points.source for n in s.partition(" on ")[0].split(", ")} - {""})
-
-
-def tasks_of(points: DataFrame) -> list[str]:
-    """Return the benchmarks measured."""
-    return sorted({n for s in points.source for n in s.partition(" on ")[2].split(", ")} - {""})
+def measured_names(points: DataFrame) -> tuple[list[str], list[str]]:
+    """Return the models and the benchmarks measured."""
+    parts = [source.partition(" on ") for source in points.source]
+    names = [{name for part in parts for name in part[i].split(", ")} - {""} for i in (0, 2)]
+    return sorted(names[0]), sorted(names[1])
 
 
 def grid(built: BuiltFigure) -> list[list[Panel | None]]:
@@ -131,10 +115,10 @@ def _panel(
     return None if points.empty else Panel(built, quantity, names, points, same)
 
 
-def common_origin(panels: Sequence[Sequence[Panel | None]]) -> str:
+def common_origin(rows: Sequence[Sequence[Panel | None]]) -> str:
     """Return the models and tasks measured if they are the same in all panels, to be written
     once."""
-    shown = (panel for row in panels for panel in row if panel)
+    shown = (panel for row in rows for panel in row if panel)
     origins = {origin(panel) for panel in shown if not panel.measured.empty}
     return origins.pop() if len(origins) == 1 else ""
 
@@ -174,23 +158,20 @@ def drawing(built: BuiltFigure) -> Figure:
             share_ranges(list(row), row_slots)
         for ax, slot in zip(row, row_slots, strict=True):
             if slot and not slot.placed.empty:
-                draw_stated(ax, stated_in(slot))
+                panels.draw_stated(ax, stated_in(slot))
     draw_below(drawn, built)
     drawn.draw_without_rendering()  # now the axes have their places
     for ax in axes.flat:
-        separate_intervals(ax)
+        panels.separate_intervals(ax)
         if kind.numbered:
-            separate_numbers(ax)
+            panels.separate_numbers(ax)
     return drawn
 
 
 def stated_in(panel: Panel) -> list[StatedNumber]:
     """Return the stated numbers that belong into a panel."""
-    return [
-        number
-        for number in panel.built.figure.stated
-        if number.quantity in ("", panel.quantity) and number.panel in ("", *panel.names)
-    ]
+    known = (n for n in panel.built.figure.stated if n.quantity in ("", panel.quantity))
+    return [number for number in known if number.panel in ("", *panel.names)]
 
 
 def share_ranges(axes: Sequence[Axes], slots: Sequence[Panel | None]) -> None:
@@ -216,7 +197,7 @@ def draw_panel(ax: Axes, panel: Panel) -> None:
         write_reasons(ax, panel.points.reason)
         return
     if figure.draw.front:
-        pareto_front(ax, panel)
+        panels.pareto_front(ax, panel)
     PANEL_KINDS[figure.draw.kind].fill(ax, panel)
     ax.set_xlabel(figure.draw.x.label)
     simulated = f", simulated on {devices}" if (devices := simulated_on(panel)) else ""
@@ -226,7 +207,7 @@ def draw_panel(ax: Axes, panel: Panel) -> None:
     set_ticks(ax, "y", panel.log_y, drawn.y[drawn.quantity == panel.quantity])
     if built.categories:
         name_categories(ax, panel)
-    draw_switches(ax, panel)
+    panels.draw_switches(ax, panel)
 
 
 def simulated_on(panel: Panel) -> str:
@@ -237,7 +218,7 @@ def simulated_on(panel: Panel) -> str:
         call.settings["profile"].get(model)
         for name, call in figure.calls.items()
         if figure.row(name) == panel.quantity and call.name in SIMULATED
-        for model in models_of(panel.measured)
+        for model in measured_names(panel.measured)[0]
     }
     return ", ".join(sorted({device_of_step_profile(file) for file in files if file}))
 
@@ -285,13 +266,13 @@ def name_categories(ax: Axes, panel: Panel) -> None:
     """
     order, figure = panel.built.categories, panel.built.figure
     labels = figure.facet_labels(figure.draw.x.facet)
-    models, tasks = (len(names(panel.measured)) > 1 for names in (models_of, tasks_of))
+    models, tasks = (len(names) > 1 for names in measured_names(panel.measured))
     texts: list[str] = []
     runs: dict[frozenset[Any], str] = {}
     for place, x in enumerate(order):
         measured = panel.measured[panel.measured.x == x]
-        own = [*models_of(measured)] if models else []
-        own += tasks_of(measured) if tasks else []
+        own_models, own_tasks = measured_names(measured)
+        own = own_models * models + own_tasks * tasks
         same = runs.setdefault(_distinct(panel.built, measured, "x", "at"), x)
         if not measured.empty and same != x:
             own = [f"= {labels.get(same, same)}"]
@@ -356,11 +337,11 @@ def legend_entries(built: BuiltFigure) -> list[Artist]:
     ours = set(built.drawn(measured=True).series)
     entries = [kind.swatch(style.look(name), label, name not in ours) for name, label in named]
     if built.figure.draw.front:
-        entries.append(line_entry("Pareto front", FRONT_LINE))
-    hollow = line_settings(style.Look(style.INK, "o"), reported=True)
-    mark = REPORTED_BAR if kind.swatch is box_swatch else hollow
+        entries.append(panels.line_entry("Pareto front", panels.FRONT_LINE))
+    hollow = panels.line_settings(style.Look(style.INK, "o"), reported=True)
+    mark = panels.REPORTED_BAR if kind.swatch is panels.box_swatch else hollow
     for paper in theirs.kind[theirs.series.isin(ours)].unique():
-        entries.append(line_entry(f"the paper's, {paper}", mark))
+        entries.append(panels.line_entry(f"the paper's, {paper}", mark))
     return entries
 
 
@@ -419,10 +400,7 @@ def file_of(built: BuiltFigure, folder: Path, form: str) -> Path:
 def write(built: BuiltFigure, folder: Path) -> list[Path]:
     """Write all formats, each file atomically; returns their paths."""
     forms = {"csv": as_csv(built).encode(), **images(built)}
-    contents = {file_of(built, folder, form): content for form, content in forms.items()}
-    for path, content in contents.items():
-        write_atomic(path, content)
-    return list(contents)
+    return [write_atomic(file_of(built, folder, form), forms[form]) for form in forms]
 
 
 def why_kept(built: BuiltFigure, folder: Path) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.methods.drafting import (
     StepProfile,
@@ -29,18 +29,9 @@ from dllm_bench.methods.drafting import (
 )
 from dllm_bench.metrics import drafts
 from dllm_bench.paths import place_of
+from dllm_bench.registry import require_known
 from dllm_bench.runs.token_replay import TokenReplay, read_replays
-from dllm_bench.serving.load_simulation import (
-    FrontierPoint,
-    NewLengthRule,
-    ServingSystem,
-    StoredDrafts,
-    asynchronous_rule,
-    fixed_rule,
-    frontier,
-    hardware_aware_rule,
-    threshold_rule,
-)
+from dllm_bench.serving import load_simulation as simulation
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import read_samples
@@ -359,12 +350,12 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
 # by model), `requests` (numbers of concurrent requests).
 
 
-LENGTH_RULES: Mapping[str, Callable[[StepProfile, Mapping[str, Any]], NewLengthRule]] = {
-    "none": lambda profile, settings: fixed_rule(0),
-    "fixed": lambda profile, settings: fixed_rule(settings.get("tokens")),
-    "threshold": lambda profile, settings: threshold_rule(settings["tau"]),
-    "hardware_aware": lambda profile, settings: hardware_aware_rule(profile),
-    "asynchronous": lambda profile, settings: asynchronous_rule(profile),
+LENGTH_RULES: Mapping[str, Callable[[StepProfile, Mapping[str, Any]], simulation.NewLengthRule]] = {
+    "none": lambda profile, settings: simulation.fixed_rule(0),
+    "fixed": lambda profile, settings: simulation.fixed_rule(settings.get("tokens")),
+    "threshold": lambda profile, settings: simulation.threshold_rule(settings["tau"]),
+    "hardware_aware": lambda profile, settings: simulation.hardware_aware_rule(profile),
+    "asynchronous": lambda profile, settings: simulation.asynchronous_rule(profile),
 }
 """Name of a rule -> makes it from a step profile and settings (`tokens` or `tau`)."""
 SIMULATED: Mapping[str, tuple[str, str]] = {
@@ -380,7 +371,7 @@ step.
 
 def simulated(x: str, y: str, run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield one field of the simulated load against another."""
-    for point in served(run, settings):
+    for point in served(run, json.dumps(settings, sort_keys=True)):
         yield {"x": getattr(point, x), "y": getattr(point, y), "n": point.requests}
 
 
@@ -388,18 +379,14 @@ RUN_SERIES.update((name, partial(simulated, *fields)) for name, fields in SIMULA
 COUNTED.update(dict.fromkeys(SIMULATED, "requests"))
 
 
-def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
+@lru_cache(maxsize=64)
+def served(run: StoredRun, settings_json: str) -> list[simulation.FrontierPoint]:
     """Return the run's system at every number of requests; simulated once for all series that use
     it."""
-    return _served(run, json.dumps(settings, sort_keys=True))
-
-
-@lru_cache(maxsize=64)
-def _served(run: StoredRun, settings_json: str) -> list[FrontierPoint]:
     settings = json.loads(settings_json)
     profile = _profile(run.record.spec.model.name, settings["profile"])
     systems = systems_of(drafts_of(run), profile, {"": settings})
-    return frontier(systems, profile, settings["requests"])
+    return simulation.frontier(systems, profile, settings["requests"])
 
 
 def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
@@ -414,7 +401,7 @@ def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
 
 
 @lru_cache(maxsize=8)
-def drafts_of(run: StoredRun) -> StoredDrafts:
+def drafts_of(run: StoredRun) -> simulation.StoredDrafts:
     """Return the drafts that a greedy run stored; DllmBenchError if it cannot be simulated."""
     spec = run.record.spec
     temperature = setting_in(spec.decoder, "temperature", 0)
@@ -423,7 +410,9 @@ def drafts_of(run: StoredRun) -> StoredDrafts:
             f"Run {spec.short} sampled at temperature {temperature}; drafts are "
             "recorded along greedy text, run it with decoder.temperature=0."
         )
-    stored = StoredDrafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in run.samples)
+    stored = simulation.StoredDrafts.of(
+        (Trace.from_columns(s.trace), s.born, s.ids) for s in run.samples
+    )
     if len(stored.texts) < 2:
         raise DllmBenchError(
             f"Run {spec.short} holds drafts of {len(stored.texts)} texts; name a run of a "
@@ -440,11 +429,11 @@ def profile_of(source: str, models: Iterable[str]) -> StepProfile:
 
 
 def systems_of(
-    stored: StoredDrafts,
+    stored: simulation.StoredDrafts,
     profile: StepProfile,
     rules: Mapping[str, Mapping[str, Any]],
     temperatures: Temperatures | None = None,
-) -> list[ServingSystem]:
+) -> list[simulation.ServingSystem]:
     """Return the systems that serve the second half of the texts, one for each length rule.
 
     rules: name of the system -> settings of its rule: `rule` (of `LENGTH_RULES`), `tokens` or
@@ -453,12 +442,12 @@ def systems_of(
     first, second = stored.halves()
     texts = second.served(temperatures or Temperatures(drafts.fit_temperatures(first.observed())))
 
-    def system(name: str, settings: Mapping[str, Any]) -> ServingSystem:
+    def system(name: str, settings: Mapping[str, Any]) -> simulation.ServingSystem:
         rule = LENGTH_RULES[settings["rule"]](profile, settings)
         if settings["rule"] == "none":
-            return ServingSystem(name, texts, rule)
+            return simulation.ServingSystem(name, texts, rule)
         drafting = second.drafting(profile, settings.get("tokens"))
-        return ServingSystem(name, texts, rule, drafting)
+        return simulation.ServingSystem(name, texts, rule, drafting)
 
     return [system(name, settings) for name, settings in rules.items()]
 
@@ -466,6 +455,5 @@ def systems_of(
 def run_series(name: str) -> RunSeries:
     """Return the run series called `name`; raises DllmBenchError with the known names if there is
     none."""
-    if name not in RUN_SERIES:
-        raise DllmBenchError(unknown_name("run series", name, list(RUN_SERIES)))
+    require_known("run series", name, RUN_SERIES)
     return RUN_SERIES[name]

@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dllm_bench.paths import PACKAGE, read_yaml
-from dllm_bench.tables.load import (
-    REPORTED_TABLES,
-    file_and_data,
-    parse_table,
-    read_csv,
-    require_name,
-    sweep_steps,
-)
+from dllm_bench.tables import load
 from dllm_bench.tables.spec import SCORE, PaperTable, parse_number
 
 REPORTED_FIGURES = PACKAGE / "figures" / "reported"
@@ -182,8 +175,8 @@ class PaperFigure:
 @lru_cache
 def load_figure(name: str) -> PaperFigure:
     """Return the figure called `<paper>/<figure>`."""
-    require_name("figure", name)
-    return read_figure(name, *file_and_data("figure", name, REPORTED_FIGURES))
+    load.require_name("figure", name)
+    return read_figure(name, *load.file_and_data("figure", name, REPORTED_FIGURES))
 
 
 def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
@@ -193,11 +186,11 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
     own = {"layout": {"rows": list(facets)}, "metrics": dict(_table_metrics(metrics))}
     own_keys = ("draw", "reported", "stated")
     rest = {key: entry for key, entry in plain.items() if key not in own_keys}
-    table = parse_table(name, {**rest, **own}, REPORTED_TABLES)
+    table = load.parse_table(name, {**rest, **own}, load.REPORTED_TABLES)
     draw = _draw(plain["draw"])
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
     drawn = {name: metric["label"] for name, metric in metrics.items() if name != draw.x.metric}
-    steps = sweep_steps(facets)
+    steps = load.sweep_steps(facets)
     return PaperFigure(
         table=table,
         draw=draw,
@@ -245,7 +238,8 @@ def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[dic
     for row in _rows(entry, data):
         keys = ("panel", "series", "quantity", "x")
         named = {key: _column(entry.get(key, ""), row) for key in keys}
-        matches = all(_matches(row, *pair) for pair in entry.get("where", {}).items())
+        where = entry.get("where", {}).items()
+        matches = all(row[column] in load.as_tuple(allowed) for column, allowed in where)
         if matches and None not in named.values():
             y = float(row[entry.get("y", "value")].strip("%+")) * entry.get("scale", 1)
             of_paper = {"kind": entry["kind"], "source": entry.get("source", source)}
@@ -265,7 +259,7 @@ def _stated(
     names the upper end of a range, and `panel: {keys: …}` the panel of each row.
     """
     paper, _, figure = name.partition("/figure")
-    rows = read_csv(data / STATED_NUMBERS) if plain else []
+    rows = load.read_csv(data / STATED_NUMBERS) if plain else []
     rows = [row for row in rows if (row["paper"], row["figure"]) == (paper, figure)]
     values = {row["metric"]: row["value"] for row in rows}
     for metric, entry in plain.items():
@@ -285,7 +279,7 @@ def _rows(entry: Mapping[str, Any], data: Path) -> list[dict[str, str]]:
     """Return the rows of the csv file. `pair: {column: [a, b]}` joins two rows that differ only in
     that column into one, which has their values under the names a and b.
     """
-    rows = read_csv((REPORTED_TABLES if entry.get("of_table") else data) / entry["file"])
+    rows = load.read_csv((load.REPORTED_TABLES if entry.get("of_table") else data) / entry["file"])
     if "pair" not in entry:
         return rows
     [(column, pair)] = entry["pair"].items()
@@ -295,10 +289,6 @@ def _rows(entry: Mapping[str, Any], data: Path) -> list[dict[str, str]]:
         if row[column] in pair:
             joined.setdefault(key, dict(row))[row[column]] = row["value"]
     return [row for row in joined.values() if all(name in row for name in pair)]
-
-
-def _matches(row: Mapping[str, str], column: str, allowed: Any) -> bool:
-    return row[column] in (allowed if isinstance(allowed, list) else [str(allowed)])
 
 
 def _column(plain: Any, row: Mapping[str, str]) -> str | None:

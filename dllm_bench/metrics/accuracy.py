@@ -99,10 +99,10 @@ def mean_score(values: Sequence[float], *, seed: int = 0) -> MeanScore | None:
     if not values:
         return None
     if is_binary(values):
-        low, high = wilson(int(sum(values)), len(values))
-        return MeanScore(fmean(values), low, high, len(values), "wilson")
-    low, high = bootstrap(values, seed)
-    return MeanScore(fmean(values), low, high, len(values), "bootstrap")
+        ends, method = wilson(int(sum(values)), len(values)), "wilson"
+    else:
+        ends, method = bootstrap(values, seed), "bootstrap"
+    return MeanScore(fmean(values), *ends, len(values), method)
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:

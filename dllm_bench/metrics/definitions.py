@@ -264,9 +264,7 @@ DEFINITIONS = {
 }
 """Metrics without a position, by name."""
 MEASURES: dict[str, Callable[[Outcomes], float | None]] = {
-    "ece": drafts.ece,
-    "auroc": drafts.auroc,
-    "brier": drafts.brier,
+    measure.__name__: measure for measure in (drafts.ece, drafts.auroc, drafts.brier)
 }
 PARTS = {"": "all", "_unscaled": "unscaled", "_scaled": "scaled"}
 """End of a calibration's name -> `part` of `drafts.outcomes_of`."""

@@ -25,23 +25,8 @@ from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
-from dllm_bench.site import compare_page
-from dllm_bench.site.pages import (
-    DOWNLOADS,
-    FINDINGS_PAGE,
-    FIRST_PAGE,
-    TEMPLATES,
-    Page,
-    Plain,
-    RunPages,
-    figure_page,
-    findings_page,
-    harmless,
-    run_address,
-    state_class,
-    table_page,
-    table_stem,
-)
+from dllm_bench.site import compare_page, pages
+from dllm_bench.site.pages import Plain, RunPages
 from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.cache import Compose, SettingsCache
@@ -58,13 +43,12 @@ from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import differing_settings
 from dllm_bench.store.store import RunEntry, Store, read_record, read_samples, record_fingerprint
+from dllm_bench.tables import render
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.frame import build as build_table
 from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.plan import CellState, Planner, stored_folders
-from dllm_bench.tables.render import TEMPLATES as TABLE_TEMPLATES
-from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import EMBEDDED
 
 Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showing progress
@@ -135,7 +119,7 @@ class SiteBuilder:
         run_pages = RunPages(frozenset(short for short in records if is_file(self._page(short))))
         tables = list(self._build_tables(run_pages))
         built_tables = {built.table.name: built for _, built in tables}
-        self._write(FINDINGS_PAGE, self._findings(built_tables))
+        self._write(pages.FINDINGS_PAGE, self._findings(built_tables))
         groups = compare_page.comparable_runs(records.values())
         for group in groups:
             self._write(group.address, compare_page.comparison_page(group, run_pages))
@@ -149,7 +133,7 @@ class SiteBuilder:
             "entries": entries,
             "records": records,
         }
-        self._write(FIRST_PAGE, self._first_page(listed, groups, run_pages))
+        self._write(pages.FIRST_PAGE, self._first_page(listed, groups, run_pages))
         self.settings.save()
         yield from (f"left out: {sentence}" for sentence in left_out)
         kept = len(run_pages.shorts) - made
@@ -160,7 +144,7 @@ class SiteBuilder:
                 "sealed last"
             )
         yield f"{len(tables)} tables, {len(figures)} figures, {len(groups)} comparisons"
-        yield f"written: {self.out / FIRST_PAGE}"
+        yield f"written: {self.out / pages.FIRST_PAGE}"
 
     def _first_page(
         self, listed: Plain, comparisons: Sequence[compare_page.ComparedRuns], run_pages: RunPages
@@ -195,7 +179,7 @@ class SiteBuilder:
             "run_states": sorted(run_states),
             "bar_width": BAR_WIDTH,
         }
-        return Page(FIRST_PAGE, "Report").render("index.html", view)
+        return pages.Page(pages.FIRST_PAGE, "Report").render("index.html", view)
 
     def _prepare_folder(self) -> bool:
         """Write the static files; return True if all pages of runs must be built again.
@@ -212,7 +196,7 @@ class SiteBuilder:
                 "empty or new directory with --out."
             )
         self._write(STAMP, json.dumps(stamp) + "\n")
-        styles = (TABLE_TEMPLATES / "table.css", STATIC / "site.css")
+        styles = (render.TEMPLATES / "table.css", STATIC / "site.css")
         self._write("static/site.css", "".join(s.read_text(encoding="utf-8") for s in styles))
         for name in ("site.js", "icon.svg"):
             self._write(f"static/{name}", (STATIC / name).read_bytes())
@@ -228,7 +212,7 @@ class SiteBuilder:
         return [entry for _, entry in last]
 
     def _page(self, short: str) -> Path:
-        return self.out / run_address(short)
+        return self.out / pages.run_address(short)
 
     def _is_up_to_date(self, entry: RunEntry) -> bool:
         """Return whether the run's page is not older than its record."""
@@ -251,7 +235,7 @@ class SiteBuilder:
             for stale in matching(self.out / folder, "sample*"):
                 remove_file(stale)
         texts = {name: sample.text for name, sample in samples.items()}
-        self._write(run_address(spec.short), run_page(record, texts))
+        self._write(pages.run_address(spec.short), run_page(record, texts))
 
     def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
         """Write each table that has a stored run in all its forms; yields (address, table)."""
@@ -263,11 +247,11 @@ class SiteBuilder:
             [planned] = self.planner.common([table], profile)
             similar = similar or measured_runs(self.store, self.settings)
             built = build_table(*planned, similar)
-            stem = table_stem(built)
-            for form, text in render(built).items():
-                if form in DOWNLOADS:
+            stem = f"tables/{built.stem}"
+            for form, text in render.render(built).items():
+                if form in pages.DOWNLOADS:
                     self._write(f"{stem}.{form}", text)
-            self._write(f"{stem}.html", table_page(built, run_pages))
+            self._write(f"{stem}.html", pages.table_page(built, run_pages))
             yield f"{stem}.html", built
         self.settings.save()  # before the claims, since composing takes longest
 
@@ -283,7 +267,7 @@ class SiteBuilder:
     def _findings(self, tables: Mapping[str, BuiltTable]) -> str:
         """Return the page of the claims, judged by the stored runs."""
         judgements = judge_stored(load_profile(self.profile), self.planner)
-        return findings_page(Findings(judgements, tables))
+        return pages.findings_page(Findings(judgements, tables))
 
     def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[Plain]:
         """Write a page for each drawn figure, and its files; yield its paper, address and title. If
@@ -297,7 +281,7 @@ class SiteBuilder:
             paths = {form: drawn.with_suffix(f".{form}") for form in FIGURE_FORMS}
             try:
                 files = {
-                    form: harmless(form, stored_bytes(path) or b"", str(path))
+                    form: pages.harmless(form, stored_bytes(path) or b"", str(path))
                     for form, path in paths.items()
                     if is_file(path)
                 }
@@ -305,7 +289,8 @@ class SiteBuilder:
             except (DllmBenchError, ValueError, csv.Error) as error:
                 left_out.append(f"{name}: {error}")
                 continue
-            self._write(f"{stem}.html", figure_page(stem, title, points, list(files), run_pages))
+            page = pages.figure_page(stem, title, points, list(files), run_pages)
+            self._write(f"{stem}.html", page)
             for form, content in files.items():
                 self._write(f"{stem}.{form}", content)
             yield {"paper": drawn.parent.name, "address": f"{stem}.html", "title": title}
@@ -322,15 +307,9 @@ def in_order(path: Path) -> list[str | int]:
 @cache
 def code_version() -> str:
     """Return a hash of the code and templates that the pages of runs are built by."""
-    files = [
-        *sorted(Path(__file__).parent.glob("*.py")),
-        *sorted(TEMPLATES.glob("*.html")),
-        *sorted((PACKAGE / "metrics").glob("*.py")),
-    ]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    sources = (PACKAGE / "site", "*.py"), (pages.TEMPLATES, "*.html"), (PACKAGE / "metrics", "*.py")
+    files = (file for folder, pattern in sources for file in sorted(folder.glob(pattern)))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def bar_parts(counts: Mapping[str, int]) -> Iterator[Plain]:
@@ -339,5 +318,5 @@ def bar_parts(counts: Mapping[str, int]) -> Iterator[Plain]:
     for name in CELL_STATES:
         width = BAR_WIDTH * counts.get(name, 0) / total
         if width:
-            yield {"x": f"{x:.2f}", "width": f"{width:.2f}", "css": state_class(name)}
+            yield {"x": f"{x:.2f}", "width": f"{width:.2f}", "css": pages.state_class(name)}
         x += width

@@ -83,11 +83,6 @@ class Page:
         return "../" * self.address.count("/")
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is the page the report opens with."""
-        return self.address == FIRST_PAGE
-
-    @property
     def trail(self) -> list[tuple[str, str]]:
         """(text, address below the root) of all pages that lead to this one."""
         return [("report", FIRST_PAGE), *self.parents]
@@ -147,15 +142,9 @@ def script_json(value: Any) -> Markup:
 # --- tables, figures, findings -------------------------------------------------------------------
 
 
-def table_stem(built: BuiltTable) -> str:
-    """Return the path of a table's files below the root of the site, without their endings."""
-    profile = "" if built.profile.embedded else f"-{built.profile.name}"
-    return f"tables/{built.table.name}{profile}"
-
-
 def table_page(built: BuiltTable, run_pages: RunPages) -> str:
     """Return the page of a table."""
-    stem = table_stem(built)
+    stem = f"tables/{built.stem}"
     page = Page(f"{stem}.html", built.table.name, [("tables", "index.html#tables")])
 
     def address(run: PlannedRun) -> str:

@@ -283,15 +283,13 @@ def pack_sample(
 def pack_decoding_order(order: DecodingOrder, texts: TextNumbers) -> Plain:
     """Return tokens and forwards as columns; `born` tells what a forward committed."""
     steps: Plain = {name: [getattr(step, name) for step in order.steps] for name in STEP_COLUMNS}
-    if any(step.drafted for step in order.steps):
-        steps["drafted"] = [[*map(texts, step.drafted)] for step in order.steps]
-    for name in ("overwritten", "remasked", "inserted"):
-        if any(getattr(step, name) for step in order.steps):
-            steps[name] = [getattr(step, name) for step in order.steps]
+    for name in ("drafted", "overwritten", "remasked", "inserted", "survival"):
+        if any(column := [getattr(step, name) for step in order.steps]):
+            steps[name] = column
+    if "drafted" in steps:
+        steps["drafted"] = [[*map(texts, drafted)] for drafted in steps["drafted"]]
     if "inserted" in steps:
         steps["filled"] = [step.filled for step in order.steps]
-    if any(step.survival for step in order.steps):
-        steps["survival"] = [step.survival for step in order.steps]
     return {
         "tokens": [texts(token.text) for token in order.tokens],
         "born": [-1 if token.born is None else token.born for token in order.tokens],

@@ -54,10 +54,9 @@ class TextSource:
         """Return a function from token ids to text, by the tokenizer of the run's model."""
         key = digest([spec.model, spec.inputs.get("tokenizer")])
         if key not in self.decoders:
-            try:
+            self.decoders[key] = ids_as_text
+            with suppress(DllmBenchError):
                 self.decoders[key] = self._decoder(spec)
-            except DllmBenchError:
-                self.decoders[key] = ids_as_text
         return self.decoders[key]
 
     def _decoder(self, spec: RunSpec) -> DecodeTokens:
@@ -99,10 +98,9 @@ class TextSource:
         machine."""
         key = digest([spec.model, spec.benchmark, spec.limit])
         if key not in self.requests:
-            try:
+            self.requests[key] = []
+            with suppress(DllmBenchError):
                 self.requests[key] = requests_of(self._here(spec))
-            except DllmBenchError:
-                self.requests[key] = []
         return self.requests[key]
 
     def _here(self, spec: RunSpec) -> RunSpec:

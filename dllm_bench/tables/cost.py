@@ -57,7 +57,7 @@ class CostModel:
 
     def __init__(self, planned: Sequence[PlannedCell], measured: MeasuredRuns) -> None:
         self.measured = measured
-        self._tpf = {id(run): tpf for cell in planned for run, tpf in _reported_tpf(cell)}
+        self._tpf = {id(cell.run): tpf for cell in planned if (tpf := _reported_tpf(cell))}
 
     def estimate(self, run: PlannedRun) -> Cost | None:
         """Return the remaining cost of a run; None if its model or task is unknown, or if it was
@@ -135,10 +135,6 @@ class MeasuredRuns:
         vars(others)["_by_names"] = self._by_names
         return others
 
-    def all(self) -> list[MeasuredRun]:
-        """Return every run that is not ignored."""
-        return [run for run in self.runs if run is not self.without]
-
     def similar(self, config: RunConfig, group: str) -> list[MeasuredRun]:
         """Return runs with the same `group`; if some also share the `CLOSER_GROUP`, only these."""
         names, closer = (group, _name(config, group)), CLOSER_GROUP[group]
@@ -176,7 +172,8 @@ class MeasuredRuns:
             return median(run.per_token for run in similar)
         if tpf or decoder.one_token_per_forward:
             return 1 / (tpf or 1.0)
-        others = [run.per_token for run in self.all() if not run.decoder.one_token_per_forward]
+        runs = (run for run in self.runs if run is not self.without)
+        others = [run.per_token for run in runs if not run.decoder.one_token_per_forward]
         return median(others) if others else 1.0
 
     def _seconds_scale(self, config: RunConfig) -> float:
@@ -302,9 +299,7 @@ def _entry(kind: str, name: str) -> list[float] | None:
     return next((entry for key, entry in _numbers()[kind].items() if key in name), None)
 
 
-def _reported_tpf(cell: PlannedCell) -> list[tuple[PlannedRun, float]]:
-    """Return (run, TPF) of each cell for which the paper reports tokens per forward."""
-    value = cell.cell.reported.value if cell.cell.reported else None
-    if value and not cell.parts and cell.cell.metric.unit == TPF_UNIT:
-        return [(cell.run, value)]
-    return []
+def _reported_tpf(cell: PlannedCell) -> float | None:
+    """Return the tokens per forward that the paper reports for a cell; None if it reports none."""
+    is_tpf = cell.cell.metric.unit == TPF_UNIT and not cell.parts
+    return cell.cell.reported.value if is_tpf and cell.cell.reported else None

@@ -22,18 +22,9 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
 from dllm_bench.store.record import RunRecord
+from dllm_bench.tables import derive
 from dllm_bench.tables.cost import CostModel, MeasuredRuns
-from dllm_bench.tables.derive import (
-    ALPHA,
-    DROP,
-    Interval,
-    Items,
-    curve_of,
-    has_curve,
-    interval,
-    number_of,
-    timed_on,
-)
+from dllm_bench.tables.derive import Interval, Items
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import PaperTable, Profile, TableMetric, parse_number
 
@@ -71,6 +62,12 @@ class BuiltTable:
     costs: CostModel
     """Estimates the cost of its runs."""
 
+    @property
+    def stem(self) -> str:
+        """Path of its files below the folder of tables, without their endings; a profile other than
+        the embedded one adds its name."""
+        return self.table.name + ("" if self.profile.embedded else f"-{self.profile.name}")
+
     @cached_property
     def runs(self) -> list[PlannedRun]:
         """The runs of all cells, each once."""
@@ -106,11 +103,6 @@ class BuiltTable:
     def inputs(self) -> list[str]:
         """Content hashes of the inputs of the sealed runs."""
         return sorted({text for record in self.records for text in input_texts(record)})
-
-    def states(self) -> dict[CellState, int]:
-        """Return state -> number of runs, in the order of `CellState`."""
-        states = [run.state for run in self.runs]
-        return {state: states.count(state) for state in CellState if state in states}
 
     def status_counts(self) -> dict[str, int]:
         """Return status -> number of cells, the most frequent first."""
@@ -164,11 +156,11 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
         draws = [nan if (number := parse_number(text)) is None else number]
         reason = "" if text else f"the run has no setting {metric.setting}"
     elif state is CellState.SEALED:
-        (draws, items), n = number_of(planned), _samples_behind(planned)
+        (draws, items), n = derive.number_of(planned), _samples_behind(planned)
         reason = why_undefined(planned) if isnan(draws[0]) else ""
     value, is_sealed = float(draws[0]), state is CellState.SEALED
     is_measured = is_sealed and not isnan(value)
-    ends = interval(planned, draws) if is_measured else None
+    ends = derive.interval(planned, draws) if is_measured else None
     reported = cell.reported.value if cell.reported else None
     verdict = CellVerdict.NONE
     if text or is_measured:
@@ -189,9 +181,9 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
         "verdict": verdict,
         "reason": reason,
         "disturbed": is_measured and bool(disturbed_runs([planned])),
-        "machine": " and ".join(sorted(timed_on(planned))) if is_measured else "",
+        "machine": " and ".join(sorted(derive.timed_on(planned))) if is_measured else "",
         "runs": tuple(distinct_runs([planned])),
-        "curve": curve_of(planned) if is_measured and has_curve(planned) else None,
+        "curve": derive.curve_of(planned) if is_measured and derive.has_curve(planned) else None,
         "draws": draws,
         "items": items,
         "planned": planned,
@@ -208,15 +200,15 @@ def _samples_behind(planned: PlannedCell) -> int:
 
 def why_undefined(planned: PlannedCell) -> str:
     """Return why the sealed runs of a cell do not give its number."""
-    if has_curve(planned):
+    if derive.has_curve(planned):
         try:
-            curve_of(planned)
+            derive.curve_of(planned)
         except DllmBenchError as error:
             return str(error)
-    undefined = [part for part in planned.parts if isnan(number_of(part).draws[0])]
+    undefined = [part for part in planned.parts if isnan(derive.number_of(part).draws[0])]
     if undefined and planned.cell.metric.area:
         return why_undefined(undefined[0])
-    machines = sorted(timed_on(planned))
+    machines = sorted(derive.timed_on(planned))
     if planned.cell.metric.is_compared and len(machines) > 1:
         return f"times of different machines are not compared: {', '.join(machines)}"
     metric, record = planned.cell.metric.plain, planned.run.record
@@ -286,7 +278,8 @@ def definition_text(metric: TableMetric) -> str:
     if metric.setting:
         return texts["setting"]
     own = texts["score"] if metric.is_score else definitions.definition(metric.definition).text
-    return f"{texts['area'].format(alpha=ALPHA, drop=DROP)} {own}" if metric.area else own
+    area = texts["area"].format(alpha=derive.ALPHA, drop=derive.DROP)
+    return f"{area} {own}" if metric.area else own
 
 
 def hardware_text(record: RunRecord) -> str:

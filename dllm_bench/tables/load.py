@@ -26,19 +26,8 @@ import yaml
 from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.paths import PACKAGE, conf_dir, conf_dirs, conf_file, options, read_yaml
 from dllm_bench.registry import require_known
-from dllm_bench.tables.spec import (
-    CUT,
-    WHOLE,
-    FacetValue,
-    Instead,
-    Note,
-    PaperTable,
-    Profile,
-    Query,
-    ReportedValue,
-    Rule,
-    TableMetric,
-)
+from dllm_bench.tables import spec
+from dllm_bench.tables.spec import PaperTable, Profile, Query, TableMetric
 
 TITLE = re.compile(r"^title: (.+)$", re.MULTILINE)
 REPORTED_TABLES = PACKAGE / "tables" / "reported"
@@ -100,12 +89,8 @@ def matching_names(kind: str, name: str) -> list[str]:
 def load_table(name: str) -> PaperTable:
     """Return the table called `<paper>/<table>`."""
     require_name("table", name)
-    return read_table(name, *file_and_data("table", name, REPORTED_TABLES))
-
-
-def read_table(name: str, path: Path, data: Path) -> PaperTable:
-    """Return a table from its yaml file; the csv files that it names lie below `data`."""
-    return parse_table(name, read_yaml(path), data)
+    file, data = file_and_data("table", name, REPORTED_TABLES)
+    return parse_table(name, read_yaml(file), data)
 
 
 def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
@@ -156,16 +141,16 @@ def load_profile(name: str) -> Profile:
     return Profile(name=name, **made)
 
 
-def _instead(entry: Mapping[str, Any]) -> Iterator[Instead]:
+def _instead(entry: Mapping[str, Any]) -> Iterator[spec.Instead]:
     """Yield the replacements of a profile's entry: one, or one per value of the key in `each`,
     which maps a requested value to the value used here.
     """
     asked, here, of = (tuple(entry.get(key, ())) for key in ("asked", "here", "of"))
     if "each" not in entry:
-        yield Instead(asked, here, of)
+        yield spec.Instead(asked, here, of)
     for key, values in entry.get("each", {}).items():
         for value, counterpart in values.items():
-            yield Instead((*asked, f"{key}={value}"), (*here, f"{key}={counterpart}"), of)
+            yield spec.Instead((*asked, f"{key}={value}"), (*here, f"{key}={counterpart}"), of)
 
 
 def available_here(group: str) -> dict[str, str]:
@@ -190,7 +175,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _values(entry: Mapping[str, Any], data: Path) -> Iterator[FacetValue]:
+def _values(entry: Mapping[str, Any], data: Path) -> Iterator[spec.FacetValue]:
     """Yield the values of a facet: those listed in the yaml, then one per row of its csv file."""
     for name, plain in entry.get("values", {}).items():
         yield _value(name, plain, VALUE_KEYS)
@@ -198,11 +183,11 @@ def _values(entry: Mapping[str, Any], data: Path) -> Iterator[FacetValue]:
         yield _value_of_row(row, entry)
 
 
-def _value(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> FacetValue:
+def _value(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> spec.FacetValue:
     made = {"label": name, **_fields(name, plain, keys)}
     shown = {title: str(text) for title, text in made.pop("show", {}).items()}
     needs = made.pop("needs", ())
-    return FacetValue(name, needs=_as_tuple(needs), shown=shown, **made)
+    return spec.FacetValue(name, needs=as_tuple(needs), shown=shown, **made)
 
 
 def _fields(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -214,20 +199,20 @@ def _fields(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> dict[st
     return {key: tuple(e) if isinstance(e, list) else e for key, e in plain.items()}
 
 
-def _as_tuple(plain: object) -> Query:
+def as_tuple(plain: object) -> Query:
     """Return one entry or a list of them, as text; numbers and booleans as csv files write them."""
     entries = plain if isinstance(plain, (list, tuple)) else [plain]
     return tuple(str(e).lower() if isinstance(e, bool) else str(e) for e in entries)
 
 
-def _value_of_row(row: Mapping[str, str], entry: Mapping[str, Any]) -> FacetValue:
+def _value_of_row(row: Mapping[str, str], entry: Mapping[str, Any]) -> spec.FacetValue:
     """Return a csv row as a facet value: the row's columns are filled into `run`; `when`, `needs`
     and `reported_on` are looked up by column and value.
     """
     labels = entry.get("labels", {})
     name = row[entry["key"]]
     run = (text.format(**row) for text in entry["run"])
-    return FacetValue(
+    return spec.FacetValue(
         name=name,
         label=name,
         run=(*run, *_entries_for(row, entry.get("when", {}))),
@@ -241,34 +226,32 @@ def _value_of_row(row: Mapping[str, str], entry: Mapping[str, Any]) -> FacetValu
 def _entries_for(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]) -> Query:
     """Return the entries `lookup[column][value of that column in the row]` of all columns, in
     order."""
-    entries: list[str] = []
-    for column, by_value in lookup.items():
-        entry = by_value.get(row[column], [])
-        entries += [entry] if isinstance(entry, str) else entry
-    return tuple(entries)
+    found = (by_value.get(row[column], ()) for column, by_value in lookup.items())
+    return tuple(entry for entries in found for entry in as_tuple(entries))
 
 
-def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[Rule]:
+def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[spec.Rule]:
     """Yield the rule of an entry. With `file`, yield one rule per csv row: it applies to cells
     whose attributes equal the row's in the columns `match`, and the row's columns are filled into
     `run`.
     """
-    where = {key: _as_tuple(allowed) for key, allowed in entry["where"].items()}
+    where = {key: as_tuple(allowed) for key, allowed in entry["where"].items()}
     plain = {key: entry[key] for key in entry if key not in ("where", "file", "match")}
     if "file" not in entry:
-        yield Rule(where, _value("rule", plain, RULE_KEYS))
-    for row in read_csv(data / entry["file"]) if "file" in entry else ():
+        yield spec.Rule(where, _value("rule", plain, RULE_KEYS))
+        return
+    for row in read_csv(data / entry["file"]):
         filled = {**plain, "run": [text.format(**row) for text in plain["run"]]}
         matched = {column: (row[column],) for column in entry["match"]}
-        yield Rule({**where, **matched}, _value("rule", filled, RULE_KEYS))
+        yield spec.Rule({**where, **matched}, _value("rule", filled, RULE_KEYS))
 
 
 def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
     """Return a metric; `tolerance: 10 %` is relative, a bare number is in the metric's unit."""
     made = _fields(f"Metric {name}", plain, METRIC_KEYS)
     area, tolerance = made.get("area", ""), str(made.pop("tolerance", 0))
-    if area not in ("", WHOLE, CUT):
-        raise DllmBenchError(f"Metric {name}: {unknown_name('area', area, (WHOLE, CUT))}")
+    if area not in ("", spec.WHOLE, spec.CUT):
+        raise DllmBenchError(f"Metric {name}: {unknown_name('area', area, (spec.WHOLE, spec.CUT))}")
     relative = tolerance.endswith("%")
     labels = {str(key): str(word) for key, word in made.pop("labels", {}).items()}
     return TableMetric(
@@ -286,25 +269,23 @@ def _reported(
     facets: Sequence[str],
     metrics: Sequence[TableMetric],
     source: str,
-) -> dict[Query, ReportedValue]:
+) -> dict[Query, spec.ReportedValue]:
     """Return (facet values …, metric) -> printed value. The source is cut at its first semicolon,
     after which the source of the set-up is named.
     """
     where = source.partition(";")[0]
-    values = {}
+    values: dict[Query, spec.ReportedValue] = {}
     for row in rows:
         keys = tuple(row[facet] for facet in facets)
-        if "metric" in row:
-            values[(*keys, row["metric"])] = ReportedValue(row["value"], where)
-        else:
-            wide = {m.name: ReportedValue(row[m.name], where) for m in metrics if m.name in row}
-            values |= {(*keys, name): value for name, value in wide.items()}
+        wide = {m.name: row[m.name] for m in metrics if m.name in row}
+        own = {row["metric"]: row["value"]} if "metric" in row else wide
+        values |= {(*keys, name): spec.ReportedValue(text, where) for name, text in own.items()}
     return values
 
 
-def _note(row: Mapping[str, str]) -> Note:
+def _note(row: Mapping[str, str]) -> spec.Note:
     pairs = (condition.partition("=")[::2] for condition in row["where"].split())
-    return Note({key: tuple(value.split("|")) for key, value in pairs}, row["id"], row["text"])
+    return spec.Note({key: tuple(value.split("|")) for key, value in pairs}, row["id"], row["text"])
 
 
 class SweepStep(NamedTuple):

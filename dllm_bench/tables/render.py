@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -37,7 +38,6 @@ from dllm_bench.tables.frame import (
     LOAD_PER_CORE,
     UNDEFINED,
     BuiltTable,
-    CellVerdict,
     Row,
     definition_text,
 )
@@ -57,44 +57,25 @@ SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # shown per row; the json file has all of them
 TIMING_MARKS = {"disturbed": "†", "elsewhere": "‡"}  # after a timing; see `frame_of`
 NO_CELL = "–"  # shown where the table has no number at all
-NO_SUCH_CELL = "the table has no such cell"
 Plain = dict[str, Any]
-MARKS = {
-    CellVerdict.EQUAL: "eq",
-    CellVerdict.INSIDE_CI: "ci",
-    CellVerdict.INSIDE_TOLERANCE: "tol",
-    CellVerdict.OUTSIDE: "out",
-    CellVerdict.NOT_COMPARABLE: "nc",
-    CellVerdict.NONE: "",
-}
 
 
 # --- files --------------------------------------------------------------------------------------
 
 
 def write(built: BuiltTable, folder: Path) -> list[Path]:
-    """Write `<folder>/<paper>/<table>.<format>` for every format, each file atomically; profiles
-    other than the embedded one add their name. Returns the paths.
+    """Write `<folder>/<paper>/<table>.<format>` for every format, each file atomically. Returns
+    the paths.
     """
-    stem = (
-        built.table.name if built.profile.embedded else f"{built.table.name}-{built.profile.name}"
-    )
-    paths = []
-    for extension, text in render(built).items():
-        path = folder / f"{stem}.{extension}"
-        write_atomic(path, text)
-        paths.append(path)
-    return paths
+    files = render(built).items()
+    return [write_atomic(folder / f"{built.stem}.{form}", text) for form, text in files]
 
 
 def render(built: BuiltTable) -> dict[str, str]:
     """Return {file extension: content}."""
-
-    def address(run: PlannedRun) -> str:
-        return f"{link(built, run)}/record.json"
-
+    shown = {"built": built, "address": lambda run: f"{link(run)}/record.json"}
     pages = {form: environment().get_template(f"table.{form}") for form in ("md", "html", "tex")}
-    texts = {form: page.render(built=built, address=address) for form, page in pages.items()}
+    texts = {form: page.render(shown) for form, page in pages.items()}
     return {**texts, "csv": as_csv(built), "json": as_json(built)}
 
 
@@ -142,11 +123,8 @@ def _plain(character: str) -> str:
 
 def latex_prose(text: str) -> str:
     """Return the text escaped, with `code` in typewriter."""
-    pieces = CODE.split(text)
-    return "".join(
-        rf"\texttt{{{latex(piece)}}}" if index % 2 else latex(piece)
-        for index, piece in enumerate(pieces)
-    )
+    pieces = enumerate(map(latex, CODE.split(text)))
+    return "".join(rf"\texttt{{{piece}}}" if index % 2 else piece for index, piece in pieces)
 
 
 def rounded(value: float) -> float | None:
@@ -186,11 +164,6 @@ def curve_plain(curve: Curve) -> dict[str, Any]:
     return {**asdict(curve), "points": points, "y_max": rounded(curve.y_max)}
 
 
-def run_plain(run: PlannedRun) -> dict[str, Any]:
-    """Return a run as plain data; cells refer to it by its hash."""
-    return {"state": str(run.state), "folder": run.folder, "query": list(run.query)}
-
-
 def as_json(built: BuiltTable) -> str:
     """Return the json file: everything, for programs."""
     table = built.table
@@ -207,15 +180,12 @@ def as_json(built: BuiltTable) -> str:
         "hardware": built.hardware,
         "code": built.code,
         "inputs": built.inputs,
-        "notes": [
-            {
-                "id": note.name,
-                "text": note.text,
-                "where": {k: list(v) for k, v in note.where.items()},
-            }
-            for note in table.notes
-        ],
-        "runs": {run.spec.identity_hash: run_plain(run) for run in built.runs if run.spec},
+        "notes": [{"id": n.name, "text": n.text, "where": n.where} for n in table.notes],
+        "runs": {  # cells refer to a run by its hash
+            run.spec.identity_hash: {"state": run.state, "folder": run.folder, "query": run.query}
+            for run in built.runs
+            if run.spec
+        },
         "cells": [cell_plain(row) for row in built.cells.itertuples()],
     }
     return json.dumps(plain, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
@@ -421,10 +391,9 @@ def reported_text(cell: Row | None) -> str:
     return cell.planned.cell.reported.text if cell.planned.cell.reported else "not reported"
 
 
-def link(built: BuiltTable, run: PlannedRun) -> str:
+def link(run: PlannedRun) -> str:
     """Return the path of the run's folder, relative to the rendered file."""
-    up = "../" * (built.table.name.count("/") + 1)
-    return f"{up}runs/{run.folder}"
+    return f"../../runs/{run.folder}"
 
 
 def short_hash(run: PlannedRun) -> str:
@@ -441,10 +410,9 @@ def hashes(row: Plain) -> str:
 
 def progress(built: BuiltTable) -> str:
     """Return the number of runs in each state."""
-    states = built.states()
-    if not states:
-        return "nothing to run"
-    return f"{sum(states.values())} runs: " + ", ".join(f"{n} {s}" for s, n in states.items())
+    counts = Counter(run.state for run in built.runs)
+    listed = ", ".join(f"{counts[state]} {state}" for state in CellState if counts[state])
+    return f"{counts.total()} runs: {listed}" if listed else "nothing to run"
 
 
 def cost_lines(built: BuiltTable) -> list[str]:
@@ -484,12 +452,9 @@ def _mark_lines(built: BuiltTable) -> Iterator[str]:
 
 def _passes_lines(built: BuiltTable) -> list[str]:
     """Return the meaning of a timing's interval, if a run has several passes over its items."""
-    timed = [
-        cell
-        for cell in built.cells.planned[built.cells.low.notna()]
-        if cell.cell.metric.is_of_times
-    ]
-    passes = sorted({run.spec.repeats for cell in timed for run in cell.runs if run.spec} - {1})
+    with_interval = built.cells.planned[built.cells.low.notna()]
+    timed = distinct_runs(one for one in with_interval if one.cell.metric.is_of_times)
+    passes = sorted({run.spec.repeats for run in timed if run.spec} - {1})
     counts = " or ".join(map(str, passes))
     return [WORDS["passes"].format(counts=counts)] if passes else []
 

@@ -334,12 +334,10 @@ class PaperTable:
 
     def _at(self, cell: Cell, keys: Mapping[str, str], metric: TableMetric) -> Cell:
         """Return the cell of `metric` that differs from `cell` in the facet values `keys`."""
-        values = {
-            facet: next((v for v in self.facets[facet] if v.name == name), None)
-            for facet, name in {**cell.keys, **keys}.items()
-        }
-        known = {facet: value for facet, value in values.items() if value}
-        part = self._cell(known, metric) if len(known) == len(self.facets) else None
+        named = {**cell.keys, **keys}
+        pairs = ((facet, value) for facet, values in self.facets.items() for value in values)
+        known = {facet: value for facet, value in pairs if value.name == named[facet]}
+        part = self._cell(known, metric) if known.keys() == named.keys() else None
         if part is None or part.skipped:
             raise DllmBenchError(
                 f"Table {self.name}: {cell.metric.name} at {cell.keys} is derived from "

@@ -19,7 +19,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.local import RunJob, run
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import NO_TRACE, NO_USAGE, SampleStats
-from dllm_bench.paths import assets_dir
+from dllm_bench.paths import assets_dir, read_yaml
 from dllm_bench.runs import sessions
 from dllm_bench.site import run_page as site_run
 from dllm_bench.site.texts import TextSource
@@ -28,7 +28,7 @@ from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 from dllm_bench.tables.frame import build
-from dllm_bench.tables.load import read_table
+from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, Planner
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import Profile
@@ -254,7 +254,7 @@ def test_stop_strings_cut_what_the_server_did_not(tmp_path: Path) -> None:
 
 
 def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
-    table = read_table("small/served", Path(__file__).with_name("table.yaml"), tmp_path)
+    table = parse_table("small/served", read_yaml(Path(__file__).with_name("table.yaml")), tmp_path)
     profile = Profile("paper", embedded=False, replace={}, set=("seed=0", "hardware=h200"))
     store = Store(swept / "runs")
     built = build(table, profile, plan_of(table, profile, store), list(store.records()))

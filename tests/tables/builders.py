@@ -12,11 +12,12 @@ import pytest
 
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.accuracy import mean_score
+from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.frame import BuiltTable, build
-from dllm_bench.tables.load import load_table, read_table
+from dllm_bench.tables.load import load_table, parse_table
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, Planner, distinct_runs
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
 from tests.sample_stats import record_of as record_of_samples
@@ -45,7 +46,7 @@ ENVIRONMENT = {
 def small_table(name: str = "table1") -> PaperTable:
     """Return a table of the folder `small`: `own` reports nothing, `derived` is of ratios,
     differences, averages and settings."""
-    return read_table(f"small/{name}", HERE / "small" / f"{name}.yaml", HERE / "small")
+    return parse_table(f"small/{name}", read_yaml(HERE / "small" / f"{name}.yaml"), HERE / "small")
 
 
 def compose(query: Sequence[str]) -> dict[str, Any]:
