@@ -171,13 +171,12 @@ class SiteBuilder:
             "all_states": CELL_STATES,
             "states": states,
             "state_columns": [(name.capitalize(), "number") for name in states],
-            "bar_parts": bar_parts,
+            "bar_width": BAR_WIDTH,
             "option": "" if self.profile == EMBEDDED else f" --profile {self.profile}",
             "plotted": comparisons[:PLOTTED],
             "comparisons": comparisons[PLOTTED:],
             "differing": differing_settings([entry.spec for entry in listed["entries"]]),
             "run_states": sorted(run_states),
-            "bar_width": BAR_WIDTH,
         }
         return pages.Page(pages.FIRST_PAGE, "Report").render("index.html", view)
 
@@ -310,13 +309,3 @@ def code_version() -> str:
     sources = (PACKAGE / "site", "*.py"), (pages.TEMPLATES, "*.html"), (PACKAGE / "metrics", "*.py")
     files = (file for folder, pattern in sources for file in sorted(folder.glob(pattern)))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def bar_parts(counts: Mapping[str, int]) -> Iterator[Plain]:
-    """Yield the shares of the states that occur, from left to right."""
-    total, x = sum(counts.values()) or 1, 0.0
-    for name in CELL_STATES:
-        width = BAR_WIDTH * counts.get(name, 0) / total
-        if width:
-            yield {"x": f"{x:.2f}", "width": f"{width:.2f}", "css": pages.state_class(name)}
-        x += width

@@ -14,13 +14,12 @@ that it is one.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, ParseError
 
 from jinja2 import Environment
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 from dllm_bench.claims.findings import Findings, Paragraph
@@ -50,7 +50,6 @@ COUNT = "n"  # the column of a figure's csv with the number of samples of a poin
 SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
 SHOWN_POINTS = 1000  # a heat map has many more
 FINDINGS_PAGE = "findings.html"
-UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 ELEMENTS = frozenset("svg g defs path use clipPath rect pattern image".split())
 ATTRIBUTES = frozenset(
@@ -81,11 +80,6 @@ class Page:
     def up(self) -> str:
         """Relative path from the page to the root of the site."""
         return "../" * self.address.count("/")
-
-    @property
-    def trail(self) -> list[tuple[str, str]]:
-        """(text, address below the root) of all pages that lead to this one."""
-        return [("report", FIRST_PAGE), *self.parents]
 
     def render(self, template: str, view: Plain) -> str:
         """Return the whole document; `view` is the content that the template lays out."""
@@ -134,9 +128,8 @@ def moment(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):{form}} UTC"
 
 
-def script_json(value: Any) -> Markup:
-    """Return plain data as a JavaScript expression in ASCII, without the characters < > &."""
-    return Markup(json.dumps(value, separators=(",", ":")).translate(UNSAFE))
+script_json = partial(htmlsafe_json_dumps, separators=(",", ":"))
+"""Return plain data as a JavaScript expression in ASCII, without the characters < > & '."""
 
 
 # --- tables, figures, findings -------------------------------------------------------------------

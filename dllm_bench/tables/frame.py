@@ -137,10 +137,8 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
     """
     import pandas as pd
 
-    facets = list(facets)
-    keys = [[entry.cell.keys[facet] for entry in planned] for facet in facets]
-    keys.append([entry.cell.metric.name for entry in planned])
-    index = pd.MultiIndex.from_arrays(keys, names=[*facets, "metric"])
+    keys = [(*entry.cell.keys.values(), entry.cell.metric.name) for entry in planned]
+    index = pd.MultiIndex.from_tuples(keys, names=[*facets, "metric"])
     cells = pd.DataFrame([_row(entry, profile) for entry in planned], index)
     usual = cells.machine[cells.machine != ""].mode().head(1)
     cells["elsewhere"] = (cells.machine != "") & ~cells.machine.isin(usual)
