@@ -253,8 +253,7 @@ def row_cells(row: render.Plain, is_reported: bool) -> tuple[str, ...]:
     for cell in row["cells"]:
         texts.append(render.measured_text(cell))
         if is_reported:
-            reported = cell and cell.planned.cell.reported
-            texts.append(reported.text if reported else render.NO_CELL)
+            texts.append((cell and cell.planned.cell.reported) or render.NO_CELL)
     return tuple(texts)
 
 

@@ -304,8 +304,7 @@ FAMILIES: dict[str, MetricFamily] = {
     entry.name: entry
     for entry in (
         position_share(
-            "acceptance/conditional",
-            lambda proposed, accepted, k: k <= min(proposed, accepted + 1),
+            "acceptance/conditional", lambda proposed, accepted, k: k <= min(proposed, accepted + 1)
         ),
         position_share("acceptance/survival", lambda proposed, accepted, k: k <= proposed),
         *(calibration(measured, covered) for measured in MEASURES for covered in PARTS),

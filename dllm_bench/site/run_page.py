@@ -233,51 +233,28 @@ def scripts(
     answers: Mapping[str, GradedAnswer],
 ) -> Iterator[str]:
     """Yield the scripts in order; sample i of the record is in script i // SAMPLES_PER_SCRIPT."""
-    ids = record.columns["id"]
-    for number, start in enumerate(range(0, len(ids), SAMPLES_PER_SCRIPT)):
-        texts = TextNumbers()
-        packed = [
-            {
-                **pack_sample(record, index, samples.get(ids[index]), prompts, decode, texts),
-                **(asdict(answers[ids[index]]) if ids[index] in answers else {}),
-            }
-            for index in range(start, min(start + SAMPLES_PER_SCRIPT, len(ids)))
-        ]
+    rows = list(zip(*record.columns.values(), strict=True))
+    for number, start in enumerate(range(0, len(rows), SAMPLES_PER_SCRIPT)):
+        texts, packed = TextNumbers(), []
+        for values in rows[start : start + SAMPLES_PER_SCRIPT]:
+            row = dict(zip(record.columns, values, strict=True))
+            key, sample = row["id"], samples.get(row["id"])
+            one = {**pack_row(row), "prompt": prompts.get(key)}
+            if sample:
+                one |= {"text": sample.text, "raw": sample.raw}
+            if sample and not sample.served:  # a server does not report its decoding order
+                order = decoding_order(sample, decode, record.spec.decoder)
+                one |= pack_decoding_order(order, texts)
+            packed.append(one | (asdict(answers[key]) if key in answers else {}))
         data = {"samples": packed, "words": list(texts.numbers)}
         yield f"receiveSamples({number},{script_json(data)})\n"
 
 
-def pack_sample(
-    record: RunRecord,
-    index: int,
-    sample: SampleRecord | None,
-    prompts: Mapping[str, str],
-    decode: DecodeTokens,
-    texts: TextNumbers,
-) -> Plain:
-    """Return one sample; without text and decoding order if its line is missing in the run's
-    folder."""
-    columns = record.columns
-    scores = {
-        name.removeprefix(SCORE): column[index]
-        for name, column in columns.items()
-        if name.startswith(SCORE)
-    }
-    packed = {
-        "id": columns["id"][index],
-        "verdict": columns["verdict"][index],
-        "value": columns["value"][index],
-        "scores": scores,
-        "facts": {name: columns[name][index] for name in SHOWN_FACTS if name in columns},
-        "prompt": prompts.get(columns["id"][index]),
-    }
-    if sample is None:
-        return packed
-    packed |= {"text": sample.text, "raw": sample.raw}
-    if sample.served:  # a server does not report its decoding order
-        return packed
-    order = decoding_order(sample, decode, record.spec.decoder)
-    return {**packed, **pack_decoding_order(order, texts)}
+def pack_row(row: Plain) -> Plain:
+    """Return what the record's columns say about a sample."""
+    scores = {k.removeprefix(SCORE): v for k, v in row.items() if k.startswith(SCORE)}
+    facts = {name: row[name] for name in SHOWN_FACTS if name in row}
+    return {k: row[k] for k in ("id", "verdict", "value")} | {"scores": scores, "facts": facts}
 
 
 def pack_decoding_order(order: DecodingOrder, texts: TextNumbers) -> Plain:

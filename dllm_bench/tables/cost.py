@@ -27,7 +27,7 @@ from dllm_bench.store.inputs import files_of_pieces
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
-from dllm_bench.tables.spec import Query
+from dllm_bench.tables.spec import Query, parse_number
 
 TPF_UNIT = "tokens/forward"
 TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # measured sizes in a stored sample
@@ -302,4 +302,4 @@ def _entry(kind: str, name: str) -> list[float] | None:
 def _reported_tpf(cell: PlannedCell) -> float | None:
     """Return the tokens per forward that the paper reports for a cell; None if it reports none."""
     is_tpf = cell.cell.metric.unit == TPF_UNIT and not cell.parts
-    return cell.cell.reported.value if is_tpf and cell.cell.reported else None
+    return parse_number(cell.cell.reported) if is_tpf else None

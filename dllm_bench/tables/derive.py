@@ -68,7 +68,7 @@ def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
 def measure_run(name: str, record: RunRecord) -> tuple[float | None, Interval | None]:
     """Return the metric called `name` of one run, and its interval if it has one."""
     run = PlannedRun((), CellState.SEALED, spec=record.spec, record=record)
-    return measure(PlannedCell(Cell({}, TableMetric(name, name, name), (), None, ()), run))
+    return measure(PlannedCell(Cell({}, TableMetric(name, name, name), (), "", ()), run))
 
 
 def interval(planned: PlannedCell, draws: Any) -> Interval | None:

@@ -61,10 +61,7 @@ def submit(
 
 
 def send(
-    runs: Sequence[PlannedRun],
-    store: Store,
-    changes: Sequence[str],
-    deps: Dependencies = REAL,
+    runs: Sequence[PlannedRun], store: Store, changes: Sequence[str], deps: Dependencies = REAL
 ) -> list[str]:
     """Submit the missing runs; return a line for each array and job.
 

@@ -159,7 +159,7 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
     value, is_sealed = float(draws[0]), state is CellState.SEALED
     is_measured = is_sealed and not isnan(value)
     ends = derive.interval(planned, draws) if is_measured else None
-    reported = cell.reported.value if cell.reported else None
+    reported = parse_number(cell.reported)
     verdict = CellVerdict.NONE
     if text or is_measured:
         verdict, reason = _compared(planned, profile, value, ends, text)
@@ -220,16 +220,17 @@ def _compared(
 ) -> tuple[CellVerdict, str]:
     """Return the comparison of a number or setting with the reported value, or the reason why there
     is none."""
-    reported, metric = planned.cell.reported, planned.cell.metric
-    if reported is None or (reported.value is None and not text):
+    printed, metric = planned.cell.reported, planned.cell.metric
+    reported = parse_number(printed)
+    if not printed or (reported is None and not text):
         return CellVerdict.NONE, ""
-    if text and (text == reported.text if isnan(value) else value == reported.value):
+    if text and (text == printed if isnan(value) else value == reported):
         return CellVerdict.EQUAL, ""
     if why := why_incomparable(planned, profile):
         return CellVerdict.NOT_COMPARABLE, why
-    if text or reported.value is None:
+    if text or reported is None:
         return CellVerdict.OUTSIDE, ""
-    return judge(value, ends, reported.value, metric), ""
+    return judge(value, ends, reported, metric), ""
 
 
 def setting_text(config: Mapping[str, Any], metric: TableMetric) -> str:

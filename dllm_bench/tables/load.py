@@ -111,7 +111,7 @@ def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
         facets=facets,
         metrics=metrics,
         run=tuple(plain.get("run", ())),
-        reported=_reported(reported, tuple(facets), metrics, plain["source"]),
+        reported=_reported(reported, tuple(facets), metrics),
         notes=tuple(_note(row) for row in notes),
         rules=tuple(rule for entry in rules for rule in _rules(entry, data)),
     )
@@ -265,21 +265,15 @@ def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
 
 
 def _reported(
-    rows: Sequence[Mapping[str, str]],
-    facets: Sequence[str],
-    metrics: Sequence[TableMetric],
-    source: str,
-) -> dict[Query, spec.ReportedValue]:
-    """Return (facet values …, metric) -> printed value. The source is cut at its first semicolon,
-    after which the source of the set-up is named.
-    """
-    where = source.partition(";")[0]
-    values: dict[Query, spec.ReportedValue] = {}
+    rows: Sequence[Mapping[str, str]], facets: Query, metrics: Sequence[TableMetric]
+) -> dict[Query, str]:
+    """Return (facet values …, metric) -> what is printed."""
+    values: dict[Query, str] = {}
     for row in rows:
         keys = tuple(row[facet] for facet in facets)
         wide = {m.name: row[m.name] for m in metrics if m.name in row}
         own = {row["metric"]: row["value"]} if "metric" in row else wide
-        values |= {(*keys, name): spec.ReportedValue(text, where) for name, text in own.items()}
+        values |= {(*keys, name): text for name, text in own.items()}
     return values
 
 

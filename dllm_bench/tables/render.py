@@ -34,15 +34,9 @@ from dllm_bench.paths import read_yaml
 from dllm_bench.store.files import csv_text, write_atomic
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.derive import Curve
-from dllm_bench.tables.frame import (
-    LOAD_PER_CORE,
-    UNDEFINED,
-    BuiltTable,
-    Row,
-    definition_text,
-)
+from dllm_bench.tables.frame import LOAD_PER_CORE, UNDEFINED, BuiltTable, Row, definition_text
 from dllm_bench.tables.plan import CellState, PlannedRun, distinct_runs, missing_trained_files
-from dllm_bench.tables.spec import FacetValue, Query
+from dllm_bench.tables.spec import FacetValue, Query, parse_number
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCHEMA = 2  # version of the json file; raised with every change
@@ -132,8 +126,14 @@ def rounded(value: float) -> float | None:
     return None if isnan(value) else round(value, DIGITS)
 
 
-def cell_plain(row: Row) -> dict[str, Any]:
-    """Return a row of the frame as plain data."""
+def cells_plain(built: BuiltTable) -> list[Plain]:
+    """Return the rows of the frame as plain data. The source of reported values ends at its first
+    semicolon, after which that of the set-up is named."""
+    source = built.table.source.partition(";")[0]
+    return [_cell_plain(row, source) for row in built.cells.itertuples()]
+
+
+def _cell_plain(row: Row, source: str) -> Plain:
     cell, chosen = row.planned.cell, row.planned.run.chosen
     return {
         "keys": cell.keys,
@@ -145,9 +145,9 @@ def cell_plain(row: Row) -> dict[str, Any]:
         "interval": None if isnan(row.low) else [rounded(row.low), rounded(row.high)],
         "n": row.n,
         "measured_with": {k: chosen[k] for k in ("model", "benchmark") if k in chosen},
-        "reported": cell.reported.value if cell.reported else None,
-        "reported_text": cell.reported.text if cell.reported else None,
-        "source": cell.reported.source if cell.reported else None,
+        "reported": parse_number(cell.reported),
+        "reported_text": cell.reported or None,
+        "source": source if cell.reported else None,
         "delta": rounded(row.delta),
         "verdict": str(row.verdict),
         "reason": row.reason,
@@ -186,7 +186,7 @@ def as_json(built: BuiltTable) -> str:
             for run in built.runs
             if run.spec
         },
-        "cells": [cell_plain(row) for row in built.cells.itertuples()],
+        "cells": cells_plain(built),
     }
     return json.dumps(plain, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
@@ -197,7 +197,7 @@ def as_csv(built: BuiltTable) -> str:
     plain = ["metric", "definition", "unit", "state", "measured", "low", "high", "n"]
     names = [*facets, *plain, "measured_model", "measured_benchmark", "reported", "source"]
     names += ["delta", "verdict", "reason", "notes", "runs"]
-    return csv_text(names, map(_csv_row, map(cell_plain, built.cells.itertuples())))
+    return csv_text(names, map(_csv_row, cells_plain(built)))
 
 
 def _csv_row(entry: dict[str, Any]) -> dict[str, Any]:
@@ -388,7 +388,7 @@ def reported_text(cell: Row | None) -> str:
     """Return the printed value."""
     if cell is None:
         return NO_CELL
-    return cell.planned.cell.reported.text if cell.planned.cell.reported else "not reported"
+    return cell.planned.cell.reported or "not reported"
 
 
 def link(run: PlannedRun) -> str:

@@ -186,21 +186,6 @@ def parse_number(text: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class ReportedValue:
-    """A printed value."""
-
-    text: str
-    """Its text, digit by digit."""
-    source: str
-    """Where it is printed."""
-
-    @property
-    def value(self) -> float | None:
-        """Its number; None if it is a word."""
-        return parse_number(self.text)
-
-
-@dataclass(frozen=True)
 class Cell:
     """One number to show: its position, the run it comes from, and the printed value."""
 
@@ -210,8 +195,8 @@ class Cell:
     """The metric."""
     run: Query
     """Overrides of the run, at the paper's size."""
-    reported: ReportedValue | None
-    """What the paper printed, if anything."""
+    reported: str
+    """What the paper printed, digit by digit; empty if nothing."""
     notes: Query
     """Names of the notes on it."""
     rules: tuple[FacetValue, ...] = ()
@@ -248,11 +233,6 @@ class Cell:
         return next((value.reported_only for value in self.holding if value.reported_only), "")
 
     @property
-    def hidden(self) -> bool:
-        """Whether the cell is only measured as a part of others and not shown."""
-        return any(value.hidden for value in self.holding)
-
-    @property
     def skipped(self) -> bool:
         """Whether the table does not have this combination of values."""
         return any(value.skip for value in self.holding)
@@ -280,7 +260,7 @@ class PaperTable:
     """The metrics, columns of each group."""
     run: Query
     """Overrides of all runs."""
-    reported: Mapping[Query, ReportedValue]
+    reported: Mapping[Query, str]
     """(facet values …, metric) -> what the paper printed."""
     notes: tuple[Note, ...]
     """Remarks on cells."""
@@ -293,7 +273,7 @@ class PaperTable:
             values = dict(zip(self.facets, combination, strict=True))
             for metric in self.metrics:
                 cell = self._cell(values, metric)
-                if not cell.skipped and not cell.hidden:
+                if not any(value.skip or value.hidden for value in cell.holding):
                     yield cell
 
     def run_of(self, definition: str) -> Query:
@@ -354,7 +334,7 @@ class PaperTable:
         rules = tuple(rule.value for rule in self.rules if rule.holds(attributes))
         own = (item for value in (*values.values(), *rules) for item in value.run)
         run = (*self.run, *own, *metric.run)
-        reported = self.reported.get((*names.values(), metric.name))
+        reported = self.reported.get((*names.values(), metric.name), "")
         return Cell(values, metric, run, reported, notes, rules)
 
 

@@ -21,7 +21,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import Effect, holm, mean_score
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
-from dllm_bench.tables.spec import SCORE, Cell, FacetValue, TableMetric
+from dllm_bench.tables.spec import SCORE, Cell, FacetValue, TableMetric, parse_number
 from scripts import claim_history
 from tests.tables.builders import compose, record_of, spec_of
 from tests.tiers import covering
@@ -50,7 +50,7 @@ def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[int]
     record = replace(record, columns=columns, score=mean_score(list(right)))
     run = PlannedRun((f"decoder={side}",), CellState.SEALED, record=record)
     made_of = TableMetric("", "", metric)
-    return PlannedCell(Cell({"side": FacetValue(side)}, made_of, run.query, None, ()), run)
+    return PlannedCell(Cell({"side": FacetValue(side)}, made_of, run.query, "", ()), run)
 
 
 def cells(
@@ -407,7 +407,8 @@ def printed_of(one: Claim) -> tuple[float, float] | None:
     for (side,) in (one.ours, one.theirs):
         keys = {**(one.at or {}), **side}
         found = [c.reported for c in whole.cells() if c.keys == keys and c.metric.name in names]
-        values += [one.value for one in found if one and one.value is not None][:1]
+        numbers = map(parse_number, found)
+        values += [number for number in numbers if number is not None][:1]
     return (values[0], values[1]) if len(values) == 2 else None
 
 

@@ -15,7 +15,7 @@ from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.tables import cost
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
-from dllm_bench.tables.spec import Cell, ReportedValue, TableMetric
+from dllm_bench.tables.spec import Cell, TableMetric
 from tests.tables.builders import record_of, spec_of
 
 LOOKAHEAD = {"_target_": "explore.lookahead"}
@@ -64,8 +64,7 @@ def model_of(*runs: PlannedRun, tpf: str = "") -> cost.CostModel:
 
 
 def planned(run: PlannedRun, metric: TableMetric = SCORE, reported: str = "") -> PlannedCell:
-    printed = ReportedValue(reported, "") if reported else None
-    return PlannedCell(Cell({}, metric, (), printed, ()), run)
+    return PlannedCell(Cell({}, metric, (), reported, ()), run)
 
 
 def missing(**changes: Any) -> PlannedRun:

@@ -65,13 +65,13 @@ def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> 
     run = PlannedRun(
         ("model=alpha",), CellState.SEALED, spec=record.spec, record=record, folder=name
     )
-    return PlannedCell(Cell({}, metric, (), None, ()), run)
+    return PlannedCell(Cell({}, metric, (), "", ()), run)
 
 
 def with_parts(metric: TableMetric, *parts: PlannedCell) -> PlannedCell:
     """Return a derived cell of these parts."""
     run = combined_run([part.run for part in parts])
-    return PlannedCell(Cell({}, metric, (), None, ()), run, parts)
+    return PlannedCell(Cell({}, metric, (), "", ()), run, parts)
 
 
 def record(benchmark: str, right: int, n: int = 40) -> RunRecord:
