@@ -102,12 +102,9 @@ def comparable_runs(records: Iterable[RunRecord]) -> list[ComparedRuns]:
     for record in records:
         if record.score is not None:
             groups.setdefault(comparison_key(record), []).append(record)
-    several = [
-        ComparedRuns(sorted(group, key=tokens_per_forward))
-        for group in groups.values()
-        if len(group) > 1
-    ]
-    return sorted(several, key=lambda group: (-len(group.records), group.address))
+    several = (group for group in groups.values() if len(group) > 1)
+    compared = (ComparedRuns(sorted(group, key=tokens_per_forward)) for group in several)
+    return sorted(compared, key=lambda group: (-len(group.records), group.address))
 
 
 def tokens_per_forward(record: RunRecord) -> tuple[float, str]:

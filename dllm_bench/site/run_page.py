@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any
 
 from dllm_bench.core.benchmark import GradedAnswer
@@ -49,7 +48,8 @@ def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
     """Return the page of a run. `texts`: sample id -> the sample's text, as far as it is stored."""
     spec = record.spec
     page = Page(run_address(spec.short), run_title(spec), [("runs", "index.html#runs")])
-    metrics = metric_texts(record)
+    metrics, groups = metric_texts(record), ("model", "benchmark", "hardware")
+    listed = [record.columns[name] for name in LISTED]
     ungrouped = {name: getattr(spec, name) for name in ("seed", "limit", "batch")}
     ungrouped |= {"decoding version": spec.decoding_version, "inputs": spec.inputs}
     view = {
@@ -57,19 +57,13 @@ def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
         "spec": spec,
         "tiles": list(tiles(record)),
         "remarks": list(remarks(record)),
-        "samples": [
-            dict(zip(LISTED, values, strict=True))
-            for values in zip(*(record.columns[name] for name in LISTED), strict=True)
-        ],
+        "samples": [dict(zip(LISTED, row, strict=True)) for row in zip(*listed, strict=True)],
         "snippet": lambda name: snippet(texts.get(name, "")),
         "has_texts": bool(texts),
         "metric_groups": metric_groups(metrics),
         "undefined_metrics": [name for name, value in metrics.items() if not value],
         "decoder_settings": decoder_settings(spec),
-        "group_settings": [
-            (name, piece_settings(getattr(spec, name)))
-            for name in ("model", "benchmark", "hardware")
-        ],
+        "group_settings": [(name, piece_settings(getattr(spec, name))) for name in groups],
         "run_settings": [("settings", piece_settings(ungrouped))],
         "facts": run_facts,
     }
@@ -146,17 +140,11 @@ def metric_texts(record: RunRecord) -> dict[str, str]:
 
 def metric_groups(texts: Mapping[str, str]) -> list[tuple[str, list[Plain]]]:
     """Return the metrics that have a value, by group."""
-
-    def group(name: str) -> str:
-        return TITLES.get(name.partition("/")[0], OTHER)
-
-    order = [*dict.fromkeys(TITLES.values()), OTHER]
-    names = sorted(
-        (name for name in texts if texts[name]), key=lambda name: order.index(group(name))
-    )
+    titles = {name: TITLES.get(name.partition("/")[0], OTHER) for name in texts if texts[name]}
     return [
-        (title, [metric_line(name, texts[name]) for name in members])
-        for title, members in groupby(names, key=group)
+        (title, [metric_line(name, texts[name]) for name in titles if titles[name] == title])
+        for title in dict.fromkeys((*TITLES.values(), OTHER))
+        if title in titles.values()
     ]
 
 

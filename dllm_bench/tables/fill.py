@@ -21,12 +21,12 @@ from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.store import inputs
-from dllm_bench.store.groups import Hardware
 from dllm_bench.store.inputs import resolve_hardware
-from dllm_bench.store.spec import digest
+from dllm_bench.store.spec import RunSpec, digest
 from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, missing_trained_files
 
+Job = Callable[[], None]
 SIZES = {
     "filters": {"block": "--block", "layers": "--layers"},
     "drafters": {"block": "--slots", "layers": "--layers"},
@@ -68,44 +68,28 @@ def send(
     changes: settings of the launcher, "name=value".
     """
     active = SlurmJobs.of(store)
-    open_runs = {run.folder: run for run in runs if run.open and run.spec}
-    new_runs = {
-        f: r for f, r in open_runs.items() if r.spec and not active.is_active(r.spec.identity_hash)
-    }
+    specs = {run.folder: run.spec for run in runs if run.open and run.spec}
+    new = {f: spec for f, spec in specs.items() if not active.is_active(spec.identity_hash)}
+    groups: dict[str, dict[str, RunSpec]] = {}  # by cores and devices; often there is one
+    for folder, spec in new.items():
+        groups.setdefault(digest(slurm.resources(spec.hardware)), {})[folder] = spec
     lines = []
-    for group in _by_resources(new_runs.values()):
-        jobs: dict[str, Callable[[], None]] = {
-            r.folder: slurm.SlurmRun(r.spec, store, deps) for r in group if r.spec
-        }
-        sent = slurm.submit(jobs, store=store, hardware=_hardware(group), changes=changes)
+    for group in groups.values():
+        jobs: dict[str, Job] = {f: slurm.SlurmRun(spec, store, deps) for f, spec in group.items()}
+        hardware = next(iter(group.values())).hardware
+        sent = slurm.submit(jobs, store=store, hardware=hardware, changes=changes)
         job = str(sent[0].job_id).partition("_")[0]
         lines.append(f"submitted {len(sent)} runs as one array, job {job}")
     lines += _submit_with_training(_untrained(runs), store, changes, active)
-    left = len(open_runs) - len(new_runs)
+    left = len(specs) - len(new)
     lines += [f"{left} runs are queued or running since before"] if left else []
     return [*lines, "`dllm-bench status` follows them"] if lines else ["nothing to submit"]
 
 
-def _by_resources(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
-    """Return the runs grouped by the cores and devices that they need; often there is one group."""
-    groups: dict[str, list[PlannedRun]] = {}
-    for run in runs:
-        groups.setdefault(digest(slurm.resources(_hardware([run]))), []).append(run)
-    return list(groups.values())
-
-
-def _hardware(runs: Sequence[PlannedRun]) -> Hardware:
-    spec, config = runs[0].spec, runs[0].config
-    return spec.hardware if spec else resolve_hardware(config.hardware)
-
-
 def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Return the runs that lack only files that `dllm-bench train` makes."""
-    return [
-        run
-        for run in runs
-        if run.state is CellState.UNAVAILABLE and missing_trained_files([run]) and _has_weights(run)
-    ]
+    unavailable = (run for run in runs if run.state is CellState.UNAVAILABLE)
+    return [run for run in unavailable if missing_trained_files([run]) and _has_weights(run)]
 
 
 def _has_weights(run: PlannedRun) -> bool:
@@ -149,8 +133,8 @@ def _submit_command(
     after: Sequence[str],
 ) -> str:
     """Submit one command on the run's hardware, after some jobs; returns its job id."""
-    jobs: dict[str, Callable[[], None]] = {shlex.join(arguments): slurm.SlurmCommand(arguments)}
-    hardware = _hardware([run])
+    jobs: dict[str, Job] = {shlex.join(arguments): slurm.SlurmCommand(arguments)}
+    hardware = resolve_hardware(run.config.hardware)
     sent = slurm.submit(jobs, store=store, hardware=hardware, changes=changes, after=after)
     return str(sent[0].job_id)
 

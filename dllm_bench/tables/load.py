@@ -98,7 +98,6 @@ def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
     `data`."""
     steps = sweep_steps(plain["facets"])
     facets = {key: tuple(_values(_expand(one)[0], data)) for key, one in plain["facets"].items()}
-    rules = [_expand_rule(entry, steps) for entry in plain.get("rules", ())]
     metrics = tuple(_metric(key, entry) for key, entry in plain["metrics"].items())
     reported, notes = (
         read_csv(data / plain[key]) if key in plain else [] for key in ("reported", "notes")
@@ -113,7 +112,7 @@ def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
         run=tuple(plain.get("run", ())),
         reported=_reported(reported, tuple(facets), metrics),
         notes=tuple(_note(row) for row in notes),
-        rules=tuple(rule for entry in rules for rule in _rules(entry, data)),
+        rules=tuple(r for entry in plain.get("rules", ()) for r in _rules(entry, steps, data)),
     )
 
 
@@ -230,12 +229,16 @@ def _entries_for(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]
     return tuple(entry for entries in found for entry in as_tuple(entries))
 
 
-def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[spec.Rule]:
-    """Yield the rule of an entry. With `file`, yield one rule per csv row: it applies to cells
-    whose attributes equal the row's in the columns `match`, and the row's columns are filled into
-    `run`.
+def _rules(entry: Mapping[str, Any], steps: Sequence[SweepStep], data: Path) -> Iterator[spec.Rule]:
+    """Yield the rule of an entry; the name of a sweep in `where` stands for all its values.
+
+    With `file`, yield one rule per csv row: it applies to cells whose attributes equal the row's in
+    the columns `match`, and the row's columns are filled into `run`.
     """
-    where = {key: as_tuple(allowed) for key, allowed in entry["where"].items()}
+    where = {}
+    for key, allowed in entry["where"].items():
+        names = as_tuple(allowed)
+        where[key] = (*names, *(step.value for step in steps if step.group in names))
     plain = {key: entry[key] for key in entry if key not in ("where", "file", "match")}
     if "file" not in entry:
         yield spec.Rule(where, _value("rule", plain, RULE_KEYS))
@@ -318,14 +321,3 @@ def _expand(plain: Mapping[str, Any]) -> tuple[dict[str, Any], list[SweepStep]]:
             values[group] = {"label": sweep.get("label", group), "curve": points}
     rest = {key: entry for key, entry in plain.items() if key not in ("at", "run", "sweeps")}
     return ({**rest, "values": values} if values else dict(plain)), steps
-
-
-def _expand_rule(plain: Mapping[str, Any], steps: Sequence[SweepStep]) -> dict[str, Any]:
-    """Return a rule in which the name of a sweep in `where` is replaced by all values of the
-    sweep."""
-
-    def with_steps(allowed: Any) -> list[Any]:
-        names = allowed if isinstance(allowed, list) else [allowed]
-        return [*names, *(step.value for step in steps if step.group in names)]
-
-    return {**plain, "where": {key: with_steps(entry) for key, entry in plain["where"].items()}}

@@ -232,11 +232,6 @@ class Cell:
         """Reason why nothing can be measured; empty if something can."""
         return next((value.reported_only for value in self.holding if value.reported_only), "")
 
-    @property
-    def skipped(self) -> bool:
-        """Whether the table does not have this combination of values."""
-        return any(value.skip for value in self.holding)
-
 
 @dataclass(frozen=True)
 class PaperTable:
@@ -318,7 +313,7 @@ class PaperTable:
         pairs = ((facet, value) for facet, values in self.facets.items() for value in values)
         known = {facet: value for facet, value in pairs if value.name == named[facet]}
         part = self._cell(known, metric) if known.keys() == named.keys() else None
-        if part is None or part.skipped:
+        if part is None or any(value.skip for value in part.holding):
             raise DllmBenchError(
                 f"Table {self.name}: {cell.metric.name} at {cell.keys} is derived from "
                 f"{dict(keys)}, and the table has no such cell; correct `over`, `minus` or "
