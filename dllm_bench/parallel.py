@@ -120,8 +120,7 @@ class BranchWorkerGroup(WorkerGroup):
             state.memo[key] = next(rows)
         if drafts:
             state = replace(state, canvas_2KL=torch.stack([*rows]))
-        for number, value in own.memo.numbers().items():
-            state.memo[number] = value
+        state.memo.update(own.memo.numbers())
         return state, scores
 
     def _of_winner(self, winner: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
@@ -318,16 +317,14 @@ def encoded(request: Request) -> list[int]:
 
 def decoded(numbers: list[int]) -> Request:
     """Make a request from the numbers that `encoded` returned."""
-    prompt, new, seed, reference, pinned, options = json.loads(bytes(numbers))
-    return Request(
-        "announced",
-        tuple(prompt),
-        new,
-        seed=seed,
-        reference=None if reference is None else tuple(reference),
-        pinned=tuple(map(tuple, pinned)),
-        options=tuple(Option(*map(tuple, one)) for one in options),
-    )
+    values = dict(zip(ANNOUNCED, _tuples(json.loads(bytes(numbers))), strict=True))
+    options = tuple(Option(*one) for one in values.pop("options"))
+    return Request("announced", **values, options=options)
+
+
+def _tuples(plain: Any) -> Any:
+    """Return plain data with lists, at any depth, as tuples."""
+    return tuple(map(_tuples, plain)) if isinstance(plain, list) else plain
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ its branch and ends with its request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -38,51 +38,25 @@ class MemoKey(Generic[Remembered]):
     name: str
 
 
-class Memo:
+class Memo(dict[MemoKey[Any], Any]):
     """Values that the pieces remember from one forward of a request to the next.
 
     Tensors have the leading dimension K, and nobody writes into them: branches may share them.
     Integers are on the host and common to all branches.
     """
 
-    def __init__(self) -> None:
-        self._values: dict[MemoKey[Any], Any] = {}
-
-    def __contains__(self, key: MemoKey[Any]) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[MemoKey[Any]]:
-        return iter(self._values)
-
-    def __getitem__(self, key: MemoKey[Remembered]) -> Remembered:
-        value: Remembered = self._values[key]
-        return value
-
-    def __setitem__(self, key: MemoKey[Remembered], value: Remembered) -> None:
-        self._values[key] = value
-
-    def get(self, key: MemoKey[Remembered]) -> Remembered | None:
-        """Return the value of `key`, None if nothing was remembered."""
-        return self._values.get(key)
-
-    def pop(self, key: MemoKey[Remembered]) -> Remembered:
-        """Return the value of `key` and forget it, so that no fork or pick copies it."""
-        value: Remembered = self._values.pop(key)
-        return value
-
     def tensors(self) -> dict[MemoKey[Tensor], Tensor]:
         """Return the values that differ by branch."""
-        return {key: v for key, v in self._values.items() if isinstance(v, Tensor)}
+        return {key: v for key, v in self.items() if isinstance(v, Tensor)}
 
     def numbers(self) -> dict[MemoKey[int], int]:
         """Return the values common to all branches."""
-        return {key: v for key, v in self._values.items() if not isinstance(v, Tensor)}
+        return {key: v for key, v in self.items() if not isinstance(v, Tensor)}
 
     def take(self, index: Tensor) -> Memo:
         """Return the memo of the branches `index` (int64), in that order; copies of a single branch
         share its values."""
-        taken, count = Memo(), len(index)
-        taken._values.update(self.numbers())
+        taken, count = Memo(self.numbers()), len(index)
         for key, v in self.tensors().items():
             single = len(v) == 1
             taken[key] = v.expand(count, *v.shape[1:]) if single else v.index_select(0, index)

@@ -44,21 +44,6 @@ class Milestone(Enum):
     SEALED = "the run is sealed"
 
 
-@dataclass(frozen=True)
-class Begun:
-    """Message: a process begins to decode."""
-
-    running: RunningMetrics  # over the samples of earlier sessions
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Message: a process finished and stored a sample."""
-
-    sample: SampleRecord
-    value: float | None  # its score, if the benchmark can score immediately
-
-
 def run_on_processes(
     spec: RunSpec, store: Store, observer: Observer, deps: Dependencies, session: type[RunSession]
 ) -> RunRecord:
@@ -199,7 +184,11 @@ def announcing(deps: Dependencies, spec: RunSpec, group: RankGroup) -> Dependenc
 
 
 class _ReportToParent(Observer):
-    """Sends a process's progress to the process that shows it."""
+    """Sends a process's progress to the process that shows it.
+
+    When it begins to decode, it sends the metrics of earlier sessions; then each sample that it
+    stored, with its score if the benchmark can score immediately.
+    """
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -207,12 +196,12 @@ class _ReportToParent(Observer):
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         self.scored = len(running.values)
-        self.pipe.send(Begun(running))
+        self.pipe.send(running)
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         value = running.values[-1] if len(running.values) > self.scored else None
         self.scored = len(running.values)
-        self.pipe.send(Finished(sample, value))
+        self.pipe.send((sample, value))
 
 
 def _make(processes: Sequence[RunProcess], observer: Observer) -> None:
@@ -263,9 +252,9 @@ class _Watch:
                     raise self._explain()
                 reached += message is milestone
                 match message:
-                    case Begun(running):
+                    case RunningMetrics() as running:
                         self._begin(running, self.processes[worker])
-                    case Finished(sample, value):
+                    case (sample, value):
                         assert self.running is not None  # a process begins before it has a sample
                         self.running.add(sample.stats(), value, time.monotonic() - self.started)
                         self.observer.sample(sample, self.running)

@@ -60,11 +60,6 @@ class PackedJob:
 
     job: bytes  # a pickled callable
 
-    @classmethod
-    def of(cls, job: Callable[[], None]) -> PackedJob:
-        """Pack a job that plain pickle can send to another process."""
-        return cls(pickle.dumps(job))
-
     def __call__(self) -> None:
         pickle.loads(self.job)()
 
@@ -129,7 +124,7 @@ def submit(
         executor = submitit.AutoExecutor(store.root.parent / ".launch/%j", cluster, **start)
         executor.update_parameters(**named)
         with executor.batch():
-            sent = [executor.submit(PackedJob.of(job)) for job in jobs.values()]
+            sent = [executor.submit(PackedJob(pickle.dumps(job))) for job in jobs.values()]
     except (RuntimeError, ValueError, NameError, TypeError, OSError) as error:
         text = " ".join(str(error).split())
         raise DllmBenchError(
@@ -137,8 +132,11 @@ def submit(
             "takes settings as --slurm NAME=VALUE, `run -m` as hydra.launcher.NAME=VALUE; without "
             "SLURM, --run and hydra/launcher=local run here."
         ) from error
-    pairs = zip(jobs.items(), sent, strict=True)
-    record_tickets(store, [_ticket(what, job, its) for (what, job), its in pairs])
+    tickets = list[JobTicket]()
+    for (what, job), its in zip(jobs.items(), sent, strict=True):
+        run_hash = job.spec.identity_hash if isinstance(job, SlurmRun) else ""
+        tickets.append(JobTicket(run_hash, what, its.job_id, str(its.paths.stderr)))
+    record_tickets(store, tickets)
     return sent
 
 
@@ -158,11 +156,6 @@ def _submitit() -> Any:
             "pip install 'dllm-bench[slurm]'."
         ) from error
     return submitit
-
-
-def _ticket(what: str, job: Callable[[], None], sent: Any) -> JobTicket:
-    run_hash = job.spec.identity_hash if isinstance(job, SlurmRun) else ""
-    return JobTicket(run_hash, what, sent.job_id, str(sent.paths.stderr))
 
 
 def slurm_settings() -> dict[str, Any]:

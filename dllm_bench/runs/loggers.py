@@ -12,6 +12,7 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class NoLogger(Observer):
 
 
 @register("logger.wandb")
+@dataclass
 class WandbLogger(Observer):
     """Logs a run to one W&B run; its id, the beginning of the run's hash, is the same in all
     sessions.
@@ -51,22 +53,16 @@ class WandbLogger(Observer):
     see `_mode` for None. samples: rows of the table; 0 for no table.
     """
 
-    def __init__(
-        self,
-        project: str = "dllm-bench",
-        mode: str | None = None,
-        entity: str | None = None,
-        group: str | None = None,
-        job_type: str | None = None,
-        tags: Sequence[str] = (),
-        samples: int = 20,
-    ) -> None:
-        self.project, self.mode, self.entity = project, mode, entity
-        self.group, self.job_type, self.tags = group, job_type, list(tags)
-        self.samples = samples
-        self._folder = Path()  # the run's folder
-        self._run: Any = None
-        self._broken = False
+    project: str = "dllm-bench"
+    mode: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    tags: Sequence[str] = ()
+    samples: int = 20
+    _folder: Path = field(default=Path(), init=False)  # the run's folder
+    _run: Any = field(default=None, init=False)
+    _broken: bool = field(default=False, init=False)
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         self._folder = folder
@@ -103,7 +99,7 @@ class WandbLogger(Observer):
             entity=self.entity,
             group=self.group or f"{spec.benchmark.name}/{spec.model.name}",
             job_type=self.job_type or spec.label,
-            tags=self.tags,
+            tags=list(self.tags),
             id=spec.short,
             name=spec.folder,
             dir=os.environ.get("WANDB_DIR") or str(folder),

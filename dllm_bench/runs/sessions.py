@@ -52,8 +52,6 @@ from dllm_bench.store.spec import RunSpec
 
 def check_batched(spec: RunSpec) -> None:
     """Refuse settings that batches do not support, before anything is loaded."""
-    if spec.batch < 1:
-        raise DllmBenchError(f"batch is {spec.batch}; decode 1 request at a time, or more.")
     if spec.baseline:
         raise DllmBenchError(
             f"batch={spec.batch} decodes requests together, and a baseline is timed request by "
@@ -77,14 +75,11 @@ def check_batched(spec: RunSpec) -> None:
 class BatchedRunSession(runner.RunSession):
     """One session of one run, several requests at a time."""
 
-    @property
-    def many(self) -> BatchedDecoder:
-        """The decoder, which takes several requests."""
-        return cast(BatchedDecoder, self.decoder)
+    decoder: BatchedDecoder
 
     def _warm_up(self, warmups: Sequence[Request]) -> None:
         ready = (self._ready(self.decoder, request) for request in warmups)
-        list(self.many.generate_stream(self._checked_denoiser, ready, self.spec.batch))
+        list(self.decoder.generate_stream(self._checked_denoiser, ready, self.spec.batch))
 
     def _samples(
         self, missing: Sequence[tuple[int, Request]], session: int
@@ -99,8 +94,8 @@ class BatchedRunSession(runner.RunSession):
                 started[request.id] = request, self.deps.now(), clock() - zero
                 yield self._ready(self.decoder, request)
 
-        generations = self.many.generate_stream(self.loaded.denoiser, waiting(), self.spec.batch)
-        for generation in generations:
+        batched, batch = self.decoder.generate_stream, self.spec.batch
+        for generation in batched(self.loaded.denoiser, waiting(), batch):
             request, started_at, began_s = started.pop(generation.request_id)
             sample = untimed_sample(request, generation, self.loaded, started_at, session)
             yield replace(sample, span=BatchSpan(began_s, clock() - zero))
@@ -243,18 +238,14 @@ UNSTATED = "a served engine (model.engine does not say which)"
 class ServedRunSession(runner.RunSession):
     """One session of a served run, with several requests in flight."""
 
+    loaded: Client  # of the server, in place of a loaded model
     began: float = 0.0  # the client's clock at the session's start
-
-    @property
-    def client(self) -> Client:
-        """The client of the server, which takes the place of a loaded model."""
-        return cast(Client, self.loaded)
 
     def decode(self, passes: int | None = None) -> list[SampleRecord]:
         try:
             return super().decode(passes)
         finally:
-            self.client.close()
+            self.loaded.close()
 
     def _note(self) -> str | None:
         """Return no warning: the server decodes, with whatever attention it uses."""
@@ -264,17 +255,17 @@ class ServedRunSession(runner.RunSession):
         """Warm up every connection with other prompts than the run's, and store the session's
         start."""
         warmups = requests[: runner.WARMUPS]
-        server, model = self.client.describe(), self.client.model
+        server, model = self.loaded.describe(), self.loaded.model
         self._check_server(server)
         count = max(len(warmups), model.concurrency)
         asked = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
         with ThreadPoolExecutor(model.concurrency) as pool:
-            list(pool.map(self.client.complete, asked))
+            list(pool.map(self.loaded.complete, asked))
         here = provenance.environment_of(self.spec)
         device = model.engine or UNSTATED
         environment = {**here, "device": device, "client": here["cpu"], "server": server}
         index = self._store_session(count, environment)
-        self.began = self.client.clock()
+        self.began = self.loaded.clock()
         return index
 
     def _check_server(self, server: Mapping[str, Any]) -> None:
@@ -309,7 +300,7 @@ class ServedRunSession(runner.RunSession):
                 failures.append(error)  # at once, so that no thread sends another request
                 return None
 
-        with ThreadPoolExecutor(self.client.model.concurrency) as pool:
+        with ThreadPoolExecutor(self.loaded.model.concurrency) as pool:
             futures = [pool.submit(ask, *one) for one in missing]
             try:
                 for done in as_completed(futures):
@@ -324,12 +315,12 @@ class ServedRunSession(runner.RunSession):
         """Send one request; returns its answer as a sample."""
         started_at = self.deps.now()
         seeded = replace(request, seed=runner.seed_of(self.spec, request) % SEEDS)
-        answer = self.client.complete(seeded)
+        answer = self.loaded.complete(seeded)
         text = cut_at_stop(answer.text, request.stop)
         for problem in answer.problems:
             self.opened.note(f"{request.id}: {problem}")
         is_reported = answer.tokens is not None
-        tokens = answer.tokens if is_reported else self.client.tokens_in(answer.text)
+        tokens = answer.tokens if is_reported else self.loaded.tokens_in(answer.text)
         served = ServedSample(
             ttft_s=answer.ttft_s,
             began_s=answer.began - self.began,

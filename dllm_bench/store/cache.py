@@ -214,16 +214,11 @@ def default_paths() -> Plain | None:
 
     A value must be an environment variable with the default `null` or `results`.
     """
-    run = read_yaml(conf_dir() / "run.yaml")
-    chosen = [entry["paths"] for entry in run["defaults"] if "paths" in entry]
-    if len(chosen) != 1 or "paths" in run:
+    entries = read_yaml(conf_dir() / "run.yaml")["defaults"]
+    chosen = next(entry["paths"] for entry in entries if "paths" in entry)
+    group = read_yaml(conf_dir() / "paths" / f"{chosen}.yaml")
+    found = {name: SIMPLE_PATH.fullmatch(str(text)) for name, text in group.items()}
+    if not all(found.values()):
         return None
-    group = read_yaml(conf_dir() / "paths" / f"{chosen[0]}.yaml")
-    paths: Plain = {}
-    for name, text in group.items():
-        variable = SIMPLE_PATH.fullmatch(str(text))
-        if not variable:
-            return None
-        instead = None if variable[2] == "null" else variable[2]
-        paths[name] = os.environ.get(variable[1], instead)
-    return paths
+    instead = {"null": None, "results": "results"}
+    return {name: os.environ.get(one[1], instead[one[2]]) for name, one in found.items() if one}

@@ -313,11 +313,8 @@ def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
         try:
             yield temporary
             if durable:
-                descriptor = open_file(temporary, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                with os.fdopen(open_file(temporary, os.O_RDONLY), "rb") as file:
+                    os.fsync(file)
             rename(temporary, path.name)
             if durable:
                 _sync_names(path)
@@ -363,8 +360,7 @@ def write_json(path: Path, plain: Mapping[str, Any]) -> None:
 
 def append_bytes(path: Path, content: bytes) -> None:
     """Append to a file, which is created if it is missing; raises OSError."""
-    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with os.fdopen(descriptor, "ab") as file:
+    with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         file.write(content)
 
 

@@ -96,21 +96,19 @@ class Lock:
             free = _flock(descriptor) and not self._other_is_exclusive()
         except OSError:  # see `UNSUPPORTED`
             free = self.is_exclusive = self._make_exclusive(_owner(os.pread(descriptor, 4096, 0)))
-        owner = _owner(os.pread(descriptor, 4096, 0))
-        if not free or (_is_elsewhere(owner) and self._touched_meanwhile(self.path)):
+        owner, here = _owner(os.pread(descriptor, 4096, 0)), socket.gethostname()
+        if not free or (owner.get("host", here) != here and self._touched_meanwhile(self.path)):
             self._drop_exclusive()
-            self._refuse(owner or _owner(stored_bytes(self.exclusive) or b""))
+            owner = owner or _owner(stored_bytes(self.exclusive) or b"")
+            who, folder = _in_words(owner), self.path.parent
+            raise BusyError(
+                f"{folder} is being written by {who}; wait for it, or, if it is gone, free the "
+                f"folder with `dllm-bench runs unlock {folder.name.rpartition('-')[2]}`.",
+                who,
+            )
         with explain_write_errors(self.path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _mine(), 0)
-
-    def _refuse(self, owner: dict[str, Any]) -> None:
-        who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
-        raise BusyError(
-            f"{self.path.parent} is being written by {who}; wait for it, or, if it is gone, free "
-            f"the folder with `dllm-bench runs unlock {self.path.parent.name.rpartition('-')[2]}`.",
-            who,
-        )
 
     def _make_exclusive(self, writer: dict[str, Any]) -> bool:
         """Make the exclusive file; False if it, or the lock file, has an owner who is alive.
@@ -207,7 +205,7 @@ def unlock(path: Path) -> str:
     owner = _owner(stored_bytes(path) or b"")
     if not owner:
         raise DllmBenchError(f"{path.parent} is locked by nobody; there is nothing to free.")
-    who = f"process {owner.get('pid')} on {owner.get('host')}"
+    who = _in_words(owner)
     if _is_alive_here(owner):
         raise DllmBenchError(
             f"{path.parent} is being written by {who}, which is alive; wait for it, or end it with "
@@ -245,8 +243,8 @@ def supports_flock(folder: Path) -> bool:
         remove_file(path)
 
 
-def _is_elsewhere(owner: dict[str, Any]) -> bool:
-    return owner.get("host", socket.gethostname()) != socket.gethostname()
+def _in_words(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
 
 
 def _is_alive_here(owner: dict[str, Any]) -> bool:
@@ -274,13 +272,10 @@ def _touched_at(path: Path) -> int:
     """Return the time of change, read through an open file: network file systems cache it
     otherwise."""
     try:
-        descriptor = open_file(path, os.O_RDONLY)
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return 0
-    try:
-        return os.fstat(descriptor).st_mtime_ns
-    finally:
-        os.close(descriptor)
 
 
 def _flock(descriptor: int) -> bool:

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -148,12 +149,10 @@ def machine(device: str) -> dict[str, Any]:
 
 def cpu_model() -> str:
     """Return the processor's name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+        if found := re.search(r"^model name.*?:(.*)$", text, re.MULTILINE):
+            return found[1].strip()
     return platform.processor() or platform.machine()
 
 

@@ -22,10 +22,10 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
@@ -109,29 +109,25 @@ class Store:
         """Return the store of a results directory; DllmBenchError if it cannot be one."""
         return cls(results_directory(results) / "runs")
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore a store in another process."""
-        self.__dict__.update(state)
-        self.__post_init__()
+    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+        """Make the store again in another process, which then guards its folder too."""
+        return type(self), (self.root,)
 
     def path(self, spec: RunSpec) -> Path:
-        """Return the run's folder: the one with its hash, or else the one it would get.
-        DllmBenchError if two folders have the hash, because one was copied or renamed.
+        """Return the run's folder, on disk or in the archive: the one with its hash, or else the
+        one it would get. DllmBenchError if two folders have the hash, because one was copied or
+        renamed.
         """
         folder = Path(self.root) / spec.folder
-        return self._with_hash(folder.parent, spec.short) or folder
-
-    def _with_hash(self, parent: Path, short: str) -> Path | None:
-        """Return the run folder in `parent` whose name ends with a hash, on disk or in the
-        archive."""
-        on_disk = matching(parent, f"*-{short}")
+        on_disk = matching(folder.parent, f"*-{spec.short}")
         if len(on_disk) > 1:
-            names = " and ".join(folder.name for folder in on_disk)
+            names = " and ".join(one.name for one in on_disk)
             raise DllmBenchError(
-                f"In {parent}, {names} are folders of one run; move all but one of them away."
+                f"In {folder.parent}, {names} are folders of one run; move all but one of them "
+                "away."
             )
-        packed = archived(Path(self.root)).by_hash.get(short)
-        return next(iter(on_disk), None) or (Path(self.root) / packed if packed else None)
+        packed = archived(Path(self.root)).by_hash.get(spec.short, spec.folder)
+        return on_disk[0] if on_disk else Path(self.root) / packed
 
     def record(self, spec: RunSpec) -> RunRecord | None:
         """Return the record of the first `spec.limit` items; None if it has fewer."""
@@ -222,8 +218,10 @@ class Store:
         `index` on. The finished samples are those of all processes.
         """
         folder = self.path(spec)
-        share = RunShare(folder, spec, Lock(folder / LOCK), samples=read_samples(folder))
-        return replace(share, index=index, of=of, session=session, zero_s=zero_s)
+        lock, samples = Lock(folder / LOCK), read_samples(folder)
+        return RunShare(
+            folder, spec, lock, samples=samples, zero_s=zero_s, index=index, of=of, session=session
+        )
 
 
 def only(found: Sequence[Found], which: str, prefix: str) -> Found:
@@ -366,18 +364,15 @@ class StoredLines:
             *whole, torn = content.split(b"\n")
             lines.torn.extend([torn] if torn else [])
             for number, line in enumerate(whole, start=1):
-                lines._add(line, f"{name} line {number}", run)
+                try:
+                    sample = SampleRecord.from_line(line, run)
+                except ValueError as error:
+                    lines.damaged[f"{name} line {number}, {error}"] = line
+                    continue
+                if sample.id not in lines.samples:
+                    lines.samples[sample.id] = sample
+                    lines.good.append(line)
         return lines
-
-    def _add(self, line: bytes, place: str, run: str) -> None:
-        try:
-            sample = SampleRecord.from_line(line, run)
-        except ValueError as error:
-            self.damaged[f"{place}, {error}"] = line
-            return
-        if sample.id not in self.samples:
-            self.samples[sample.id] = sample
-            self.good.append(line)
 
     @property
     def damage(self) -> str:

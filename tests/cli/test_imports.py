@@ -131,9 +131,10 @@ assert (texts.prompts(spec, samples)[name], answer.extracted) == ("Why?", "7")
 assert answer.gold.partition("#### ")[2].isdecimal()
 assert texts.decode(spec)(range(40))
 """
+SLURM_RUN = SlurmRun(fakes.spec(3), Store(Path("runs")))
 JOB = f"""
 import pickle
-pickle.loads({pickle.dumps(PackedJob.of(SlurmRun(fakes.spec(3), Store(Path("runs")))))!r})
+pickle.loads({pickle.dumps(PackedJob(pickle.dumps(SLURM_RUN)))!r})
 """
 
 

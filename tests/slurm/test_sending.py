@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import re
 import signal
 import subprocess
@@ -136,7 +137,7 @@ def test_a_job_makes_the_run_and_can_be_queued_again(tmp_path: Path) -> None:
     (sent,) = submit({"a": job}, store=store, hardware=CPU, cluster="debug")
     assert sent.result() is None
     assert store.state(spec) is RunState.SEALED
-    packed = PackedJob.of(job)
+    packed = PackedJob(pickle.dumps(job))
     assert packed.checkpoint().function == packed
 
 
