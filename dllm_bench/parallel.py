@@ -53,6 +53,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layers import module_layers
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.store.groups import Hardware
 
 # --- branches -------------------------------------------------------------------------------------
 
@@ -217,50 +218,35 @@ ANNOUNCED = "prompt_ids max_new_tokens seed reference pinned options".split()
 
 
 @dataclass(frozen=True)
-class ParallelLayout:
-    """How the processes of a run divide their work."""
-
-    branches: int = 1  # processes that share the branches of a round
-    tensors: int = 1  # processes that share each tensor
-    commits: bool = True  # whether the winner's K/V are sent, see above
-    timeout_s: float = 120.0  # how long a process waits for another within a request
-
-    @property
-    def processes(self) -> int:
-        """Processes of the run."""
-        return self.branches * self.tensors
-
-
-@dataclass(frozen=True)
 class RankGroup:
     """The processes of a run, from the view of one of them."""
 
-    layout: ParallelLayout
     mesh: DeviceMesh  # branches x tensors
     channel: dist.ProcessGroup  # for announcements
     workers: BranchWorkerGroup  # this process and those that share its branches
 
     @classmethod
-    def join(cls, layout: ParallelLayout, rank: int, meeting: Path, device: str) -> RankGroup:
+    def join(cls, hardware: Hardware, rank: int, meeting: Path) -> RankGroup:
         """Connect to the other processes through the file `meeting`; all of them call this."""
         if os.path.isdir("/sys/class/net/lo"):  # all on one machine: the loopback is enough
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        kind = device.partition(":")[0]
+        kind = hardware.device.partition(":")[0]
         dist.init_process_group(
             BACKENDS[kind],
             init_method=meeting.absolute().as_uri(),
             rank=rank,
-            world_size=layout.processes,
-            timeout=timedelta(seconds=layout.timeout_s),
+            world_size=hardware.group_size,
+            timeout=timedelta(seconds=hardware.timeout_s),
         )
-        shape, names = (layout.branches, layout.tensors), (BRANCH, TENSOR)
+        shape, names = (hardware.branch_parallel, hardware.tensor_parallel), (BRANCH, TENSOR)
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
         channel = dist.new_group(backend="gloo", timeout=IDLE)
-        return cls(layout, mesh, channel, BranchWorkerGroup(mesh.get_group(BRANCH), layout.commits))
+        workers = BranchWorkerGroup(mesh.get_group(BRANCH), commits=hardware.commit == "winner")
+        return cls(mesh, channel, workers)
 
     def split(self, denoiser: Denoiser) -> None:
         """Split the model over the tensor dimension of the mesh."""
-        if self.layout.tensors == 1:
+        if self.mesh[TENSOR].size() == 1:
             return
         if not isinstance(denoiser, TransformerDenoiser):
             raise TypeError(f"Cannot split a {type(denoiser).__name__}.")
@@ -268,7 +254,7 @@ class RankGroup:
 
     def generate(self, decoder: Decoder, model: Denoiser, request: Request) -> Generation:
         """Do this process's part in decoding `request`."""
-        if self.layout.branches > 1 and isinstance(decoder, MaskedDecoder):
+        if self.workers.size > 1 and isinstance(decoder, MaskedDecoder):
             return decoder.generate(model, request, self.workers)
         return decoder.generate(model, request)
 

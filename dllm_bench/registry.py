@@ -21,7 +21,6 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
-from enum import Enum
 from functools import cache
 from importlib.abc import InspectLoader
 from importlib.metadata import entry_points
@@ -145,22 +144,17 @@ def _find_by_path(target: str) -> Callable[..., Any]:
             "a registered class (conf/ has all of them)."
         )
     try:
-        registered = getattr(importlib.import_module(module_name), name)
+        registered = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(PACKAGE):
-            raise DllmBenchError(
-                f"_target_ {target!r} needs the package {error.name!r}, which is not installed; "
-                "install the extra that brings it."
-            ) from error
-        raise DllmBenchError(f"_target_ {target!r}: there is no module {error.name!r}.") from error
-    except AttributeError as error:
+        own = (error.name or "").startswith(PACKAGE)
+        remedy = "correct the name" if own else "install the extra that brings that package"
         raise DllmBenchError(
-            f"_target_ {target!r}: module {module_name!r} has no {name!r}; correct the name."
+            f"_target_ {target!r} needs {error.name!r}, which is not there; {remedy}."
         ) from error
     if not callable(registered) or registered not in _names:
         raise DllmBenchError(
-            f"_target_ {target!r} is not registered, so no configuration may build it; name a "
-            "class that is decorated with @register."
+            f"_target_ {target!r} is not registered, so no configuration may build it; correct "
+            "the name, or decorate the class with @register."
         )
     return registered
 
@@ -401,10 +395,6 @@ def describe(value: Any) -> Any:
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(describe(item) for item in value)
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, Path):
         return str(value)
     if value is None or isinstance(value, (str, int, float)):
@@ -427,10 +417,8 @@ def _path_of(registered: Callable[..., Any]) -> str:
     return f"{registered.__module__}.{registered.__qualname__}"
 
 
-def require_known(
-    kind: str, name: str, known: Iterable[str], more: str = "", listing: str = ""
-) -> None:
+def require_known(kind: str, name: str, known: Iterable[str], listing: str = "") -> None:
     """Raise DllmBenchError unless `name` is one of the known names; see `unknown_name`."""
     names = list(known)
     if name not in names:
-        raise DllmBenchError(unknown_name(kind, name, names, more, listing))
+        raise DllmBenchError(unknown_name(kind, name, names, listing=listing))

@@ -86,11 +86,8 @@ class BlockProgress:
     def finished(self) -> int:
         """Number of finished blocks from block 0 on. A block without masks is finished, unless a
         reviser decides otherwise."""
-        blocks = self.grid.blocks
-        n = min(self.first, blocks)
-        while n < blocks and self._is_finished(n):
-            n += 1
-        return n
+        later = range(self.first, self.grid.blocks)
+        return next((n for n in later if not self._is_finished(n)), self.grid.blocks)
 
     def _is_finished(self, n: int) -> bool:
         place = n - self.opened + len(self.stays)

@@ -25,7 +25,7 @@ from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
-from dllm_bench.parallel import AnnouncingDecoder, ParallelLayout, RankGroup
+from dllm_bench.parallel import AnnouncingDecoder, RankGroup
 from dllm_bench.runs.dependencies import Dependencies, Loaded
 from dllm_bench.runs.progress import Observer, RunningMetrics
 from dllm_bench.runs.runner import WARMUPS, RunSession, decode_share
@@ -55,7 +55,7 @@ def run_on_processes(
             processes = [
                 RunProcess(spec, store, deps, session, folder, group, rank)
                 for group in range(replicas)
-                for rank in range(spec.hardware.processes // replicas)
+                for rank in range(spec.hardware.group_size)
             ]
             _make(processes, observer)
         record = store.record(spec)
@@ -79,13 +79,12 @@ def check(spec: RunSpec, deps: Dependencies) -> None:
             f"{spec.label!r} has no branches; choose a decoder with lookahead (decoder=lopa), or "
             "hardware without branch_parallel."
         )
-    if hardware.uses_cuda:
-        present, wanted = torch.cuda.device_count(), hardware.processes
-        if present < wanted:
-            raise DllmBenchError(
-                f"hardware={name} asks for {wanted} CUDA devices, this machine has {present}; "
-                "choose hardware with fewer processes."
-            )
+    present, wanted = torch.cuda.device_count(), hardware.processes
+    if hardware.uses_cuda and present < wanted:
+        raise DllmBenchError(
+            f"hardware={name} asks for {wanted} CUDA devices, this machine has {present}; "
+            "choose hardware with fewer processes."
+        )
 
 
 @dataclass(frozen=True)
@@ -103,20 +102,9 @@ class RunProcess:
     zero_s: float = 0.0  # the clock at that session's start
 
     @property
-    def layout(self) -> ParallelLayout:
-        """How the processes of a group divide a request's work."""
-        hardware = self.spec.hardware
-        return ParallelLayout(
-            branches=hardware.branch_parallel,
-            tensors=hardware.tensor_parallel,
-            commits=hardware.commit == "winner",
-            timeout_s=hardware.timeout_s,
-        )
-
-    @property
     def index(self) -> int:
         """Index of this process among all of the run, and of its device."""
-        return self.group * self.layout.processes + self.rank
+        return self.group * self.spec.hardware.group_size + self.rank
 
     def __call__(self, pipe: Connection) -> None:
         """Decode (rank 0 of a group) or follow the group's rank 0, until the run is complete."""
@@ -149,11 +137,10 @@ class RunProcess:
         group.follow(decoders, loaded.denoiser)
 
     def _join(self) -> RankGroup | None:
-        layout = self.layout
-        if layout.processes == 1:
+        if not self.spec.hardware.shares_requests:
             return None
         meeting = Path(self.folder) / f"group-{self.group}"
-        return RankGroup.join(layout, self.rank, meeting, self.spec.hardware.device)
+        return RankGroup.join(self.spec.hardware, self.rank, meeting)
 
     def _on_device(self) -> RunSpec:
         """Return the run on this process's own device; the index is not part of its identity."""

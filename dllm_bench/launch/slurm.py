@@ -110,7 +110,13 @@ def submit(
     conf/hydra/launcher/slurm.yaml; after: ids of jobs that have to succeed first; cluster: "slurm",
     or "debug" for this process. Raises DllmBenchError if SLURM refuses.
     """
-    submitit = _submitit()
+    try:
+        import submitit
+    except ImportError as error:
+        raise DllmBenchError(
+            "Jobs are sent with submitit, which is not installed; install the extra: "
+            "pip install 'dllm-bench[slurm]'."
+        ) from error
     if not jobs:
         return []
     settings = {**slurm_settings(), **resources(hardware), **read_settings(changes, "--slurm")}
@@ -145,17 +151,6 @@ def meaning(refusal: str, settings: Mapping[str, Any]) -> str:
     named = {name: settings.get(name) or "0" for name in NAMED_IN_REFUSALS}
     known = (means for part, means in REFUSALS.items() if part.lower() in refusal.lower())
     return next((means.format_map(named) for means in known), refusal)
-
-
-def _submitit() -> Any:
-    try:
-        import submitit
-    except ImportError as error:
-        raise DllmBenchError(
-            "Jobs are sent with submitit, which is not installed; install the extra: "
-            "pip install 'dllm-bench[slurm]'."
-        ) from error
-    return submitit
 
 
 def slurm_settings() -> dict[str, Any]:

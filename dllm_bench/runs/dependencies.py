@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dllm_bench.core.benchmark import Benchmark, Turns
@@ -108,23 +108,18 @@ class Loaded(Protocol):
         else None."""
 
 
-@dataclass
-class ModelCache:
+class ModelCache(dict[ModelSpec, Loaded]):
     """Keeps the most recently used model loaded.
 
     The old one is freed before the next is loaded, so two never occupy memory at the same time.
     """
 
-    kept: dict[ModelSpec, Loaded] = field(default_factory=dict)
-
-    def load(self, model: ModelSpec) -> Loaded:
-        """Return the loaded model, from the cache if it is there."""
+    def __missing__(self, model: ModelSpec) -> Loaded:
         from dllm_bench.models import load as loading
 
-        if model not in self.kept:
-            self.kept.clear()
-            self.kept[model] = loading.load_model(model)
-        return self.kept[model]
+        self.clear()
+        self[model] = loading.load_model(model)
+        return self[model]
 
 
 MODEL_CACHE = ModelCache()
@@ -139,16 +134,16 @@ def real_model(spec: RunSpec) -> Loaded:
 
         return Client(engine_of(spec.model))
     model = model_spec(spec.model)
-    if model not in MODEL_CACHE.kept:
+    if model not in MODEL_CACHE:
         require_memory(spec.model)
-    return MODEL_CACHE.load(model)
+    return MODEL_CACHE[model]
 
 
 def real_parent(spec: RunSpec) -> Loaded:
     """Return the model that reads the texts of `spec`: the one that decodes them, if it is that, or
     a second one, kept beside it."""
     model = model_spec(spec.parent)
-    return MODEL_CACHE.kept.get(model) or PARENT_CACHE.load(model)
+    return MODEL_CACHE.get(model) or PARENT_CACHE[model]
 
 
 def real_decoder(spec: RunSpec) -> Decoder:

@@ -17,14 +17,13 @@ from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.cache import Compose, on_this_machine
 from dllm_bench.store.files import write_atomic
-from dllm_bench.store.groups import BenchmarkGroup, RunConfig
+from dllm_bench.store.groups import BenchmarkGroup, Plain, RunConfig
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import RunRecord, whole_texts
 from dllm_bench.store.seal import seal
 from dllm_bench.store.store import LOCK, RECORD, SAMPLES, RunEntry, read_record, read_samples
 
-Plain = dict[str, Any]
 DECODED = {"max_new_tokens", "shots", "template", "chat"}  # settings that grading does not read
 SHOWN = 20  # changed samples that are listed one by one
 

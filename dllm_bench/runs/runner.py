@@ -527,17 +527,12 @@ def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
     whole = loaded.decode(ids)
     text = cut_at_stop(whole, request.stop)
     if text != whole:
-        kept = _tokens_within(ids, len(text), loaded)
+        kept = bisect_left(  # tokens whose text is at most as long as the cut one
+            range(1, len(ids) + 1), True, key=lambda n: len(loaded.decode(ids[:n])) > len(text)
+        )
         filled = [index for index, token in enumerate(generation.ids) if token != special.mask]
         reasons["stop"] = [*filled, len(generation.ids)][kept]
     return replace(generation, cut=reasons, text=text)
-
-
-def _tokens_within(ids: Sequence[int], length: int, loaded: Loaded) -> int:
-    """Return how many of the first tokens decode to at most `length` characters."""
-    return bisect_left(
-        range(1, len(ids) + 1), True, key=lambda n: len(loaded.decode(ids[:n])) > length
-    )
 
 
 # --- the parent -----------------------------------------------------------------------------------

@@ -54,23 +54,17 @@ class TokenReplay:
     """int8: whether the candidate was the final token, beyond the open blocks too; or `UNSEEN`."""
 
 
-@dataclass
 class TokenLog:
-    """The arrays of a `TokenReplay` while its request is decoded."""
+    """The arrays of a `TokenReplay` while its request is decoded.
 
-    ids: Sequence[int]  # (P,) the final tokens
-    prompt: int  # length of the prompt
-    chance_SP: Any
-    rank_SP: Any
-    found_SP: Any
+    ids: (P,) the final tokens; forwards: how many there is room for.
+    """
 
-    @classmethod
-    def empty(cls, request: Request, ids: Sequence[int], forwards: int) -> TokenLog:
-        """Return a log with room for `forwards` forwards."""
-        shape = (forwards, len(ids))
-        chance_SP = np.full(shape, np.nan, dtype=np.float32)
-        rank_SP, found_SP = (np.full(shape, UNSEEN, dtype=kind) for kind in ("int32", "int8"))
-        return cls(ids, len(request.prompt_ids), chance_SP, rank_SP, found_SP)
+    def __init__(self, request: Request, ids: Sequence[int], forwards: int) -> None:
+        self.ids, self.prompt, shape = ids, len(request.prompt_ids), (forwards, len(ids))
+        self.chance_SP = np.full(shape, np.nan, dtype=np.float32)
+        self.rank_SP = np.full(shape, UNSEEN, dtype=np.int32)
+        self.found_SP = np.full(shape, UNSEEN, dtype=np.int8)
 
     def span(self, start: int, width: int) -> tuple[slice, slice]:
         """Return where the `width` canvas positions from `start` on overlap the text: (columns of
@@ -146,7 +140,7 @@ def replay(
     decoder: MaskedDecoder, model: Denoiser, request: Request, ids: Sequence[int]
 ) -> TokenReplay | None:
     """Decode `request` to the tokens it had before; None if other tokens come out."""
-    log = TokenLog.empty(request, ids, 2 * len(ids) + 2)
+    log = TokenLog(request, ids, 2 * len(ids) + 2)
     score, stop = with_logged_score(decoder.score, log), LoggedStop(decoder.stop, log)
     generation = replace(decoder, score=score, stop=stop).generate(model, request)
     if list(generation.ids) != list(ids):

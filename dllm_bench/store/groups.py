@@ -32,7 +32,6 @@ Seed = Annotated[int, Range(0, LARGEST)]
 Items = Annotated[int, Range(1, 2**31)]
 TIMEOUT_S = 120.0
 PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # settings that multiply
-PER_REQUEST = PROCESSES[:2]  # processes that decode one request together
 Processes = Annotated[int, Range(1, 1024)]
 
 
@@ -158,12 +157,17 @@ class Hardware(Group):
     @property
     def shares_requests(self) -> bool:
         """Whether several processes decode one request together."""
-        return any(name in PER_REQUEST for name in self.several)
+        return self.group_size > 1
+
+    @property
+    def group_size(self) -> int:
+        """Processes that decode one request together."""
+        return self.branch_parallel * self.tensor_parallel
 
     @property
     def processes(self) -> int:
         """All processes of a run."""
-        return self.branch_parallel * self.tensor_parallel * self.replicas
+        return self.group_size * self.replicas
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)

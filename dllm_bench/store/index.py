@@ -26,7 +26,7 @@ from dllm_bench.core.declared import Count, made_from
 from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import MeanScore
-from dllm_bench.registry import TARGET, instantiate
+from dllm_bench.registry import TARGET
 from dllm_bench.store.archive import (
     RECORD,
     archive_of,
@@ -38,6 +38,7 @@ from dllm_bench.store.archive import (
 from dllm_bench.store.cache import DerivedCache, Fingerprint, fingerprint
 from dllm_bench.store.files import matching, write_atomic
 from dllm_bench.store.groups import setting_in
+from dllm_bench.store.inputs import decoder_of
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, flat_settings, split
 from dllm_bench.store.store import (
@@ -100,21 +101,17 @@ def summary_of(decoder: Mapping[str, Any]) -> DecoderSummary:
     """Return the properties that the pieces of a decoder declare. If the decoder cannot be made
     here, because a file that it reads is missing, return those that follow from its settings alone.
     """
-    settings = {key: value for key, value in decoder.items() if key != "name"}
-    made = _made_summary(json.dumps(settings, sort_keys=True)) if TARGET in settings else None
-    if made:
-        return made
-    return DecoderSummary(block=setting_in(decoder, "schedule.block"), drafts="draft" in decoder)
+    return _summary(json.dumps(dict(decoder), sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
-def _made_summary(settings: str) -> DecoderSummary | None:
-    """Return the properties that a decoder's pieces declare, computed once for equal settings; None
-    if it cannot be made."""
+def _summary(settings: str) -> DecoderSummary:
+    """Do what `summary_of` does, once for equal settings."""
+    decoder = json.loads(settings)
     with suppress(DllmBenchError):
-        summary: DecoderSummary = instantiate(json.loads(settings), "decoder").summary()
+        summary: DecoderSummary = decoder_of(decoder).summary()
         return summary
-    return None
+    return DecoderSummary(block=setting_in(decoder, "schedule.block"), drafts="draft" in decoder)
 
 
 @dataclass(frozen=True)
@@ -236,8 +233,7 @@ class RecordIndex:
         """Yield every sealed run, by path; damaged ones are left out."""
         for folder, mark in self.folders():
             with suppress(DllmBenchError):
-                run = self._get(folder, mark) or (self._read(folder, mark) if mark else None)
-                if isinstance(run, IndexedRun):
+                if mark and isinstance(run := self._found(folder, mark), IndexedRun):
                     yield run
         self.save()
 
@@ -247,12 +243,10 @@ class RecordIndex:
         """
         for folder, mark in self.folders():
             try:
-                run = self._get(folder, mark) or self._read(folder, mark)
+                if run := self._found(folder, mark):
+                    yield folder, run
             except DamagedRunError as error:
                 yield folder, error
-                continue
-            if run is not None:
-                yield folder, run
         self.save()
 
     def entries(self, unreadable: list[str]) -> Iterator[RunEntry]:
@@ -261,8 +255,7 @@ class RecordIndex:
         """
         for folder, mark in self.folders():
             try:
-                known = self._get(folder, mark)
-                run = known if known and known.is_own else self._read(folder, mark)
+                run = self._found(folder, mark, own=True)
                 entry = self._entry(folder, run) if isinstance(run, IndexedRun) else run
             except (DllmBenchError, KeyError) as error:  # KeyError: changed since it was listed
                 unreadable.append(str(error))
@@ -270,6 +263,16 @@ class RecordIndex:
             if entry is not None:
                 yield entry
         self.save()
+
+    def _found(
+        self, folder: Path, mark: Fingerprint, own: bool = False
+    ) -> IndexedRun | RunEntry | None:
+        """Return the index's value for a sealed record, or else what the folder holds.
+
+        own: without values that came with an archive.
+        """
+        known = self._get(folder, mark)
+        return known if known and (known.is_own or not own) else self._read(folder, mark)
 
     def _entry(self, folder: Path, run: IndexedRun) -> RunEntry:
         """Return a sealed run as an entry; for runs with the same samples, one record is read for
@@ -320,9 +323,7 @@ class RecordIndex:
             names = plain[VALUES].get(PACKED, ())
             is_of_archive = plain[ARCHIVE] == sha256_of(archive_of(self.root))
             return dict(plain[VALUES]) if is_of_archive and all(map(is_run_folder, names)) else {}
-        except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):
-            return {}
-        except (lzma.LZMAError, RecursionError, DllmBenchError):
+        except (*OTHER_TYPES, OSError, EOFError, lzma.LZMAError, RecursionError, DllmBenchError):
             return {}
 
     def ship(self) -> None:

@@ -203,10 +203,15 @@ def with_pieces(resolved: Plain, further: Iterable[type] = ()) -> Plain:
     Loggers are not pieces of the run.
     """
     named = [resolved.get(name) for name in ("model", "benchmark", *DECODERS)]
-    source = pieces_hash(named, further)
-    if source is None:
+    outside = [one for one in map(find, targets(named)) if not one.__module__.startswith(PACKAGE)]
+    every: list[Callable[..., Any]] = [*outside, *filter(is_own, further)]
+    texts = {name: text for made in every for name, text in source_of(made).items()}
+    if not texts:
         return resolved
-    return {**resolved, "inputs": {**resolved["inputs"], PIECES: source}}
+    hashed = hashlib.sha256()
+    for name, text in sorted(texts.items()):
+        hashed.update(f"{name} {len(text)}\n{text}".encode())
+    return {**resolved, "inputs": {**resolved["inputs"], PIECES: hashed.hexdigest()}}
 
 
 def files_of(config: Plain) -> list[Path] | None:
@@ -457,27 +462,6 @@ def tokenizer_hash(source: str, revision: str | None = None) -> str:
 # --- source of pieces from outside ----------------------------------------------------------------
 
 INSTALLED = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-
-
-def pieces_hash(plain: object, further: Iterable[Callable[..., Any]] = ()) -> str | None:
-    """Return sha256 of the source of everything from outside that plain data names, and of further
-    classes; None if there is none.
-    """
-    every = [*foreign(plain), *filter(is_own, further)]
-    texts = {name: text for made in every for name, text in source_of(made).items()}
-    if not texts:
-        return None
-    hashed = hashlib.sha256()
-    for name, text in sorted(texts.items()):
-        hashed.update(f"{name} {len(text)}\n{text}".encode())
-    return hashed.hexdigest()
-
-
-def foreign(plain: object) -> Iterator[Callable[..., Any]]:
-    """Return the classes and functions from outside this package that plain data names, at any
-    depth."""
-    made = map(find, targets(plain))
-    return (one for one in made if not one.__module__.startswith(PACKAGE))
 
 
 def is_own(made: Callable[..., Any]) -> bool:

@@ -31,23 +31,26 @@ from dllm_bench.methods.caches import BlockCache, DualCache, NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Eos, NegEntropy, Pipeline, Threshold
 from dllm_bench.methods.dream import Sampled
 from dllm_bench.methods.history import Credit
-from dllm_bench.parallel import ParallelLayout, RankGroup, decoded, encoded
+from dllm_bench.parallel import RankGroup, decoded, encoded
+from dllm_bench.store.groups import Hardware
 from tests.helpers import tiny_denoiser
 
 pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
 PATIENCE_S = 120.0  # for a machine with much other work
 
 Job = Callable[[RankGroup], Any]
+TWO = Hardware({"branch_parallel": 2})
+NO_COMMITS = Hardware({"branch_parallel": 2, "commit": "none"})
 
 
-def on_all_ranks(layout: ParallelLayout, job: Job, folder: Path) -> list[Any]:
+def on_all_ranks(hardware: Hardware, job: Job, folder: Path) -> list[Any]:
     """Return the result of `job` in each process; the exception of one is raised here."""
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     started = []
-    for rank in range(layout.processes):
+    for rank in range(hardware.group_size):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(layout, rank, folder, job, theirs))
+        process = context.Process(target=_serve, args=(hardware, rank, folder, job, theirs))
         process.start()
         theirs.close()
         started.append((process, ours))
@@ -63,11 +66,11 @@ def on_all_ranks(layout: ParallelLayout, job: Job, folder: Path) -> list[Any]:
     return answers
 
 
-def _serve(layout: ParallelLayout, rank: int, folder: Path, job: Job, pipe: Connection) -> None:
+def _serve(hardware: Hardware, rank: int, folder: Path, job: Job, pipe: Connection) -> None:
     """Do the job in a new process and send its result."""
     torch.set_num_threads(1)
     try:
-        answer: Any = job(RankGroup.join(layout, rank, folder / "meeting", "cpu"))
+        answer: Any = job(RankGroup.join(hardware, rank, folder / "meeting"))
     except Exception as error:
         answer = error
     with suppress(BrokenPipeError):
@@ -142,18 +145,18 @@ def alone(decoders: dict[str, MaskedDecoder], layout: str = "dream") -> dict[str
 
 
 @pytest.mark.parametrize(
-    ("layout", "decoders"),
+    ("hardware", "decoders"),
     [
-        (ParallelLayout(branches=2), CASES),
-        (ParallelLayout(branches=3), CASES),
-        (ParallelLayout(branches=2, commits=False), FINAL),
+        (TWO, CASES),
+        (Hardware({"branch_parallel": 3}), CASES),
+        (NO_COMMITS, FINAL),
     ],
     ids=["two", "three", "two without commits"],
 )
-def test_branches_on_several_processes_decode_what_one_does(layout, decoders, tmp_path) -> None:
+def test_branches_on_several_processes_decode_what_one_does(hardware, decoders, tmp_path) -> None:
     expected = alone(decoders)
     assert max(expected["lopa"]["branches"]) == 4 and max(expected["lopa"]["winner"]) > 0
-    for found in on_all_ranks(layout, Decode(decoders), tmp_path):
+    for found in on_all_ranks(hardware, Decode(decoders), tmp_path):
         assert {name: facts(generation) for name, (generation, _) in found.items()} == expected
 
 
@@ -162,7 +165,7 @@ def test_a_round_sends_a_number_a_branch_and_three_a_position(tmp_path: Path) ->
     decoder = replace(LOPA, schedule=Blocks(None), cache=NoCache())
     finishing = replace(LOPA, schedule=Blocks(8, sees_future=False))
     decoders = {"window": decoder, "credit": replace(decoder, score=Confidence()), "kv": finishing}
-    for found in on_all_ranks(ParallelLayout(branches=2), Decode(decoders), tmp_path):
+    for found in on_all_ranks(TWO, Decode(decoders), tmp_path):
         for name, numbers in (("window", 3), ("credit", 2)):  # a probability that ranks goes once
             generation, sent = found[name]
             branches = [forward.branches for forward in generation.trace.forwards]
@@ -179,7 +182,7 @@ def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path)
     with pytest.raises(
         DllmBenchError, match=r"hardware.commit=none needs a cache with K/V that are final"
     ):
-        on_all_ranks(ParallelLayout(branches=2, commits=False), Decode({"lopa": LOPA}), tmp_path)
+        on_all_ranks(NO_COMMITS, Decode({"lopa": LOPA}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +191,8 @@ def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path)
 )
 def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, names, tmp_path) -> None:
     decoders = {name: CASES[name] for name in names}
-    layout = ParallelLayout(branches=branches, tensors=2)
-    for found in on_all_ranks(layout, Decode(decoders, "llada"), tmp_path):
+    hardware = Hardware({"branch_parallel": branches, "tensor_parallel": 2})
+    for found in on_all_ranks(hardware, Decode(decoders, "llada"), tmp_path):
         here = {name: facts(generation) for name, (generation, _) in found.items()}
         assert here == alone(decoders, "llada")
 
