@@ -153,8 +153,8 @@ def _find_by_path(target: str) -> Callable[..., Any]:
         ) from error
     if not callable(registered) or registered not in _names:
         raise DllmBenchError(
-            f"_target_ {target!r} is not registered, so no configuration may build it; correct "
-            "the name, or decorate the class with @register."
+            f"_target_ {target!r} is not registered: {module_name!r} has no {name!r} that a "
+            "configuration may build; correct the name, or decorate the class with @register."
         )
     return registered
 

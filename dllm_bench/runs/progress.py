@@ -127,6 +127,7 @@ class _Display:
         self.clock = clock
         self.shown_at = clock()
         self.bars: Progress | None = None
+        self.tasks: dict[str, TaskID] = {}  # title -> bar, "" for the bar of one run, or of all
         if self.stream.isatty():
             # only a terminal needs it, and `--help` of each command that makes runs is quicker
             from rich.progress import BarColumn, Progress, TextColumn
@@ -152,23 +153,22 @@ class _Display:
         self.shown_at = self.clock()
         return True
 
-    def bar(self, task: TaskID | None, text: str, done: int | None, total: int | None) -> TaskID:
-        """Update a bar, or make it if there is none; total: None for a pulsing bar."""
+    def bar(self, key: str, text: str, done: int | None, total: int | None) -> None:
+        """Update the bar of `key`, or make it if there is none; total: None for a pulsing bar."""
         from rich.markup import escape
 
         assert self.bars is not None  # on a terminal
         self.bars.start()
-        if task is None:
-            task = self.bars.add_task("", total=total)
-        self.bars.update(task, description=escape(text), completed=done, total=total)
-        return task
+        if key not in self.tasks:
+            self.tasks[key] = self.bars.add_task("", total=total)
+        self.bars.update(self.tasks[key], description=escape(text), completed=done, total=total)
 
     def close(self) -> None:
         if self.bars is not None:
             self.bars.stop()
 
 
-class RunProgress(Observer):
+class RunProgress(_Display, Observer):
     """The progress of one run.
 
     stream: standard error by default; clock: seconds, for tests; ends_with_line: write a line about
@@ -181,35 +181,31 @@ class RunProgress(Observer):
         clock: Callable[[], float] = time.monotonic,
         ends_with_line: bool = True,
     ) -> None:
-        self.display = _Display(stream, clock)
+        super().__init__(stream, clock)
         self.ends_with_line = ends_with_line
         self.title = ""
-        self.task: TaskID | None = None
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         self.title = spec.folder
-        self.display.shown_at = self.display.clock()
+        self.shown_at = self.clock()
         if running.note:
-            self.display.line(f"{self.title}: {running.note}")
+            self.line(f"{self.title}: {running.note}")
         if running.done:
-            self.display.line(f"{self.title}: resumed, {running.done} of {running.total} were done")
+            self.line(f"{self.title}: resumed, {running.done} of {running.total} were done")
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         text = f"{self.title}: {progress_text(running)}"
-        if self.display.bars is not None:
-            self.task = self.display.bar(self.task, text, running.done, running.total)
-        elif self.display.plain_is_due():
-            self.display.line(text)
+        if self.bars is not None:
+            self.bar("", text, running.done, running.total)
+        elif self.plain_is_due():
+            self.line(text)
 
     def finish(self, record: RunRecord) -> None:
         if self.ends_with_line:
-            self.display.line(f"{self.title}: {headline(record)}")
-
-    def close(self) -> None:
-        self.display.close()
+            self.line(f"{self.title}: {headline(record)}")
 
 
-class ManyRunsProgress:
+class ManyRunsProgress(_Display):
     """The progress of many runs: a line per finished run, and the progress of current ones.
 
     total: number of runs; stream: standard error by default; clock: seconds, for tests.
@@ -218,47 +214,43 @@ class ManyRunsProgress:
     def __init__(
         self, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.display = _Display(stream, clock)
+        super().__init__(stream, clock)
         self.total = total
         self.done = 0
         self.current: dict[str, str] = {}  # title -> progress of the run
         self.started = clock()
-        self.tasks: dict[str, TaskID] = {}  # title -> bar, "" for the bar of all runs
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.display.close()
+        self.close()
 
     def update(self, title: str, text: str) -> None:
         """Show the progress of a run."""
         self.current[title] = text
-        if self.display.bars is not None:
-            self._bar("", self.overall(), self.done, self.total)
-            self._bar(title, f"{title}: {text}", None, None)
-        elif self.display.plain_is_due():
+        if self.bars is not None:
+            self.bar("", self.overall(), self.done, self.total)
+            self.bar(title, f"{title}: {text}", None, None)
+        elif self.plain_is_due():
             runs = " | ".join(f"{title}: {text}" for title, text in self.current.items())
-            self.display.line(f"{self.overall()} | {runs}")
+            self.line(f"{self.overall()} | {runs}")
 
     def end(self, title: str, text: str) -> None:
         """Show that a run is over; `text` says how it ended."""
         self.done += 1
         self.current.pop(title, None)
-        if self.display.bars is not None:
-            self._bar("", self.overall(), self.done, self.total)
+        if self.bars is not None:
+            self.bar("", self.overall(), self.done, self.total)
             if title in self.tasks:
-                self.display.bars.remove_task(self.tasks.pop(title))
-        self.display.line(f"[{self.done}/{self.total}] {title}: {text}")
+                self.bars.remove_task(self.tasks.pop(title))
+        self.line(f"[{self.done}/{self.total}] {title}: {text}")
 
     def overall(self) -> str:
         """Return finished runs, and the time left at their pace."""
-        pace_s = (self.display.clock() - self.started) / self.done if self.done else None
+        pace_s = (self.clock() - self.started) / self.done if self.done else None
         left = duration(pace_s * (self.total - self.done) if pace_s is not None else None)
         return f"{self.done}/{self.total} runs, ETA {left}"
-
-    def _bar(self, key: str, text: str, done: int | None, total: int | None) -> None:
-        self.tasks[key] = self.display.bar(self.tasks.get(key), text, done, total)
 
 
 def progress_text(running: RunningMetrics) -> str:

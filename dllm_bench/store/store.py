@@ -169,11 +169,8 @@ class Store:
                 yield entry
 
     def records(self) -> Iterator[RunRecord]:
-        """Yield every sealed record, by path."""
-        for folder in self.folders():
-            record = read_record(folder)
-            if record is not None:
-                yield record
+        """Return every sealed record, by path."""
+        return filter(None, map(read_record, self.folders()))
 
     def folders(self) -> list[Path]:
         """Return the run folders, sorted by path, including links with such names."""

@@ -85,7 +85,7 @@ def test_progress_shows_no_code_and_no_secret(tty: bool, monkeypatch: pytest.Mon
         progress.update("a", f"{HOSTILE} {KEY}")
         progress.update("[b]", "5/9")
         if tty:
-            progress.display.bars.refresh()  # else ten times a second
+            progress.bars.refresh()  # else ten times a second
         progress.end(HOSTILE, KEY)
     text = stream.getvalue()
     assert not tty or all(part in text for part in ("[1/2] ", "[red]", "━", "[b]: 5/9"))
