@@ -39,16 +39,22 @@ GIT_TIMEOUT_S = 5.0
 
 
 def environment_of(spec: RunSpec) -> dict[str, Any]:
-    """Return code, packages and machine of a run on its device, as plain data."""
+    """Return the environment of a run on its device."""
+    return environment(spec.hardware.device, with_text=spec.runtime.provenance.diff == "text")
+
+
+def environment(device: str = "cpu", with_text: bool = False) -> dict[str, Any]:
+    """Return code, packages and machine as plain data; `with_text`: also the text of local
+    changes."""
     return {
         "dllm_bench": __version__,
         "decoding_version": DECODING_VERSION,
-        **code(PACKAGE.parent, with_text=spec.runtime.provenance.diff == "text"),
+        **code(PACKAGE.parent, with_text),
         "packages": packages(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
-        **machine(spec.hardware.device),
+        **machine(device),
     }
 
 
