@@ -26,14 +26,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import product, repeat
 from math import ceil
 from statistics import fmean, median
 
 import numpy as np
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.methods.drafting import StepProfile, Temperatures, likely_prefix
 from dllm_bench.methods.trained_drafts import Probabilities, TwoStepsAhead, early_stop
 from dllm_bench.metrics.drafts import ObservedDraft, common_prefix
@@ -42,8 +42,6 @@ PlainLengthRule = Callable[[Probabilities], Sequence[int]]
 """Acceptance probabilities of the drafts of a step -> tokens verified of each."""
 NewLengthRule = Callable[[], PlainLengthRule]
 """Makes a new rule for each simulation, because a rule may remember earlier steps."""
-Arrivals = Callable[[int, np.random.Generator], Sequence[float]]
-"""Number of requests -> their arrival times in seconds, rising."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,6 @@ class SimulatedRequest:
     seated_s: float = 0.0  # when it took its seat
     finished_s: float = 0.0
     tokens: int = 0  # committed so far
-    rounds: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -101,41 +98,26 @@ class SimulatedRequest:
 class SimulatedLoad:
     """The result of a simulation."""
 
-    seats: int
     steps: tuple[SimulatedStep, ...]  # in order
     served: tuple[SimulatedRequest, ...]  # in order of arrival
-
-    def attainment(self, tokens_per_s: float) -> float:
-        """Return the share of the requests that reached this speed."""
-        return sum(one.tokens_per_s >= tokens_per_s for one in self.served) / len(self.served)
-
-
-def poisson(requests_per_s: float) -> Arrivals:
-    """Return independent arrivals at a mean rate."""
-    return lambda n, rng: list(rng.exponential(1 / requests_per_s, n).cumsum().tolist())
-
-
-def at_once(n: int, rng: np.random.Generator) -> Sequence[float]:
-    """Return arrival times of 0 for all requests, so the number of concurrent requests stays
-    constant."""
-    return [0.0] * n
 
 
 def simulate(
     system: ServingSystem,
     profile: StepProfile,
     seats: int,
-    arrivals: Arrivals = at_once,
-    seed: int = 0,
+    arrivals_s: Iterable[float] = repeat(0.0),
 ) -> SimulatedLoad:
-    """Serve the system's texts; equal arguments give equal results."""
+    """Serve the system's texts.
+
+    arrivals_s: rising; all 0 keeps the number of concurrent requests constant.
+    """
     if seats < 1 or not system.texts or not all(map(len, system.texts)):
         raise DllmBenchError(
             f"System {system.name!r} has {len(system.texts)} texts to serve with {seats} seats; "
             "give at least one seat, and texts of at least one token."
         )
-    times = arrivals(len(system.texts), np.random.default_rng(seed))
-    requests = [SimulatedRequest(*pair) for pair in zip(system.texts, times, strict=True)]
+    requests = list(map(SimulatedRequest, system.texts, arrivals_s))
     waiting, active, rule = deque(requests), list[SimulatedRequest](), system.rule()
     steps, clock_s = list[SimulatedStep](), 0.0
     while waiting or active:
@@ -150,7 +132,7 @@ def simulate(
         for one in active:
             one.finished_s = clock_s
         active = [one for one in active if one.tokens < len(one.text)]
-    return SimulatedLoad(seats, tuple(steps), tuple(requests))
+    return SimulatedLoad(tuple(steps), tuple(requests))
 
 
 def serve_step(
@@ -168,8 +150,7 @@ def serve_step(
     before = sum(one.tokens for one in active)
     for one, draft, length in zip(active, drafts, lengths, strict=True):
         left = len(one.text) - one.tokens
-        one.tokens += min(min(draft.accepted, length) + 1, left)
-        one.rounds += 1
+        one.tokens += min(draft.accepted + 1, length + 1, left)
     committed = sum(one.tokens for one in active) - before
     return SimulatedStep(start_s, step_s, len(drafts), verified, committed)
 
@@ -186,32 +167,28 @@ class FrontierPoint:
     tokens_per_round: float  # tokens committed per request and step
 
 
-def frontier_point(system: str, load: SimulatedLoad) -> FrontierPoint:
-    """Return means over the steps in which all seats are taken; DllmBenchError if there are
-    none."""
-    steps = [step for step in load.steps if step.requests == load.seats]
-    if not steps:
-        raise DllmBenchError(
-            f"System {system!r} never had all {load.seats} seats taken: it has {len(load.served)} "
-            "texts. Give more texts than seats, or fewer requests at a time."
-        )
-    committed = sum(step.committed for step in steps)
-    rounds = load.seats * len(steps)
-    device = committed / sum(step.step_s for step in steps)
-    verified = sum(step.verified for step in steps)
-    return FrontierPoint(
-        system, load.seats, device / load.seats, device, verified / rounds, committed / rounds
-    )
-
-
 def frontier(
     systems: Iterable[ServingSystem], profile: StepProfile, concurrency: Sequence[int]
 ) -> list[FrontierPoint]:
-    """Return a point for every system at every number of concurrent requests."""
-    return [
-        frontier_point(system.name, simulate(system, profile, seats))
-        for system, seats in product(systems, concurrency)
-    ]
+    """Return a point for every system at every number of concurrent requests: means over the steps
+    in which all seats are taken. DllmBenchError if there are none."""
+    points = []
+    for system, seats in product(systems, concurrency):
+        every = simulate(system, profile, seats).steps
+        steps = [step for step in every if step.requests == seats]
+        if not steps:
+            raise DllmBenchError(
+                f"System {system.name!r} never had all {seats} seats taken: it has "
+                f"{len(system.texts)} texts. Give more texts than seats, or fewer requests at a "
+                "time."
+            )
+        committed, rounds = sum(step.committed for step in steps), seats * len(steps)
+        device = committed / sum(step.step_s for step in steps)
+        verified = sum(step.verified for step in steps) / rounds
+        points.append(
+            FrontierPoint(system.name, seats, device / seats, device, verified, committed / rounds)
+        )
+    return points
 
 
 @dataclass(frozen=True)
@@ -238,13 +215,14 @@ def under_arrivals(
     arrivals."""
     points = []
     for system, rate in product(systems, rates):
-        load = simulate(system, profile, seats, poisson(rate), seed)
+        waits_s = np.random.default_rng(seed).exponential(1 / rate, len(system.texts))
+        load = simulate(system, profile, seats, waits_s.cumsum().tolist())
         wait_s = fmean(one.seated_s - one.arrival_s for one in load.served)
-        of_user = median(one.tokens_per_s for one in load.served)
+        speeds = [one.tokens_per_s for one in load.served]
+        attained = sum(speed >= level for speed in speeds) / len(speeds)
         committed = sum(step.committed for step in load.steps)
         of_device = committed / sum(step.step_s for step in load.steps)
-        attained = load.attainment(level)
-        points.append(ServicePoint(system.name, rate, attained, wait_s, of_user, of_device))
+        points.append(ServicePoint(system.name, rate, attained, wait_s, median(speeds), of_device))
     return points
 
 
@@ -313,7 +291,7 @@ class StoredDrafts:
 
     texts: tuple[tuple[StoredDraft, ...], ...]
     steps: float  # duration of a draft divided by that of the verifications in the same run
-    width: int  # positions that a call of the drafter's network feeds
+    width: int  # mean positions that a call of the drafter's network feeds, rounded up
     calls: float  # calls of the drafter's network per draft
 
     @classmethod
@@ -329,8 +307,10 @@ class StoredDrafts:
         steps = sum(ms[kind] for kind in (*drafts, ForwardKind.HEAD)) / (
             ms[ForwardKind.VERIFY] or 1
         )
-        calls = [row for row in rows if row.kind in drafts]
-        return cls(texts, steps, _width(calls), sum(row.calls for row in calls) / (len(calls) or 1))
+        rounds = [row for row in rows if row.kind in drafts]
+        calls = sum(row.calls for row in rounds)
+        width = max(1, ceil(sum(row.fed for row in rounds) / (calls or 1)))
+        return cls(texts, steps, width, calls / (len(rounds) or 1))
 
     def halves(self) -> tuple[StoredDrafts, StoredDrafts]:
         """Return the first half of the texts, to fit on, and the second."""
@@ -380,9 +360,3 @@ class StoredDrafts:
         part = 1.0 if tokens is None else min(1.0, tokens / (self.calls or 1))
         one_s = part * self.steps * profile.step_s(1) / profile.step_s(self.width)
         return lambda requests: one_s * profile.step_s(requests * self.width)
-
-
-def _width(calls: Sequence[Forward]) -> int:
-    """Return the mean positions per call of the drafter's network, rounded up; 1 without calls."""
-    fed, number = sum(row.fed for row in calls), sum(row.calls for row in calls)
-    return max(1, ceil(fed / number)) if number else 1
