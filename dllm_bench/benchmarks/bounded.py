@@ -109,11 +109,7 @@ class _Reader:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "CUDA_VISIBLE_DEVICES": "",
-            },
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,
         )
         self.requests = cast(IO[bytes], self.process.stdin)

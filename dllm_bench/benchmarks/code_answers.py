@@ -64,9 +64,7 @@ def trimmed(code: str) -> str:
 def parses(source: str) -> bool:
     """Return whether the text is a Python module."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(source)
+        parse_quietly(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
     return True

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, overload
+from typing import Annotated, Any
 
 from dllm_bench.core.benchmark import Encode, Turns
 from dllm_bench.core.declared import Positive, Range
@@ -243,16 +243,9 @@ class LazyRequests(Sequence[Request]):
     def __len__(self) -> int:
         return len(self._items)
 
-    @overload
-    def __getitem__(self, index: int) -> Request: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Request]: ...
-
-    def __getitem__(self, index: int | slice) -> Request | list[Request]:
-        if isinstance(index, slice):
-            return [self._build(item) for item in self._items[index]]
-        return self._build(self._items[index])
+    def __getitem__(self, index: Any) -> Any:
+        found = self._items[index]
+        return list(map(self._build, found)) if isinstance(index, slice) else self._build(found)
 
 
 def text_requests(

@@ -172,12 +172,8 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         if self.runs_code:
             sandbox.require_consent(self.allow_code_execution, self.name)
         readings = self._readings(texts)
-
-        graded = (
-            sandbox.map_in_threads(self._grade, readings)
-            if self.runs_code
-            else map(self._grade, readings)
-        )
+        mapped: Any = sandbox.map_in_threads if self.runs_code else map
+        graded = mapped(self._grade, readings)
         return {one.item["id"]: score for one, score in zip(readings, graded, strict=True)}
 
     def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
@@ -337,13 +333,8 @@ def load_task(task: str, options: Mapping[str, Any]) -> ConfigurableTask:
     """Return lm-eval's task for a file of `tasks/`; `options` go to `sources.dataset`."""
     for name in ("lm_eval", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        from lm_eval.tasks import TaskManager
-    except ImportError as error:
-        raise DllmBenchError(
-            f"Benchmark {task!r} is an lm-eval task and lm-eval cannot be imported ({error}); "
-            "install it with pip install lm-eval."
-        ) from error
+    from lm_eval.tasks import TaskManager
+
     manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=dict(options))
     loaded: ConfigurableTask = manager.load(task)["tasks"][task]
     return loaded

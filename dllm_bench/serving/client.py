@@ -58,24 +58,20 @@ SHOWN_VALUE = 40  # characters of a wrong value in a message
 T = TypeVar("T")
 
 
-@dataclass
 class Client:
     """A connection to a server, shared by several threads; used in place of a loaded model."""
 
-    model: ServedModel
-    clock: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep
-    http: httpx2.AsyncClient = field(init=False, repr=False)
-    key: str | None = field(init=False, repr=False)  # secret, or None
-    loop: asyncio.AbstractEventLoop = field(init=False, repr=False)
-    thread: threading.Thread = field(init=False, repr=False)  # runs the loop
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         import httpx2
 
-        self.key = self.model.key
+        self.model, self.clock, self.sleep = model, clock, sleep
+        self.key, seats = model.key, model.concurrency
         keep_out(self.key)
-        seats = self.model.concurrency
         self.http = httpx2.AsyncClient(
             headers={
                 "Accept-Encoding": "identity",  # so that sizes are limited as they are received
@@ -115,7 +111,12 @@ class Client:
                 return replace(answer, tries=turn + 1, began=began, ended=self.clock())
             except TryError as failure:
                 if turn + 1 == tries:
-                    raise DllmBenchError(self._failed_message(request, tries, failure)) from None
+                    raise DllmBenchError(
+                        f"The server at {self.model.url} gave no answer to {request.id!r} in "
+                        f"{tries} tries; in the last one {self._printable(str(failure))}. Finished "
+                        "samples are kept: check the server (model.timeout_s, model.concurrency), "
+                        "and run the same command again."
+                    ) from None
                 wait_s = failure.wait_s
                 self.sleep(self.model.backoff_s * 2**turn if wait_s is None else wait_s)
         raise AssertionError("unreachable")
@@ -208,8 +209,12 @@ class Client:
 
     def _status_error(self, response: httpx2.Response, content: bytes) -> Exception:
         """Return the error for a status other than 200: TryError if another try may succeed."""
-        status = response.status_code
-        reason = self._reason(content)
+        status, text = response.status_code, content[:ERROR_BYTES].decode(errors="replace")
+        try:
+            text = error_message(parse_json(text))
+        except ValueError:
+            text = " ".join(text.split())
+        reason = self._printable(text) or "no message"
         if status in RETRIED_STATUS or status >= 500:
             return TryError(f"it answered {status} ({reason})", retry_after(response))
         model, start = self.model, f"The server at {self.model.url} answered {status} ({reason})"
@@ -219,22 +224,6 @@ class Client:
         return DllmBenchError(
             f"{start} to a request for model {model.name!r}; correct model.name, model.url (it "
             "ends in /v1), model.chat or what the message names."
-        )
-
-    def _reason(self, content: bytes) -> str:
-        """Return the server's message with an error status."""
-        text = content[:ERROR_BYTES].decode(errors="replace")
-        try:
-            text = error_message(parse_json(text))
-        except ValueError:
-            text = " ".join(text.split())
-        return self._printable(text) or "no message"
-
-    def _failed_message(self, request: Request, tries: int, failure: TryError) -> str:
-        return (
-            f"The server at {self.model.url} gave no answer to {request.id!r} in {tries} tries; "
-            f"in the last one {self._printable(str(failure))}. Finished samples are kept: check "
-            "the server (model.timeout_s, model.concurrency), and run the same command again."
         )
 
     def _printable(self, text: str) -> str:
@@ -383,12 +372,14 @@ class AnswerStream:
         if not line.startswith(PREFIX) or content == DONE:
             return
         try:
-            self._take(parse_event(content))
+            self._take(parse_json(content))
+        except ValueError:
+            raise TryError(f"it sent no JSON object but {as_text(content)[:1024]!r}") from None
         except (AttributeError, KeyError, TypeError):
             raise TryError(f"an event has an unknown form: {as_text(content)!r}") from None
 
-    def _take(self, event: Mapping[str, Any]) -> None:
-        """Add one event; TypeError or AttributeError if a part of it has another type."""
+    def _take(self, event: Any) -> None:
+        """Add one event; TypeError or AttributeError if it or a part of it has another type."""
         if event.get("error"):
             raise TryError(f"the server reported an error: {error_message(event)}")
         self.usage = checked(event.get("usage") or self.usage, dict)
@@ -424,17 +415,6 @@ def parse_json(content: str | bytes) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def parse_event(content: bytes) -> Mapping[str, Any]:
-    """Return the JSON object of one event; TryError if it is none."""
-    try:
-        event = parse_json(content)
-        if isinstance(event, dict):
-            return event
-    except ValueError:
-        pass
-    raise TryError(f"it sent no JSON object but {as_text(content)[:1024]!r}")
 
 
 def as_text(content: bytes) -> str:

@@ -61,10 +61,17 @@ class ServedModel(CheckedFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_url()
-        self._check_body()
-
-    def _check_body(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.username or parts.password or parts.query:  # not shown, since a run stores the url
+            raise DllmBenchError(
+                f"model.url of {self.name!r} holds a user name, a password or a query; give the "
+                "plain address, and the key in an environment variable named by model.key_env."
+            )
+        if not ADDRESS.fullmatch(self.url) or not valid_port(parts):
+            raise DllmBenchError(
+                f"Model {self.name!r} has model.url={self.url!r}, which is no address of a server; "
+                "write it like http://127.0.0.1:8000/v1."
+            )
         reserved = [name for name in self.body if name in RESERVED]
         if reserved:
             raise DllmBenchError(
@@ -78,20 +85,6 @@ class ServedModel(CheckedFields):
                 f"Model {self.name!r} has a model.body that JSON cannot hold ({error}); give "
                 "finite numbers."
             ) from None
-
-    def _check_url(self) -> None:
-        """Refuse a url with a secret, without showing it: the url is stored with a run."""
-        parts = urlsplit(self.url)
-        if parts.username or parts.password or parts.query:
-            raise DllmBenchError(
-                f"model.url of {self.name!r} holds a user name, a password or a query; give the "
-                "plain address, and the key in an environment variable named by model.key_env."
-            )
-        if not ADDRESS.fullmatch(self.url) or not valid_port(parts):
-            raise DllmBenchError(
-                f"Model {self.name!r} has model.url={self.url!r}, which is no address of a server; "
-                "write it like http://127.0.0.1:8000/v1."
-            )
 
     @property
     def key(self) -> str | None:

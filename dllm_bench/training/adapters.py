@@ -13,6 +13,7 @@ size, V vocabulary.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -336,20 +337,19 @@ class AdapterTraining(Training):
         """
         block = self.job.block
         rng = torch.Generator().manual_seed(MASKED_SEED)
-        sums: dict[str, list[float]] = {"held_out_loss": []}
+        found = defaultdict[str, list[float]](list)
         for first in range(0, len(self.held_out), self.job.rows):
             batch = self.batch(self.held_out[first : first + self.job.rows], rng)
             logits_RV, target_R = self.predict(batch)
             losses_R = functional.cross_entropy(logits_RV, target_R, reduction="none")
-            sums["held_out_loss"] += losses_R.tolist()
+            found["held_out_loss"] += losses_R.tolist()
             whole_BJ = batch.masked_BN.unflatten(1, (-1, block)).all(2)
-            whole_R = whole_BJ.repeat_interleave(block, 1)[batch.masked_BN].tolist()
-            place_R = (batch.place_BN[batch.masked_BN] % block).tolist()
-            right_R = (logits_RV.argmax(-1) == target_R).tolist()
-            for whole, place, right in zip(whole_R, place_R, right_R, strict=True):
-                if whole:
-                    sums.setdefault(f"right_{place + 1}", []).append(float(right))
-        return {name: sum(values) / len(values) for name, values in sorted(sums.items()) if values}
+            whole_R = whole_BJ.repeat_interleave(block, 1)[batch.masked_BN]
+            place_R = batch.place_BN[batch.masked_BN] % block
+            right_R = (logits_RV.argmax(-1) == target_R).cpu()
+            for place in range(block):
+                found[f"right_{place + 1}"] += right_R[whole_R & (place_R == place)].tolist()
+        return {name: sum(v) / len(v) for name, v in sorted(found.items()) if v}
 
     def write(self, out: Path) -> None:
         write_json(out / LORA_CONFIG, published_config(self.job, self.loaded.metadata.name))

@@ -321,35 +321,25 @@ class LossShares:
 class DraftLosses:
     """Loss terms of one batch as 0-d tensors, and the acceptance that they imply."""
 
-    ce: Tensor
-    """Weighted sum of the cross-entropy."""
-    l1: Tensor | None
-    """Weighted sum of the L1 norm; None, as what follows from it, where it was not asked for."""
-    confidence: Tensor
-    """Weighted sum of the confidence head's binary cross-entropy."""
+    terms: dict[str, Tensor]
+    """Name in `LossShares` -> weighted sum over the slots; without the L1 norm where it was not
+    asked for."""
     weight: Tensor
     """Sum of the weights."""
-    survives_D: Tensor | None
-    """Mean probability that a slot is accepted if all slots before it are."""
     length: Tensor | None
-    """Expected tokens of a round, the target's own token included."""
+    """Expected tokens of a round, the target's own token included; None without the L1 norm."""
 
     def total(self, shares: LossShares) -> Tensor:
         """Return the loss that is minimised."""
-        l1 = 0.0 if self.l1 is None else shares.l1 * self.l1
-        terms = shares.ce * self.ce + l1 + shares.confidence * self.confidence
-        return terms / (self.weight + EPSILON)
+        total: Any = sum(getattr(shares, name) * term for name, term in self.terms.items())
+        return total / (self.weight + EPSILON)
 
     def numbers(self, shares: LossShares) -> dict[str, float]:
         """Return a point of the training curve."""
-        terms = {"ce": self.ce, "l1": self.l1, "confidence": self.confidence}
-        means = {
-            name: (term / (self.weight + EPSILON)).item()
-            for name, term in terms.items()
-            if term is not None
-        }
-        length = {} if self.length is None else {"length": self.length.item()}
-        return {"loss": self.total(shares).item(), **means, **length}
+        means = {name: term / (self.weight + EPSILON) for name, term in self.terms.items()}
+        length = {} if self.length is None else {"length": self.length}
+        numbers = {"loss": self.total(shares), **means, **length}
+        return {name: number.item() for name, number in numbers.items()}
 
 
 def slot_weights(supervised_BND: Tensor, decay: float | None) -> Tensor:
@@ -389,7 +379,7 @@ def block_losses(
     ce, weight = (ce_BND * weight_BND).sum(), weight_BND.sum()
     confidence = torch.zeros((), device=weight_BND.device)
     if target_BNDV is None:
-        return DraftLosses(ce, None, confidence, weight, None, None)
+        return DraftLosses({"ce": ce, "confidence": confidence}, weight, None)
     law_BNDV = target_law(target_BNDV.float(), whole_BND)
     l1_BND = (draft_BNDV.softmax(-1) - law_BNDV).abs().sum(-1)
     if whole_BND is not None:
@@ -400,20 +390,10 @@ def block_losses(
             drafted.survival_BND.float(), survives_BND, reduction="none"
         )
         confidence = (bce_BND * weight_BND).sum()
-    return DraftLosses(
-        ce=ce,
-        l1=(l1_BND * weight_BND).sum(),
-        confidence=confidence,
-        weight=weight,
-        survives_D=(survives_BND * among_BND).sum((0, 1)) / (among_BND.sum((0, 1)) + EPSILON),
-        length=_round_length(survives_BND, among_BND),
-    )
-
-
-def _round_length(survives_BND: Tensor, among_BND: Tensor) -> Tensor:
-    """Return 1 + expected accepted tokens, over blocks with any label."""
+    terms = {"ce": ce, "l1": (l1_BND * weight_BND).sum(), "confidence": confidence}
     accepted_BN = (survives_BND * among_BND).cumprod(-1).sum(-1)
-    return 1 + accepted_BN.sum() / among_BND[..., 0].sum().clamp(min=1)
+    length = 1 + accepted_BN.sum() / among_BND[..., 0].sum().clamp(min=1)  # of blocks with a label
+    return DraftLosses(terms, weight, length)
 
 
 # --- EAGLE-3's chain -----------------------------------------------------------------------------

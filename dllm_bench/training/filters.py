@@ -15,11 +15,10 @@ Shapes: S steps of the oracle's decoding, W positions of a block, K branches (on
 
 from __future__ import annotations
 
-import io
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -131,11 +130,7 @@ class FittedFilter:
 
 
 def train(
-    job: FilterJob,
-    model: ModelGroup,
-    out: Path,
-    traces_folder: Path,
-    report: Report = print,
+    job: FilterJob, model: ModelGroup, out: Path, traces_folder: Path, report: Report = print
 ) -> filter_files.LearnedFilter:
     """Collect missing traces, fit, and write the filter with its curve and card to `out`.
 
@@ -155,7 +150,6 @@ def train(
     learned = filter_files.save_filter(out, fitted.tensors, facts)
     curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
     write_atomic(out / "curve.jsonl", curve)
-    plot_losses(out / "curve.png", fitted.curve, fitted.epoch)
     parts = {"job": job, "learned": learned, "facts": facts, "found": found, "fitted": fitted}
     write_atomic(out / "CARD.md", card("filter", out.name, {**parts, "per_task": FLAN_PER_TASK}))
     return learned
@@ -260,11 +254,6 @@ class Traces:
         return self.each(lambda tensor: tensor.to(device))
 
     @property
-    def masked(self) -> int:
-        """Number of masked positions, over all steps."""
-        return int(self.masked_SW.sum())
-
-    @property
     def stalled(self) -> int:
         """Number of steps in which no masked candidate was right."""
         return int((~(self.right_SW & self.masked_SW).any(1)).sum())
@@ -316,11 +305,9 @@ def save_traces(file: Path, traces: Traces, source: TraceSource) -> None:
 
 
 def load_traces(file: Path) -> Traces:
-    """Return stored traces; shape letters after the tensors' names are not read."""
+    """Return stored traces."""
     with safe_open(file, framework="pt") as handle:
-        stored = {name.partition("_")[0]: name for name in handle.keys()}  # noqa: SIM118
-        names = (f.name for f in fields(Traces) if f.name != "done")
-        tensors = {n: handle.get_tensor(stored[n.partition("_")[0]]) for n in names}
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         return Traces(**tensors, done=int(handle.metadata()["done"]))
 
 
@@ -408,7 +395,9 @@ def fit(found: Traces, job: FilterJob, report: Report = print) -> FittedFilter:
         if epoch % MEASURE_EVERY and epoch not in (1, job.epochs):
             continue
         rates = measure(network, parts["validation"], job.labels)
-        curve.append(_curve_point(epoch, loss.item(), rates))
+        point = {"train": loss.item(), "validation": rates["loss"], **rates}
+        rounded = {name: round(value, 5) for name, value in point.items() if name != "loss"}
+        curve.append({"epoch": epoch, **rounded})
         if rates["loss"] < best:
             best, best_epoch = rates["loss"], epoch
             best_tensors = {n: t.detach().clone() for n, t in network.state_dict().items()}
@@ -419,13 +408,6 @@ def fit(found: Traces, job: FilterJob, report: Report = print) -> FittedFilter:
     rates_by_part["confidence"] = decisions(parts["test"].confidence_SW, parts["test"])
     seconds = time.monotonic() - started
     return FittedFilter(best_tensors, best_epoch, rates_by_part, curve, seconds)
-
-
-def _curve_point(epoch: int, train_loss: float, validation: Mapping[str, float]) -> Rates:
-    """Return a rounded point of the curve; its losses are called train and validation."""
-    named = {"validation" if name == "loss" else name: value for name, value in validation.items()}
-    point = {"train": train_loss, **named}
-    return {"epoch": epoch, **{name: round(value, 5) for name, value in point.items()}}
 
 
 @torch.no_grad()
@@ -453,20 +435,3 @@ def decisions(probability_SW: Tensor, part: Traces) -> Rates:
 def _share(flags_SW: Tensor, among_SW: Tensor) -> float:
     """Return the share of `among` that are flagged; 0 where there are none."""
     return (flags_SW & among_SW).sum().item() / max(1, int(among_SW.sum()))
-
-
-def plot_losses(file: Path, curve: Sequence[Mapping[str, float]], kept_epoch: int) -> None:
-    """Draw training and validation loss by epoch; a line marks the epoch whose weights are kept."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 3), layout="constrained")
-    axes = figure.subplots()
-    epochs = [point["epoch"] for point in curve]
-    for name in ("train", "validation"):
-        axes.plot(epochs, [point[name] for point in curve], label=name)
-    axes.axvline(kept_epoch, color="0.6", linewidth=0.8, label=f"kept: epoch {kept_epoch}")
-    axes.set(xlabel="epoch", ylabel="binary cross-entropy (nats)")
-    axes.legend(frameon=False)
-    content = io.BytesIO()
-    figure.savefig(content, dpi=120)
-    write_atomic(file, content.getvalue())

@@ -60,9 +60,7 @@ class ProfileJob:
     """Steps of each size before those."""
 
     def __post_init__(self) -> None:
-        StepProfile(
-            self.batches, (1.0,) * len(self.batches)
-        )  # raises an error for impossible sizes
+        StepProfile(self.batches, (1.0,) * len(self.batches))  # refuses impossible sizes
 
 
 def measure(model: Any, job: ProfileJob) -> list[list[float]]:
@@ -210,21 +208,17 @@ def calibration_by_position(
     second: Sequence[ObservedDraft], temperatures: Sequence[float]
 ) -> Iterator[Mapping]:
     """Yield calibration of every position (from 1), without and with the temperatures."""
-
-    def rounded(value: float | None) -> float | None:
-        return None if value is None else round(value, 5)
-
     before = drafts.outcomes_by_position(second)
     after = drafts.outcomes_by_position(second, temperatures)
     for k, (raw, scaled) in enumerate(zip(before, after, strict=True), start=1):
-        yield {
-            "position": k,
-            "rounds": len(raw.predicted),
-            "ece": rounded(drafts.ece(raw)),
-            "ece_scaled": rounded(drafts.ece(scaled)),
-            "auroc": rounded(drafts.auroc(raw)),
-            "auroc_scaled": rounded(drafts.auroc(scaled)),
+        found = {
+            "ece": drafts.ece(raw),
+            "ece_scaled": drafts.ece(scaled),
+            "auroc": drafts.auroc(raw),
+            "auroc_scaled": drafts.auroc(scaled),
         }
+        rounded = {name: n if n is None else round(n, 5) for name, n in found.items()}
+        yield {"position": k, "rounds": len(raw.predicted), **rounded}
 
 
 def temperature_lines(fitted: Mapping[str, Any]) -> Iterator[str]:

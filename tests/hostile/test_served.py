@@ -132,7 +132,7 @@ CASES = {
     "deep nesting": refused("no JSON object", b"data: " + b"[" * 200_000 + b"\n\n"),
     "deep error": refused("answered 500", b'{"error":' * 20_000, status=500),
     "an integer without end": refused("no JSON object", b"data: " + b"9" * 5000 + b"\n\n"),
-    "a list as an event": refused("no JSON object", b"data: []\n\n"),
+    "a list as an event": refused("unknown form", b"data: []\n\n"),
     # sizes
     "an event of 100 MiB": endless("event of more than 4 MiB", b"data: "),
     "a comment of 100 MiB": endless("event of more than 4 MiB", b": "),

@@ -76,10 +76,8 @@ def same_output(printed: str, wanted: str) -> bool:
 
 
 def _same_line(one: str, other: str) -> bool:
-    if one.strip() == other.strip():
-        return True
     try:
-        return _decimals(one) == _decimals(other)
+        return one.strip() == other.strip() or _decimals(one) == _decimals(other)
     except InvalidOperation:  # a word that is no number, or a signalling NaN, which equals nothing
         return False
 

@@ -66,11 +66,7 @@ def _simple_evals_drop(row: Row) -> Row:
     """Return one question of simple-evals, which joins the spans of an answer beyond separation."""
     passage, _, question = row["context"].removeprefix("Passage: ").partition("\nQuestion: ")
     answers = [[text] for text in row["ref_text"].split("|")]
-    return {
-        "passage": passage,
-        "question": question.removesuffix("\nAnswer:"),
-        "answers": answers,
-    }
+    return {"passage": passage, "question": question.removesuffix("\nAnswer:"), "answers": answers}
 
 
 def convert_drop(row: Row) -> Row:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +226,7 @@ def _available_shots(source: str, split: str | None, data_dir: str | None) -> li
     return []
 
 
-def _dataset(
+def dataset(
     source: str,
     shots_from: str | None = None,
     split: str = "test",
@@ -236,8 +235,12 @@ def _dataset(
     data_dir: str | None = None,
     shots_count: int | None = None,
     items: Sequence[Item] | None = None,
+    **unused: object,
 ) -> dict[str, Dataset]:
     """Return the chosen items as lm-eval's split "test", few-shot examples as "shots".
+
+    The task files name it. `unused` is what lm-eval adds: the path of the yaml, and everything in
+    `--model_args`.
 
     shots_count: None takes as many as there are, up to eight. A task without examples gets an item
     in their place, because lm-eval requires the split to exist. items: the items, so that no file
@@ -252,17 +255,4 @@ def _dataset(
         examples = _available_shots(source, shots_from, data_dir)
     else:
         examples = shots(source, shots_from, shots_count, data_dir)
-    return {
-        "test": Dataset.from_list(chosen),
-        SHOTS: Dataset.from_list(examples or chosen[:1]),
-    }
-
-
-def _ignoring_unknown(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, called without the keyword arguments it does not have."""
-    known = signature(function).parameters
-    return lambda **given: function(**{name: given[name] for name in known if name in given})
-
-
-dataset = _ignoring_unknown(_dataset)
-"""What the task files name; lm-eval adds the path of the yaml and everything in `--model_args`."""
+    return {"test": Dataset.from_list(chosen), SHOTS: Dataset.from_list(examples or chosen[:1])}
