@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +26,24 @@ from dllm_bench.benchmarks.items import (
     PLAIN,
     BenchmarkSettings,
     Item,
-    answered_items,
-    choose_items,
-    content_hash,
+    ItemsBenchmark,
     cut_at_stop,
     data_file,
     downloads_allowed,
     read_jsonl,
     require_cache_or_server,
     require_fields,
-    text_requests,
 )
 from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome
 from dllm_bench.benchmarks.tasks import TEXTS
 from dllm_bench.core.benchmark import (
     JUDGE_ERROR,
-    Benchmark,
-    Encode,
     GradedAnswer,
     SampleScore,
     Turns,
     judge_error,
 )
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
 from dllm_bench.paths import read_yaml
 from dllm_bench.registry import register, require_known
 
@@ -124,7 +118,7 @@ def made_program(answer: str, postprocess: str, prompt: str, entry_point: str) -
 
 @register("benchmark.evalplus")
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
+class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
     """One problem set with its prompt form. `primary` is "plus" or "base"; there are no shots.
 
     template: "plain" (the model continues the prompt), "chat" (one user turn: `instruction`, then
@@ -150,8 +144,15 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
         source = PROBLEM_SETS[self.dataset]
         require_known(f"split of {self.name!r}:", self.split, source.splits)
         sandbox.require_consent(self.allow_code_execution, self.name)
-        self._check_data(source)
-        if self._needs_evalplus and importlib.util.find_spec("evalplus") is None:
+        downloads = bool(source.file) and self.data_dir is None
+        if downloads:
+            cache_dir = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+            require_cache_or_server(self.name, "github.com", cache_dir / "evalplus", source.file)
+        elif source.file:
+            data_file(str(self.data_dir), source.file, self.name)
+        sanitizes = self.postprocess in ("evalplus", DIFFUCODER)
+        needed = sanitizes or source.needs_evalplus or downloads
+        if needed and importlib.util.find_spec("evalplus") is None:
             raise DllmBenchError(
                 f"Benchmark {self.name!r} needs the package evalplus, which is not installed; "
                 "install it with pip install 'dllm-bench[code]'."
@@ -162,47 +163,26 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
                 "none; set benchmark.shots=0."
             )
 
-    def _check_data(self, source: ProblemSet) -> None:
-        if source.file and self.data_dir is not None:
-            data_file(self.data_dir, source.file, self.name)
-        elif source.file:
-            cache_dir = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-            require_cache_or_server(self.name, "github.com", cache_dir / "evalplus", source.file)
-
     @property
-    def generated(self) -> bool:
-        """Whether the package generates the problems."""
-        return not PROBLEM_SETS[self.dataset].file
+    def item_set(self) -> FrozenTask | None:
+        return GENERATED.get(self.dataset)
 
     @property
     def runs_code(self) -> bool:
         """Always: only running a program shows whether it is right."""
         return True
 
-    @property
-    def _needs_evalplus(self) -> bool:
-        source = PROBLEM_SETS[self.dataset]
-        downloads = bool(source.file) and self.data_dir is None
-        sanitizes = self.postprocess in ("evalplus", DIFFUCODER)
-        return sanitizes or source.needs_evalplus or downloads
-
-    @cached_property
-    def items(self) -> list[Item]:
-        """The chosen problems, each with an `id`; inputs are as in the JSON file."""
-        problems = _problems(self.dataset, self.split, self.data_dir)
-        return choose_items(problems, self.limit, self.repeats)
+    def all_items(self) -> Sequence[Item]:
+        """Return all problems; inputs are as in the JSON file."""
+        return _problems(self.dataset, self.split, self.data_dir)
 
     @property
     def _template(self) -> str:
         """The template this model can take."""
         return PLAIN if self.template == CHAT and not self.chat else self.template
 
-    def requests(self, encode: Encode) -> Sequence[Request]:
-        """Return one request per problem, in the fixed order."""
-        return text_requests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
-
-    def _prompt(self, problem: Item) -> str | Turns:
-        text = _prompt_text(problem)
+    def prompt(self, item: Item) -> str | Turns:
+        text = _prompt_text(item)
         if self._template == PLAIN:
             return text
         if self._template == DIFFUCODER:
@@ -216,22 +196,14 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
             text = f"{self.instruction}\n```python\n{text}```\n"
         return [{"role": "user", "content": text}]
 
-    def dataset_hash(self) -> str:
-        """Return sha256 over problems, prompt form and stop strings."""
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> str:
+    def form(self) -> dict[str, object]:
         instruction = self.instruction if self._template == CHAT else ""
-        form = [self._template, instruction, list(self.stops)]
-        frozen = GENERATED[self.dataset].items_hash(self.split) if self.generated else None
-        items = [frozen, self.limit, self.repeats] if frozen else self.items
-        return content_hash({"items": items, "form": form})
+        return {"form": [self._template, instruction, list(self.stops)]}
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """Run every answer against its problem's inputs; needs consent, no model."""
         sandbox.require_consent(self.allow_code_execution, self.name)
-        problems = answered_items(texts, self.items, self.name)
+        problems = self.answered(texts)
         scores = sandbox.map_in_threads(lambda p: self._grade(p, texts[p["id"]]), problems)
         return {p["id"]: score for p, score in zip(problems, scores, strict=True)}
 
@@ -241,7 +213,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
             problem["id"]: GradedAnswer(
                 problem["canonical_solution"], self._program_or_none(problem, texts[problem["id"]])
             )
-            for problem in answered_items(texts, self.items, self.name)
+            for problem in self.answered(texts)
         }
 
     def program(self, problem: Item, text: str) -> str:
@@ -259,7 +231,7 @@ class EvalPlusBenchmark(BenchmarkSettings, Benchmark):
 
     def samples(self, texts: Mapping[str, str]) -> Iterator[str]:
         """Yield lines of a samples file for `evalplus.evaluate`, which requires all problems."""
-        for problem in answered_items(texts, self.items, self.name):
+        for problem in self.answered(texts):
             program = self._program_or_none(problem, texts[problem["id"]])
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 

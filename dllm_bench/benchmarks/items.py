@@ -13,15 +13,18 @@ import os
 import random
 import socket
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from dllm_bench.core.benchmark import Encode, Turns
+from dllm_bench.benchmarks.embedded import FrozenTask
+from dllm_bench.core.benchmark import Benchmark, Encode, Turns
 from dllm_bench.core.declared import Positive, Range
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Likelihood, Option, Request
@@ -167,21 +170,19 @@ def is_reachable(host: str, timeout_s: float = 0.7) -> bool:
 
     A thread tries it, because looking up the name may hang for longer than the timeout.
     """
-    answers: list[bool] = []
+    answered = threading.Event()
 
     def connect() -> None:
-        try:
+        with suppress(OSError):
             socket.create_connection((host, 443), timeout_s).close()
-        except OSError:
-            return
-        answers.append(True)
+            answered.set()
 
     if os.environ.get("HF_HUB_OFFLINE", "0") in ("1", "ON", "YES", "TRUE"):
         return False
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(timeout_s)
-    return bool(answers)
+    return answered.is_set()
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
@@ -234,6 +235,9 @@ def require_fields(file: Path, rows: Sequence[Mapping[str, Any]], names: Iterabl
             )
 
 
+# --- benchmarks of items --------------------------------------------------------------------------
+
+
 class LazyRequests(Sequence[Request]):
     """Requests that are built on access, so that a limited run prepares no more than it needs."""
 
@@ -248,36 +252,76 @@ class LazyRequests(Sequence[Request]):
         return list(map(self._build, found)) if isinstance(index, slice) else self._build(found)
 
 
-def text_requests(
-    items: Sequence[Item],
-    prompt_of: Callable[[Item], str | Turns],
-    encode: Encode,
-    max_new_tokens: int,
-    stop: tuple[str, ...],
-) -> LazyRequests:
-    """Return requests for a text. `prompt_of` returns an item's text or chat turns.
+class ItemsBenchmark(Benchmark):
+    """A benchmark that makes a request of each item."""
 
-    `Request.prompt` holds turns as JSON.
-    """
+    max_new_tokens: int
+    limit: int | None
+    repeats: int
+    split: str
 
-    def build(item: Item) -> Request:
-        prompt = prompt_of(item)
-        text = prompt if isinstance(prompt, str) else json.dumps(list(prompt), ensure_ascii=False)
-        return Request(item["id"], tuple(encode(prompt)), max_new_tokens, stop, text)
+    @property
+    @abstractmethod
+    def item_set(self) -> FrozenTask | None:
+        """The set that the package generates; None for items of published files."""
 
-    return LazyRequests(items, build)
+    @abstractmethod
+    def all_items(self) -> Sequence[Item]:
+        """Return all items of the split, in the original order, each with an `id`."""
 
+    @abstractmethod
+    def prompt(self, item: Item) -> str | Turns:
+        """Return an item's text or chat turns."""
 
-def answered_items(texts: Mapping[str, str], items: Sequence[Item], benchmark: str) -> list[Item]:
-    """Return the items that `texts` (id -> text) answers, in the benchmark's order."""
-    unknown = sorted(set(texts) - {item["id"] for item in items})
-    if unknown:
-        raise DllmBenchError(
-            f"Benchmark {benchmark!r} was asked to grade {unknown[0]!r} and {len(unknown) - 1} "
-            f"more ids that are not among its {len(items)} items; use the limit, split and data "
-            "the texts were made with."
-        )
-    return [item for item in items if item["id"] in texts]
+    @abstractmethod
+    def form(self) -> dict[str, object]:
+        """Return what decides the requests besides the items."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end a text."""
+        return ()
+
+    @property
+    def generated(self) -> bool:
+        """Whether the package generates the items."""
+        return self.item_set is not None
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """The chosen items in the fixed order."""
+        return choose_items(self.all_items(), self.limit, self.repeats)
+
+    def requests(self, encode: Encode) -> Sequence[Request]:
+        """Return one request per item; `Request.prompt` holds turns as JSON."""
+
+        def build(item: Item) -> Request:
+            prompt = self.prompt(item)
+            text = prompt if isinstance(prompt, str) else json.dumps([*prompt], ensure_ascii=False)
+            return Request(item["id"], tuple(encode(prompt)), self.max_new_tokens, self.stops, text)
+
+        return LazyRequests(self.items, build)
+
+    def dataset_hash(self) -> str:
+        """Return sha256 over items, few-shot examples, prompt form and stop strings."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> str:
+        frozen = self.item_set.items_hash(self.split) if self.item_set else None
+        items = [frozen, self.limit, self.repeats] if frozen else self.items
+        return content_hash({"items": items, **self.form()})
+
+    def answered(self, texts: Mapping[str, str]) -> list[Item]:
+        """Return the items that `texts` (id -> text) answers, in the benchmark's order."""
+        unknown = sorted(set(texts) - {item["id"] for item in self.items})
+        if unknown:
+            raise DllmBenchError(
+                f"Benchmark {self.name!r} was asked to grade {unknown[0]!r} and "
+                f"{len(unknown) - 1} more ids that are not among its {len(self.items)} items; use "
+                "the limit, split and data the texts were made with."
+            )
+        return [item for item in self.items if item["id"] in texts]
 
 
 # --- options to score by likelihood ---------------------------------------------------------------

@@ -19,24 +19,21 @@ import yaml
 
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
+from dllm_bench.benchmarks.embedded import FrozenTask
 from dllm_bench.benchmarks.items import (
     PLAIN,
     TEMPLATES,
     BenchmarkSettings,
     Item,
+    ItemsBenchmark,
     LazyRequests,
-    answered_items,
-    choose_items,
-    content_hash,
     cut_at_stop,
     likelihoods_of,
     option_of,
     request_of,
-    text_requests,
 )
 from dllm_bench.benchmarks.tasks import NOTHING, sources
 from dllm_bench.core.benchmark import (
-    Benchmark,
     Encode,
     GradedAnswer,
     SampleScore,
@@ -63,7 +60,7 @@ ENDINGS = ("timeout", "crashed")
 
 @register("benchmark.lm_eval")
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LmEvalBenchmark(BenchmarkSettings, Benchmark):
+class LmEvalBenchmark(BenchmarkSettings, ItemsBenchmark):
     """One lm-eval task with its number of shots, prompt form and primary metric.
 
     template: "plain", "chat" (one user turn) or "chat_multiturn" (a turn per few-shot example).
@@ -91,9 +88,8 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         return bool(task_file(self.task).get("unsafe_code", False))
 
     @property
-    def generated(self) -> bool:
-        """Whether the package generates the items."""
-        return self._source in sources.GENERATED
+    def item_set(self) -> FrozenTask | None:
+        return sources.GENERATED.get(self._source)
 
     @property
     def scores_fast(self) -> bool:
@@ -109,34 +105,22 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         split: str | None = task_file(self.task)["dataset_kwargs"].get("shots_from")
         return split
 
-    @cached_property
-    def items(self) -> list[Item]:
-        """The chosen items in the fixed order, each with an `id`."""
-        rows = sources.rows(self._source, self.split, self.data_dir)
-        return choose_items(rows, self.limit, self.repeats)
+    def all_items(self) -> Sequence[Item]:
+        return sources.rows(self._source, self.split, self.data_dir)
 
     @cached_property
     def _lm_eval_task(self) -> ConfigurableTask:
         """lm-eval's task over exactly these items, in this order."""
-        options = {
-            "split": self.split,
-            "limit": self.limit,
-            "repeats": self.repeats,
-            "data_dir": self.data_dir,
-            "shots_count": self.shots,
-        }
-        return load_task(self.task, options)
+        chosen = {"items": self.items, "data_dir": self.data_dir, "shots_count": self.shots}
+        return load_task(self.task, chosen)
 
     @property
     def _template(self) -> str:
         """The template this model can take."""
         return self.template if self.chat else PLAIN
 
-    def requests(self, encode: Encode) -> Sequence[Request]:
-        """Return one request per item; lm-eval builds the prompts."""
-        return text_requests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
-
-    def _prompt(self, item: Item) -> str | Turns:
+    def prompt(self, item: Item) -> str | Turns:
+        """Return the prompt that lm-eval builds."""
         chat, multiturn = TEMPLATES[self._template]
         task = self._lm_eval_task
         prompt: str | Turns = task.fewshot_context(
@@ -149,23 +133,11 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
         )
         return prompt
 
-    def dataset_hash(self) -> str:
-        """Return sha256 over items, few-shot examples, prompt form and stop strings."""
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> str:
+    def form(self) -> dict[str, object]:
         file = task_file(self.task)
-        form = {key: file[key] for key in PROMPT_KEYS if key in file}
-        generated = sources.GENERATED.get(self._source)
-        frozen = generated.items_hash(self.split) if generated else None
-        return content_hash(
-            {
-                "items": [frozen, self.limit, self.repeats] if frozen else self.items,
-                "shots": sources.shots(self._source, self._shots_from, self.shots, self.data_dir),
-                "form": [form, self._template, list(self.stops)],
-            }
-        )
+        entries = {key: file[key] for key in PROMPT_KEYS if key in file}
+        shots = sources.shots(self._source, self._shots_from, self.shots, self.data_dir)
+        return {"shots": shots, "form": [entries, self._template, list(self.stops)]}
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """Grade texts with the task's filters and metrics; needs no model."""
@@ -192,10 +164,10 @@ class LmEvalBenchmark(BenchmarkSettings, Benchmark):
     def _readings(self, texts: Mapping[str, str]) -> list[Reading]:
         """Return the texts after the task's filters and, unless programs have to run, its
         metrics."""
-        items = answered_items(texts, self.items, self.name)
-        return [self._reading(item, cut_at_stop(texts[item["id"]], self.stops)) for item in items]
+        return [self._reading(item, texts[item["id"]]) for item in self.answered(texts)]
 
-    def _reading(self, item: Item, text: str) -> Reading:
+    def _reading(self, item: Item, whole: str) -> Reading:
+        text = cut_at_stop(whole, self.stops)
         try:
             found = call_bounded(read_answer, text, self.task, dict(item), not self.runs_code)
         except UnreadableAnswerError as error:
@@ -386,8 +358,7 @@ class LikelihoodBenchmark(LmEvalBenchmark):
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """Grade stored likelihoods by the task's metrics; needs no model."""
-        items = answered_items(texts, self.items, self.name)
-        return {item["id"]: self._score(item, texts[item["id"]]) for item in items}
+        return {i["id"]: self._score(i, texts[i["id"]]) for i in self.answered(texts)}
 
     def _score(self, item: Item, text: str) -> SampleScore:
         try:
@@ -406,8 +377,7 @@ class LikelihoodBenchmark(LmEvalBenchmark):
 
     def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
         """Return the right choice, the most likely one, and the likelihoods of all."""
-        items = answered_items(texts, self.items, self.name)
-        return {item["id"]: self._answer(item, texts[item["id"]]) for item in items}
+        return {i["id"]: self._answer(i, texts[i["id"]]) for i in self.answered(texts)}
 
     def _answer(self, item: Item, text: str) -> GradedAnswer:
         task = task_over(self.task, item)

@@ -17,21 +17,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import OPEN_TEXT, TEST, GeneratedTask
+from dllm_bench.benchmarks.embedded import OPEN_TEXT, TEST, FrozenTask, GeneratedTask
 from dllm_bench.benchmarks.items import (
     Item,
-    answered_items,
+    ItemsBenchmark,
     choose_items,
-    content_hash,
     data_file,
     naming_file,
     read_jsonl,
     repeat_items,
-    text_requests,
 )
-from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
+from dllm_bench.core.benchmark import SampleScore, Turns
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
 from dllm_bench.paths import read_yaml
 from dllm_bench.registry import register, require_known
 
@@ -45,7 +42,7 @@ FOLDER = "deepspec_eval"
 
 @register("benchmark.prompts")
 @dataclass(frozen=True, eq=False)
-class PromptsBenchmark(Benchmark):
+class PromptsBenchmark(ItemsBenchmark):
     """One set of prompts."""
 
     name: str
@@ -64,15 +61,14 @@ class PromptsBenchmark(Benchmark):
     """Of a generated set."""
 
     @property
-    def generated(self) -> bool:
-        """Whether the set is this project's."""
-        return self.dataset in GENERATED
+    def item_set(self) -> FrozenTask | None:
+        return GENERATED.get(self.dataset)
 
     def check(self) -> None:
         """Raise DllmBenchError for an unknown set or split, or an absent file."""
         require_known("prompt set", self.dataset, [*SETS, *GENERATED])
-        if self.generated:
-            require_known("split", self.split, GENERATED[self.dataset].splits)
+        if self.item_set:
+            require_known("split", self.split, self.item_set.splits)
         else:
             self._file()
 
@@ -85,28 +81,30 @@ class PromptsBenchmark(Benchmark):
             )
         return data_file(self.data_dir, f"{FOLDER}/{self.dataset}.jsonl", self.name)
 
-    @cached_property
-    def items(self) -> list[Item]:
-        """The chosen prompts in DeepSpec's order; an `id` ends in the line of the prompt."""
+    def all_items(self) -> Sequence[Item]:
+        """Return all prompts; an `id` ends in the line of the prompt."""
         self.check()
-        if self.generated:
-            every = GENERATED[self.dataset].items(self.split)
-            return choose_items(every, self.limit, self.repeats)
-        file, cap = self._file(), SETS[self.dataset]["cap"]
+        if self.item_set:
+            return self.item_set.items(self.split)
+        file = self._file()
         with naming_file(file):
-            rows = [
+            return [
                 {"id": f"prompts/{self.dataset}/{i}", "prompt": row["turns"][0]}
                 for i, row in enumerate(read_jsonl(file))
             ]
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """The chosen prompts; those of DeepSpec's sets in its order."""
+        rows = list(self.all_items())
+        if self.item_set:
+            return choose_items(rows, self.limit, self.repeats)
+        cap = SETS[self.dataset]["cap"]
         if len(rows) > cap:
             random.Random(ORDER_SEED).shuffle(rows)
         return repeat_items(rows[:cap][: self.limit], self.repeats)
 
-    def requests(self, encode: Encode) -> Sequence[Request]:
-        """Return one request per prompt."""
-        return text_requests(self.items, self._prompt, encode, self.max_new_tokens, ())
-
-    def _prompt(self, item: Item) -> str | Turns:
+    def prompt(self, item: Item) -> str | Turns:
         text = str(item["prompt"])
         return [{"role": "user", "content": text}] if self.chat else text
 
@@ -114,9 +112,11 @@ class PromptsBenchmark(Benchmark):
         """Return sha256 over the prompts and their form; without data, that of DeepSpec's."""
         unread = self.data_dir is None and self.chat and self.repeats == 1
         known = SETS.get(self.dataset, {}).get("chat_hash") if unread else None
-        return known or content_hash({"items": self.items, "form": self.chat})
+        return known or super().dataset_hash()
+
+    def form(self) -> dict[str, object]:
+        return {"items": self.items, "form": self.chat}  # also of a generated set, not its file
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """Return NaN for every text, with the verdict "not graded"."""
-        items = answered_items(texts, self.items, self.name)
-        return {item["id"]: SampleScore(math.nan, "not graded", {}) for item in items}
+        return {i["id"]: SampleScore(math.nan, "not graded", {}) for i in self.answered(texts)}

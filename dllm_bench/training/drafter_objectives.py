@@ -138,11 +138,9 @@ def draw_anchors(answer_BL: Tensor, most: int, rng: torch.Generator) -> tuple[Te
     possible_BL = answer_BL[:, :-1] & answer_BL[:, 1:]
     chance_BL = torch.rand(possible_BL.shape, generator=rng).to(possible_BL.device)
     chance_BL = chance_BL.masked_fill(~possible_BL, 2.0)
-    anchors_BN = chance_BL.argsort(dim=1)[:, :most]
-    kept_BN = possible_BL.gather(1, anchors_BN)
-    ordered_BN = anchors_BN.masked_fill(~kept_BN, answer_BL.shape[1]).sort(dim=1).values
-    kept_BN = ordered_BN < answer_BL.shape[1]
-    return ordered_BN.masked_fill(~kept_BN, 0), kept_BN
+    drawn_BN, none = chance_BL.argsort(dim=1)[:, :most], answer_BL.shape[1]
+    anchors_BN = drawn_BN.masked_fill(~possible_BL.gather(1, drawn_BN), none).sort(dim=1).values
+    return anchors_BN.masked_fill(anchors_BN == none, 0), anchors_BN < none
 
 
 def blocks_at(anchors_BN: Tensor, kept_BN: Tensor, answer_BL: Tensor, slots: int) -> DraftBlocks:
@@ -401,8 +399,6 @@ def block_losses(
 
 def shifted(values_BL: Tensor, by: int) -> Tensor:
     """Return the columns moved left by `by`, filled with zeros (False) on the right."""
-    if by >= values_BL.shape[1]:
-        return torch.zeros_like(values_BL)
     return torch.cat([values_BL[:, by:], torch.zeros_like(values_BL[:, :by])], dim=1)
 
 

@@ -18,7 +18,7 @@ of feature layers).
 from __future__ import annotations
 
 import hashlib
-import itertools
+import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -221,9 +221,8 @@ def prompts_of(job: DrafterJob) -> list[str]:
 
 def texts_file(job: DrafterJob, weights: str) -> str:
     """Name the file with a target's answers; `weights` is the hash of the target's weights."""
-    asked = "-".join(job.benchmarks)
-    if job.flan is not None:
-        asked = "-".join([*job.benchmarks, f"flan{prompts.hash_of_rows(job.flan)[:10]}"])
+    flan = [] if job.flan is None else [f"flan{prompts.hash_of_rows(job.flan)[:10]}"]
+    asked = "-".join([*job.benchmarks, *flan])
     sampling = f"{asked}-temperature{job.temperature:g}-seed{job.answers_seed}-{job.max_new_tokens}"
     return f"texts-{weights[:10]}-{sampling}.jsonl"
 
@@ -288,14 +287,19 @@ def generated_texts(
     return texts[: len(requests)]
 
 
-def frequent_tokens(texts: Sequence[TrainingText], count: int) -> tuple[int, ...]:
-    """Return the tokens that occur most often in the answers, ascending; equally frequent ones by
-    the prompts, then by their ids, because learned vocabularies list frequent pieces first."""
+def frequent_tokens(texts: Sequence[TrainingText], count: int, vocab: int) -> tuple[int, ...]:
+    """Return the `count` of `vocab` tokens that occur most often in the answers, ascending.
+
+    Equally frequent ones by the prompts, then by their ids, because learned vocabularies list
+    frequent pieces first.
+    """
     answers = Counter(token for text in texts for token in text.ids[text.prompt :])
     asked = Counter(token for text in texts for token in text.ids[: text.prompt])
-    seen = sorted(answers | asked, key=lambda token: (-answers[token], -asked[token], token))
-    rest = (token for token in itertools.count() if token not in answers and token not in asked)
-    return tuple(sorted(itertools.islice(itertools.chain(seen, rest), count)))
+
+    def place(token: int) -> tuple[int, int, int]:
+        return -answers[token], -asked[token], token
+
+    return tuple(sorted(heapq.nsmallest(count, range(vocab), place)))
 
 
 # --- the target's outputs -------------------------------------------------------------------------
@@ -324,11 +328,11 @@ class StoredRows:
         """Return the rows of a batch; `compute` gives those of one text that is not stored."""
         ids_BL, answer_BL = loop.padded(texts, end)
         parts = [self._of_text(text, compute) for text in texts]
-        names = ("features", "last", "whole")
-        features, last, whole = (
-            pad_sequence([part[name] for part in parts], batch_first=True).float() for name in names
+        rows = (
+            pad_sequence([part[name] for part in parts], batch_first=True).float()
+            for name in ("features", "last", "whole")
         )
-        return TargetRows(ids_BL, answer_BL, features, last, whole)
+        return TargetRows(ids_BL, answer_BL, *rows)
 
     def _of_text(
         self, text: TrainingText, compute: Callable[[TrainingText], TargetRows]
@@ -385,8 +389,8 @@ class DrafterTraining(Training):
         few = min(HELD_OUT, max(1, len(texts) // 10))
         published = job.published_config(target)
         if job.draft_vocab:
-            count = min(job.draft_vocab, target.vocab_size)
-            published[DRAFT_IDS] = list(frequent_tokens(texts[few:], count))
+            frequent = frequent_tokens(texts[few:], job.draft_vocab, target.vocab_size)
+            published[DRAFT_IDS] = list(frequent)
         network = drafter_files.new_network(published, target, job.seed)
         stored = None
         if job.store_gib and rows is not None:

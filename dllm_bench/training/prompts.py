@@ -28,19 +28,15 @@ from dllm_bench.core.errors import DllmBenchError
 Pair = tuple[str, str]
 """A prompt and its gold answer, without an end token."""
 
-STORED = (
-    "minigsm", "minicode", "minimath", "miniread", "minirule", "minirule_range", "ministory",
-    "minigsm_free", "minicode_free", "miniparallel",
-)  # fmt: skip
-"""Tasks whose train split is in a file, all of their forms included."""
 DRAWN: Mapping[str, GeneratedTask] = {
     "sentences": SENTENCES,
     "sentences_spelling": SPELLING,
     "sentences_misspelled": MISSPELLED,
     "open_text": OPEN_TEXT,
 }
-"""Task -> its problems, of which any number can be drawn."""
-TASKS = (*STORED, *DRAWN)
+"""Task -> its problems, of which any number can be drawn. The train splits of other tasks are in
+files, all of their forms included.
+"""
 
 
 def task_pairs(task: str, count: int, seed: int) -> list[Pair]:

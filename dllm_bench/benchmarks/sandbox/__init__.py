@@ -24,7 +24,6 @@ read-only file system and a small /tmp, and shares the host's kernel; the image 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import marshal
 import os
@@ -189,12 +188,7 @@ def examine(program: str, examiner: Examiner, limits: Limits) -> ProgramOutcome:
 def _key(program: str, examiner: Examiner, limits: Limits) -> bytes:
     """Return a hash of all that the outcome of a program depends on."""
     asked: Any = (examiner.program, examiner.payload, examiner.module_name, examiner.silent)
-    plain = (
-        program.encode(errors="replace"),
-        asked,
-        repr(limits),
-        repr(requested_container(limits)),
-    )
+    plain = (program.encode(errors="replace"), asked, repr((limits, requested_container(limits))))
     return hashlib.sha256(marshal.dumps(plain, MARSHAL_FORMAT)).digest()
 
 
@@ -372,16 +366,9 @@ def _reports(channel: int, nonce: str) -> tuple[list[tuple[str, ...]], str]:
     lines)."""
     os.set_blocking(channel, False)
     data = b""
-    while True:
-        try:
-            chunk = os.read(channel, 1 << 16)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:  # a process that escaped the kill holds it open
-                break
-            raise
-        if not chunk:
-            break
-        data += chunk
+    with suppress(BlockingIOError):  # a process that escaped the kill holds it open
+        while chunk := os.read(channel, 1 << 16):
+            data += chunk
     lines = data.decode(errors="replace").splitlines()
     rows = [line.split("\t") for line in lines]
     words = [tuple(words) for key, *words in rows if key == nonce and words]
@@ -445,8 +432,8 @@ class Container:
     """`docker`, `podman` or `apptainer`."""
     image: str
     limits: Limits
-    name: str = field(default_factory=lambda: f"dllm-bench-{secrets.token_hex(6)}")
-    """Name by which docker and podman can kill it."""
+    name: str = field(default_factory=lambda: f"dllm-bench-{secrets.token_hex(6)}", repr=False)
+    """Name by which docker and podman can kill it; differs each time, so no part of `_key`."""
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.items import read_jsonl
+from dllm_bench.benchmarks.items import data_file, read_jsonl
 from dllm_bench.benchmarks.tasks import TEXTS
 from dllm_bench.core.errors import DllmBenchError
 
@@ -93,17 +93,16 @@ def _drop_spans(answer: Row) -> list[str]:
 def read_mmlu_with_examples(file: Path) -> list[Row]:
     """Read MMLU, each question after the five of its subject in dev.jsonl, as lm-eval writes
     them."""
-    dev = file.with_name("dev.jsonl")
-    if not dev.is_file():
-        raise DllmBenchError(
-            f"MMLU's five examples per subject are in {dev.name} beside {file.name}, which does "
-            "not exist; add it to the data directory."
-        )
     examples: dict[str, str] = {}
-    for row in read_jsonl(dev):
+    for row in read_jsonl(beside(file, "dev.jsonl")):
         asked = f"{mmlu_question(row)} {'ABCD'[row['answer']]}\n\n"
         examples[row["subject"]] = examples.get(row["subject"], "") + asked
     return [{**row, "examples": examples[row["subject"]]} for row in read_jsonl(file)]
+
+
+def beside(file: Path, name: str) -> Path:
+    """Return another file of the same folder of the data directory; DllmBenchError without it."""
+    return data_file(str(file.parents[1]), f"{file.parent.name}/{name}", file.parent.name)
 
 
 def mmlu_question(row: Row) -> str:
@@ -166,7 +165,7 @@ def convert_piqa(row: Row) -> Row:
 
 def read_piqa(file: Path) -> list[Row]:
     """Read PIQA as published: the labels are in a second file (`valid-labels.lst`)."""
-    labels = file.with_name(f"{file.stem}-labels.lst").read_text(encoding="utf-8").split()
+    labels = beside(file, f"{file.stem}-labels.lst").read_text(encoding="utf-8").split()
     pairs = zip(read_jsonl(file), labels, strict=True)
     return [convert_piqa({**row, "label": label}) for row, label in pairs]
 
@@ -182,28 +181,22 @@ def convert_winogrande(row: Row) -> Row:
 def read_korbench(file: Path) -> list[Row]:
     """Return all five categories, whose folders are next to that of `file`: question, rule,
     answer."""
-    folders = [file.parents[1] / category for category in KORBENCH_CATEGORIES]
-    return [row for folder in folders for row in _read_korbench_category(folder)]
-
-
-def _read_korbench_category(folder: Path) -> list[Row]:
-    for name in ("rule.jsonl", "sample.jsonl"):
-        if not (folder / name).is_file():
-            raise DllmBenchError(
-                f"KOR-Bench needs {folder.name}/{name} next to its other categories, and that file "
-                "does not exist; add it to the data directory."
-            )
-    rules = {row["idx"]: row["rule_content"] for row in read_jsonl(folder / "rule.jsonl")}
-    return [
-        {
-            "number": f"{folder.name}/{row['idx']}",
-            "category": folder.name,
-            "index": row["idx"],
-            "rule": rules[row["rule_id"]],
-            **{key: row[key] for key in ("rule_id", "question", "answer")},
-        }
-        for row in read_jsonl(folder / "sample.jsonl")
-    ]
+    rows: list[Row] = []
+    for category in KORBENCH_CATEGORIES:
+        named = (beside(file.parent, f"{category}/{name}.jsonl") for name in ("rule", "sample"))
+        rules, samples = map(read_jsonl, named)
+        contents = {row["idx"]: row["rule_content"] for row in rules}
+        rows += [
+            {
+                "number": f"{category}/{row['idx']}",
+                "category": category,
+                "index": row["idx"],
+                "rule": contents[row["rule_id"]],
+                **{key: row[key] for key in ("rule_id", "question", "answer")},
+            }
+            for row in samples
+        ]
+    return rows
 
 
 def convert_livecodebench(row: Row) -> Row:

@@ -54,21 +54,11 @@ GENERATED: Mapping[str, FrozenTask] = {
 
 
 @dataclass(frozen=True)
-class HubSplit:
-    """Where the Hugging Face hub has a split."""
-
-    repository: str
-    split: str
-    configs: Sequence[str | None] = (None,)
-    """Configurations of the repository, read one after the other."""
-
-
-@dataclass(frozen=True)
 class PublishedSet:
     """An entry of published_sets.yaml, which says what the fields are."""
 
     files: Mapping[str, Sequence[str]]
-    hub: Mapping[str, HubSplit]
+    hub: Mapping[str, Mapping[str, Any]]
     convert: Callable[[Row], Row] = dict
     read: Callable[[Path], list[Row]] | None = None
     number: str = ""
@@ -93,10 +83,10 @@ class PublishedSet:
 
 
 def _published_set(entry: Mapping[str, Any]) -> PublishedSet:
-    hub = entry.get("hub", {}).items()
-    splits = {split: HubSplit(**{"split": split, **where}) for split, where in hub}
+    given = entry.get("hub", {}).items()
+    hub = {split: {"split": split, "configs": (None,), **where} for split, where in given}
     named = {key: getattr(readers, entry[key]) for key in ("convert", "read") if key in entry}
-    return PublishedSet(**{**entry, **named, "hub": splits})
+    return PublishedSet(**{**entry, **named, "hub": hub})
 
 
 PUBLISHED = {
@@ -119,7 +109,8 @@ def check(source: str, split: str, data_dir: str | None) -> None:
     if data_dir is not None:
         _original_file(source, split, data_dir)
         return
-    folder = hub_cache() / ("datasets--" + _hub_split(source, split).repository.replace("/", "--"))
+    name = str(_hub_split(source, split)["repository"])
+    folder = hub_cache() / f"datasets--{name.replace('/', '--')}"
     require_cache_or_server(source, HUB, folder, PUBLISHED[source].files[split][0])
 
 
@@ -139,7 +130,7 @@ def _original_file(source: str, split: str, data_dir: str) -> tuple[Path, str]:
     return file, f"{split}.{part}" if part else split
 
 
-def _hub_split(source: str, split: str) -> HubSplit:
+def _hub_split(source: str, split: str) -> Mapping[str, Any]:
     hub = PUBLISHED[source].hub.get(split)
     if hub is None:
         raise DllmBenchError(
@@ -157,7 +148,9 @@ def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
         return GENERATED[source].items(split)
     published, label = PUBLISHED[source], split
     if data_dir is None:
-        read = _hub_rows(source, split)
+        read = _load_from_hub(source, split, downloads_allowed())
+        if isinstance(read, str):
+            raise DllmBenchError(read)
     else:
         file, label = _original_file(source, split, data_dir)
         with naming_file(file):
@@ -173,18 +166,9 @@ def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
     ]
 
 
-def _hub_rows(source: str, split: str) -> list[Row]:
-    """Return the rows of a split on the hub, from its cache alone where downloads are not
-    allowed."""
-    loaded = _load_from_hub(source, split, downloads_allowed())
-    if isinstance(loaded, str):
-        raise DllmBenchError(loaded)
-    return loaded
-
-
 @cache
 def _load_from_hub(source: str, split: str, download: bool) -> list[Row] | str:
-    """Return the rows, or why there are none.
+    """Return the rows, without `download` from the hub's cache alone, or why there are none.
 
     The reason is cached too: it takes half a minute to find out that the hub cannot be reached.
     """
@@ -193,11 +177,12 @@ def _load_from_hub(source: str, split: str, download: bool) -> list[Row] | str:
     hub, published = _hub_split(source, split), PUBLISHED[source]
     offline_before = datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = offline_before or not download
+    name, part = hub["repository"], hub["split"]
     try:
-        loaded = [datasets.load_dataset(hub.repository, c, split=hub.split) for c in hub.configs]
+        loaded = [datasets.load_dataset(name, config, split=part) for config in hub["configs"]]
     except (OSError, ValueError) as error:
         advice = f"name a directory that holds {published.files[split][0]} with paths.data=DIR"
-        problem = f"Benchmark {source!r} has no data directory and {hub.repository}"
+        problem = f"Benchmark {source!r} has no data directory and {name}"
         if not download:
             return f"{problem} is not in the hub's cache; {advice}, or download it with `--run`."
         return f"{problem} could not be loaded from the hub ({type(error).__name__}); {advice}."
@@ -217,13 +202,6 @@ def shots(source: str, split: str | None, count: int, data_dir: str | None) -> l
             f"{len(examples)}; set shots lower."
         )
     return examples
-
-
-def _available_shots(source: str, split: str | None, data_dir: str | None) -> list[Row]:
-    """Return up to `DEFAULT_SHOTS` examples; none if their file is absent."""
-    with suppress(DllmBenchError):
-        return rows(source, split, data_dir)[:DEFAULT_SHOTS] if split else []
-    return []
 
 
 def dataset(
@@ -251,8 +229,10 @@ def dataset(
     if items is None:
         items = choose_items(rows(source, split, data_dir), limit, repeats)
     chosen = [dict(item) for item in items]
-    if shots_count is None:
-        examples = _available_shots(source, shots_from, data_dir)
-    else:
+    examples: list[Row] = []
+    if shots_count is not None:
         examples = shots(source, shots_from, shots_count, data_dir)
+    elif shots_from:
+        with suppress(DllmBenchError):  # their file may be absent
+            examples = rows(source, shots_from, data_dir)[:DEFAULT_SHOTS]
     return {"test": Dataset.from_list(chosen), SHOTS: Dataset.from_list(examples or chosen[:1])}

@@ -105,6 +105,8 @@ def test_a_benchmark_is_graded_the_same(log: Path, monkeypatch: pytest.MonkeyPat
     asked = evalplus_benchmark("minicode", limit=3)
     texts = gold(asked)
     assert mean(asked.score(texts)) == 1
+    judged = len(calls(log))
+    assert mean(asked.score(texts)) == 1 and len(calls(log)) == judged, "the same program again"
     assert asked.score(dict.fromkeys(texts, "    return 1 / 0\n"))[next(iter(texts))].value == 0
     assert calls(log)[0][0] == "run"
 

@@ -32,16 +32,17 @@ from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.benchmarks.tasks.text_scorers import FAMILIES, ParallelCase
 from dllm_bench.benchmarks.tasks.text_scorers import miniparallel as score
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.training.prompts import STORED
+from dllm_bench.training.prompts import DRAWN as ENDLESS
 from dllm_bench.training.prompts import task_pairs as stored_pairs
 from scripts.embedded import tokenizer as embedded
-from scripts.embedded.items import FROZEN_TASKS, TEXTS_OF_TASK, splits_of, task_pairs
+from scripts.embedded.items import FROZEN_TASKS, TEXTS_OF_TASK, TRAINED, splits_of, task_pairs
 from scripts.embedded.tasks import minigsm, minirule
 from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, lm_eval_benchmark, mean
 
 TEXTS = "texts"
 DRAWN = 40
 SIZES = {TRAIN: SPLIT_SIZE, TEST: SPLIT_SIZE, UNSEEN: UNSEEN_SIZE, TEXTS: TEXTS_OF_TASK}
+STORED = [name for name in TRAINED if name not in ENDLESS]
 FILES = [(name, split) for name in FROZEN_TASKS for split in splits_of(name)]
 FILES += [(name, TEXTS) for name in STORED]
 LONGEST = {  # (task, vocabulary of the first models) -> tokens of a prompt, of an answer

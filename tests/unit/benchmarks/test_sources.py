@@ -68,10 +68,14 @@ def test_korbench_has_five_equal_categories(real_data: Path) -> None:
     assert first["answer"] == "[[N]]"
 
 
-def test_an_incomplete_korbench_is_one_sentence(real_data: Path, tmp_path: Path) -> None:
+def test_an_incomplete_set_is_one_sentence(real_data: Path, tmp_path: Path) -> None:
     shutil.copytree(real_data / "korbench/cipher", tmp_path / "korbench/cipher")
     with pytest.raises(DllmBenchError, match="counterfactual/rule.jsonl"):
         sources.rows("korbench", "test", str(tmp_path))
+    (tmp_path / "piqa").mkdir()
+    (tmp_path / "piqa" / "valid.jsonl").write_text("{}\n")
+    with pytest.raises(DllmBenchError, match="piqa/valid-labels.lst"):
+        sources.rows("piqa", "validation", str(tmp_path))
 
 
 def test_squad_from_the_hub_s_shape(real_data: Path) -> None:

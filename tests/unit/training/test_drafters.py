@@ -314,16 +314,16 @@ PART = {"draft_vocab": 24, "store_gib": 1.0}
 
 def test_the_draft_vocabulary_is_what_answers_have_most_often() -> None:
     texts = [TrainingText((9, 9, 9, 5, 5, 7), 3), TrainingText((8, 5, 7, 2), 1)]
-    assert training.frequent_tokens(texts, 2) == (5, 7)
-    assert training.frequent_tokens(texts, 4) == (2, 5, 7, 9)
-    assert training.frequent_tokens(texts, 7) == (0, 1, 2, 5, 7, 8, 9)
+    assert training.frequent_tokens(texts, 2, 10) == (5, 7)
+    assert training.frequent_tokens(texts, 4, 10) == (2, 5, 7, 9)
+    assert training.frequent_tokens(texts, 7, 10) == (0, 1, 2, 5, 7, 8, 9)
 
 
 @pytest.mark.parametrize("kind", covering(2, ["dflash", "dspark-rnn", "eagle3", "dspark-markov"]))
 def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) -> None:
     """The text stays the target's own, and a target of other weights gets its own head."""
     run = fitted(job(kind, PART | {"steps": 60, "rows": 8}), model, tmp_path)
-    ids = training.frequent_tokens(run.texts, 24)
+    ids = training.frequent_tokens(run.texts, 24, run.target.vocab_size)
     assert run.network.draft_ids.tolist() == list(ids)
     assert run.network.lm_head.weight.shape[0] == 24
     stored = load_file(tmp_path / "out" / "model.safetensors")
