@@ -293,14 +293,13 @@ class ItemsBenchmark(Benchmark):
         return choose_items(self.all_items(), self.limit, self.repeats)
 
     def requests(self, encode: Encode) -> Sequence[Request]:
-        """Return one request per item; `Request.prompt` holds turns as JSON."""
+        return LazyRequests(self.items, lambda item: self.request(item, encode))
 
-        def build(item: Item) -> Request:
-            prompt = self.prompt(item)
-            text = prompt if isinstance(prompt, str) else json.dumps([*prompt], ensure_ascii=False)
-            return Request(item["id"], tuple(encode(prompt)), self.max_new_tokens, self.stops, text)
-
-        return LazyRequests(self.items, build)
+    def request(self, item: Item, encode: Encode) -> Request:
+        """Return the request of an item; `Request.prompt` holds turns as JSON."""
+        prompt = self.prompt(item)
+        text = prompt if isinstance(prompt, str) else json.dumps([*prompt], ensure_ascii=False)
+        return Request(item["id"], tuple(encode(prompt)), self.max_new_tokens, self.stops, text)
 
     def dataset_hash(self) -> str:
         """Return sha256 over items, few-shot examples, prompt form and stop strings."""

@@ -26,7 +26,6 @@ from dllm_bench.benchmarks.items import (
     BenchmarkSettings,
     Item,
     ItemsBenchmark,
-    LazyRequests,
     cut_at_stop,
     likelihoods_of,
     option_of,
@@ -339,15 +338,11 @@ class LikelihoodBenchmark(LmEvalBenchmark):
                 f"benchmark.template={self.template} was asked for; set it to {PLAIN}."
             )
 
-    def requests(self, encode: Encode) -> Sequence[Request]:
-        """Return one request per item, with an option per choice."""
-
-        def build(item: Item) -> Request:
-            pairs = self.pairs(item)
-            made = [option_of(*pair, encode) for pair in pairs]
-            return request_of(item["id"], made, "\n".join(map("".join, pairs)))
-
-        return LazyRequests(self.items, build)
+    def request(self, item: Item, encode: Encode) -> Request:
+        """Return the request of an item, with an option per choice."""
+        pairs = self.pairs(item)
+        made = [option_of(*pair, encode) for pair in pairs]
+        return request_of(item["id"], made, "\n".join(map("".join, pairs)))
 
     def pairs(self, item: Item) -> list[tuple[str, str]]:
         """Return (context, continuation) of each choice, as lm-eval builds them."""

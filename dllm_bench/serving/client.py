@@ -61,15 +61,10 @@ T = TypeVar("T")
 class Client:
     """A connection to a server, shared by several threads; used in place of a loaded model."""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, model: ServedModel, sleep: Callable[[float], None] = time.sleep) -> None:
         import httpx2
 
-        self.model, self.clock, self.sleep = model, clock, sleep
+        self.model, self.clock, self.sleep = model, time.perf_counter, sleep
         self.key, seats = model.key, model.concurrency
         keep_out(self.key)
         self.http = httpx2.AsyncClient(

@@ -419,8 +419,7 @@ class DrafterTraining(Training):
         if self.stored is None:
             return self._computed(texts)
         rows = self.stored.rows(texts, self.target.special.eos, lambda one: self._computed([one]))
-        parts = {name: part.to(self.target.device) for name, part in vars(rows).items()}
-        return TargetRows(**parts)
+        return TargetRows(*(part.to(self.target.device) for part in vars(rows).values()))
 
     @torch.no_grad()
     def _computed(self, texts: list[TrainingText]) -> TargetRows:

@@ -138,7 +138,7 @@ def train(
     """
     source, found = traces_of(job, model, traces_folder, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    fitted = fit(found.to(device), job, report)
+    fitted = fit(found.each(lambda tensor: tensor.to(device)), job, report)
     facts = filter_files.FilterMetadata(
         labels=job.labels,
         gen_length=job.gen_length,
@@ -249,10 +249,6 @@ class Traces:
         keep_S = torch.isin(self.prompt_S, prompts)
         return self.each(lambda tensor: tensor[keep_S])
 
-    def to(self, device: torch.device) -> Traces:
-        """Return the traces on a device."""
-        return self.each(lambda tensor: tensor.to(device))
-
     @property
     def stalled(self) -> int:
         """Number of steps in which no masked candidate was right."""
@@ -351,11 +347,10 @@ def traces_of(
 def split_by_prompt(found: Traces, seed: int) -> dict[str, Traces]:
     """Return the training, validation and test rows; all rows of a prompt are in one part."""
     order = torch.randperm(found.done, generator=torch.Generator().manual_seed(seed))
-    first, second = (round(share * found.done) for share in SHARES)
-    parts = (order[:first], order[first : first + second], order[first + second :])
+    sizes = [round(share * found.done) for share in SHARES]
+    parts = order.to(found.prompt_S.device).split([*sizes, found.done - sum(sizes)])
     names = ("train", "validation", "test")
-    device = found.prompt_S.device
-    return {n: found.of_prompts(p.to(device)) for n, p in zip(names, parts, strict=True)}
+    return {n: found.of_prompts(p) for n, p in zip(names, parts, strict=True)}
 
 
 # --- fitting -------------------------------------------------------------------------------------

@@ -41,8 +41,6 @@ from dllm_bench.store.inputs import wait_for
 from dllm_bench.store.spec import Role, RunSpec, digest, split
 from dllm_bench.store.store import RunEntry, read_samples, sealed_record
 
-Halves = tuple[list[ObservedDraft], list[ObservedDraft]]
-
 # --- step times -----------------------------------------------------------------------------------
 
 
@@ -139,9 +137,16 @@ def profile_model(job: ProfileJob, config: RunConfig) -> dict[str, Any]:
 
 
 def fit_temperatures(entries: Sequence[RunEntry]) -> dict[str, Any]:
-    """Return temperatures by position, what they were fitted on, and calibration before and
-    after."""
-    check_one_drafter(entries)
+    """Return temperatures by position, what they were fitted on, and calibration before and after.
+
+    Raises DllmBenchError unless all runs have the same drafter and target.
+    """
+    drafters = {digest([drafter_identity(e.spec), e.spec.inputs["weights"]]) for e in entries}
+    if len(drafters) > 1:
+        raise DllmBenchError(
+            f"The {len(entries)} runs are of {len(drafters)} drafters or targets; temperatures "
+            "belong to one drafter with one target, name runs of one."
+        )
     halves = [observed_halves(entry) for entry in entries]
     first, second = ([one for half in side for one in half] for side in zip(*halves, strict=True))
     if not first or not second:
@@ -164,16 +169,6 @@ def fit_temperatures(entries: Sequence[RunEntry]) -> dict[str, Any]:
     }
 
 
-def check_one_drafter(entries: Sequence[RunEntry]) -> None:
-    """Raise an error unless all runs have the same drafter and target."""
-    drafters = {digest([drafter_identity(e.spec), e.spec.inputs["weights"]]) for e in entries}
-    if len(drafters) > 1:
-        raise DllmBenchError(
-            f"The {len(entries)} runs are of {len(drafters)} drafters or targets; temperatures "
-            "belong to one drafter with one target, name runs of one."
-        )
-
-
 def drafter_identity(spec: RunSpec) -> dict[str, Any]:
     """Return the drafter of a run by its content; the path of its files is left out."""
     if "draft" not in spec.decoder:
@@ -185,16 +180,15 @@ def drafter_identity(spec: RunSpec) -> dict[str, Any]:
     return dict(setting_in(identity, "decoder.draft"))
 
 
-def observed_halves(entry: RunEntry) -> Halves:
+def observed_halves(entry: RunEntry) -> tuple[list[ObservedDraft], list[ObservedDraft]]:
     """Return confidences and outcomes of the first and of the second half of a run's samples."""
     record, decoder = sealed_record(entry), entry.spec.decoder
     if not setting_in(decoder, "temperature"):
         stored = read_samples(entry.path)
         samples = [stored[name] for name in record.columns["id"]]
-        halves = StoredDrafts.of(
-            (Trace.from_columns(s.trace), s.born, s.ids) for s in samples
-        ).halves()
-        return halves[0].observed(), halves[1].observed()
+        texts = ((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)
+        first, second = StoredDrafts.of(texts).halves()
+        return first.observed(), second.observed()
     is_fixed = find(setting_in(decoder, "length._target_")) is FixedLength
     if not is_fixed or setting_in(decoder, "length.tokens") == 0:
         raise DllmBenchError(
