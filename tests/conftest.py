@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,21 @@ def closed_sockets() -> Iterator[None]:
             (socket, "getaddrinfo", 0),
         ):
             patch.setattr(owner, name, guarded(getattr(owner, name), place))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_runs() -> Iterator[None]:
+    """Runs ask git once about this checkout, and wait for no disk, whose power does not fail."""
+    from dllm_bench.store import provenance
+
+    git = provenance._git
+    once = cache(git)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            provenance, "_git", lambda root, *rest: (once if root == ROOT else git)(root, *rest)
+        )
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

@@ -60,8 +60,6 @@ MAY_CHOOSE_THE_MODE = ("-", "hydra", "+hydra", "++hydra", "+experiment")
 NAMED = 3  # settings of one name listed in a message
 PLAIN_TEXT = re.compile(r"""[^'"\[\]{}()$\\,\s]+""")
 """A value to be taken literally: it contains no character that has a meaning in Hydra."""
-PLAIN_CHOICE = re.compile(r"((?!decoder|hydra)[a-z]+)=([A-Za-z_][\w.-]*)")
-"""A choice of a group whose configuration does not hold the name of the choice."""
 BASELINE, PIECES = "decoder@baseline", "decoder/"  # groups
 FOREIGN_NAMES = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
 """What settings are called in other programs -> what they are called here."""
@@ -122,20 +120,9 @@ def merge_groups(groups: tuple[str, ...]) -> DictConfig:
         return compose_groups(groups)
     cfg = deepcopy(compose_groups(()))
     for name in set(names):
-        own = tuple(text for text, group in zip(groups, names, strict=True) if group == name)
-        cfg[name] = _read_choice(own) or compose_groups(own)[name]
+        own = (text for text, group in zip(groups, names, strict=True) if group == name)
+        cfg[name] = compose_groups(tuple(own))[name]
     return cfg
-
-
-def _read_choice(overrides: tuple[str, ...]) -> DictConfig | None:
-    """Return what one choice `GROUP=NAME` puts into its group, if its yaml alone says so: without
-    a defaults list, a package or a name of its own to add. Hydra takes 20 times as long."""
-    found = PLAIN_CHOICE.fullmatch(overrides[0]) if len(overrides) == 1 else None
-    file = conf_file(f"{found[1]}/{found[2]}.yaml") if found else None
-    if file is None or not file.is_file() or "@package" in file.read_text(encoding="utf-8"):
-        return None
-    own = OmegaConf.load(file)
-    return own if isinstance(own, DictConfig) and "defaults" not in own else None
 
 
 @cache

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,10 @@ def packages() -> dict[str, str | None]:
     return {name: installed_version(name) for name in PACKAGES}
 
 
+@cache
 def installed_version(name: str) -> str | None:
-    """Return the version of a distribution; None if it is not installed."""
+    """Return the version of a distribution; None if it is not installed. Cached: the files of a
+    process's own packages are read once."""
     try:
         return version(name)
     except PackageNotFoundError:

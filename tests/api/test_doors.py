@@ -88,7 +88,7 @@ def by_transformers(model: str, decoder: str, request: Request, folder: Path) ->
     return output.generations[0]
 
 
-@pytest.mark.parametrize("decoder", covering(3, DECODERS))
+@pytest.mark.parametrize("decoder", covering(6, DECODERS))
 def test_every_door_gives_the_same_text_tokens_and_forwards(decoder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     model = DECODERS[decoder]

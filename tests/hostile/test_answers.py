@@ -18,7 +18,7 @@ from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import Bench, evalplus_benchmark, lm_eval_benchmark
 
-CPU_S = 5
+CPU_S = 3
 """Of a text; the import of lm-eval takes two."""
 ANSWERS = {
     "attributes": "    return a" + ".b" * 1000 + "\n",

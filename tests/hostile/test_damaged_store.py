@@ -38,7 +38,7 @@ N = 4
 SPEC_N = fakes.spec(N)
 FILES = (SPEC, SESSIONS, SAMPLES, RECORD)
 FLIPS = 160  # in each file
-SAMPLE_OF_FLIPS = 40  # in the default tier
+SAMPLE_OF_FLIPS = 40  # without -m drill
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def seeds(name: str) -> range:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("part", ["some", pytest.param("others", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("part", ["some", pytest.param("others", marks=pytest.mark.drill)])
 def test_a_flipped_byte_is_named_or_changes_nothing(store: Store, name: str, part: str) -> None:
     """Each flip is named by `verify`, without a traceback, or what is read is the same."""
     folder, chosen = store.path(SPEC_N), seeds(name)

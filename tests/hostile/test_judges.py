@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -109,8 +110,7 @@ def test_the_reference_is_judged_right(judge: str) -> None:
     assert JUDGES[judge](REFERENCE).verdict == "passed"
 
 
-@pytest.mark.parametrize("judge", JUDGES)
-@pytest.mark.parametrize("name", covering(4, PROGRAMS))
+@pytest.mark.parametrize(("name", "judge"), covering(9, product(PROGRAMS, JUDGES), often=5))
 def test_no_pretending_program_is_judged_right(name: str, judge: str) -> None:
     began = time.monotonic()
     outcome = JUDGES[judge](f"{REFERENCE}\n{PROGRAMS[name]}")
@@ -119,8 +119,7 @@ def test_no_pretending_program_is_judged_right(name: str, judge: str) -> None:
     assert time.monotonic() - began < DRILL_S
 
 
-@pytest.mark.parametrize("judge", CALLS)
-@pytest.mark.parametrize("name", covering(4, BREAKING))
+@pytest.mark.parametrize(("name", "judge"), covering(7, product(BREAKING, CALLS), often=5))
 def test_what_cannot_be_read_is_wrong_and_not_without_a_grade(name: str, judge: str) -> None:
     began = time.monotonic()
     outcome = CALLS[judge](f"{REFERENCE}\n{BREAKING[name]}")

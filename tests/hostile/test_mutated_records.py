@@ -133,7 +133,7 @@ def check(views: Iterable[Callable[[], Any]], where: object) -> None:
             raise AssertionError(f"{where}: {error!r}") from error
 
 
-@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=20))
+@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=TURNS))
 def test_a_mutated_record_is_refused_in_a_sentence_or_shown(turn: int, tmp_path: Path) -> None:
     made = fill(tmp_path)
     store, other = Store(tmp_path / "runs"), made["table"]
@@ -162,7 +162,7 @@ def sample_views(record: RunRecord, sample: SampleRecord) -> Iterator[Callable[[
     yield lambda: run_page(record, {sample.id: sample.text})
 
 
-@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=4))
+@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=8))
 def test_a_mutated_sample_is_refused_in_a_sentence_or_shown(turn: int, tmp_path: Path) -> None:
     record = fill(tmp_path)["lookahead"]
     for made in (lookaheads("a"), revisions("b"), drafts("c")):
@@ -178,7 +178,7 @@ def test_a_mutated_sample_is_refused_in_a_sentence_or_shown(turn: int, tmp_path:
             check(sample_views(record, sample), f"{spot} = {str(value)[:40]!r}")
 
 
-@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=4))
+@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=8))
 def test_a_mutated_start_of_a_run_is_named_or_shown(turn: int, tmp_path: Path) -> None:
     store, record = sealed(tmp_path)
     folder = store.path(record.spec)

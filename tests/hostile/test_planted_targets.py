@@ -204,7 +204,7 @@ PIECES: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize("slot", ["explore", "cache", "stop", "revise"])
+@pytest.mark.parametrize("slot", covering(2, ["explore", "cache", "stop", "revise"]))
 def test_a_piece_of_another_slot_does_not_stop_rescoring(
     slot, tmp_path, monkeypatch, command
 ) -> None:

@@ -31,7 +31,7 @@ from tests.resume import fakes
 pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
 
 N, FATAL = 6, 30  # samples; the forward in which the second process is lost
-WAITS_S, LESS_S = 20.0, 10.0  # for another process; for the one that is lost
+WAITS_S, LESS_S = 20.0, 5.0  # for another process; for the one that is lost
 DECODER = replace(CASES["lopa"], schedule=Pipeline(4, 0.5, 0.5), select=Threshold(1.0, strict=True))
 PAIR = {"branch_parallel": 2, "timeout_s": WAITS_S}
 

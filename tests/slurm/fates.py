@@ -1,7 +1,7 @@
-"""What befalls the six runs of a table on a real cluster; jobs read this file by its name.
+"""What befalls the runs of a table on a real cluster; jobs read this file by its name.
 
 A run waits in the middle of a request until its life is ended from outside, as often as its fate
-says, and leaves a mark for each; two wait while their job is still being read; one kills itself
+says, and leaves a mark for each; one waits while its job is still being read; one kills itself
 whenever it is tried.
 """
 
@@ -21,9 +21,9 @@ from tests.resume.drill import Logged
 
 AT = "item-3"  # where a run waits or dies
 LONG_S = 600.0
-WAITS = {"requeued": 1, "preempted": 1, "timed-out": 2}  # the last one is preempted before
-STARTING = ("starting-1", "starting-2")
-FATES = (*WAITS, "dead", *STARTING)  # in the order of the array's tasks
+WAITS = {"requeued": 1, "timed-out": 2}  # the last one is preempted before
+STARTING = "starting"
+FATES = (*WAITS, "dead", STARTING)  # in the order of the array's tasks
 
 
 @dataclass
@@ -54,7 +54,7 @@ def mark(folder: Path, fate: str, life: int) -> Path:
 
 @dataclass
 class Fates:
-    """The decoder of each run, by the run's hash; slow to read in the first life of some."""
+    """The decoder of each run, by the run's hash; slow to read in the first life of one."""
 
     by_hash: dict[str, str]
     folder: Path
@@ -62,7 +62,7 @@ class Fates:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         fate = FATES[int(os.environ.get("SLURM_ARRAY_TASK_ID", 0))]
-        if fate in STARTING and not mark(self.folder, fate, 1).exists():
+        if fate == STARTING and not mark(self.folder, fate, 1).exists():
             mark(self.folder, fate, 1).touch()
             time.sleep(LONG_S)
 
