@@ -64,12 +64,9 @@ def quick_runs() -> Iterator[None]:
     """Runs ask git once about this checkout, and wait for no disk, whose power does not fail."""
     from dllm_bench.store import provenance
 
-    git = provenance._git
-    once = cache(git)
+    git, once = provenance._git, cache(provenance._git)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            provenance, "_git", lambda root, *rest: (once if root == ROOT else git)(root, *rest)
-        )
+        patch.setattr(provenance, "_git", lambda *it: (once if it[0] == ROOT else git)(*it))
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 

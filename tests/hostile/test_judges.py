@@ -57,7 +57,7 @@ BREAKING: Mapping[str, str] = {
     **programs("nameless", CHANNEL, WRONG),
 }
 """Programs that send what a judge might break over, which must be wrong, not without a grade."""
-LIMITS = Limits(cpu_s=2, wall_s=6.0, memory_mb=512)
+LIMITS = Limits(cpu_s=1, wall_s=6.0, memory_mb=512)
 REFERENCE = "def half(x):\n    return x / 2\n\ndef f(x):\n    return 2 * x + 1\n"
 CHECK = """
 from math import isclose

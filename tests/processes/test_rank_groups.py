@@ -121,13 +121,14 @@ class Decode:
 
     decoders: dict[str, MaskedDecoder]
     layout: str = "dream"
+    request: Request = REQUEST
 
     def __call__(self, ranks: RankGroup) -> dict[str, Found]:
         model, found = tiny_denoiser(self.layout, seed=1), {}
         ranks.split(model)
         for name, decoder in self.decoders.items():
             parallel.dist = counted = CountedSums()
-            found[name] = ranks.generate(decoder, model, REQUEST), counted.sent
+            found[name] = ranks.generate(decoder, model, self.request), counted.sent
         parallel.dist = dist
         return found
 
@@ -140,9 +141,9 @@ def facts(generation: Generation) -> dict[str, Any]:
     return {"ids": generation.ids, "born": generation.born, **columns}
 
 
-def alone(decoders: dict[str, MaskedDecoder], layout: str = "dream") -> dict[str, Any]:
-    model = tiny_denoiser(layout, seed=1)
-    return {name: facts(d.generate(model, REQUEST)) for name, d in decoders.items()}
+def alone(job: Decode) -> dict[str, Any]:
+    model = tiny_denoiser(job.layout, seed=1)
+    return {name: facts(d.generate(model, job.request)) for name, d in job.decoders.items()}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def alone(decoders: dict[str, MaskedDecoder], layout: str = "dream") -> dict[str
     ids=["two", "three", "two without commits"],
 )
 def test_branches_on_several_processes_decode_what_one_does(hardware, decoders, tmp_path) -> None:
-    expected = alone(decoders)
+    expected = alone(Decode(decoders))
     assert max(expected["lopa"]["branches"]) == 4 and max(expected["lopa"]["winner"]) > 0
     for found in on_all_ranks(hardware, Decode(decoders), tmp_path):
         assert {name: facts(generation) for name, (generation, _) in found.items()} == expected
@@ -189,11 +190,12 @@ def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path)
     [(1, ("lopa", "dual")), pytest.param(2, ("lopa",), marks=pytest.mark.exhaustive)],
 )
 def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, names, tmp_path) -> None:
-    decoders = {name: CASES[name] for name in names}
+    short = replace(REQUEST, max_new_tokens=16)
+    job = Decode({name: CASES[name] for name in names}, "llada", short)
+    expected = alone(job)
     hardware = Hardware({"branch_parallel": branches, "tensor_parallel": 2})
-    for found in on_all_ranks(hardware, Decode(decoders, "llada"), tmp_path):
-        here = {name: facts(generation) for name, (generation, _) in found.items()}
-        assert here == alone(decoders, "llada")
+    for found in on_all_ranks(hardware, job, tmp_path):
+        assert {name: facts(generation) for name, (generation, _) in found.items()} == expected
 
 
 @pytest.mark.parametrize(
