@@ -5,18 +5,18 @@ published tensors make up each parameter of the module built from it. No modelli
 checkpoint is copied or run.
 
 `ADAPTERS` is the one registry of adapter name -> layout. An adapter is the name (`adapter:` in a
-model's yaml) of a `CheckpointLayout`. To support another architecture, add a subclass and an entry
-in `ADAPTERS`; its config keys, tensor names and supported values are in `layouts.yaml`.
+model's yaml) of a `CheckpointLayout`. To support another architecture, add an entry to
+`layouts.yaml`, which holds all that is data, and a subclass where that is not enough.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
@@ -39,28 +39,33 @@ class PublishedTensor:
     """Index of the part of the parameter that it fills; empty: the whole parameter."""
 
 
+@dataclass(frozen=True)
 class CheckpointLayout:
-    """One published architecture: its config keys, tensor names and habits.
+    """One published architecture: its config keys, tensor names and habits, see `layouts.yaml`.
 
-    Unless a subclass says otherwise, keys and names are those of transformers.
+    Unless a subclass or that file says otherwise, keys and names are those of transformers.
     """
 
-    model_type: ClassVar[str]
+    name: str
+    """The adapter."""
+    model_type: str
     """`model_type` of its config.json."""
-    family: ClassVar[str]
+    family: str
     """The class of transformers that runs it, without "ForCausalLM"."""
-    shifted: ClassVar[bool] = False
+    shifted: bool = False
     """Whether row i predicts position i + 1."""
-    attention: ClassVar[str] = "full"
+    attention: str = "full"
     """Attention it is usually trained with; a model's yaml may name another."""
-    ropes: ClassVar[tuple[str, ...]] = ("default",)
+    ropes: Sequence[str] = ("default",)
     """Supported variants of the rotary embedding."""
-    plain_layers: ClassVar[bool] = False
+    plain_layers: bool = True
     """Whether a layer is `input_layernorm`, `self_attn`, `post_attention_layernorm` and `mlp`, each
     pair added to its input, and V a projection of its own: what `RowLayer` runs by its parts."""
-    counts: ClassVar[Mapping[str, str]] = {"num_hidden_layers": "layers", "num_experts": "experts"}
+    counts: Mapping[str, str] = field(
+        default_factory=lambda: {"num_hidden_layers": "layers", "num_experts": "experts"}
+    )
     """Config key -> how the names of that many published parts begin, before their number."""
-    ignored: ClassVar[str | None] = None
+    ignored: str | None = None
     """Regular expression of published tensors that are not read."""
 
     def recognises(self, published: PublishedConfig) -> bool:
@@ -73,8 +78,8 @@ class CheckpointLayout:
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
         """Return the arguments of transformers' config class."""
-        every = _layouts()["sizes"]
-        keys = every.get(type(self).__name__, every["CheckpointLayout"])
+        every = LAYOUTS["sizes"]
+        keys = every.get(self.name, every["standard"])
         sizes = {name: value(published, key) for name, key in keys.items()}
         optional = {"head_dim": published["head_dim"]} if published.get("head_dim") else {}
         tied = bool(published.get("tie_word_embeddings", False))
@@ -87,7 +92,7 @@ class CheckpointLayout:
 
     def to_published(self, name: str) -> str:
         """Return the published name of a parameter, if names correspond one to one."""
-        return renamed(type(self).__name__, name) or name
+        return renamed(self.name, name) or name
 
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         """Return the published tensors that make up a parameter."""
@@ -96,7 +101,7 @@ class CheckpointLayout:
     def check(self, published: PublishedConfig) -> None:
         """Raise DllmBenchError, naming every key, for a config that this layout would load
         wrongly."""
-        wrong = unsupported(type(self).__name__, self.text_config(published))
+        wrong = unsupported(self.name, self.text_config(published))
         if wrong:
             raise DllmBenchError(
                 f"The config asks for {', '.join(wrong)}, which the {self.model_type} adapter does "
@@ -132,7 +137,7 @@ def unsupported(kind: str, config: Mapping[str, Any]) -> list[str]:
     `key=value`."""
     return [
         f"{key}={config[key]!r}"
-        for key, values in _layouts()["supported"][kind].items()
+        for key, values in LAYOUTS["supported"][kind].items()
         if key in config and config[key] not in values
     ]
 
@@ -148,16 +153,11 @@ def renamed(kind: str, name: str) -> str | None:
 
 @cache
 def _beginnings(kind: str) -> dict[re.Pattern[str], str]:
-    names = _layouts()["names"].get(kind, {})
+    names = LAYOUTS["names"].get(kind, {})
     return {
         re.compile(re.escape(own).replace(r"\*", r"(\d+)")): other.replace("*", r"\1")
         for own, other in names.items()
     }
-
-
-@cache
-def _layouts() -> dict[str, Any]:
-    return read_yaml(Path(__file__).with_name("layouts.yaml"))
 
 
 def value(published: PublishedConfig, key: str, file: str = "config.json") -> Any:
@@ -169,21 +169,11 @@ def value(published: PublishedConfig, key: str, file: str = "config.json") -> An
     return published[key]
 
 
-# --- architectures --------------------------------------------------------------------------------
+# --- architectures that are more than data --------------------------------------------------------
 
 
 class LladaLayout(CheckpointLayout):
-    """`LLaDAModelLM` of block type "llama": OLMo's config keys, `model.transformer.*` names.
-
-    LLaDA-1.5, dParallel and d3LLM have the same layout. Run by `LlamaForCausalLM`, or by
-    `Qwen2ForCausalLM` (the same layers with biases on q, k and v) where the config has
-    `include_qkv_bias`.
-    """
-
-    model_type = "llada"
-    family = "Llama"
-    counts: ClassVar = {"n_layers": "blocks"}
-    plain_layers = True
+    """`LLaDAModelLM` of block type "llama"; the class of transformers depends on its biases."""
 
     def recognises(self, published: PublishedConfig) -> bool:
         return super().recognises(published) and "num_experts" not in published
@@ -193,42 +183,17 @@ class LladaLayout(CheckpointLayout):
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
         without = {**published, "head_dim": None}  # which LLaDA's own code does not read
+        inner = published.get("mlp_hidden_size")
+        one_group = bool(published.get("multi_query_attention"))
+        groups = published.get("n_kv_heads") or one_group or value(published, "n_heads")
         return super().settings(without) | {
             "vocab_size": published.get("embedding_size") or value(published, "vocab_size"),
-            "intermediate_size": _mlp_size(published),
-            "num_key_value_heads": _kv_heads(published),
+            "intermediate_size": int(
+                inner or value(published, "mlp_ratio") * value(published, "d_model")
+            ),
+            "num_key_value_heads": int(groups),
             "tie_word_embeddings": bool(published.get("weight_tying", False)),
         }
-
-
-def _mlp_size(published: PublishedConfig) -> int:
-    size = published.get("mlp_hidden_size")
-    return int(size or value(published, "mlp_ratio") * value(published, "d_model"))
-
-
-def _kv_heads(published: PublishedConfig) -> int:
-    if published.get("n_kv_heads"):
-        return int(published["n_kv_heads"])
-    return 1 if published.get("multi_query_attention") else int(value(published, "n_heads"))
-
-
-class DreamLayout(CheckpointLayout):
-    """`DreamModel`: Qwen2's tensor names and config keys, logits shifted by one.
-
-    DiffuCoder, dParallel, d3LLM and the D2F versions of Dream have the same layout.
-    """
-
-    model_type = "Dream"
-    family = "Qwen2"
-    shifted = True
-    plain_layers = True
-
-
-class FastDllmV2Layout(DreamLayout):
-    """`Fast_dLLM_QwenForCausalLM`: Qwen2.5 trained on block diffusion, blocks of `bd_size`."""
-
-    model_type = "Fast_dLLM_Qwen"
-    attention = "block_causal"
 
 
 EXPERTS = re.compile(r"(?P<stem>.+\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
@@ -243,30 +208,18 @@ def expert_parts(name: str, shapes: Shapes) -> list[PublishedTensor] | None:
     if match is None:
         return None
     experts, rows, _ = shapes[name]
-    if match["kind"] == "down_proj":
-        return [
-            PublishedTensor(f"{match['stem']}.{e}.down_proj.weight", place=(e,))
-            for e in range(experts)
-        ]
-    halves = {"gate_proj": slice(0, rows // 2), "up_proj": slice(rows // 2, rows)}
+    sides: dict[str, tuple[slice, ...]] = {"down_proj": ()}
+    if match["kind"] == "gate_up_proj":
+        sides = {"gate_proj": (slice(0, rows // 2),), "up_proj": (slice(rows // 2, rows),)}
     return [
-        PublishedTensor(f"{match['stem']}.{e}.{side}.weight", place=(e, half))
+        PublishedTensor(f"{match['stem']}.{e}.{side}.weight", place=(e, *half))
         for e in range(experts)
-        for side, half in halves.items()
+        for side, half in sides.items()
     ]
 
 
 class LladaMoeLayout(CheckpointLayout):
-    """`LLaDAMoEModelLM`, run by Qwen3-MoE's class.
-
-    Its config.json has model_type "llada", as the dense model's does. Softmax over all experts, the
-    top-k weights not renormalised, RMSNorm per head on q and k (as in Qwen3-MoE; OLMoE normalises
-    the whole projection).
-    """
-
-    model_type = "llada"
-    family = "Qwen3Moe"
-    plain_layers = True
+    """`LLaDAMoEModelLM`, whose config.json may have the dense model's model_type."""
 
     def recognises(self, published: PublishedConfig) -> bool:
         kind = str(published.get("model_type")).lower().replace("_", "")
@@ -286,20 +239,7 @@ LLADA2_FUSED = ("q_proj", "k_proj", "v_proj")  # rows of query_key_value, in thi
 
 
 class Llada2Layout(CheckpointLayout):
-    """`LLaDA2MoeModelLM` (Bailing MoE v2), run by GLM-4-MoE's class; block diffusion, blocks of 32.
-
-    LLaDA2.1 and DMax have the same layout. So has LLaDA2.2, but its router admits
-    `expert_capacity` experts a block before each token chooses; such a config is refused.
-
-    Sigmoid scores with a selection bias, the best groups by the sum of their two best experts, one
-    shared expert, rotary embedding on the first part of a head (half of it in LLaDA2.0), q/k/v in
-    one tensor: [all q | all k | all v].
-    """
-
-    model_type = "llada2_moe"
-    family = "Glm4Moe"
-    attention = "block_causal"
-    plain_layers = True
+    """`LLaDA2MoeModelLM`, with q, k and v in one tensor: [all q | all k | all v]."""
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
         standard = super().settings(published)
@@ -326,45 +266,8 @@ def _head_dim(published: PublishedConfig) -> int:
     return int(given or published["hidden_size"] // published["num_attention_heads"])
 
 
-class SdarLayout(CheckpointLayout):
-    """`SDARForCausalLM`: Qwen3 trained on block diffusion, logits not shifted."""
-
-    model_type = "sdar"
-    family = "Qwen3"
-    attention = "block_causal"
-    plain_layers = True
-
-
-class WedlmLayout(SdarLayout):
-    """`WeDLMForCausalLM` with `qk_norm`: Qwen3's layers, causal in the order in which rows are fed.
-
-    Without `qk_norm` the layers are Qwen2.5's with biases (WeDLM-7B), of which no config was seen.
-    """
-
-    model_type = "wedlm"
-
-
-class SdarMoeLayout(SdarLayout):
-    """`SDARMoeForCausalLM`: Qwen3-MoE trained on block diffusion, experts stored one by one."""
-
-    model_type = "sdar_moe"
-    family = "Qwen3Moe"
-
-
 class NemotronDiffusionLayout(CheckpointLayout):
-    """`NemotronLabsDiffusionModel`: Ministral 3's layers under `encoder`, with a `diffusion_head`.
-
-    Run by Llama's class, which computes the same up to `original_max_position_embeddings` positions
-    (16,384): beyond them Ministral 3 scales its queries. Row i predicts position i. The attention
-    is that of the released loop with `causal_context=False`; by default it encodes finished blocks
-    causally.
-    """
-
-    model_type = "nemotron_labs_diffusion"
-    family = "Llama"
-    attention = "block_causal"
-    plain_layers = True
-    ropes = ("default", "yarn")
+    """`NemotronLabsDiffusionModel`, whose `rope_parameters` hold more than the rotary embedding."""
 
     def rope(self, published: PublishedConfig) -> dict[str, Any]:
         """Return `rope_parameters`, without the scale of queries and the length that Ministral 3
@@ -373,49 +276,8 @@ class NemotronDiffusionLayout(CheckpointLayout):
         return {key: given for key, given in super().rope(published).items() if key not in own}
 
 
-class CausalLayout(CheckpointLayout):
-    """An autoregressive model: rows predict the next position and see no later one."""
-
-    shifted = True
-    attention = "causal"
-    plain_layers = True
-
-
-class Qwen2Layout(CausalLayout):
-    """`Qwen2ForCausalLM`, Qwen2.5 included."""
-
-    model_type = "qwen2"
-    family = "Qwen2"
-    ropes = ("default", "yarn")
-
-
-class Qwen3Layout(CausalLayout):
-    """`Qwen3ForCausalLM`."""
-
-    model_type = "qwen3"
-    family = "Qwen3"
-    ropes = ("default", "yarn")
-
-
-class LlamaLayout(CausalLayout):
-    """`LlamaForCausalLM`, Llama 3.1 included."""
-
-    model_type = "llama"
-    family = "Llama"
-    ropes = ("default", "llama3")
-
-
-class Gemma4Layout(CausalLayout):
-    """The language model of `Gemma4UnifiedForConditionalGeneration`; vision and audio are not read.
-
-    Its layers alternate between a sliding window and full attention, each kind with a rotary
-    embedding of its own.
-    """
-
-    model_type = "gemma4_unified"
-    family = "Gemma4Unified"
-    plain_layers = False
-    ignored = r"model\.(?!language_model\.)"
+class Gemma4Layout(CheckpointLayout):
+    """The language model of `Gemma4UnifiedForConditionalGeneration`."""
 
     def text_config(self, published: PublishedConfig) -> PublishedConfig:
         outer = {key: published[key] for key in ("tie_word_embeddings",) if key in published}
@@ -434,17 +296,10 @@ class Gemma4Layout(CausalLayout):
 
 
 class DiffusionGemmaLayout(Gemma4Layout):
-    """The language model of `DiffusionGemmaForBlockDiffusion`; its vision tower is not read.
+    """The language model of `DiffusionGemmaForBlockDiffusion`.
 
     Encoder and decoder share all weights but a number a layer, which the checkpoint stores twice.
     """
-
-    model_type = "diffusion_gemma"
-    family = "DiffusionGemma"
-    shifted = False
-    attention = "canvas"
-    counts: ClassVar = {"num_hidden_layers": "layers"}
-    ignored = r"model\.encoder\.(?!language_model\.layers\.\d+\.layer_scalar$)"
 
     def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         if name == "scale_N1":
@@ -453,21 +308,19 @@ class DiffusionGemmaLayout(Gemma4Layout):
         return super().parts(name, shapes)
 
 
-ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this order
-    "llada": LladaLayout(),
-    "llada_moe": LladaMoeLayout(),
-    "llada2": Llada2Layout(),
-    "dream": DreamLayout(),
-    "fast_dllm_v2": FastDllmV2Layout(),
-    "sdar": SdarLayout(),
-    "wedlm": WedlmLayout(),
-    "sdar_moe": SdarMoeLayout(),
-    "nemotron_diffusion": NemotronDiffusionLayout(),
-    "qwen2": Qwen2Layout(),
-    "qwen3": Qwen3Layout(),
-    "llama": LlamaLayout(),
-    "gemma4": Gemma4Layout(),
-    "diffusion_gemma": DiffusionGemmaLayout(),
+KINDS: Mapping[str, type[CheckpointLayout]] = {
+    "llada": LladaLayout,
+    "llada_moe": LladaMoeLayout,
+    "llada2": Llada2Layout,
+    "nemotron_diffusion": NemotronDiffusionLayout,
+    "gemma4": Gemma4Layout,
+    "diffusion_gemma": DiffusionGemmaLayout,
+}
+"""Adapter -> the class of its layout, where data are not enough."""
+LAYOUTS = read_yaml(Path(__file__).with_name("layouts.yaml"))
+ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in the order of the file
+    name: KINDS.get(name, CheckpointLayout)(name, **facts)
+    for name, facts in LAYOUTS["adapters"].items()
 }
 
 PLAIN_CLASSES = {f"{one.family}ForCausalLM" for one in ADAPTERS.values() if one.plain_layers}
