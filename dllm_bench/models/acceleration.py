@@ -40,7 +40,7 @@ from torch import Tensor
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, Slots, attention_mask
+from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, OwnMask, attention_mask
 from dllm_bench.models.kv import KeysValues, PositionCache, Span, buffer
 from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.layers import PlainLayer
@@ -112,7 +112,7 @@ def run_layers(
     layers: Any,
     kinds: Sequence[str],
     hidden: Tensor,
-    masks: dict[str, Tensor | None],
+    masks: dict[str, OwnMask],
     rotations: dict[str, Rotation],
     stored: list[list[KeysValues]],
 ) -> tuple[Tensor, list[KeysValues]]:
@@ -232,7 +232,7 @@ class SharedStore:
         self._views = [(both[0], both[1]) for both in self.stored_N21GCE]
         self._owner: weakref.ref[PositionCache] | None = None
 
-    def layer(self, index: int) -> Slots:
+    def layer(self, index: int) -> KeysValues:
         """Return keys and values (1, G, C, E) of a layer."""
         return self._views[index]
 
@@ -277,11 +277,11 @@ class FixedForward:
 
     # what layers use as a cache
 
-    def slots(self, layer: int, rows: int) -> Slots:
+    def slots(self, layer: int, rows: int) -> KeysValues:
         """Return the slots for the fresh K/V of a layer."""
         return self._slots[layer]
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Slots:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> KeysValues:
         """Return the fresh K/V in their slots."""
         slots = self._slots[layer]
         if keys is not slots[0]:
@@ -289,7 +289,7 @@ class FixedForward:
             slots[1].copy_(values)
         return slots
 
-    def aside(self, keys: Tensor, values: Tensor, layer: int) -> Slots:
+    def aside(self, keys: Tensor, values: Tensor, layer: int) -> KeysValues:
         """Return all positions of the store."""
         return self._store.layer(layer)
 

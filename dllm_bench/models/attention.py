@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,15 +31,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan, fed_positions
 from dllm_bench.core.errors import DllmBenchError, fall_back
-from dllm_bench.models.kv import PositionCache, Span
+from dllm_bench.models.kv import KeysValues, PositionCache, Span
 from dllm_bench.models.layer_ops import has_kernels, join, windows_kernel
 
 CAUSAL_KEYS = 1024  # by whose multiples causal masks grow
 ALIGNED = 8  # numbers by whose multiples rows of masks begin, see `_structure`
 CACHED_MASKS = 24  # one request rarely alternates between more shapes
 PER_REQUEST = "per request"  # name of `attend_per_request` in transformers' registry
-Slots = tuple[Tensor, Tensor]
-"""Where keys and values are written, (P, G, F, E) each, for P sequences and G heads of K/V."""
 HALF = (torch.bfloat16, torch.float16)
 HIDDEN = -30_000.0  # in a finite mask: a row that sees nothing has numbers, and a share of 0
 WORTH_MASKED = 2**14  # pairs of query and key under a mask that cost a CPU as much as to join
@@ -322,36 +320,34 @@ class FreshCache(Protocol):
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Any:
         """Take fresh K/V of a layer; return what is attended to, in a batch for each request."""
 
-    def slots(self, layer: int, rows: int) -> Slots | None:
+    def slots(self, layer: int, rows: int) -> KeysValues | None:
         """Return the place where the K/V of that many rows are written before `update`; None: no
         fixed place."""
 
 
-class FixedCache(FreshCache, Protocol):
-    """A cache for `FixedWindows`."""
-
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Slots:
-        """Put fresh K/V of a layer into their slots, which are returned, (K, G, F, E) each."""
-
-    def aside(self, keys: Tensor, values: Tensor, layer: int) -> Slots:
-        """Return all cached K/V of a layer, valid or not, (1, G, C, E) each."""
-
-
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: AnyMask, cache: FreshCache, layer: int
+    query: Tensor, key: Tensor, value: Tensor, mask: AnyMask, cache: Any, layer: int
 ) -> Tensor:
     """Return attention (P, F, A * E) of a layer: queries (P, A, F, E) over fresh and cached K/V."""
-    if isinstance(mask, BranchWindows):
-        assert isinstance(cache, PositionCache)
-        cached = cache.aside(key, value, layer)
-        rows = [query.shape[2]]
-        return attend_windows(query, (key, value), [cached], rows, mask.window).flatten(2)
     if isinstance(mask, BatchMask):
-        return _attend_batch(query, key, value, mask, layer).flatten(2)
-    if isinstance(mask, FixedWindows):
-        return attend_fixed(query, (key, value), mask, cast("FixedCache", cache), layer).flatten(2)
-    keys, values = cache.update(key, value, layer)
-    return _attend(query, keys, values, mask).flatten(2)
+        attended = _attend_batch(query, key, value, mask, layer)
+    elif isinstance(mask, FixedWindows):
+        attended = attend_fixed(query, (key, value), mask, cache, layer)
+    else:
+        attended = _attend_request(query, key, value, mask, cache, layer)
+    return attended.flatten(2)
+
+
+def _attend_request(
+    query: Tensor, key: Tensor, value: Tensor, mask: OwnMask, kv: PositionCache, layer: int
+) -> Tensor:
+    """Return attention (P, F, A, E) of one request."""
+    if isinstance(mask, BranchWindows):
+        cached = kv.aside(key, value, layer)
+        return attend_windows(query, (key, value), [cached], [query.shape[2]], mask.window)
+    keys, values = kv.update(key, value, layer)
+    kv.show(query, keys, mask)
+    return _attend(query, keys, values, mask)
 
 
 def _attend_batch(
@@ -360,26 +356,21 @@ def _attend_batch(
     """Return attention (1, N, A, E) of a batch: of all requests at once where all have equal
     windows."""
     parts = (split_requests(part, mask.requests) for part in (query_1ANE, key_1GNE, value_1GNE))
-    each = list(zip(mask.requests, *parts, mask.masks, strict=True))
+    each = list(zip(*parts, mask.masks, [request.kv for request in mask.requests], strict=True))
     if mask.window is not None:
-        cached = [request.kv.aside(key, value, layer) for request, _, key, value, _ in each]
+        cached = [kv.aside(key, value, layer) for _, key, value, _, kv in each]
         rows = [request.rows for request in mask.requests]
         return attend_windows(query_1ANE, (key_1GNE, value_1GNE), cached, rows, mask.window)
-    attended = []
-    for request, query, key, value, own in each:
-        if isinstance(own, BranchWindows):
-            cached = [request.kv.aside(key, value, layer)]
-            rows = [request.rows]
-            attended.append(attend_windows(query, (key, value), cached, rows, own.window))
-            continue
-        keys, values = request.kv.update(key, value, layer)
-        _probe(request, query, keys, own)
-        attended.append(_attend(query, keys, values, own))
+    attended = [_attend_request(*one, layer) for one in each]
     return torch.cat([part.flatten(0, 1) for part in attended])[None]
 
 
 def attend_windows(
-    query_1ANE: Tensor, fresh: Slots, cached: Sequence[Slots], rows: Sequence[int], window: int
+    query_1ANE: Tensor,
+    fresh: KeysValues,
+    cached: Sequence[KeysValues],
+    rows: Sequence[int],
+    window: int,
 ) -> Tensor:
     """Return attention (1, N, A, E) of branches over their own windows, `fresh` (1, G, N, E), and
     over the cached K/V of their request, (1, G, C, E) each. rows: of each request."""
@@ -395,10 +386,10 @@ def attend_windows(
 
 
 def attend_fixed(
-    query_KAFE: Tensor, fresh: Slots, mask: FixedWindows, cache: FixedCache, layer: int
+    query_KAFE: Tensor, fresh: KeysValues, mask: FixedWindows, cache: Any, layer: int
 ) -> Tensor:
     """Return attention (K, F, A, E) of branches over their own windows, `fresh` (K, G, F, E), and
-    over the store of cached K/V."""
+    over the store of cached K/V, for which `cache` is a `FixedForward`."""
     fresh = cache.update(*fresh, layer)
     if has_kernels(query_KAFE):
         store = None if mask.cached_C is None else (*cache.aside(*fresh, layer), mask.cached_C)
@@ -495,13 +486,6 @@ def _attend_by_products(
     return attended.flatten(1, 2).transpose(1, 2), scores.logsumexp(-1).flatten(1, 2)
 
 
-def _probe(request: BatchedRequest, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
-    """Let a request's plan see the queries and keys of a layer, if it wants to."""
-    if request.plan.probe is not None:
-        scale = query.shape[-1] ** -0.5
-        request.kv.probes.append(request.plan.probe(query[0], key[0], scale, mask))
-
-
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Return attention (P, F, A, E) of one request. With a mask, torch's fast kernels for CUDA take
     no K/V that several heads share."""
@@ -521,15 +505,13 @@ def attend_per_request(
     *keys_values_mask: Any,
     dropout: float = 0.0,
     scaling: float | None = None,
-    sliding_window: int | None = None,
-    position_ids: Tensor | None = None,
-    use_cache: bool = True,
+    **_unread: Any,
 ) -> tuple[Tensor, None]:
     """Return attention (1, N, A, E) of a batch, request by request, with the signature that
     transformers calls.
 
-    `keys_values_mask` are the keys and values of each request and a `BatchMask`. The last three
-    arguments are not needed: windows are in the masks, positions in the rotation.
+    `keys_values_mask` are the keys and values of each request and a `BatchMask`. Other arguments
+    are not needed: windows are in the masks, positions in the rotation.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -541,7 +523,7 @@ def attend_per_request(
     queries = split_requests(query_1ANE, mask.requests)
     each = zip(mask.requests, queries, keys, values, mask.masks, strict=True)
     for request, query, key, value, own in each:
-        _probe(request, query, key, own)
+        request.kv.show(query, key, own)
         found = one(module, query, key, value, own, dropout=dropout, scaling=scaling)[0]
         attended.append(found.flatten(0, 1))
     return torch.cat(attended)[None], None

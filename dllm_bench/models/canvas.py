@@ -22,6 +22,7 @@ from transformers import DiffusionGemmaTextConfig
 from transformers.models.diffusion_gemma import modeling_diffusion_gemma as published
 
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.models.attention import OwnMask
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
 
@@ -99,9 +100,7 @@ class CanvasDenoiser(TransformerDenoiser):
         mean_PFH = torch.zeros_like(embedded_PFH) if added is None else added
         return self._module.self_conditioning(embedded_PFH, mean_PFH)
 
-    def _mask(
-        self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
-    ) -> Tensor | None:
+    def _mask(self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache) -> OwnMask:
         """Return the mask of the layers of one kind; on a canvas it hides old positions of the
         text."""
         window, text = self._window(kind), plan.feed[0]

@@ -22,7 +22,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import Execution, ForwardPlan, RowWork
+from dllm_bench.core.denoiser import AttentionProbe, Execution, ForwardPlan, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import to_device
@@ -183,6 +183,7 @@ class PositionCache:
         self._held: tuple[ForwardPlan, Tensor] | None = None
         self._boundary: dict[int, Tensor] = {}
         self.probes: list[Tensor] = []  # of each layer, by the last plan with `probe`
+        self._probe: AttentionProbe | None = None  # of the forward's plan
         self.layer_work: list[tuple[int, int]] = []
         """Rows computed and bytes read by each layer of the last forward, if it chose its rows."""
         self.graph = (False, False)  # whether the last forward was one, and whether it recorded it
@@ -212,6 +213,7 @@ class PositionCache:
         """Prepare for the forward of `plan`: what each layer reads, and where its fresh K/V go."""
         self._held = self.features = self.of_all_layers = None
         self.graph, self.layer_work = (False, False), []
+        self._probe = plan.probe
         if plan.probe is not None:
             self.probes = []
         self.spans = self._visible(plan, canvas)
@@ -252,6 +254,12 @@ class PositionCache:
     def slots(self, layer: int, rows: int) -> tuple[Tensor, Tensor] | None:
         """Return where a layer's fresh K/V are to be written before `update`; None: anywhere."""
         return self.positions[layer].slots(rows)
+
+    def show(self, query_1AFE: Tensor, key_1GXE: Tensor, mask_11FX: Tensor | None) -> None:
+        """Let the plan's probe, if it has one, see the queries and keys of a layer."""
+        if self._probe is not None:
+            scale = query_1AFE.shape[-1] ** -0.5
+            self.probes.append(self._probe(query_1AFE[0], key_1GXE[0], scale, mask_11FX))
 
     def hold(self, plan: ForwardPlan, hidden_KFH: Tensor) -> None:
         """Hold the last forward's hidden states until `keep` or the next forward."""

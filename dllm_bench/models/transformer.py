@@ -247,7 +247,7 @@ class TransformerDenoiser(Denoiser):
         branches = len(tokens_KF)
         groups = independent_sequences(branches, plan, kv)
         together = branches // groups
-        masks = {kind: self._own_mask(kind, plan, together, kv) for kind in set(self._kinds)}
+        masks = {kind: self._mask(kind, plan, together, kv) for kind in set(self._kinds)}
         hidden = self._embed_fed(tokens_KF.reshape(groups, -1), plan.added_KFH)
         rotations = self._span_rotations(hidden, plan, together)
         layers, taps = layers_under(plan, kv, self.layers), plan.feature_layers
@@ -268,7 +268,11 @@ class TransformerDenoiser(Denoiser):
         ]
         spans = [plan.positions(self.device) for plan in plans]
         repeated = [span_F.repeat(r.branches) for span_F, r in zip(spans, requests, strict=True)]
-        masks = {kind: self._batch_mask(kind, requests) for kind in set(self._kinds)}
+        attention = self._module.config._attn_implementation
+        masks = {}
+        for kind in set(self._kinds):
+            own = [self._mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
+            masks[kind] = BatchMask(attention, requests, own)
         ids_1N = torch.cat([fed_KF.flatten() for fed_KF in fed])[None]
         hidden_1NH = self._embed_fed(ids_1N, self._added_of_batch(fed, plans))
         rotations = self._rotations(hidden_1NH, torch.cat(repeated)[None])
@@ -299,11 +303,6 @@ class TransformerDenoiser(Denoiser):
         ]
         return torch.cat(added)
 
-    def _batch_mask(self, kind: str, requests: Sequence[BatchedRequest]) -> BatchMask:
-        """Return the masks of all requests for the layers of one kind."""
-        masks = [self._own_mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
-        return BatchMask(self._module.config._attn_implementation, requests, masks)
-
     def _run_layers(
         self,
         layers: Sequence[Callable[..., Tensor]],
@@ -326,22 +325,16 @@ class TransformerDenoiser(Denoiser):
             return hidden, None
         return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
 
-    def _own_mask(self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache) -> OwnMask:
+    def _mask(self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache) -> OwnMask:
         """Return the mask of the layers of one kind, or the windows of branches that need none."""
-        if self.layers[0].takes_windows and plan.sets is None:
-            shape = MaskShape.of(plan, branches, kv.spans, self._window(kind))
+        window = self._window(kind)
+        if plan.sets is not None:
+            return mask_of_sets(plan, window, self.dtype)
+        shape = MaskShape.of(plan, branches, kv.spans, window)
+        if self.layers[0].takes_windows:
             windows = branch_windows(shape, plan.visible_K, self.device)
             if windows is not None:
                 return windows
-        return self._mask(kind, plan, branches, kv)
-
-    def _mask(
-        self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
-    ) -> Tensor | None:
-        """Return the mask of the layers of one kind."""
-        if plan.sets is not None:
-            return mask_of_sets(plan, self._window(kind), self.dtype)
-        shape = MaskShape.of(plan, branches, kv.spans, self._window(kind))
         return attention_mask(shape, plan.visible_K, self.dtype, self.device)
 
     def _window(self, kind: str) -> int:
