@@ -163,7 +163,8 @@ def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Te
     begins: elsewhere than at such a multiple, the read crashes.
     """
     fed_F = fed_positions(shape.feed, shape.added, device)
-    cached_C = _cached(shape, device)
+    spans = [torch.arange(*span, device=device) for span in shape.cached]
+    cached_C = torch.cat([torch.arange(0, device=device), *spans])
     fresh_FF, old_FC = _sees(shape, fed_F, fed_F), _sees(shape, fed_F, cached_C)
     if shape.added is not None:
         sees_EX, canvas = shape.added.sees_EX, shape.feed[1] - shape.feed[0]
@@ -177,12 +178,6 @@ def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Te
     keys = seen.shape[1]
     mask = torch.zeros(rows, keys + -keys % ALIGNED, dtype=dtype, device=device)[:, :keys]
     return mask.masked_fill_(~seen, -torch.inf)[None, None]
-
-
-def _cached(shape: MaskShape, device: torch.device) -> Tensor:
-    """Return the visible cached positions, in key order."""
-    spans = [torch.arange(*span, device=device) for span in shape.cached]
-    return torch.cat([torch.arange(0, device=device), *spans])
 
 
 def _sees(shape: MaskShape, query_Q: Tensor, key_C: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM, first_names, read_
 # --- tensors --------------------------------------------------------------------------------------
 
 MAPPED_BYTES = 2**26  # that one mapping of a file may have in memory, or one tensor
-MATCHES_NOTHING = r"$^"
 FLOATING = re.compile(r"B?F\d")  # BF16, F32, F8_E4M3
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # computed from the config, sometimes stored
 
@@ -51,7 +50,7 @@ class Weights:
         for file in files:
             handle = _open(file)
             for key in handle.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                if not DERIVED.search(key) and not re.match(ignored or MATCHES_NOTHING, key):
+                if not (DERIVED.search(key) or (ignored and re.match(ignored, key))):
                     self._places[key] = file, handle
         self.names = self._places.keys()
 

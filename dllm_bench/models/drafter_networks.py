@@ -54,14 +54,9 @@ class MarkovHead(nn.Module):
         self.markov_w1 = nn.Embedding(vocabulary, rank)
         self.markov_w2 = nn.Linear(rank, vocabulary, bias=False)
 
-    def forward(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
-        """Return the bias (V,) of a slot with hidden state h after `token`, and the head's next
-        state."""
-        code, state = self.code(token, hidden_H, state)
-        return self.markov_w2(code), state
-
     def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
-        """Return the `rank` numbers that W2 turns into the bias, and the head's next state."""
+        """Return, for a slot with hidden state h after `token`, the `rank` numbers that W2 turns
+        into the bias, and the head's next state."""
         return self.markov_w1(token), None
 
 
@@ -75,12 +70,10 @@ class GatedHead(MarkovHead):
         super().__init__(vocabulary, rank, hidden)
         self.gate_proj = nn.Linear(hidden + rank, rank)
 
-    def gate(self, token: Tensor, hidden_H: Tensor) -> Tensor:
-        """Return the scale of each of the `rank` numbers, in (0, 1)."""
-        return self.gate_proj(torch.cat([hidden_H, self.markov_w1(token)], dim=-1)).sigmoid()
-
     def code(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
-        return self.gate(token, hidden_H) * self.markov_w1(token), None
+        embedded = self.markov_w1(token)
+        scale = self.gate_proj(torch.cat([hidden_H, embedded], dim=-1)).sigmoid()
+        return scale * embedded, None
 
 
 class RnnHead(MarkovHead):
@@ -447,7 +440,8 @@ class BlockDraftNetwork(DraftNetwork):
     def draft_bias(self, token: Tensor, hidden_H: Tensor, state: HeadState) -> HeadOutput:
         """Return what the previous token adds to a slot's logits (N,) of the draft vocabulary, and
         the head's next state."""
-        return cast(HeadOutput, self.markov_head(self.places(token), hidden_H, state))
+        code, state = self.markov_head.code(self.places(token), hidden_H, state)
+        return self.markov_head.markov_w2(code), state
 
     def path_biases(self, tokens_NK: Tensor, hidden_NH: Tensor, ids_NK: Tensor) -> Tensor:
         """Return what the path selector adds to the logits of each slot's candidates (N, K) after

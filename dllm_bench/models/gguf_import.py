@@ -43,7 +43,6 @@ MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_ALIGNMENT = 1_024, 4, 65_536
 STRING, ARRAY = 8, 9
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value -> its struct format."""
-PLAIN_DTYPES = {"F32": "float32", "F16": "float16"}  # kept as they are; others become float32
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
 SHARD_BYTES = 2 * 2**30
@@ -131,9 +130,9 @@ class GgufFile:
 
         tensor = self.tensors[name]
         stored = np.memmap(self.path, np.uint8, "r", tensor.start, (tensor.size,))
-        if tensor.kind in PLAIN_DTYPES:
-            return np.array(stored).view(PLAIN_DTYPES[tensor.kind]).reshape(tensor.shape)
         rows = np.array(stored).reshape(*tensor.shape[:-1], -1)
+        if tensor.kind == "F16":
+            return rows.view(np.float16)
         try:
             values = dequantize(rows, GGMLQuantizationType[tensor.kind])
         except NotImplementedError:

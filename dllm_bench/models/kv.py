@@ -159,12 +159,6 @@ class LayerCache:
             kept_KGSE = branches_KGFE[:, :, first - offset : last - offset]
             stored[0, :, first:last] = pick(kept_KGSE, 0, branch)
 
-    def copy_prefix(self, other: LayerCache, length: int) -> None:
-        """Copy K/V of positions [0, length) from another cache."""
-        assert other.stored is not None
-        keys, values = (buffer(s, self.length, s[:, :, :length]) for s in other.stored)
-        self.stored = keys, values
-
 
 class PositionCache:
     """One `LayerCache` per layer; implements `core.denoiser.KVCache`.
@@ -177,7 +171,7 @@ class PositionCache:
         self.positions = [LayerCache(length) for _ in range(layers)]
         self.spans: tuple[Span, ...] = ()
         self.shifted, self._parts = shifted, parts
-        self._length = 0
+        self.length = 0  # positions [0, length) hold valid keys and values
         self.kept: ForwardPlan | None = None
         self.features: Tensor | None = None
         self._held: tuple[ForwardPlan, Tensor] | None = None
@@ -190,11 +184,6 @@ class PositionCache:
         self.of_all_layers: tuple[Tensor, Tensor] | None = None
         """Stored (N, 2, 1, G, C, E) and last computed (N, 2, K, G, F, E) K/V, where those of all
         layers are one tensor."""
-
-    @property
-    def length(self) -> int:
-        """Positions [0, length) hold valid keys and values."""
-        return self._length
 
     @property
     def probed(self) -> Tensor | None:
@@ -224,7 +213,7 @@ class PositionCache:
         elif plan.sets is not None:
             read_C = plan.sets.read_C
             reads = read_C if read_C.dim() > 1 else repeat(read_C)
-        elif self.spans == ((0, plan.feed[0]),) and self._length <= plan.feed[0]:
+        elif self.spans == ((0, plan.feed[0]),) and self.length <= plan.feed[0]:
             at = plan.feed[0]
         for layer, read in zip(self.positions, reads, strict=False):
             layer.begin(read, at, plan.stores)
@@ -234,11 +223,11 @@ class PositionCache:
         if plan.sets is not None or plan.recompute is not None:
             return ()
         start, stop = plan.feed
-        if start > self._length:
+        if start > self.length:
             raise ValueError(
-                f"The plan feeds from position {start}, but only {self._length} are cached."
+                f"The plan feeds from position {start}, but only {self.length} are cached."
             )
-        around = ((0, start), (stop, min(self._length, canvas)))
+        around = ((0, start), (stop, min(self.length, canvas)))
         return tuple(span for span in around if span[0] < span[1])
 
     def update(
@@ -278,9 +267,9 @@ class PositionCache:
             return
         if self._held is None or self._held[0] is not plan:
             raise ValueError("keep() needs the plan of the last forward, once.")
-        fits = plan.feed[0] <= first <= self._length and last <= plan.feed[1]
+        fits = plan.feed[0] <= first <= self.length and last <= plan.feed[1]
         if plan.sets is None and not fits:
-            raise ValueError(f"Cannot store {plan.store} of {plan.feed}, {self._length} cached.")
+            raise ValueError(f"Cannot store {plan.store} of {plan.feed}, {self.length} cached.")
         hidden_KFH = self._held[1]
         if self.of_all_layers is not None:
             stored_N21GCE, fresh_N2KGFE = self.of_all_layers
@@ -293,7 +282,7 @@ class PositionCache:
         predicts_next = plan.rows[1] > plan.feed[1]  # as will plans after it, with what they feed
         if self.shifted and plan.recompute is None and not predicts_next:
             self._keep_boundary(plan, pick(hidden_KFH, 0, branch))
-        self._length = max(self._length, last)
+        self.length = max(self.length, last)
         self.kept, self._held = plan, None
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -301,7 +290,7 @@ class PositionCache:
         if not rows:
             return
         assert self.kept is not None
-        first, last = self._length, self._length + len(rows)
+        first, last = self.length, self.length + len(rows)
         if self.of_all_layers is not None:
             stored_N21GCE, fresh_N2KGFE = self.of_all_layers
             rows_S = to_device(rows, fresh_N2KGFE.device)
@@ -310,17 +299,16 @@ class PositionCache:
         else:
             # They were written after what was cached: the first of them are in their place.
             places = [self.kept.feed[0] + row for row in rows]
+            buffers = self._buffers()
             if places != [*range(first, last)]:
-                self._move(places, first)
-        self._length = last
+                places_S = to_device(places, buffers[0].device)
+                for stored in buffers:
+                    stored[:, :, first:last] = stored.index_select(2, places_S)
+        self.length = last
 
-    def _move(self, places: Sequence[int], first: int) -> None:
-        """Move the K/V of positions to those from `first` on."""
-        places_S: Tensor | None = None
-        for layer in self.positions:
-            for stored in layer.stored or ():
-                places_S = to_device(places, stored.device) if places_S is None else places_S
-                stored[:, :, first : first + len(places)] = stored.index_select(2, places_S)
+    def _buffers(self) -> list[Tensor]:
+        """Return the stored keys and values of all layers."""
+        return [stored for layer in self.positions for stored in layer.stored or ()]
 
     @property
     def execution(self) -> Execution:
@@ -330,7 +318,7 @@ class PositionCache:
     @property
     def bytes_per_position(self) -> int:
         """Bytes that all layers and parts keep of a position; 0 while nothing was stored."""
-        buffers = [s for layer in self.positions for s in (*(layer.stored or ()), *layer.outputs)]
+        buffers = [*self._buffers(), *(s for layer in self.positions for s in layer.outputs)]
         return sum(s.shape[1] * s.shape[3] * s.itemsize for s in buffers) * self._parts
 
     def predicting(self, where_KL: Tensor) -> Tensor:
@@ -347,14 +335,16 @@ class PositionCache:
 
     def crop(self, length: int) -> None:
         """Forget the keys and values of positions at and beyond `length`."""
-        self._length = min(self._length, length)
+        self.length = min(self.length, length)
 
     @torch.inference_mode()
     def copy_prefix(self, other: PositionCache, length: int) -> None:
         """Start from another cache's K/V of positions [0, length)."""
         for layer, source in zip(self.positions, other.positions, strict=True):
-            layer.copy_prefix(source, length)
-        self._length = length
+            assert source.stored is not None
+            keys, values = (buffer(s, layer.length, s[:, :, :length]) for s in source.stored)
+            layer.stored = keys, values
+        self.length = length
 
     def packed(self, plan: ForwardPlan) -> Tensor:
         """Return what `keep` stored for `plan`, flattened, to send to a cache in another
@@ -370,8 +360,7 @@ class PositionCache:
 
     def _kept_parts(self, plan: ForwardPlan) -> list[Tensor]:
         """Return views of the stored K/V of `plan.store`, and the kept boundary hidden states."""
-        span = slice(*plan.store)
-        views = [s[:, :, span] for layer in self.positions for s in layer.stored or ()]
+        views = [stored[:, :, slice(*plan.store)] for stored in self._buffers()]
         return views + [self._boundary[position] for position in sorted(self._boundary)]
 
     def _keep_boundary(self, plan: ForwardPlan, hidden_FH: Tensor) -> None:

@@ -146,6 +146,14 @@ class OpenedCheckpoint:
         return self.layout.shifted if self.spec.shifted is None else self.spec.shifted
 
     @property
+    def lora_folder(self) -> Path | None:
+        """Where the LoRA adapter is, if there is one."""
+        spec = self.spec
+        return (
+            None if spec.lora is None else sources.checkpoint_folder(spec.lora, spec.lora_revision)
+        )
+
+    @property
     def is_plain(self) -> bool:
         """Whether the weights are held by a `PlainModule`: of dense embedded models, which are so
         small that importing transformers' classes takes longer than a text.
@@ -200,12 +208,9 @@ class OpenedCheckpoint:
         weights = self.headers()
         head = self.layout.to_published("lm_head.weight")
         tied = {head} if module.config.tie_word_embeddings else set()
-        checkpoint.check_tensors(weights, self.expected_shapes(module), tied, self.spec.path)
+        expected = checkpoint.published_shapes(self.layout, checkpoint.shapes_of(module))
+        checkpoint.check_tensors(weights, expected, tied, self.spec.path)
         return weights
-
-    def expected_shapes(self, module: Any) -> dict[str, tuple[int, ...]]:
-        """Return the name and shape of every tensor the checkpoint must hold."""
-        return checkpoint.published_shapes(self.layout, checkpoint.shapes_of(module))
 
     def codec(self, tokenizer: Any, special: SpecialTokens) -> TextCodec:
         """Return the tokenizer, used as the spec says."""
@@ -260,7 +265,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     denoiser = _denoiser(opened, tokenizer)
     text = opened.codec(tokenizer, denoiser.special)
     token_files = tokenizer_files(opened.folder)
-    lora_folder = sources.checkpoint_folder(spec.lora, spec.lora_revision) if spec.lora else None
+    lora_folder = opened.lora_folder
     metadata = ModelMetadata(
         name=spec.name,
         adapter=opened.adapter,
@@ -292,8 +297,11 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
     spec, device = opened.spec, device_of(opened.spec)
     module = opened.empty_module()
     special = opened.special(tokenizer, module.config.vocab_size)
-    weights = opened.weights(module)
-    adapter = _lora_adapter(spec, opened.expected_shapes(module))
+    weights, adapter = opened.weights(module), checkpoint.NO_LORA
+    if opened.lora_folder:
+        adapter = checkpoint.read_lora(opened.lora_folder)
+        expected = checkpoint.published_shapes(opened.layout, checkpoint.shapes_of(module))
+        checkpoint.check_lora_targets(adapter, expected, opened.lora_folder)
     merged = adapter if spec.merge_lora else checkpoint.NO_LORA
     dtype, copied = dtype_of(spec), bool(merged.pairs)
     checkpoint.fill(module, opened.layout, weights, merged.merge, device, dtype, copied)
@@ -324,22 +332,12 @@ def denoiser_class(mode: str, form: str = "full") -> type[TransformerDenoiser]:
     return classes[mode]
 
 
-def _lora_adapter(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> checkpoint.LoraAdapter:
-    if spec.lora is None:
-        return checkpoint.NO_LORA
-    folder = sources.checkpoint_folder(spec.lora, spec.lora_revision)
-    adapter = checkpoint.read_lora(folder)
-    checkpoint.check_lora_targets(adapter, expected, folder)
-    return adapter
-
-
 def device_of(spec: ModelSpec) -> torch.device:
     """Return the device of the spec; DllmBenchError if it is CUDA and this machine has none."""
-    if spec.device != AUTO:
-        device = torch.device(spec.device)
-    else:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    has_cuda = torch.cuda.is_available()
+    name = spec.device if spec.device != AUTO else "cuda" if has_cuda else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not has_cuda:
         raise DllmBenchError(
             f"Model {spec.name!r} asks for device {spec.device!r}, but this machine has no CUDA "
             f"device; set hardware=cpu."
@@ -406,9 +404,9 @@ def inspect_checkpoint(spec: ModelSpec) -> Inspection:
     tokenizer = read_tokenizer(opened.folder)
     special = opened.special(tokenizer, module.config.vocab_size)
     folders, files = {spec.path: opened.folder}, sources.weight_files(opened.folder)
-    if spec.lora is not None:
-        folders[spec.lora] = sources.checkpoint_folder(spec.lora, spec.lora_revision)
-        files += sources.weight_files(folders[spec.lora], sources.LORA_STEM)
+    if spec.lora and opened.lora_folder:
+        folders[spec.lora] = opened.lora_folder
+        files += sources.weight_files(opened.lora_folder, sources.LORA_STEM)
     return Inspection(
         opened=opened,
         folders=folders,

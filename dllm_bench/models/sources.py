@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -241,18 +242,15 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     """Return the safetensors files of a folder: `<stem>.safetensors`, or the files its index
     lists."""
     index = folder / f"{stem}.safetensors.index.json"
-    if index.exists():
-        files = [folder / name for name in _files_in_index(index)]
-    else:
-        files = [folder / f"{stem}.safetensors"]
+    names = _files_in_index(index) if index.exists() else [f"{stem}.safetensors"]
+    files = [folder / name for name in names]
     missing = [file.name for file in files if not file.is_file()]
     if not missing:
         return files
-    pickled = pickled_weights(folder)
-    if pickled:
+    if pickled := pickled_weights(folder):
         raise DllmBenchError(
-            f"{folder} holds pickled weights only ({pickled}), which can run "
-            f"code when read; convert them to safetensors."
+            f"{folder} holds pickled weights only ({pickled}), which can run code when read; "
+            "convert them to safetensors."
         )
     raise DllmBenchError(
         f"{folder} lacks {first_names(missing)}; download the checkpoint again, completely."
@@ -392,32 +390,26 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
         yield source, folder
 
 
-def checkpoint_sources(specs: Iterable[ModelSpec]) -> Iterator[tuple[str, str | None, bool]]:
-    """Yield (source, revision, whether it is a LoRA adapter) of everything to download, each
+def checkpoint_sources(specs: Iterable[ModelSpec]) -> list[tuple[str, str | None, bool]]:
+    """Return (source, revision, whether it is a LoRA adapter) of everything to download, each
     once."""
-    every = [
-        part
-        for spec in specs
-        for part in ((spec.path, spec.revision, False), (spec.lora, spec.lora_revision, True))
+    parts = (
+        ((spec.path, spec.revision, False), (spec.lora, spec.lora_revision, True)) for spec in specs
+    )
+    every = dict.fromkeys(chain.from_iterable(parts))
+    return [
+        (source, revision, is_lora) for source, revision, is_lora in every if source is not None
     ]
-    for source, revision, is_lora in dict.fromkeys(every):
-        if source is not None:
-            yield source, revision, is_lora
 
 
 def manifest_entry(folder: Path, cache: Path) -> Manifest:
     """Return what a snapshot holds: its commit, and size and hash of every file."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {
-        "commit": snapshot_commit(folder),
-        "files": {
-            file.relative_to(cache).as_posix(): {
-                "size": file.stat().st_size,
-                "sha256": digest(file),
-            }
-            for file in files
-        },
+    listed = {
+        file.relative_to(cache).as_posix(): {"size": file.stat().st_size, "sha256": digest(file)}
+        for file in files
     }
+    return {"commit": snapshot_commit(folder), "files": listed}
 
 
 def hub_cache() -> Path:

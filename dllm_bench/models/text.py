@@ -20,14 +20,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import PublishedConfig
 
-TURN_ENDS = (  # of LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma (2); embedded models
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|role_end|>",
-    "<turn|>",
-    "<end_of_turn>",
-    "<|eot|>",
-)
+TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|role_end|>", "<turn|>", "<end_of_turn>", "<|eot|>")
+"""Of LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma (2); embedded models."""
 FILES = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
 SETTINGS = (
     "tokenizer_config.json",
@@ -165,10 +159,6 @@ class SpecialTokenSources:
         ids = self.published.get(f"{role}_token_id")
         return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
-    def tokenizer_id(self, role: str) -> int | None:
-        """Return the id the tokenizer gives for a role."""
-        return getattr(self.tokenizer, f"{role}_token_id", None)
-
     def id_of(self, *texts: str) -> int | None:
         """Return the id of the first of these token texts that is in the vocabulary."""
         vocab = self.tokenizer.get_vocab() if self.tokenizer is not None else {}
@@ -177,19 +167,19 @@ class SpecialTokenSources:
     def agreed(self, role: str) -> int | None:
         """Return the id of a role; DllmBenchError if config.json and the tokenizer name different
         ones."""
-        config_ids, own = self.config_ids(role), self.tokenizer_id(role)
-        if config_ids and own is not None and own not in config_ids:
+        config_ids, found = self.config_ids(role), self.preferred(role)
+        if config_ids and found not in config_ids:
             raise DllmBenchError(
                 f"config.json says {role}_token_id={self.published[f'{role}_token_id']}, the "
-                f"tokenizer {own}; change the checkpoint's files so that exactly one {role} "
+                f"tokenizer {found}; change the checkpoint's files so that exactly one {role} "
                 f"token is named."
             )
-        return own if own is not None else next(iter(config_ids), None)
+        return found
 
     def preferred(self, role: str) -> int | None:
         """Return the tokenizer's id (Dream's config.json names another BOS), else that of
         config.json."""
-        own = self.tokenizer_id(role)
+        own: int | None = getattr(self.tokenizer, f"{role}_token_id", None)
         return own if own is not None else next(iter(self.config_ids(role)), None)
 
     def ends(self) -> tuple[int, int | None]:
@@ -258,8 +248,8 @@ def _unused(tokenizer: Any, vocab_size: int, taken: set[int | None]) -> int:
     """Return the last id that the tokenizer does not use; if it uses all, the last not in
     `taken`."""
     used = set(tokenizer.get_vocab().values()) if tokenizer is not None else set()
-    free = [i for i in range(vocab_size - 1, -1, -1) if i not in taken]
-    return next((i for i in free if i not in used), free[0])
+    free = set(range(vocab_size)) - taken
+    return max(free - used or free)
 
 
 @dataclass(frozen=True)
@@ -305,9 +295,8 @@ class TextCodec:
         A last turn of the assistant is the beginning of its answer, which is continued.
         """
         if isinstance(text, str):
-            ids = self._plain(text)
             start = [self.special.bos] if self.bos and self.special.bos is not None else []
-            return start + ids
+            return start + self._plain(text)
         if not self.chat:
             raise DllmBenchError(
                 f"Model {self.name!r} was given chat turns to encode, but has chat: false; give "
@@ -327,13 +316,11 @@ class TextCodec:
     def decode_visibly(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ids, special tokens included."""
         with rust_panics_named(f"Decoding tokens of model {self.name!r}"):
-            return str(
-                self._tokenizer().decode(
-                    list(ids),
-                    skip_special_tokens=skip_special_tokens,
-                    clean_up_tokenization_spaces=False,
-                )
-            )
+            how = {
+                "skip_special_tokens": skip_special_tokens,
+                "clean_up_tokenization_spaces": False,
+            }
+            return str(self._tokenizer().decode(list(ids), **how))
 
     def _plain(self, text: str) -> list[int]:
         with rust_panics_named(f"Encoding a text for model {self.name!r}"):
