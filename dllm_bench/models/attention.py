@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan, fed_positions
 from dllm_bench.core.errors import DllmBenchError, fall_back
 from dllm_bench.models.kv import KeysValues, PositionCache, Span
-from dllm_bench.models.layer_ops import has_kernels, join, windows_kernel
+from dllm_bench.models.layer_ops import Rotation, has_kernels, join, windows_kernel
 
 CAUSAL_KEYS = 1024  # by whose multiples causal masks grow
 ALIGNED = 8  # numbers by whose multiples rows of masks begin, see `_structure`
@@ -309,21 +309,29 @@ class BatchCache:
 AnyMask = OwnMask | BatchMask | FixedWindows
 
 
-class FreshCache(Protocol):
-    """What a layer's attention does with its fresh K/V."""
+class AttentionInputs(NamedTuple):
+    """What the attention of a layer needs besides the layer's rows."""
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Any:
-        """Take fresh K/V of a layer; return what is attended to, in a batch for each request."""
+    mask: AnyMask
+    """Whom each row sees."""
+    rotation: Rotation
+    """The rotary embedding of the rows."""
+    cache: Any
+    """Takes the fresh K/V by `update`: a `PositionCache`, a `BatchCache` for a `BatchMask`, a
+    `FixedForward` for `FixedWindows`."""
 
-    def slots(self, layer: int, rows: int) -> KeysValues | None:
-        """Return the place where the K/V of that many rows are written before `update`; None: no
-        fixed place."""
+    def named(self) -> dict[str, Any]:
+        """Return them by transformers' names."""
+        return {
+            "attention_mask": self.mask,
+            "position_embeddings": self.rotation,
+            "past_key_values": self.cache,
+        }
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: AnyMask, cache: Any, layer: int
-) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, how: AttentionInputs, layer: int) -> Tensor:
     """Return attention (P, F, A * E) of a layer: queries (P, A, F, E) over fresh and cached K/V."""
+    mask, _, cache = how
     if isinstance(mask, BatchMask):
         attended = _attend_batch(query, key, value, mask, layer)
     elif isinstance(mask, FixedWindows):

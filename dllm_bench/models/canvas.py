@@ -12,7 +12,7 @@ sliding layers see all of the canvas and the last positions of the text, and no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,6 +57,8 @@ class CanvasModule(Module):
 class CanvasDenoiser(TransformerDenoiser):
     """Implements `decoding.canvas.CanvasModel` over a `CanvasModule`."""
 
+    batches = False  # some requests encode and some denoise
+
     def _set_up(self) -> None:
         self.canvas_length: int = self._module.canvas_length
         self._encoder_scales = [layer.layer_scalar for layer in self._module.model.layers]
@@ -70,13 +72,6 @@ class CanvasDenoiser(TransformerDenoiser):
         for layer, scale in zip(self._module.model.layers, scales, strict=True):
             layer.layer_scalar = scale
         return super().forward(tokens_KL, plan, kv)
-
-    def forward_batch(
-        self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
-    ) -> list[Tensor]:
-        """Compute `forward` of several requests, one after another, since some encode and some
-        denoise."""
-        return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
 
     @torch.inference_mode()
     def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:

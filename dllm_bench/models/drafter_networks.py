@@ -32,6 +32,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.speculative import Context, HeadState, Target
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant
+from dllm_bench.models.attention import AttentionInputs
 from dllm_bench.models.drafter_config import DrafterConfig
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layer_ops import Rotation
@@ -236,9 +237,10 @@ class BlockLayer(nn.Module):
         `own` computes its parts."""
         slots = slots_1SH.shape[1]
         mask = self.self_attn.mask(slots, kv.length + slots, slots_1SH)
+        how = AttentionInputs(mask, rotation, kv)
         if not self.convolves:
-            return own(slots_1SH, mask, rotation, kv)
-        return self.apply_to(slots_1SH, lambda query: own.attended(query, mask, rotation, kv))
+            return own(slots_1SH, how)
+        return self.apply_to(slots_1SH, lambda query: own.attended(query, how))
 
     def apply_to(self, slots: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the slots (..., S, H) after attention and MLP; `attention` computes the former."""
@@ -372,7 +374,7 @@ class DraftNetwork(nn.Module):
         """Store the keys and values of rows before position `stop`, which attend to nothing."""
         plan, rotation = begin_draft(kv, stop, stored=stop), self.rotation(rows_1FX, kv.length)
         for own in self.own_layers:
-            own.give_context(rows_1FX, rotation, kv)
+            own.give_context(rows_1FX, AttentionInputs(None, rotation, kv))
         finish_draft(kv, plan, rows_1FX)
 
     def rotation(self, like_1FX: Tensor, first: int) -> Rotation:
@@ -490,7 +492,8 @@ class ChainDraftNetwork(DraftNetwork):
             self.give_context(rows_1FX[:, :-1], kv, last)
         plan = begin_draft(kv, last + 1, stored=last + 1)
         rotation = self.rotation(rows_1FX[:, -1:], last)
-        last_11H = own.after(hidden_1FH[:, -1:], rows_1FX[:, -1:], None, rotation, kv)
+        how = AttentionInputs(None, rotation, kv)
+        last_11H = own.after(hidden_1FH[:, -1:], rows_1FX[:, -1:], how)
         finish_draft(kv, plan, last_11H)
         return last_11H, self.logits(self.norm(last_11H)[0], context.target)
 

@@ -217,21 +217,20 @@ class _Header:
         return found
 
     def _value(self, kind: int) -> Any:
-        if kind == STRING:
-            return self._text(self.end)
-        if kind in SCALARS:
-            return self._scalar(SCALARS[kind])
         if kind != ARRAY:
-            raise self._wrong(f"has a metadata value of an unknown type ({kind})")
+            return self._values(kind, 1)[0]
         kind = self._scalar("I")
         length = self._count("Q", MAX_ELEMENTS - self.elements, "elements of its arrays")
         self.elements += length
+        return self._values(kind, length)
+
+    def _values(self, kind: int, count: int) -> list[Any]:
         if kind == STRING:
-            return [self._text(self.end) for _ in range(length)]
-        if kind in SCALARS:
-            size = struct.calcsize(f"<{SCALARS[kind]}")
-            return list(struct.unpack(f"<{length}{SCALARS[kind]}", self._bytes(length * size)))
-        raise self._wrong(f"has an array of an unknown type ({kind})")
+            return [self._text(self.end) for _ in range(count)]
+        if kind not in SCALARS:
+            raise self._wrong(f"has a value or an array of an unknown type ({kind})")
+        form = f"<{count}{SCALARS[kind]}"
+        return list(struct.unpack(form, self._bytes(struct.calcsize(form))))
 
     def _count(self, kind: str, most: int, what: str) -> int:
         found = int(self._scalar(kind))

@@ -32,16 +32,9 @@ from torch.nn.functional import linear, rms_norm
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dllm_bench.core.denoiser import ForwardPlan, RowChoice
-from dllm_bench.models.attention import AnyMask, BatchCache, BatchMask, FreshCache, attend
+from dllm_bench.models.attention import AttentionInputs, BatchCache, BatchMask, attend
 from dllm_bench.models.kv import PositionCache, buffer
-from dllm_bench.models.layer_ops import (
-    Rotation,
-    has_kernels,
-    normed_heads,
-    rotate_kernel,
-    rotated,
-    swiglu,
-)
+from dllm_bench.models.layer_ops import has_kernels, normed_heads, rotate_kernel, rotated, swiglu
 from dllm_bench.models.plain_module import FAMILIES
 
 # --- whole layers ---------------------------------------------------------------------------------
@@ -60,12 +53,9 @@ class DecoderLayer:
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    def __call__(
-        self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
-    ) -> Tensor:
+    def __call__(self, hidden_PFH: Tensor, how: AttentionInputs) -> Tensor:
         """Return hidden states (P, F, H) after the layer; those before may be overwritten."""
-        how = self._how(mask, rotation, cache)
-        return cast(Tensor, self.module(hidden_PFH, **how))
+        return cast(Tensor, self.module(hidden_PFH, **how.named()))
 
     def normed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the normed hidden states that attention reads."""
@@ -75,21 +65,13 @@ class DecoderLayer:
         """Return V (1, R, C) of normed rows."""
         return cast(Tensor, self.module.self_attn.v_proj(normed_1RH))
 
-    def attended(
-        self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
-    ) -> Tensor:
+    def attended(self, normed_PFH: Tensor, how: AttentionInputs) -> Tensor:
         """Return the term that attention adds to the hidden states, (P, F, H)."""
-        how = self._how(mask, rotation, cache)
-        return cast(Tensor, self.module.self_attn(hidden_states=normed_PFH, **how)[0])
+        return cast(Tensor, self.module.self_attn(hidden_states=normed_PFH, **how.named())[0])
 
     def changed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the term that norm and MLP add to the hidden states, (P, F, H)."""
         return cast(Tensor, self.module.mlp(self.module.post_attention_layernorm(hidden_PFH)))
-
-    @staticmethod
-    def _how(mask: AnyMask, rotation: Rotation, cache: FreshCache) -> dict[str, Any]:
-        """Return transformers' names of what attention needs."""
-        return {"attention_mask": mask, "position_embeddings": rotation, "past_key_values": cache}
 
 
 class Projections:
@@ -147,24 +129,15 @@ class PlainLayer(DecoderLayer):
         """Heads of keys and values, and their size: (G, E)."""
         return self._counts[1], self._head_size
 
-    def __call__(
-        self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
-    ) -> Tensor:
+    def __call__(self, hidden_PFH: Tensor, how: AttentionInputs) -> Tensor:
         """See `DecoderLayer`."""
-        return self.after(hidden_PFH, self.normed(hidden_PFH), mask, rotation, cache)
+        return self.after(hidden_PFH, self.normed(hidden_PFH), how)
 
-    def after(
-        self,
-        hidden_PFH: Tensor,
-        read_PFX: Tensor,
-        mask: AnyMask,
-        rotation: Rotation,
-        cache: FreshCache,
-    ) -> Tensor:
+    def after(self, hidden_PFH: Tensor, read_PFX: Tensor, how: AttentionInputs) -> Tensor:
         """Return hidden states (P, F, H) after the layer, in place of those before; attention reads
         `read`."""
         rows_NH = hidden_PFH.view(-1, hidden_PFH.shape[-1])
-        heads = self._attention(read_PFX, mask, rotation, cache)
+        heads = self._attention(read_PFX, how)
         rows_NH.addmm_(heads.view(len(rows_NH), -1), self._output)
         inner = self._inner(hidden_PFH)
         rows_NH.addmm_(inner.view(len(rows_NH), -1), self._down)
@@ -178,11 +151,9 @@ class PlainLayer(DecoderLayer):
         """See `DecoderLayer`."""
         return linear(normed_1RH, self._value_layer.weight, self._value_layer.bias)
 
-    def attended(
-        self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
-    ) -> Tensor:
+    def attended(self, normed_PFH: Tensor, how: AttentionInputs) -> Tensor:
         """See `DecoderLayer`."""
-        return self._attention(normed_PFH, mask, rotation, cache) @ self._output
+        return self._attention(normed_PFH, how) @ self._output
 
     def changed(self, hidden_PFH: Tensor) -> Tensor:
         """See `DecoderLayer`."""
@@ -195,30 +166,25 @@ class PlainLayer(DecoderLayer):
         """Return the hidden layer of the MLP, (P, F, I)."""
         return swiglu(self._gate_up(self._norm(hidden_PFH, 1)))
 
-    def _attention(
-        self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
-    ) -> Tensor:
+    def _attention(self, normed_PFH: Tensor, how: AttentionInputs) -> Tensor:
         """Return the heads of attention, (P, F, A * E), before the output projection."""
-        heads = self._all_turned(normed_PFH, rotation, cache)
-        return attend(*heads, mask, cache, self.index)
+        return attend(*self._all_turned(normed_PFH, how), how, self.index)
 
-    def give_context(self, normed_PFH: Tensor, rotation: Rotation, cache: FreshCache) -> None:
+    def give_context(self, normed_PFH: Tensor, how: AttentionInputs) -> None:
         """Give the cache the K/V of rows that attend to nothing."""
-        _, keys, values = self._all_turned(normed_PFH, rotation, cache)
-        cache.update(keys, values, self.index)
+        _, keys, values = self._all_turned(normed_PFH, how)
+        how.cache.update(keys, values, self.index)
 
     def _all_turned(
-        self, normed_PFH: Tensor, rotation: Rotation, cache: FreshCache
+        self, normed_PFH: Tensor, how: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (P, A or G, F, E), the first two normed and rotated."""
         heads = [part.unflatten(-1, (-1, self._head_size)) for part in self._inputs(normed_PFH)]
         by_kernel = self._joined and has_kernels(normed_PFH)
         turned = self._turned_by_kernel if by_kernel else self._turned
-        return turned(heads, rotation, cache)
+        return turned(heads, how)
 
-    def _turned(
-        self, heads: list[Tensor], rotation: Rotation, cache: FreshCache
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _turned(self, heads: list[Tensor], how: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Compute `_all_turned` by torch's passes."""
         queries, keys, values = self._counts
         if self._joined:
@@ -227,24 +193,24 @@ class PlainLayer(DecoderLayer):
         if self._head_norms:
             pairs = zip(turning, self._head_norms, strict=True)
             turning = [normed_heads(part, weight, self._eps) for part, weight in pairs]
-        turning = [rotated(part, rotation) for part in turning]
+        turning = [rotated(part, how.rotation) for part in turning]
         if self._joined:
             turning = list(turning[0].split((queries, keys), 2))
         query, key = turning
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def _turned_by_kernel(
-        self, heads: list[Tensor], rotation: Rotation, cache: FreshCache
+        self, heads: list[Tensor], how: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute `_all_turned` in one launch; K/V go to their place in the cache if it is
         known."""
         (heads_PFXE,) = heads
         sequences, rows = heads_PFXE.shape[:2]
-        keys, values = cache.slots(self.index, rows) or heads_PFXE.new_empty(
+        keys, values = how.cache.slots(self.index, rows) or heads_PFXE.new_empty(
             2, sequences, self._counts[1], rows, self._head_size
         )
         weight = self._head_norms[0] if self._head_norms else None
-        queries = rotate_kernel(heads_PFXE, rotation, (keys, values), weight, self._eps)
+        queries = rotate_kernel(heads_PFXE, how.rotation, (keys, values), weight, self._eps)
         return queries.transpose(1, 2), keys, values
 
 
@@ -325,9 +291,7 @@ class RowLayer:
         self._normed_1XH: Tensor
         self._compared = 0  # rows computed because of their V
 
-    def __call__(
-        self, hidden_1XH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
-    ) -> Tensor:
+    def __call__(self, hidden_1XH: Tensor, how: AttentionInputs) -> Tensor:
         """Return hidden states (1, X, H) after the layer."""
         self._length = hidden_1XH.shape[1]
         self._normed_1XH = self._layer.normed(hidden_1XH)
@@ -335,7 +299,7 @@ class RowLayer:
         rows = self._length if self._rows_R is None else self._rows_R.shape[0]
         attended_1RH = changed_1RH = None
         if rows:
-            attended_1RH = self._attended(rows, mask, rotation, cache)
+            attended_1RH = self._attended(rows, how)
         hidden_1XH = hidden_1XH + self._renewed(ATTENTION, attended_1RH)
         if rows:
             changed_1RH = self._layer.changed(self._of_rows(hidden_1XH, 1))
@@ -364,10 +328,11 @@ class RowLayer:
             return values
         return values.index_select(dim, self._rows_R)
 
-    def _attended(self, rows: int, mask: AnyMask, rotation: Rotation, cache: FreshCache) -> Tensor:
+    def _attended(self, rows: int, how: AttentionInputs) -> Tensor:
         """Return what attention adds to the rows, (1, R, H); their K/V are kept."""
         if self._rows_R is not None:
             self._kept.at = self._rows_R
+        mask, rotation, cache = how
         if isinstance(mask, BatchMask):  # of this request alone
             requests, (own,) = [replace(mask.requests[0], rows=rows)], mask.masks
             own = self._of_rows(own, 2) if isinstance(own, Tensor) else own
@@ -375,7 +340,8 @@ class RowLayer:
         elif isinstance(mask, Tensor):
             mask = self._of_rows(mask, 2)
         cos, sin = (self._of_rows(part, 1) for part in rotation)
-        return self._layer.attended(self._of_rows(self._normed_1XH, 1), mask, (cos, sin), cache)
+        how = AttentionInputs(mask, (cos, sin), cache)
+        return self._layer.attended(self._of_rows(self._normed_1XH, 1), how)
 
     def _renewed(self, output: int, fresh_1RH: Tensor | None) -> Tensor:
         """Keep fresh outputs of attention or MLP; return those of all X positions, (1, X, H)."""

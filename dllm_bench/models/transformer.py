@@ -27,10 +27,10 @@ from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import PLAIN_CLASSES
 from dllm_bench.models.attention import (
     AnyMask,
+    AttentionInputs,
     BatchCache,
     BatchedRequest,
     BatchMask,
-    FreshCache,
     MaskShape,
     OwnMask,
     attention_mask,
@@ -66,6 +66,7 @@ class TransformerDenoiser(Denoiser):
     """
 
     picks_rows = True
+    batches = True  # whether rows of several requests may form one sequence
     parts = 1  # processes that the heads are split over
     owns_layers = True  # whether `layers` may compute what transformers' modules would
 
@@ -158,10 +159,10 @@ class TransformerDenoiser(Denoiser):
     ) -> list[Tensor]:
         """Compute `forward` of several requests of any lengths at once; return the logits of each.
 
-        If layers choose rows, they choose others in every request, so requests are computed one by
-        one.
+        One by one where layers choose rows, since they choose others in every request, and for
+        models that do not batch.
         """
-        if any(plan.recompute is not None for plan in plans):
+        if not self.batches or any(plan.recompute is not None for plan in plans):
             return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
         kvs = [as_position_cache(kv) for kv in caches]
         fed = [self._begin(*each) for each in zip(tokens, plans, kvs, strict=True)]
@@ -309,7 +310,7 @@ class TransformerDenoiser(Denoiser):
         hidden: Tensor,
         rotations: Mapping[str, Rotation],
         masks: Mapping[str, AnyMask],
-        cache: FreshCache,
+        cache: Any,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
         """Return hidden states (P, F, H) of embeddings `hidden`, and the outputs of the feature
@@ -318,7 +319,7 @@ class TransformerDenoiser(Denoiser):
         if EMBEDDING_TAP in feature_layers:
             outputs[EMBEDDING_TAP] = hidden.clone()
         for index, (layer, kind) in enumerate(zip(layers, self._kinds, strict=True)):
-            hidden = layer(hidden, masks[kind], rotations[kind], cache)
+            hidden = layer(hidden, AttentionInputs(masks[kind], rotations[kind], cache))
             if index in feature_layers:
                 outputs[index] = hidden.clone()
         if not feature_layers:
