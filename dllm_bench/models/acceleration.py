@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -40,9 +39,8 @@ from torch import Tensor
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, OwnMask, attention_mask
+from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, attention_mask
 from dllm_bench.models.kv import KeysValues, PositionCache, Span, buffer
-from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.layers import PlainLayer
 from dllm_bench.models.transformer import TransformerDenoiser, is_causal
 
@@ -62,28 +60,25 @@ class CompiledDenoiser(TransformerDenoiser):
 
     def _set_up(self) -> None:
         self.chooses_rows = False
-        self._run = torch.compile(run_layers, dynamic=True)
+        self._run = torch.compile(self._run_layers, dynamic=True)
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        if plan.feature_layers:
-            raise DllmBenchError(
-                "The drafter reads outputs of the target's layers, which a compiled model does not "
-                "give; set hardware.compile=max or none."
-            )
         if plan.sets is not None:
             raise DllmBenchError(
                 "The cache feeds single positions, and compiled layers are made for spans; set "
                 "hardware.compile=none, or choose another decoder.cache."
             )
         branches = len(tokens_KF)
-        model = self.module.model
         masks = {kind: self._mask(kind, plan, branches, kv) for kind in set(self._kinds)}
         hidden = self._embed_fed(tokens_KF.reshape(1, -1), plan.added_KFH)
         position_F = plan.positions(self.device)
         rotations = self._rotations(hidden, position_F.repeat(branches)[None])
-        stored = [[layer.read(*span) for span in kv.spans] for layer in kv.positions]
-        hidden, fresh = self._run(model.layers, self._kinds, hidden, masks, rotations, stored)
-        for layer, keys_values in zip(kv.positions, fresh, strict=True):
+        cache = _CacheView([[layer.read(*span) for span in kv.spans] for layer in kv.positions])
+        taps = plan.feature_layers
+        hidden, features = self._run(self.layers, hidden, rotations, masks, cache, taps)
+        if features is not None:
+            kv.features = features.view(*tokens_KF.shape, -1)
+        for layer, keys_values in zip(kv.positions, cache.fresh, strict=True):
             if layer.stores:
                 layer.fresh, layer.at = keys_values, None
         return hidden.view(*tokens_KF.shape, -1)
@@ -106,26 +101,6 @@ class _CacheView:
             return keys, values
         old_keys, old_values = zip(*spans, strict=True)
         return torch.cat([*old_keys, keys], 2), torch.cat([*old_values, values], 2)
-
-
-def run_layers(
-    layers: Any,
-    kinds: Sequence[str],
-    hidden: Tensor,
-    masks: dict[str, OwnMask],
-    rotations: dict[str, Rotation],
-    stored: list[list[KeysValues]],
-) -> tuple[Tensor, list[KeysValues]]:
-    """Run all layers in order; return the last hidden states, and each layer's fresh K/V."""
-    cache = _CacheView(stored)
-    for layer, kind in zip(layers, kinds, strict=True):
-        hidden = layer(
-            hidden,
-            attention_mask=masks[kind],
-            position_embeddings=rotations[kind],
-            past_key_values=cache,
-        )
-    return hidden, cache.fresh
 
 
 def quantize(module: Any, kind: str, device: torch.device) -> None:
@@ -431,13 +406,6 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self.records = False
         self._warn(f"a CUDA graph cannot be recorded ({error})")
 
-    def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        fed_KF = super()._begin(tokens_KL, plan, kv)
-        why = why_not_replayed(plan, kv.spans)
-        if why is not None:
-            self._warn(why)
-        return fed_KF
-
     def _warn(self, why: str) -> None:
         """Warn once that forwards run without a graph."""
         if why not in self._warned:
@@ -472,7 +440,9 @@ class FixedShapeDenoiser(TransformerDenoiser):
         shape = FixedShape(padded(branches), padded_window(fed), 0, plan.feature_layers)
         too_long = shape.rows > ROWS or shape.rows > max(BOUND, PADDING * branches * fed)
         once = plan.kind is ForwardKind.PREFILL  # once per request, and of many lengths
-        if once or too_long or why_not_replayed(plan, kv.spans) is not None:
+        if why := why_not_replayed(plan, kv.spans):
+            self._warn(why)
+        if once or too_long or why:
             return None
         return replace(shape, cached=self._shared_store().length) if kv.spans else shape
 

@@ -34,6 +34,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.adapters import renamed
 from dllm_bench.models.sources import digest, first_names
 from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.text import library_errors_named
 
 MAX_HEADER_BYTES = 128 * 2**20
 """Of metadata and list of tensors; the largest known tokenizers take some 12 MB."""
@@ -496,16 +497,12 @@ def _tokenizer_of_transformers(gguf: GgufFile) -> Any:
     """Return the SentencePiece tokenizer as transformers reads it."""
     from transformers import PreTrainedTokenizerFast
 
-    try:
-        read = PreTrainedTokenizerFast.from_pretrained(
-            str(gguf.path.parent), gguf_file=gguf.path.name
-        )
-    except Exception as error:  # a list of tokens that does not fit fails anywhere in the library
-        raise DllmBenchError(
-            f"The tokenizer of {gguf.path} cannot be read ({type(error).__name__}: {error}); "
-            "convert the model to GGUF again."
-        ) from error
-    return read.backend_tokenizer
+    failed = f"The tokenizer of {gguf.path} cannot be read"
+    with library_errors_named(failed, "convert the model to GGUF again"):
+        file = {"gguf_file": gguf.path.name}
+        return PreTrainedTokenizerFast.from_pretrained(
+            str(gguf.path.parent), **file
+        ).backend_tokenizer
 
 
 # --- the comparison with transformers ------------------------------------------------------------
@@ -533,19 +530,14 @@ def logits_difference(file: Path, folder: Path) -> float:
 def _logits_of_transformers(file: Path, ids_BL: Tensor) -> Tensor:
     from transformers import AutoModelForCausalLM
 
-    try:
-        with redirect_stderr(StringIO()), torch.inference_mode():  # it shows a progress bar
+    failed = f"{file} cannot be compared with transformers' own reading, which fails"
+    with library_errors_named(failed, "use a file of another source"), torch.inference_mode():
+        with redirect_stderr(StringIO()):  # it shows a progress bar
             theirs = AutoModelForCausalLM.from_pretrained(
                 str(file.parent), gguf_file=file.name, dtype=torch.float32
             )
-            logits_BLV: Tensor = theirs(ids_BL).logits
-    except Exception as error:  # values that do not fit fail anywhere in the library
-        raise DllmBenchError(
-            f"{file} cannot be compared with transformers' own reading, which fails "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); use a file of "
-            "another source."
-        ) from error
-    return logits_BLV
+        logits_BLV: Tensor = theirs(ids_BL).logits
+        return logits_BLV
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from dllm_bench.models.spec import AUTO, CANVAS, MASKLESS, NONE, ModelSpec
 from dllm_bench.models.text import (
     SpecialTokenSources,
     TextCodec,
+    library_errors_named,
     read_tokenizer,
     special_tokens,
     tokenizer_files,
@@ -169,20 +170,13 @@ class OpenedCheckpoint:
         self._check_counts()
         build = partial(build_module, self.layout, self.published, self.spec.attention)
         text = self.layout.text_config(self.published)
-        try:
-            with torch.device("meta"):
-                if not self.is_plain:
-                    return build()
-                settings = self.layout.settings(text)
-                return PlainModule(self.layout.family_of(text), settings, build)
-        except DllmBenchError:
-            raise
-        except Exception as error:  # values of a wrong type or size fail anywhere in transformers
-            raise DllmBenchError(
-                f"{self.folder / 'config.json'} does not describe a {self.adapter} model "
-                f"({type(error).__name__}: {' '.join(str(error).split())}); complete it from the "
-                "published config."
-            ) from error
+        failed = f"{self.folder / 'config.json'} does not describe a {self.adapter} model"
+        todo = "complete it from the published config"
+        with library_errors_named(failed, todo), torch.device("meta"):
+            if not self.is_plain:
+                return build()
+            settings = self.layout.settings(text)
+            return PlainModule(self.layout.family_of(text), settings, build)
 
     def _check_counts(self) -> None:
         """Compare numbers of layers and experts with the tensors' names.

@@ -33,6 +33,7 @@ SETTINGS = (
 
 MAX_FILE_BYTES = 128 * 2**20
 """Of a JSON or text file of a checkpoint; the largest known tokenizer.json has 35 MB."""
+SHOWN_CHARACTERS = 500  # of an error of another library
 MAX_ADDED_TOKENS = 50_000
 """That a tokenizer's files may list beside its vocabulary; the most known are 6,415."""
 ADDED = ("added_tokens", "added_tokens_decoder", "additional_special_tokens")
@@ -89,6 +90,22 @@ def rust_panics_named(action: str) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def library_errors_named(failed: str, todo: str) -> Iterator[None]:
+    """Turn an error of any kind into a DllmBenchError: what does not fit fails anywhere in a
+    library.
+
+    failed: what could not be done. todo: what to do, without a full stop.
+    """
+    try:
+        yield
+    except DllmBenchError:
+        raise
+    except Exception as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise DllmBenchError(f"{failed} ({found[:SHOWN_CHARACTERS]}); {todo}.") from error
+
+
 PANIC = "PanicException"  # pyo3 makes the class, which no module exports
 
 
@@ -102,16 +119,11 @@ def read_tokenizer(folder: Path) -> Any:
 
     single_file = (folder / "tokenizer.json").is_file()
     kind = PreTrainedTokenizerFast if single_file else Qwen2Tokenizer  # vocab.json, merges.txt
-    try:
-        with rust_panics_named(f"Reading the tokenizer in {folder}"):
-            return kind.from_pretrained(str(folder), trust_remote_code=False)
-    except DllmBenchError:
-        raise
-    except Exception as error:  # a damaged file raises errors of any kind
-        raise DllmBenchError(
-            f"The tokenizer in {folder} cannot be read ({type(error).__name__}: {error}); fetch "
-            f"its files again."
-        ) from error
+    named = library_errors_named(
+        f"The tokenizer in {folder} cannot be read", "fetch its files again"
+    )
+    with named, rust_panics_named(f"Reading the tokenizer in {folder}"):
+        return kind.from_pretrained(str(folder), trust_remote_code=False)
 
 
 def read_token_texts(folder: Path) -> Callable[[Sequence[int]], str] | None:
