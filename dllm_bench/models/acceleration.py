@@ -247,7 +247,7 @@ class FixedForward:
         self.mask = FixedWindows(own_K1FF, cached_C)
         self._slots = [(both[0], both[1]) for both in self._fresh_N2KGFE]
         self._written: dict[str, object] = {}
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None  # what forwards replay
         self._outputs: tuple[Tensor, Tensor | None] | None = None
 
     # what layers use as a cache
@@ -314,8 +314,8 @@ class FixedForward:
 
     def run(self, model: FixedShapeDenoiser) -> tuple[Tensor, Tensor | None]:
         """Return hidden states (K, F, H) and features; the next call overwrites both."""
-        if self._graph is not None:
-            self._graph.replay()
+        if self.graph is not None:
+            self.graph.replay()
         elif self.ids_KF.is_cuda and model.records:
             self.record(model)
         else:
@@ -339,14 +339,9 @@ class FixedForward:
             model.stop_recording(error)
             self._outputs = model.run_fixed(self)
             return
-        self._graph = graph
+        self.graph = graph
         model.recordings += 1
         graph.replay()
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether forwards replay a graph."""
-        return self._graph is not None
 
     def fresh(self, branches: int, fed: int) -> Tensor:
         """Return the K/V that the last run computed, (N, 2, K, G, F, E) without padding."""
@@ -430,7 +425,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
             kv.features = features[:branches, :fed].clone()
         if plan.stores:
             kv.of_all_layers = (self._shared_store().stored_N21GCE, forward.fresh(branches, fed))
-        kv.graph = (forward.is_recorded, self.recordings > before)
+        kv.graph = (forward.graph is not None, self.recordings > before)
         return hidden_KFH[:branches, :fed].clone()
 
     def _shape(

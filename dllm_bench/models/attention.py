@@ -220,13 +220,6 @@ class BatchedRequest:
     rows: int
     """Rows it feeds: K * F."""
 
-    def split_groups(self, values_ANE: Tensor) -> Tensor:
-        """Return the rows in the shape of a forward of one request: (groups, A, rows,
-        E)."""
-        if self.groups == 1:
-            return values_ANE[None]
-        return values_ANE.unflatten(1, (self.groups, -1)).transpose(0, 1)
-
 
 @dataclass(frozen=True)
 class BranchWindows:
@@ -276,10 +269,11 @@ class BatchMask:
 
 
 def split_requests(values_1ANE: Tensor, requests: Sequence[BatchedRequest]) -> list[Tensor]:
-    """Return the rows of each request."""
+    """Return the rows of each request in the shape of its own forward: (groups, A, rows, E)."""
     pieces = values_1ANE[0].split([request.rows for request in requests], dim=1)
     return [
-        request.split_groups(piece_ANE) for request, piece_ANE in zip(requests, pieces, strict=True)
+        piece_ANE.unflatten(1, (request.groups, -1)).transpose(0, 1)
+        for request, piece_ANE in zip(requests, pieces, strict=True)
     ]
 
 

@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
@@ -31,7 +31,7 @@ from torch import Tensor
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models.adapters import renamed
+from dllm_bench.models.adapters import LAYOUTS, renamed
 from dllm_bench.models.sources import digest, first_names
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import library_errors_named
@@ -48,23 +48,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
 SHARD_BYTES = 2 * 2**30
 CHECKED_TOKENS, STRIDE, TOLERANCE = 24, 7919, 1e-4
-QWEN_SPLIT, LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-    + digits
-    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    for digits in (r"\p{N}", r"\p{N}{1,3}")
-)
-WORDS, DIGITS_AND_WORDS = "words", "single digits, then words"
-PRE_TOKENIZERS = {  # `tokenizer.ggml.pre` -> how text is cut before merges apply
-    "gpt-2": WORDS,
-    "smollm": DIGITS_AND_WORDS,
-    "qwen2": QWEN_SPLIT,
-    "deepseek-r1-qwen": QWEN_SPLIT,
-    "llama-bpe": LLAMA3_SPLIT,
-    "llama3": LLAMA3_SPLIT,
-    "llama-v3": LLAMA3_SPLIT,
-}
+PRE_TOKENIZERS = LAYOUTS["pre_tokenizers"]
 NORMAL, CONTROL, OWN, UNUSED = 1, 3, 4, 5  # `tokenizer.ggml.token_type`
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 TOKENS = "tokenizer.ggml.tokens"
@@ -457,7 +441,8 @@ def byte_level_tokenizer(gguf: GgufFile) -> Any:
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         found = f"cuts text by the pre-tokenizer {str(pre)[:40]!r}, and the import knows {known}"
-        raise gguf.wrong(found, "add its rule to PRE_TOKENIZERS of gguf_import.py")
+        raise gguf.wrong(found, "add its rule to pre_tokenizers of layouts.yaml")
+    rule = PRE_TOKENIZERS[pre]
     tokens = gguf.texts(TOKENS)
     kinds = gguf.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
@@ -467,11 +452,10 @@ def byte_level_tokenizer(gguf: GgufFile) -> Any:
     merges = [(left, right) for left, _, right in halves]
     if not all({*pair, "".join(pair)} <= vocab.keys() for pair in merges):
         raise gguf.wrong("has merges of tokens that its list of tokens lacks")
-    whole = PRE_TOKENIZERS[pre] == LLAMA3_SPLIT  # a word that is a token needs no merges
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
-    tokenizer.pre_tokenizer = _pre_tokenizer(PRE_TOKENIZERS[pre])
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges="whole" in rule))
+    tokenizer.pre_tokenizer = _pre_tokenizer(rule)
     tokenizer.decoder = decoders.ByteLevel()
-    if PRE_TOKENIZERS[pre] == QWEN_SPLIT:
+    if "nfc" in rule:
         tokenizer.normalizer = normalizers.NFC()
     for kind, add in ((CONTROL, tokenizer.add_special_tokens), (OWN, tokenizer.add_tokens)):
         mine = [token for token, own in zip(tokens, kinds, strict=True) if own == kind]
@@ -479,18 +463,16 @@ def byte_level_tokenizer(gguf: GgufFile) -> Any:
     return tokenizer
 
 
-def _pre_tokenizer(rule: str) -> Any:
+def _pre_tokenizer(rule: Mapping[str, Any]) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if rule == WORDS:
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex="split" not in rule)
+    if "digits" in rule:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    if "split" not in rule:
         return words
-    if rule == DIGITS_AND_WORDS:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, words])
-    split = pre_tokenizers.Split(Regex(rule), behavior="isolated")
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([split, plain])
+    split = pre_tokenizers.Split(Regex(rule["split"]), behavior="isolated")
+    return pre_tokenizers.Sequence([split, words])
 
 
 def _tokenizer_of_transformers(gguf: GgufFile) -> Any:
