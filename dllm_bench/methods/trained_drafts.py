@@ -68,24 +68,24 @@ class DFlash(Draft):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = max(self.drafter.silent, 1)
-        if self.slots is not None and not least <= self.slots <= self.drafter.slots:
+        least = max(self.drafter.config.silent, 1)
+        if self.slots is not None and not least <= self.slots <= self.drafter.config.slots:
             raise DllmBenchError(
                 f"{type(self).__name__} has slots={self.slots}, but its drafter was trained with "
-                f"{self.drafter.slots}; choose {least} to {self.drafter.slots}."
+                f"{self.drafter.config.slots}; choose {least} to {self.drafter.config.slots}."
             )
 
     @property
     def longest(self) -> int:
-        return self._slots - self.drafter.silent
+        return self._slots - self.drafter.config.silent
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self.drafter.feature_layers if self.longest else ()
+        return self.drafter.config.feature_layers if self.longest else ()
 
     @property
     def _slots(self) -> int:
-        return self.slots or self.drafter.slots
+        return self.slots or self.drafter.config.slots
 
     def new_cache(self, target: Target, length: int) -> KVCache:
         return self.drafter.on(target).new_cache(length)
@@ -96,7 +96,7 @@ class DFlash(Draft):
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         slots = self.slots_in(context)
-        if slots == self.drafter.silent:
+        if slots == self.drafter.config.silent:
             return Proposal(context.tokens_L[:0])
         network = self.drafter.on(context.target)
         assert context.kv is not None
@@ -131,7 +131,7 @@ class DFlash2(DFlash):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.drafter.candidates:
+        if not self.drafter.config.candidates:
             raise DllmBenchError(
                 "DFlash 2 needs a drafter with a path selector, and this one has none; choose "
                 "another drafter, decoder/draft=dflash or decoder/draft=dspark."
@@ -144,7 +144,7 @@ class DFlash2(DFlash):
         network, context, hidden_NH, logits_NV = block
         context.head_begins()
         sampler = Sampler(sampler.temperature, sampler.uniforms)  # top-p, top-k: only the target's
-        count = min(self.drafter.candidates, logits_NV.shape[1])
+        count = min(self.drafter.config.candidates, logits_NV.shape[1])
         ids_NK = logits_NV.topk(count).indices.sort(1).values  # drawn in the order of token ids
         unary_NK = logits_NV.gather(1, ids_NK)
         anchor_1K = context.tokens_L[-1:].expand(1, count)
@@ -190,7 +190,7 @@ class DDTree(DFlash):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.drafter.has_transition_head or self.drafter.candidates:
+        if self.drafter.config.has_transition_head or self.drafter.config.candidates:
             raise DllmBenchError(
                 "DDTree takes the tokens of a block as independent, and this drafter has a head "
                 "that makes each depend on the one before it; choose a DFlash drafter, or "
@@ -305,7 +305,7 @@ class DSpark(DFlash):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.drafter.has_transition_head:
+        if not self.drafter.config.has_transition_head:
             raise DllmBenchError(
                 "DSpark needs a drafter with a transition head, and this one has none; choose "
                 "another drafter, or decoder/draft=dflash."
@@ -313,7 +313,7 @@ class DSpark(DFlash):
 
     @property
     def gives(self) -> Conditions:
-        return holding({Condition.SURVIVAL_ESTIMATES: self.drafter.has_confidence_head})
+        return holding({Condition.SURVIVAL_ESTIMATES: self.drafter.config.confidence})
 
     def _draw(self, block: SlotBlock, sampler: Sampler) -> Proposal:
         network, context, hidden_NH, logits_NV = block
@@ -325,7 +325,7 @@ class DSpark(DFlash):
             token_1, probabilities_1V = sampler.sample(logits_1V)
             tokens.append(token_1)
             distributions.append(probabilities_1V)
-        text_R, estimated = torch.cat(tokens), self.drafter.has_confidence_head
+        text_R, estimated = torch.cat(tokens), self.drafter.config.confidence
         survival_D = network.survival(text_R[:-1], hidden_NH) if estimated else None
         return Proposal(text_R[1:], sampler.joined(distributions), survival_D)
 
@@ -467,11 +467,11 @@ class Eagle3(Draft):
 
     @property
     def longest(self) -> int:
-        return self.tokens or self.drafter.steps
+        return self.tokens or self.drafter.config.slots
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self.drafter.feature_layers
+        return self.drafter.config.feature_layers
 
     def new_cache(self, target: Target, length: int) -> KVCache:
         return self.drafter.on(target).new_cache(length)

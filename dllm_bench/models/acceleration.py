@@ -91,9 +91,7 @@ class _CacheView:
         self.stored = stored
         self.fresh: list[KeysValues] = []
 
-    def update(
-        self, keys: Tensor, values: Tensor, layer: int, *rest: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> KeysValues:
         """Return the keys and values to attend to, and collect the fresh ones."""
         self.fresh.append((keys, values))
         spans = self.stored[layer]
@@ -204,12 +202,9 @@ class SharedStore:
         with torch.inference_mode(False):  # written in and out of inference mode
             self.stored_N21GCE = like.new_zeros(layers, 2, 1, groups, length, width)
             self._fresh_X = like.new_zeros(layers * 2 * groups * width * ROWS)
-        self._views = [(both[0], both[1]) for both in self.stored_N21GCE]
+        self.views = [(both[0], both[1]) for both in self.stored_N21GCE]
+        """Keys and values (1, G, C, E) of each layer."""
         self._owner: weakref.ref[PositionCache] | None = None
-
-    def layer(self, index: int) -> KeysValues:
-        """Return keys and values (1, G, C, E) of a layer."""
-        return self._views[index]
 
     def fresh(self, branches: int, window: int) -> Tensor:
         """Return the tensor to which a forward writes its K/V, (N, 2, K, G, F, E), shared by all
@@ -221,10 +216,10 @@ class SharedStore:
     def lend(self, kv: PositionCache) -> None:
         """Let a request's K/V use this store; those of the previous request move out, if it still
         exists."""
-        if kv.positions[0].uses(self._views[0][0]):
+        if kv.positions[0].uses(self.views[0][0]):
             return
         before = self._owner() if self._owner else None
-        for index, (keys, values) in enumerate(self._views):
+        for index, (keys, values) in enumerate(self.views):
             if before is not None and before.positions[index].uses(keys):
                 before.positions[index].move(*(buffer(s, self.length) for s in (keys, values)))
             kv.positions[index].move(keys, values)
@@ -243,9 +238,9 @@ class FixedForward:
             self.position_1F = torch.zeros(1, window, dtype=torch.long, device=device)
             own_K1FF = like.new_zeros(branches, 1, window, window)
             cached_C = like.new_zeros(shape.cached) if shape.cached else None
-        self._fresh_N2KGFE = store.fresh(branches, window)
+        self.fresh_N2KGFE = store.fresh(branches, window)
         self.mask = FixedWindows(own_K1FF, cached_C)
-        self._slots = [(both[0], both[1]) for both in self._fresh_N2KGFE]
+        self._slots = [(both[0], both[1]) for both in self.fresh_N2KGFE]
         self._written: dict[str, object] = {}
         self.graph: torch.cuda.CUDAGraph | None = None  # what forwards replay
         self._outputs: tuple[Tensor, Tensor | None] | None = None
@@ -266,7 +261,7 @@ class FixedForward:
 
     def aside(self, keys: Tensor, values: Tensor, layer: int) -> KeysValues:
         """Return all positions of the store."""
-        return self._store.layer(layer)
+        return self._store.views[layer]
 
     # a forward
 
@@ -342,10 +337,6 @@ class FixedForward:
         self.graph = graph
         model.recordings += 1
         graph.replay()
-
-    def fresh(self, branches: int, fed: int) -> Tensor:
-        """Return the K/V that the last run computed, (N, 2, K, G, F, E) without padding."""
-        return self._fresh_N2KGFE[:, :, :branches, :, :fed]
 
 
 class FixedShapeDenoiser(TransformerDenoiser):
@@ -424,7 +415,8 @@ class FixedShapeDenoiser(TransformerDenoiser):
         if features is not None:
             kv.features = features[:branches, :fed].clone()
         if plan.stores:
-            kv.of_all_layers = (self._shared_store().stored_N21GCE, forward.fresh(branches, fed))
+            fresh_N2KGFE = forward.fresh_N2KGFE[:, :, :branches, :, :fed]
+            kv.of_all_layers = (self._shared_store().stored_N21GCE, fresh_N2KGFE)
         kv.graph = (forward.graph is not None, self.recordings > before)
         return hidden_KFH[:branches, :fed].clone()
 

@@ -131,12 +131,11 @@ def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor |
         )
     if window == 0 and plan.visible_K is None and plan.alone is None:
         return None
-    query_F1, key_X = plan.sets.feed_F[:, None], torch.cat([plan.sets.read_C, plan.sets.feed_F])
-    hidden_FX = (query_F1 - key_X >= window) if window else torch.zeros_like(query_F1 > key_X)
+    key_X = torch.cat([plan.sets.read_C, plan.sets.feed_F])
+    shape = MaskShape(1, plan.feed, (), window=window, alone=plan.alone)
+    hidden_FX = ~_sees(shape, plan.sets.feed_F, key_X)
     if plan.visible_K is not None:
         hidden_FX |= key_X >= plan.visible_K
-    if plan.alone is not None:
-        hidden_FX |= (key_X >= plan.alone) & (query_F1 != key_X)
     mask_FX = torch.zeros(hidden_FX.shape, dtype=dtype, device=key_X.device)
     return mask_FX.masked_fill(hidden_FX, -torch.inf)[None, None]
 
@@ -524,13 +523,6 @@ def attend_per_request(
         found = one(module, query, key, value, own, dropout=dropout, scaling=scaling)[0]
         attended.append(found.flatten(0, 1))
     return torch.cat(attended)[None], None
-
-
-def register_batched_attention() -> None:
-    """Let modules of transformers find `attend_per_request`."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes seconds to import
-
-    ALL_ATTENTION_FUNCTIONS.register(PER_REQUEST, attend_per_request)
 
 
 @contextmanager

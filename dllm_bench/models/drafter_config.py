@@ -70,6 +70,11 @@ class DrafterConfig:
     draft_ids: tuple[int, ...] = ()
     """Draft vocabulary: ids of the target's tokens that can be drafted, ascending. Empty: all."""
 
+    @property
+    def has_transition_head(self) -> bool:
+        """Whether it has a Markov head."""
+        return self.rank > 0 and not self.candidates
+
 
 def read_z_lab(published: PublishedConfig) -> DrafterConfig:
     """Return a z-lab or SpecForge config; newer ones nest the block length too.

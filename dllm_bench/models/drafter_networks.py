@@ -213,14 +213,9 @@ class BlockLayer(nn.Module):
 
     def __init__(self, config: Any, index: int, drafter_config: DrafterConfig) -> None:
         super().__init__()
-        windows, causal = drafter_config.windows, drafter_config.causal
-        self.self_attn = ContextAttention(
-            config,
-            index,
-            config.hidden_size,
-            window=windows[index] if windows else 0,
-            causal=causal[index] if causal else False,
-        )
+        window = drafter_config.windows[index] if drafter_config.windows else 0
+        causal = bool(drafter_config.causal) and drafter_config.causal[index]
+        self.self_attn = ContextAttention(config, index, config.hidden_size, window, causal)
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

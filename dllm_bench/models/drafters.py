@@ -85,7 +85,7 @@ class TrainedDrafter(StoredDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.drafter_config.chain != self.chain:
+        if self.config.chain != self.chain:
             fitting, this = ("eagle3", "dflash, dflash2 or dspark")[:: -1 if self.chain else 1]
             raise DllmBenchError(
                 f"Drafter {self.source!r} is a {architecture(self.published)}, which this draft "
@@ -93,14 +93,9 @@ class TrainedDrafter(StoredDrafter):
             )
 
     @cached_property
-    def drafter_config(self) -> DrafterConfig:
+    def config(self) -> DrafterConfig:
         """What its config.json says beyond the sizes of its layers."""
         return read_drafter_config(self.published)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose outputs it reads; -1 is the embedding."""
-        return self.drafter_config.feature_layers
 
     def on(self, target: Target) -> Any:
         """Return the network on the target's device; DllmBenchError where the two do not fit."""
@@ -112,7 +107,7 @@ class TrainedDrafter(StoredDrafter):
     def _check(self, target: Target) -> None:
         """Raise DllmBenchError for a target of other sizes than the drafter was trained for."""
         expected = (
-            self.drafter_config.target_layers,
+            self.config.target_layers,
             value(self.published, "vocab_size"),
             value(self.published, "hidden_size"),
         )
@@ -132,31 +127,6 @@ class TrainedBlockDrafter(TrainedDrafter):
 
     chain: ClassVar[bool] = False
 
-    @property
-    def slots(self) -> int:
-        """Slots of a block, the anchor's included."""
-        return self.drafter_config.slots
-
-    @property
-    def silent(self) -> int:
-        """Number of first slots that predict nothing."""
-        return self.drafter_config.silent
-
-    @property
-    def has_transition_head(self) -> bool:
-        """Whether it has a Markov head."""
-        return self.drafter_config.rank > 0 and not self.candidates
-
-    @property
-    def candidates(self) -> int:
-        """Tokens of a slot that its path selector chooses among; 0: it has none."""
-        return self.drafter_config.candidates
-
-    @property
-    def has_confidence_head(self) -> bool:
-        """Whether it has a confidence head."""
-        return self.drafter_config.confidence
-
 
 @register("drafter.chain")
 @dataclass(frozen=True)
@@ -164,11 +134,6 @@ class TrainedChainDrafter(TrainedDrafter):
     """A trained drafter that drafts token by token: EAGLE-3."""
 
     chain: ClassVar[bool] = True
-
-    @property
-    def steps(self) -> int:
-        """Tokens it was trained to draft in a row."""
-        return self.drafter_config.slots
 
 
 @register("drafter.model")

@@ -230,17 +230,15 @@ class PositionCache:
         around = ((0, start), (stop, min(self.length, canvas)))
         return tuple(span for span in around if span[0] < span[1])
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> KeysValues:
         """Store fresh K/V of a layer and return what it attends to; called by its attention."""
-        return self.positions[layer_idx].update(key_states, value_states)
+        return self.positions[layer].update(keys, values)
 
-    def aside(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def aside(self, keys: Tensor, values: Tensor, layer: int) -> KeysValues:
         """Return the cached K/V of a layer, apart from the fresh ones."""
         return self.positions[layer].aside(keys, values)
 
-    def slots(self, layer: int, rows: int) -> tuple[Tensor, Tensor] | None:
+    def slots(self, layer: int, rows: int) -> KeysValues | None:
         """Return where a layer's fresh K/V are to be written before `update`; None: anywhere."""
         return self.positions[layer].slots(rows)
 

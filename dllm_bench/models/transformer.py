@@ -26,6 +26,7 @@ from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import PLAIN_CLASSES
 from dllm_bench.models.attention import (
+    PER_REQUEST,
     AnyMask,
     AttentionInputs,
     BatchCache,
@@ -33,11 +34,11 @@ from dllm_bench.models.attention import (
     BatchMask,
     MaskShape,
     OwnMask,
+    attend_per_request,
     attention_mask,
     branch_windows,
     mask_of_sets,
     per_request_attention,
-    register_batched_attention,
 )
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layer_ops import Rotation
@@ -412,7 +413,9 @@ def ready_to_decode(module: Any) -> Any:
     """Return the module in evaluation mode, where attention without a mask sees everything."""
     if isinstance(module, PlainModule):
         return module.eval()
-    register_batched_attention()
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes seconds to import
+
+    ALL_ATTENTION_FUNCTIONS.register(PER_REQUEST, attend_per_request)
     module.config.is_causal = False
     for layer in module.model.layers:
         layer.self_attn.is_causal = False

@@ -276,13 +276,13 @@ def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
     for entry in entries:
         start, (first, last) = entry["start"], entry["new_context_rows"]
         context = Context(ids_L[: start + 1], feature_layers[:, first:last], target(), kv)
-        hidden_DH, logits_DV = network.block(context, piece.drafter.slots)
+        hidden_DH, logits_DV = network.block(context, piece.drafter.config.slots)
         assert kv is not None
         assert kv.length == start
         name = f"fwd/{start}" if zlab else f"fwd/{kind}/{start}"
         close(hidden_DH, stored[f"{name}/hidden"][0, 1 if zlab else 0 :])
         close(logits_DV, stored[f"{name}/logits_slots1_15" if zlab else f"{name}/base_logits"][0])
-        if piece.drafter.has_transition_head:
+        if piece.drafter.config.has_transition_head:
             check_heads(network, entry, ids_L[start], stored, name)
 
 
@@ -541,7 +541,7 @@ def test_dflash2_forwards_sharing_one_cache(name: str) -> None:
         start, (first, last) = entry["start"], entry["new_context_rows"]
         context = Context(ids_L[: start + 1], features_1FC[:, first:last], target(), kv)
         with torch.inference_mode():
-            hidden_DH, logits_DV = network.block(context, piece.drafter.slots)
+            hidden_DH, logits_DV = network.block(context, piece.drafter.config.slots)
         key = f"{name}/{start}"
         close(hidden_DH, stored[f"{key}/hidden"][1:])
         close(logits_DV, stored[f"{key}/logits"])

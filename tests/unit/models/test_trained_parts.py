@@ -46,21 +46,25 @@ def test_features_come_in_the_requested_order_and_may_start_at_the_embedding() -
 
 def test_what_the_two_formats_say(tmp_path: Path) -> None:
     deepspec, zlab = (TrainedBlockDrafter(stored(tmp_path, n)) for n in ("dflash", "dflash_zlab"))
-    assert (deepspec.slots, deepspec.silent, deepspec.feature_layers) == (4, 0, (-1, 0))
-    assert (zlab.slots, zlab.silent, zlab.feature_layers) == (6, 1, (0,))
+    assert (deepspec.config.slots, deepspec.config.silent, deepspec.config.feature_layers) == (
+        4,
+        0,
+        (-1, 0),
+    )
+    assert (zlab.config.slots, zlab.config.silent, zlab.config.feature_layers) == (6, 1, (0,))
     assert DFlash(deepspec).longest == 4
     assert DFlash(zlab).longest == 5
     assert DFlash(zlab, slots=3).longest == 2
     assert Eagle3(TrainedChainDrafter(stored(tmp_path, "eagle3"))).longest == 5
-    assert not deepspec.has_transition_head
+    assert not deepspec.config.has_transition_head
     dspark = TrainedBlockDrafter(stored(tmp_path, "dspark"))
-    assert dspark.has_transition_head and dspark.has_confidence_head
+    assert dspark.config.has_transition_head and dspark.config.confidence
     assert DSpark(dspark).gives == {"survival estimates"}
     silent = write_drafter(tmp_path / "s", {**DSPARK, "enable_confidence_head": False})
     assert DSpark(TrainedBlockDrafter(silent)).gives == frozenset()
     newer = {key: value for key, value in DRAFTERS["dflash_zlab"].items() if key != "block_size"}
     newer["dflash_config"] = {**newer["dflash_config"], "block_size": 8}
-    assert TrainedBlockDrafter(write_drafter(tmp_path / "newer", newer)).slots == 8
+    assert TrainedBlockDrafter(write_drafter(tmp_path / "newer", newer)).config.slots == 8
 
 
 @pytest.mark.parametrize("kinds", [None, ["full_attention", "sliding_attention"]])

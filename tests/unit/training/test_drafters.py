@@ -117,9 +117,9 @@ def test_a_block_is_what_decoding_would_draft(kind, kernel, model, tmp_path) -> 
         write_drafter(tmp_path / kind, DRAFTERS[kind] | {"target_tables": False})
     )
     network: Any = trainable(Path(drafter.source))
-    rows, silent = rows_for(model, drafter.feature_layers), drafter.silent
+    rows, silent = rows_for(model, drafter.config.feature_layers), drafter.config.silent
     anchors, kept = objectives.draw_anchors(rows.answer_BL, 4, torch.Generator().manual_seed(3))
-    at = objectives.blocks_at(anchors, kept, rows.answer_BL, drafter.slots - silent)
+    at = objectives.blocks_at(anchors, kept, rows.answer_BL, drafter.config.slots - silent)
     before = objectives.at(rows.ids_BL, at.labels_BND - 1)
     with torch.no_grad():
         hidden = objectives.hidden_states(network, rows, at, kernel)[:, :, silent:]
@@ -130,11 +130,11 @@ def test_a_block_is_what_decoding_would_draft(kind, kernel, model, tmp_path) -> 
                 text = rows.ids_BL[row, : anchor + 1]
                 target: Any = model.denoiser
                 context = Context(text, features, target, network.new_cache(LENGTH + 8))
-                own, base = network.block(context, drafter.slots)
+                own, base = network.block(context, drafter.config.slots)
                 torch.testing.assert_close(hidden[row, block], own, atol=2e-5, rtol=1e-4)
-                if drafter.candidates:
+                if drafter.config.candidates:
                     base = base + network.candidate_selector(before[row, block], own)
-                if not drafter.has_transition_head:
+                if not drafter.config.has_transition_head:
                     said = drafted.logits_BNDV[row, block]
                     torch.testing.assert_close(said, base, atol=1e-4, rtol=1e-4)
 
@@ -219,7 +219,7 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(kind, model, tmp_p
         piece, facts = draft_of(kind, folder / "out"), []
         if kind != "eagle3":
             wanted = (kind != "dflash", kind not in ("dflash", "dflash2"))
-            config = piece.drafter.drafter_config
+            config = piece.drafter.config
             assert (config.rank > 0, config.confidence) == wanted
         target: Any = model.denoiser
         for text in run.texts:
@@ -299,7 +299,7 @@ def test_a_stored_drafter_uses_the_targets_tables(kind, model, tmp_path) -> None
     rounds = []
     for folder in (stored, copied):
         piece = draft_of(kind, folder)
-        assert piece.drafter.drafter_config.tables == (folder == copied)
+        assert piece.drafter.config.tables == (folder == copied)
         texts = [text.ids[: text.prompt] for text in run.texts[:4]]
         found = [SpeculativeDecoder(piece).generate(target, Request("x", ids, 20)) for ids in texts]
         rounds.append([drafts.rounds_of(result.trace, result.born) for result in found])
@@ -507,6 +507,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*words.split(), "--out", out, "--results", str(tmp_path)]) == 0
     assert f"decoder=dflash decoder.draft.drafter.source={out}" in capsys.readouterr().out
     assert "minimath, ministory, in turn" in (tmp_path / "drafter" / "CARD.md").read_text()
-    facts = TrainedBlockDrafter(out).drafter_config
+    facts = TrainedBlockDrafter(out).config
     assert (facts.slots, facts.feature_layers) == (7, (0, 1, 2))
     assert (facts.rank, facts.confidence) == (0, False)
