@@ -98,19 +98,10 @@ class TrainedDrafter(StoredDrafter):
         return read_drafter_config(self.published)
 
     def on(self, target: Target) -> Any:
-        """Return the network on the target's device; DllmBenchError where the two do not fit."""
-        self._check(target)
-        network = _network(self, target.device, target.dtype)
-        network.bind(target)
-        return network
-
-    def _check(self, target: Target) -> None:
-        """Raise DllmBenchError for a target of other sizes than the drafter was trained for."""
-        expected = (
-            self.config.target_layers,
-            value(self.published, "vocab_size"),
-            value(self.published, "hidden_size"),
-        )
+        """Return the network on the target's device; DllmBenchError for a target of other sizes
+        than the drafter was trained for."""
+        sizes = (value(self.published, key) for key in ("vocab_size", "hidden_size"))
+        expected = (self.config.target_layers, *sizes)
         actual = (target.num_layers, target.vocab_size, target.hidden_size)
         if expected != actual:
             raise DllmBenchError(
@@ -118,6 +109,9 @@ class TrainedDrafter(StoredDrafter):
                 f"{expected[1]} tokens and width {expected[2]}, this one has {actual[0]}, "
                 f"{actual[1]} and {actual[2]}; choose the drafter of this target."
             )
+        network = _network(self, target.device, target.dtype)
+        network.bind(target)
+        return network
 
 
 @register("drafter.block")

@@ -246,12 +246,13 @@ def computes_plain_layers(module: Any) -> bool:
     """Return whether `PlainLayer` computes the module's layers: by its class, config and
     weights."""
     config = module.config
-    if type(module).__name__ not in PLAIN_MODULES or config._attn_implementation != "sdpa":
-        return False
     kinds = getattr(config, "layer_types", None) or ()
-    if config.hidden_act != "silu" or "sliding_attention" in kinds:
-        return False
-    return all(_is_plain(layer) for layer in module.model.layers)
+    return (
+        type(module).__name__ in PLAIN_MODULES
+        and (config._attn_implementation, config.hidden_act) == ("sdpa", "silu")
+        and "sliding_attention" not in kinds
+        and all(_is_plain(layer) for layer in module.model.layers)
+    )
 
 
 def _is_plain(layer: Any) -> bool:

@@ -55,7 +55,9 @@ class PlainModule(Module):
 
     def _init_weights(self, part: Module) -> None:
         """Compute the buffers of a part of this module; the name is transformers'."""
-        part.inv_freq.copy_(frequencies(self.config))  # type: ignore[operator]
+        size, base = self.config.head_dim, self.config.rope_parameters["rope_theta"]
+        exponent = torch.arange(0, size, 2, dtype=torch.float) / size
+        part.inv_freq.copy_(1.0 / base**exponent)  # type: ignore[operator]
 
     def as_transformers(self) -> Any:
         """Return transformers' module, whose parameters are the tensors of this one."""
@@ -96,12 +98,6 @@ class RotaryEmbedding(Module):
         half_PFE = position_PF[..., None].float() * self.inv_freq
         angle_PFE = torch.cat((half_PFE, half_PFE), dim=-1)
         return angle_PFE.cos().to(hidden.dtype), angle_PFE.sin().to(hidden.dtype)
-
-
-def frequencies(config: SimpleNamespace) -> Tensor:
-    """Return the rotation in radians per position of each pair of a head's numbers, (E / 2)."""
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
-    return 1.0 / config.rope_parameters["rope_theta"] ** exponent
 
 
 def _layer(family: str, config: SimpleNamespace) -> Module:
