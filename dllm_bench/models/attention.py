@@ -357,7 +357,9 @@ def _attend_batch(
         cached = [kv.aside(key, value, layer) for _, key, value, _, kv in each]
         rows = [request.rows for request in mask.requests]
         return attend_windows(query_1ANE, (key_1GNE, value_1GNE), cached, rows, mask.window)
-    attended = [_attend_request(*one, layer) for one in each]
+    attended = [
+        _attend_request(query, key, value, own, kv, layer) for query, key, value, own, kv in each
+    ]
     return torch.cat([part.flatten(0, 1) for part in attended])[None]
 
 
@@ -394,9 +396,9 @@ def attend_fixed(
     if mask.cached_C is None:
         return own[0]
     query_1ANE = query_KAFE.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
-    old = attend_with_mass(
-        query_1ANE, *cache.aside(*fresh, layer), mask.cached_C.expand(1, 1, query_1ANE.shape[2], -1)
-    )
+    keys, values = cache.aside(*fresh, layer)
+    mask_11NC = mask.cached_C.expand(1, 1, query_1ANE.shape[2], -1)
+    old = attend_with_mass(query_1ANE, keys, values, mask_11NC)
     return join(*old, *own).view_as(own[0])
 
 

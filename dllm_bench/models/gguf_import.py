@@ -481,10 +481,9 @@ def _tokenizer_of_transformers(gguf: GgufFile) -> Any:
 
     failed = f"The tokenizer of {gguf.path} cannot be read"
     with library_errors_named(failed, "convert the model to GGUF again"):
-        file = {"gguf_file": gguf.path.name}
-        return PreTrainedTokenizerFast.from_pretrained(
-            str(gguf.path.parent), **file
-        ).backend_tokenizer
+        folder, file = str(gguf.path.parent), gguf.path.name
+        read = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file)
+        return read.backend_tokenizer
 
 
 # --- the comparison with transformers ------------------------------------------------------------
