@@ -503,13 +503,15 @@ def attend_per_request(
     *keys_values_mask: Any,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **_unread: Any,
+    sliding_window: int | None = None,
+    position_ids: Tensor | None = None,
+    use_cache: bool = True,
 ) -> tuple[Tensor, None]:
     """Return attention (1, N, A, E) of a batch, request by request, with the signature that
     transformers calls.
 
-    `keys_values_mask` are the keys and values of each request and a `BatchMask`. Other arguments
-    are not needed: windows are in the masks, positions in the rotation.
+    `keys_values_mask` are the keys and values of each request and a `BatchMask`. The last three
+    arguments are not needed: windows are in the masks, positions in the rotation.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -46,12 +46,8 @@ def test_features_come_in_the_requested_order_and_may_start_at_the_embedding() -
 
 def test_what_the_two_formats_say(tmp_path: Path) -> None:
     deepspec, zlab = (TrainedBlockDrafter(stored(tmp_path, n)) for n in ("dflash", "dflash_zlab"))
-    assert (deepspec.config.slots, deepspec.config.silent, deepspec.config.feature_layers) == (
-        4,
-        0,
-        (-1, 0),
-    )
-    assert (zlab.config.slots, zlab.config.silent, zlab.config.feature_layers) == (6, 1, (0,))
+    facts = [(d.config.slots, d.config.silent, d.config.feature_layers) for d in (deepspec, zlab)]
+    assert facts == [(4, 0, (-1, 0)), (6, 1, (0,))]
     assert DFlash(deepspec).longest == 4
     assert DFlash(zlab).longest == 5
     assert DFlash(zlab, slots=3).longest == 2
