@@ -171,7 +171,7 @@ OFTEN = {("fast_dllm_dual", "bfloat16", 8), ("dspark", "bfloat16", 8)}
 OFTEN |= {(name, "bfloat16", 1) for name in ROUNDED}
 PRODUCT = [*product(GENERATING, ("float32",), (8,)), *product(GENERATING, ("bfloat16",), (1, 8))]
 CASES = [
-    *(pytest.param(one, marks=drill if i % 4 else exhaustive) for i, one in enumerate(ONE)),
+    *(pytest.param(one, marks=drill if i % 8 else exhaustive) for i, one in enumerate(ONE)),
     *(
         pytest.param(Case(*one, 2 * BLOCK), marks=exhaustive if one in OFTEN else drill)
         for one in PRODUCT

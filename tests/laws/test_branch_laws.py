@@ -253,7 +253,7 @@ def fitted(decoder: MaskedDecoder, own: LoadedModel) -> MaskedDecoder:
     return replace(decoder, schedule=blocks, cache=BlockCache())
 
 
-@pytest.mark.parametrize(("name", "decoder"), covering(8, product(EMBEDDED, CONFIGURED), often=8))
+@pytest.mark.parametrize(("name", "decoder"), covering(16, product(EMBEDDED, CONFIGURED), often=16))
 def test_configured_drafts_are_lossless_for_every_embedded_model(name: str, decoder: str) -> None:
     own = embedded(name)
     drafted = fitted(configured(decoder), own)

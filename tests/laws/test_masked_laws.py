@@ -137,7 +137,7 @@ def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> 
         assert facts(found) == facts(alone[found.request_id]), found.request_id
 
 
-@pytest.mark.parametrize("name", covering(4, decoders()))
+@pytest.mark.parametrize("name", covering(6, decoders(), often=4))
 def test_every_decoder_batched(name: str) -> None:
     decoder = decoders()[name]
     layout = "llada" if needs_unshifted(decoder) else "dream"

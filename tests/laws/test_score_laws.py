@@ -39,6 +39,7 @@ from dllm_bench.methods.history import Credit
 from dllm_bench.methods.revising import RepeatPenalty
 from tests.helpers import ROLES, VOCAB
 from tests.pieces import BLOCK, CutAt, Table, opened, pieces
+from tests.tiers import covering_pairs
 
 DENSE = MemoKey[Tensor]("dense")
 SPECIAL = SpecialTokens(**ROLES)
@@ -192,10 +193,11 @@ ORIGINS = {
 }
 
 
-@pytest.mark.parametrize("stop", [Filled(), CutAt(PROMPT_LEN + 19)], ids=["whole", "cut"])
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-@pytest.mark.parametrize("schedule", ORIGINS, ids=str)
-@pytest.mark.parametrize("name", CREDITS)
+@pytest.mark.parametrize(
+    ("name", "schedule", "explore", "stop"),
+    covering_pairs(CREDITS, ORIGINS, [Greedy(), Lookahead(3)], [Filled(), CutAt(PROMPT_LEN + 19)]),
+    ids=str,
+)
 def test_credit_is_a_dense_table_whatever_is_open(name, schedule, explore, stop) -> None:
     """In branches that have opened another number of blocks, and in a block that is cut."""
     credit = CREDITS[name]

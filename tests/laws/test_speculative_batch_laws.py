@@ -229,7 +229,7 @@ def test_the_joint_law_of_the_first_tokens_is_the_targets(case: str) -> None:
     assert deviation(sampled(decoder, DRAWS)) < LARGEST
 
 
-def sampled(decoder: SpeculativeDecoder, draws: int, batch: int = 1) -> Counter[tuple[int, ...]]:
+def sampled(decoder: SpeculativeDecoder, draws: int, batch: int = 100) -> Counter[tuple[int, ...]]:
     """Return how often the first tokens of a text were drawn; `batch` texts at a time."""
     target: Any = Chain(NOBODY, LAWS)
     requests = [Request(f"{seed}", (0, 2, 0), LOOKED_AT, seed=seed) for seed in range(draws)]

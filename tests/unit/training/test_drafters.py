@@ -213,7 +213,7 @@ def draft_of(kind: str, folder: Path) -> Any:
 def test_a_trained_drafter_saves_forwards_and_changes_nothing(kind, model, tmp_path) -> None:
     """A few texts learned by heart: rounds get longer, the text stays the target's own."""
     lengths = []
-    for steps in (1, 120):
+    for steps in (1, 60):
         folder = tmp_path / str(steps)
         run = fitted(job(kind, {"steps": steps, "rows": 8, "anchors": 8}), model, folder, texts=4)
         piece, facts = draft_of(kind, folder / "out"), []
@@ -322,7 +322,7 @@ def test_the_draft_vocabulary_is_what_answers_have_most_often() -> None:
 @pytest.mark.parametrize("kind", covering(2, ["dflash", "dspark-rnn", "eagle3", "dspark-markov"]))
 def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) -> None:
     """The text stays the target's own, and a target of other weights gets its own head."""
-    run = fitted(job(kind, PART | {"steps": 60, "rows": 8}), model, tmp_path)
+    run = fitted(job(kind, PART | {"steps": 30, "rows": 8}), model, tmp_path)
     ids = training.frequent_tokens(run.texts, 24, run.target.vocab_size)
     assert run.network.draft_ids.tolist() == list(ids)
     assert run.network.lm_head.weight.shape[0] == 24
