@@ -167,9 +167,9 @@ def check_waits(watch: Watch, most: int = 1) -> None:
 
 GENERATING = [name for name in options("decoder") if not name.startswith("likelihood")]
 ONE = [Case(name, "float32", new=2 * BLOCK if name in DEEP else BLOCK) for name in GENERATING]
-OFTEN = {("fast_dllm_dual", "bfloat16", 8), ("dspark", "bfloat16", 8)}
+OFTEN = {("fast_dllm_dual", "bfloat16", 3), ("dspark", "bfloat16", 3)}
 OFTEN |= {(name, "bfloat16", 1) for name in ROUNDED}
-PRODUCT = [*product(GENERATING, ("float32",), (8,)), *product(GENERATING, ("bfloat16",), (1, 8))]
+PRODUCT = [*product(GENERATING, ("float32",), (3,)), *product(GENERATING, ("bfloat16",), (1, 3))]
 CASES = [
     *(pytest.param(one, marks=drill if i % 8 else exhaustive) for i, one in enumerate(ONE)),
     *(

@@ -207,12 +207,12 @@ ASKED = [replace(r, prompt_ids=tuple(20 + x for x in r.prompt_ids)) for r in REQ
 
 
 @lru_cache
-def of_layout(layout: str, seed: int = 1):
-    return tiny_denoiser(layout, seed=seed)
+def of_layout(layout: str):
+    return tiny_denoiser(layout, seed=1)
 
 
-def drafted(decoder: MaskedDecoder, request: Request, layout: str, seed: int = 1) -> Generation:
-    return decoder.generate(of_layout(layout, seed), request)
+def drafted(decoder: MaskedDecoder, request: Request, layout: str) -> Generation:
+    return decoder.generate(of_layout(layout), request)
 
 
 def without(decoder: MaskedDecoder) -> MaskedDecoder:
@@ -223,13 +223,12 @@ def without(decoder: MaskedDecoder) -> MaskedDecoder:
 @pytest.mark.parametrize(("name", "layout"), covering(3, product(LOSSLESS, ("llada", "dream"))))
 def test_one_token_per_step_is_lossless(name: str, layout: str) -> None:
     decoder, saved = LOSSLESS[name], 0
-    for seed in (1, 2):
-        for request in REQUESTS:
-            fast = drafted(decoder, request, layout, seed)
-            slow = drafted(without(decoder), request, layout, seed)
-            assert fast.ids == slow.ids
-            assert len(fast.trace) <= len(slow.trace)
-            saved += len(slow.trace) - len(fast.trace)
+    for request in REQUESTS:
+        fast = drafted(decoder, request, layout)
+        slow = drafted(without(decoder), request, layout)
+        assert fast.ids == slow.ids
+        assert len(fast.trace) <= len(slow.trace)
+        saved += len(slow.trace) - len(fast.trace)
     assert saved > 0, "no draft was accepted"
 
 
