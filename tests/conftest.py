@@ -10,7 +10,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,9 @@ def closed_sockets() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_runs() -> Iterator[None]:
-    """Runs ask git once about this checkout, and wait for no disk, whose power does not fail."""
-    from dllm_bench.store import provenance
-
-    git, once = provenance._git, cache(provenance._git)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Files are not forced to the disk: its power does not fail in tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "_git", lambda *it: (once if it[0] == ROOT else git)(*it))
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 

@@ -90,9 +90,6 @@ def test_every_choice_composes_and_every_decoder_and_piece_can_be_made(
         assert_a_refused_length_names_settings_it_has(choice, config["decoder"])
 
 
-OF_LENGTH = re.compile(r"decoder\.(schedule\.\w+=true)")  # a setting that a refusal names
-
-
 def assert_a_refused_length_names_settings_it_has(choice: str, plain: dict[str, Any]) -> None:
     schedule = "schedule" in plain and instantiate(plain["schedule"], "schedule")
     try:
@@ -100,7 +97,7 @@ def assert_a_refused_length_names_settings_it_has(choice: str, plain: dict[str, 
             schedule.grid(10, schedule.block + 1)
     except DllmBenchError as refused:
         assert "decoder.schedule.block" in str(refused)
-        (switch,) = OF_LENGTH.findall(str(refused))
+        (switch,) = re.findall(r"decoder\.(schedule\.\w+=true)", str(refused))
         other = compose([choice, f"decoder.{switch}"])["decoder"]["schedule"]
         instantiate(other, "schedule").grid(10, schedule.block + 1)
 

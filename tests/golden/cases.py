@@ -1,8 +1,8 @@
 """The recorded cases, one test each, and their replay by decoders composed from `conf/`.
 
-`replayed(file, methods)` makes a test of every case of a file; the first of each method, each
-`EVERY`-th, and those that differ, are in the default tier. `composed(name, settings)` is the
-decoder of a yaml with a case's numbers; `check` compares forward by forward.
+`replayed(file, methods)` makes a test of every case of a file; each `EVERY`-th, and those that
+differ, are in the default tier. `composed(name, settings)` is the decoder of a yaml with a case's
+numbers; `check` compares forward by forward.
 
 Which cases differ is written down in `differing.yaml`: inside of `agreement`, a case of a known
 file that differs without being listed fails, and so does a listed one that agrees. A case that
@@ -32,7 +32,7 @@ from dllm_bench.methods.d3llm import EndFill
 from tests.helpers import Watched, golden_dir, load_denoiser
 
 GOLDEN = golden_dir()
-EVERY = 32
+EVERY = 24
 OFTEN = 10  # of the others
 CLOSE = 1e-5  # decisions closer than this may differ by float32 rounding
 ROUNDING = 5e-6  # the same of dInfer's runs: float32 and float64 differ by up to 4.5e-6 there
@@ -89,13 +89,6 @@ def cases(file: str, *methods: str) -> list[Case]:
     return [case for case in recorded(file) if not methods or case["method"] in methods]
 
 
-@cache
-def firsts(file: str) -> frozenset[int]:
-    """Return the place of each method's first case."""
-    places = {case.get("method"): case["index"] for case in reversed(recorded(file))}
-    return frozenset(places.values())
-
-
 def name(case: Case) -> str:
     """Return the case's method, what sets it apart, and its place in the file."""
     method = case.get("method") or Path(case["file"]).stem
@@ -117,7 +110,7 @@ def is_listed(case: Case, *kinds: str) -> bool:
 def tier(case: Case) -> list[pytest.MarkDecorator]:
     """Return the marker of a case: some and all that differ run every day, of the others each
     `OFTEN`-th is in the whole suite and the rest, alike and minutes long, with `-m drill`."""
-    if not case["index"] % EVERY or case["index"] in firsts(case["file"]) or is_listed(case):
+    if not case["index"] % EVERY or is_listed(case):
         return []
     return [pytest.mark.drill if case["index"] % OFTEN else pytest.mark.exhaustive]
 

@@ -14,11 +14,11 @@ from dllm_bench.api.compose import compose
 from dllm_bench.models import load as loading
 from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.paths import assets_dir, conf_file, options, read_yaml
+from dllm_bench.paths import assets_dir, options
 from dllm_bench.registry import instantiate
 from scripts.embedded.recipes import RECIPES
+from tests.tiers import covering
 
-exhaustive, drill = pytest.mark.exhaustive, pytest.mark.drill
 ITEMS, RIGHT = 3, 2
 OF_WORDING, RIGHT_OF_WORDING = 6, 2  # D2F on free wording: half of its answers are right
 DECODERS: Mapping[str, str] = {
@@ -28,16 +28,6 @@ DECODERS: Mapping[str, str] = {
     "canvas": "diffusion_gemma",
 }
 SPLITS = {"canvas": ["benchmark.split=copy"]}  # whose tokens each follow from the prompt alone
-FORMS = {
-    (RECIPES[name].layout, read_yaml(conf_file(f"model/{name}.yaml"))["attention_form"]): name
-    for name in reversed(SHIPPED_MODELS)
-}
-"""Layout and attention -> the first model of them."""
-USUAL = {name for form, name in FORMS.items() if "canvas" not in form}  # canvases take long
-CASES = [
-    pytest.param(name, marks=() if name in USUAL else drill if i % 7 else exhaustive)
-    for i, name in enumerate(SHIPPED_MODELS)
-]
 
 
 def _decoder(model: Mapping[str, object]) -> list[str]:
@@ -49,7 +39,7 @@ def _decoder(model: Mapping[str, object]) -> list[str]:
     return [f"decoder={DECODERS[str(model['attention_form'])]}"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", covering(7, SHIPPED_MODELS, often=4))
 def test_a_shipped_model_answers(name: str) -> None:
     recipe = RECIPES[name]
     hard = recipe.free_wording and recipe.lora_rank
