@@ -314,7 +314,7 @@ def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
             yield temporary
             if durable:
                 with os.fdopen(open_file(temporary, os.O_RDONLY), "rb") as file:
-                    os.fsync(file)
+                    os.fsync(file.fileno())
             rename(temporary, path.name)
             if durable:
                 _sync_names(path)

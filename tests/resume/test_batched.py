@@ -109,7 +109,6 @@ def refused(**changes: Any) -> str:
 
 def test_what_has_no_batches_is_refused() -> None:
     cpu = fakes.spec(2).hardware
-    assert "batch is 0" in refused(batch=0)
     assert "baseline" in refused(batch=2, baseline={"_target_": "elsewhere"})
     for several in ("branch_parallel", "tensor_parallel"):
         assert "asks for several" in refused(batch=2, hardware={**cpu, several: 2})
