@@ -97,7 +97,7 @@ docs: ## Make the documentation's site with the Python interface: results/docs/i
 perf: $(STAMP) ## Measure the decoding loop (docs/perf.md); PERF="--quick --parts split" for less
 	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.perf $(PERF)
 
-test: $(STAMP) ## Run the tests that are used all day (seven to nine minutes on two cores)
+test: $(STAMP) ## Run the tests that are used all day (six minutes on two cores)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## Run all tests: exhaustive products and the SLURM cluster too
