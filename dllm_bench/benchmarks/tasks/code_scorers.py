@@ -202,7 +202,6 @@ def calibrate(tests: Tests) -> tuple[int, bool]:
     return max(LIMITS.cpu_s, math.ceil(TIME_FACTOR * outcome.cpu_s)), apart
 
 
-@lru_cache(maxsize=4096)
 def verdict_of(program: str, tests: Tests) -> str:
-    """Return the sandbox's verdict, cached because filters often give the same program."""
+    """Return the sandbox's verdict, which remembers those that judging again would repeat."""
     return tests.run(program, *calibrate(tests)).verdict
