@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from dllm_bench.api.compose import compose
-from dllm_bench.claims.findings import Findings, markdown, statements, tables_needed
+from dllm_bench.claims.findings import Findings, markdown, prose, statements
 from dllm_bench.claims.verdict import Judgement, judge_stored
 from dllm_bench.paths import assets_dir, conf_dir, options
 from dllm_bench.registry import TARGET, find, name_of
@@ -176,7 +176,9 @@ def names_case(golden: Sequence[str], case: Mapping[str, Any]) -> bool:
 def stored_findings(planner: Planner, judgements: Sequence[Judgement]) -> Findings:
     """Return the findings, from the committed records and what they say about the claims."""
     profile, tables = load_profile(EMBEDDED), {}
-    for name in tables_needed():
+    texts = (*prose()["practice"], *prose()["unmeasured"])
+    quoted = (number["table"] for one in texts for number in one["numbers"].values())
+    for name in dict.fromkeys(quoted):
         [planned] = planner.common([load_table(name)], profile)
         tables[name] = build(*planned)
     return Findings(judgements, tables, " --results results/reference")

@@ -115,7 +115,8 @@ class PromptsBenchmark(ItemsBenchmark):
         return known or super().dataset_hash()
 
     def form(self) -> dict[str, object]:
-        return {"items": self.items, "form": self.chat}  # also of a generated set, not its file
+        # The prompts themselves, where other benchmarks hash the file of a generated set.
+        return {"items": self.items, "form": self.chat}
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """Return NaN for every text, with the verdict "not graded"."""

@@ -201,13 +201,6 @@ def history_rows(judgements: Sequence[Judgement]) -> Iterator[tuple[str, ...]]:
         yield name, before, now.get(name, "withdrawn")
 
 
-def tables_needed() -> list[str]:
-    """Return the tables whose numbers the prose quotes."""
-    texts = (*prose()["practice"], *prose()["unmeasured"])
-    entries = (number["table"] for one in texts for number in one["numbers"].values())
-    return list(dict.fromkeys(entries))
-
-
 def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:
     """Return the one cell that an entry of the prose names."""
     cells = tables[entry["table"]].cells

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,12 @@ def plan_and_fill(
     Returns the planned tables (`plan.plan_common`) and an error message for each run that failed.
     """
     check_options(arguments)
-    profile, plans = chosen_profile(arguments), partial(plan_whole, arguments, papers, store)
+
+    def plans(profile: Profile) -> list[PlannedTable]:
+        with planner_of(arguments, store) as planner:
+            return planner.each(papers, profile)
+
+    profile = chosen_profile(arguments)
     planned = plans(profile)
     if arguments.retime and remove_disturbed(plan.cells_of(planned), store):
         planned = plans(profile)
@@ -95,14 +99,6 @@ def plan_and_fill(
     if arguments.submit or (arguments.run and open_runs):
         planned = plans(profile)
     return planned if arguments.commands else plan.plan_common(profile, plans, planned), failed
-
-
-def plan_whole(
-    arguments: Namespace, papers: Sequence[PaperTable], store: Store, profile: Profile
-) -> list[PlannedTable]:
-    """Plan each table with a profile."""
-    with planner_of(arguments, store) as planner:
-        return planner.each(papers, profile)
 
 
 @contextmanager

@@ -63,6 +63,11 @@ class CompiledDenoiser(TransformerDenoiser):
         self._run = torch.compile(self._run_layers, dynamic=True)
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        if plan.feature_layers:
+            raise DllmBenchError(
+                "The drafter reads outputs of the target's layers, which a compiled model does not "
+                "give; set hardware.compile=max or none."
+            )
         if plan.sets is not None:
             raise DllmBenchError(
                 "The cache feeds single positions, and compiled layers are made for spans; set "
@@ -71,13 +76,9 @@ class CompiledDenoiser(TransformerDenoiser):
         branches = len(tokens_KF)
         masks = {kind: self._mask(kind, plan, branches, kv) for kind in set(self._kinds)}
         hidden = self._embed_fed(tokens_KF.reshape(1, -1), plan.added_KFH)
-        position_F = plan.positions(self.device)
-        rotations = self._rotations(hidden, position_F.repeat(branches)[None])
+        rotations = self._rotations(hidden, plan.positions(self.device).repeat(branches)[None])
         cache = _CacheView([[layer.read(*span) for span in kv.spans] for layer in kv.positions])
-        taps = plan.feature_layers
-        hidden, features = self._run(self.layers, hidden, rotations, masks, cache, taps)
-        if features is not None:
-            kv.features = features.view(*tokens_KF.shape, -1)
+        hidden, _ = self._run(self.layers, hidden, rotations, masks, cache, ())
         for layer, keys_values in zip(kv.positions, cache.fresh, strict=True):
             if layer.stores:
                 layer.fresh, layer.at = keys_values, None
@@ -392,6 +393,12 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self.records = False
         self._warn(f"a CUDA graph cannot be recorded ({error})")
 
+    def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        fed_KF = super()._begin(tokens_KL, plan, kv)
+        if why := why_not_replayed(plan, kv.spans):
+            self._warn(why)
+        return fed_KF
+
     def _warn(self, why: str) -> None:
         """Warn once that forwards run without a graph."""
         if why not in self._warned:
@@ -427,9 +434,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
         shape = FixedShape(padded(branches), padded_window(fed), 0, plan.feature_layers)
         too_long = shape.rows > ROWS or shape.rows > max(BOUND, PADDING * branches * fed)
         once = plan.kind is ForwardKind.PREFILL  # once per request, and of many lengths
-        if why := why_not_replayed(plan, kv.spans):
-            self._warn(why)
-        if once or too_long or why:
+        if once or too_long or why_not_replayed(plan, kv.spans):
             return None
         return replace(shape, cached=self._shared_store().length) if kv.spans else shape
 

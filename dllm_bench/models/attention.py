@@ -271,8 +271,8 @@ def split_requests(values_1ANE: Tensor, requests: Sequence[BatchedRequest]) -> l
     """Return the rows of each request in the shape of its own forward: (groups, A, rows, E)."""
     pieces = values_1ANE[0].split([request.rows for request in requests], dim=1)
     return [
-        piece_ANE.unflatten(1, (request.groups, -1)).transpose(0, 1)
-        for request, piece_ANE in zip(requests, pieces, strict=True)
+        one[None] if r.groups == 1 else one.unflatten(1, (r.groups, -1)).transpose(0, 1)
+        for r, one in zip(requests, pieces, strict=True)
     ]
 
 
@@ -322,9 +322,11 @@ class AttentionInputs(NamedTuple):
         }
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, how: AttentionInputs, layer: int) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs, layer: int
+) -> Tensor:
     """Return attention (P, F, A * E) of a layer: queries (P, A, F, E) over fresh and cached K/V."""
-    mask, _, cache = how
+    mask, _, cache = inputs
     if isinstance(mask, BatchMask):
         attended = _attend_batch(query, key, value, mask, layer)
     elif isinstance(mask, FixedWindows):

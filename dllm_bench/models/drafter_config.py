@@ -154,8 +154,14 @@ def read_deep_spec(published: PublishedConfig) -> DrafterConfig:
 def read_eagle3(published: PublishedConfig) -> DrafterConfig:
     """Read DeepSpec's EAGLE-3 config; the chain is as long as training unrolled it
     (`ttt_length`)."""
-    block = {**published, "block_size": value(published, "ttt_length"), "mask_token_id": 0}
-    return replace(read_deep_spec(block), chain=True)
+    return DrafterConfig(
+        slots=value(published, "ttt_length"),
+        feature_layers=tuple(value(published, "target_layer_ids")),
+        target_layers=value(published, "num_target_layers"),
+        tables=not published.get(TARGET_TABLES, False),
+        chain=True,
+        draft_ids=draft_ids(published),
+    )
 
 
 READERS: Mapping[str, Callable[[PublishedConfig], DrafterConfig]] = {

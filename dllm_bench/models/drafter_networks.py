@@ -232,10 +232,10 @@ class BlockLayer(nn.Module):
         `own` computes its parts."""
         slots = slots_1SH.shape[1]
         mask = self.self_attn.mask(slots, kv.length + slots, slots_1SH)
-        how = AttentionInputs(mask, rotation, kv)
+        inputs = AttentionInputs(mask, rotation, kv)
         if not self.convolves:
-            return own(slots_1SH, how)
-        return self.apply_to(slots_1SH, lambda query: own.attended(query, how))
+            return own(slots_1SH, inputs)
+        return self.apply_to(slots_1SH, lambda query: own.attended(query, inputs))
 
     def apply_to(self, slots: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the slots (..., S, H) after attention and MLP; `attention` computes the former."""
@@ -487,8 +487,8 @@ class ChainDraftNetwork(DraftNetwork):
             self.give_context(rows_1FX[:, :-1], kv, last)
         plan = begin_draft(kv, last + 1, stored=last + 1)
         rotation = self.rotation(rows_1FX[:, -1:], last)
-        how = AttentionInputs(None, rotation, kv)
-        last_11H = own.after(hidden_1FH[:, -1:], rows_1FX[:, -1:], how)
+        inputs = AttentionInputs(None, rotation, kv)
+        last_11H = own.after(hidden_1FH[:, -1:], rows_1FX[:, -1:], inputs)
         finish_draft(kv, plan, last_11H)
         return last_11H, self.logits(self.norm(last_11H)[0], context.target)
 

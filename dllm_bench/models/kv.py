@@ -297,8 +297,7 @@ class PositionCache:
         else:
             # They were written after what was cached: the first of them are in their place.
             places = [self.kept.feed[0] + row for row in rows]
-            buffers = self._buffers()
-            if buffers and places != [*range(first, last)]:
+            if places != [*range(first, last)] and (buffers := self._buffers()):
                 places_S = to_device(places, buffers[0].device)
                 for stored in buffers:
                     stored[:, :, first:last] = stored.index_select(2, places_S)

@@ -53,9 +53,9 @@ class DecoderLayer:
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    def __call__(self, hidden_PFH: Tensor, how: AttentionInputs) -> Tensor:
+    def __call__(self, hidden_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return hidden states (P, F, H) after the layer; those before may be overwritten."""
-        return cast(Tensor, self.module(hidden_PFH, **how.named()))
+        return cast(Tensor, self.module(hidden_PFH, **inputs.named()))
 
     def normed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the normed hidden states that attention reads."""
@@ -65,9 +65,9 @@ class DecoderLayer:
         """Return V (1, R, C) of normed rows."""
         return cast(Tensor, self.module.self_attn.v_proj(normed_1RH))
 
-    def attended(self, normed_PFH: Tensor, how: AttentionInputs) -> Tensor:
+    def attended(self, normed_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the term that attention adds to the hidden states, (P, F, H)."""
-        return cast(Tensor, self.module.self_attn(hidden_states=normed_PFH, **how.named())[0])
+        return cast(Tensor, self.module.self_attn(hidden_states=normed_PFH, **inputs.named())[0])
 
     def changed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the term that norm and MLP add to the hidden states, (P, F, H)."""
@@ -129,15 +129,15 @@ class PlainLayer(DecoderLayer):
         """Heads of keys and values, and their size: (G, E)."""
         return self._counts[1], self._head_size
 
-    def __call__(self, hidden_PFH: Tensor, how: AttentionInputs) -> Tensor:
+    def __call__(self, hidden_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `DecoderLayer`."""
-        return self.after(hidden_PFH, self.normed(hidden_PFH), how)
+        return self.after(hidden_PFH, self.normed(hidden_PFH), inputs)
 
-    def after(self, hidden_PFH: Tensor, read_PFX: Tensor, how: AttentionInputs) -> Tensor:
+    def after(self, hidden_PFH: Tensor, read_PFX: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return hidden states (P, F, H) after the layer, in place of those before; attention reads
         `read`."""
         rows_NH = hidden_PFH.view(-1, hidden_PFH.shape[-1])
-        heads = self._attention(read_PFX, how)
+        heads = self._attention(read_PFX, inputs)
         rows_NH.addmm_(heads.view(len(rows_NH), -1), self._output)
         inner = self._inner(hidden_PFH)
         rows_NH.addmm_(inner.view(len(rows_NH), -1), self._down)
@@ -151,9 +151,9 @@ class PlainLayer(DecoderLayer):
         """See `DecoderLayer`."""
         return linear(normed_1RH, self._value_layer.weight, self._value_layer.bias)
 
-    def attended(self, normed_PFH: Tensor, how: AttentionInputs) -> Tensor:
+    def attended(self, normed_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `DecoderLayer`."""
-        return self._attention(normed_PFH, how) @ self._output
+        return self._attention(normed_PFH, inputs) @ self._output
 
     def changed(self, hidden_PFH: Tensor) -> Tensor:
         """See `DecoderLayer`."""
@@ -166,25 +166,27 @@ class PlainLayer(DecoderLayer):
         """Return the hidden layer of the MLP, (P, F, I)."""
         return swiglu(self._gate_up(self._norm(hidden_PFH, 1)))
 
-    def _attention(self, normed_PFH: Tensor, how: AttentionInputs) -> Tensor:
+    def _attention(self, normed_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the heads of attention, (P, F, A * E), before the output projection."""
-        return attend(*self._all_turned(normed_PFH, how), how, self.index)
+        return attend(*self._all_turned(normed_PFH, inputs), inputs, self.index)
 
-    def give_context(self, normed_PFH: Tensor, how: AttentionInputs) -> None:
+    def give_context(self, normed_PFH: Tensor, inputs: AttentionInputs) -> None:
         """Give the cache the K/V of rows that attend to nothing."""
-        _, keys, values = self._all_turned(normed_PFH, how)
-        how.cache.update(keys, values, self.index)
+        _, keys, values = self._all_turned(normed_PFH, inputs)
+        inputs.cache.update(keys, values, self.index)
 
     def _all_turned(
-        self, normed_PFH: Tensor, how: AttentionInputs
+        self, normed_PFH: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (P, A or G, F, E), the first two normed and rotated."""
         heads = [part.unflatten(-1, (-1, self._head_size)) for part in self._inputs(normed_PFH)]
         by_kernel = self._joined and has_kernels(normed_PFH)
         turned = self._turned_by_kernel if by_kernel else self._turned
-        return turned(heads, how)
+        return turned(heads, inputs)
 
-    def _turned(self, heads: list[Tensor], how: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
+    def _turned(
+        self, heads: list[Tensor], inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute `_all_turned` by torch's passes."""
         queries, keys, values = self._counts
         if self._joined:
@@ -193,24 +195,24 @@ class PlainLayer(DecoderLayer):
         if self._head_norms:
             pairs = zip(turning, self._head_norms, strict=True)
             turning = [normed_heads(part, weight, self._eps) for part, weight in pairs]
-        turning = [rotated(part, how.rotation) for part in turning]
+        turning = [rotated(part, inputs.rotation) for part in turning]
         if self._joined:
             turning = list(turning[0].split((queries, keys), 2))
         query, key = turning
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def _turned_by_kernel(
-        self, heads: list[Tensor], how: AttentionInputs
+        self, heads: list[Tensor], inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute `_all_turned` in one launch; K/V go to their place in the cache if it is
         known."""
         (heads_PFXE,) = heads
         sequences, rows = heads_PFXE.shape[:2]
-        keys, values = how.cache.slots(self.index, rows) or heads_PFXE.new_empty(
+        keys, values = inputs.cache.slots(self.index, rows) or heads_PFXE.new_empty(
             2, sequences, self._counts[1], rows, self._head_size
         )
         weight = self._head_norms[0] if self._head_norms else None
-        queries = rotate_kernel(heads_PFXE, how.rotation, (keys, values), weight, self._eps)
+        queries = rotate_kernel(heads_PFXE, inputs.rotation, (keys, values), weight, self._eps)
         return queries.transpose(1, 2), keys, values
 
 
@@ -292,7 +294,7 @@ class RowLayer:
         self._normed_1XH: Tensor
         self._compared = 0  # rows computed because of their V
 
-    def __call__(self, hidden_1XH: Tensor, how: AttentionInputs) -> Tensor:
+    def __call__(self, hidden_1XH: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return hidden states (1, X, H) after the layer."""
         self._length = hidden_1XH.shape[1]
         self._normed_1XH = self._layer.normed(hidden_1XH)
@@ -300,7 +302,7 @@ class RowLayer:
         rows = self._length if self._rows_R is None else self._rows_R.shape[0]
         attended_1RH = changed_1RH = None
         if rows:
-            attended_1RH = self._attended(rows, how)
+            attended_1RH = self._attended(rows, inputs)
         hidden_1XH = hidden_1XH + self._renewed(ATTENTION, attended_1RH)
         if rows:
             changed_1RH = self._layer.changed(self._of_rows(hidden_1XH, 1))
@@ -329,11 +331,11 @@ class RowLayer:
             return values
         return values.index_select(dim, self._rows_R)
 
-    def _attended(self, rows: int, how: AttentionInputs) -> Tensor:
+    def _attended(self, rows: int, inputs: AttentionInputs) -> Tensor:
         """Return what attention adds to the rows, (1, R, H); their K/V are kept."""
         if self._rows_R is not None:
             self._kept.at = self._rows_R
-        mask, rotation, cache = how
+        mask, rotation, cache = inputs
         if isinstance(mask, BatchMask):  # of this request alone
             requests, (own,) = [replace(mask.requests[0], rows=rows)], mask.masks
             own = self._of_rows(own, 2) if isinstance(own, Tensor) else own
@@ -341,8 +343,8 @@ class RowLayer:
         elif isinstance(mask, Tensor):
             mask = self._of_rows(mask, 2)
         cos, sin = (self._of_rows(part, 1) for part in rotation)
-        how = AttentionInputs(mask, (cos, sin), cache)
-        return self._layer.attended(self._of_rows(self._normed_1XH, 1), how)
+        inputs = AttentionInputs(mask, (cos, sin), cache)
+        return self._layer.attended(self._of_rows(self._normed_1XH, 1), inputs)
 
     def _renewed(self, output: int, fresh_1RH: Tensor | None) -> Tensor:
         """Keep fresh outputs of attention or MLP; return those of all X positions, (1, X, H)."""

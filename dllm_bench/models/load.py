@@ -149,10 +149,8 @@ class OpenedCheckpoint:
     @property
     def lora_folder(self) -> Path | None:
         """Where the LoRA adapter is, if there is one."""
-        spec = self.spec
-        return (
-            None if spec.lora is None else sources.checkpoint_folder(spec.lora, spec.lora_revision)
-        )
+        lora = self.spec.lora
+        return sources.checkpoint_folder(lora, self.spec.lora_revision) if lora else None
 
     @property
     def is_plain(self) -> bool:
@@ -259,12 +257,11 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     denoiser = _denoiser(opened, tokenizer)
     text = opened.codec(tokenizer, denoiser.special)
     token_files = tokenizer_files(opened.folder)
-    lora_folder = opened.lora_folder
     metadata = ModelMetadata(
         name=spec.name,
         adapter=opened.adapter,
         revision=sources.snapshot_commit(opened.folder),
-        lora_revision=sources.snapshot_commit(lora_folder) if lora_folder else None,
+        lora_revision=sources.snapshot_commit(lora) if (lora := opened.lora_folder) else None,
         weights_sha256=sources.content_hash(spec),
         tokenizer_sha256=sources.files_hash(token_files) if token_files else None,
         template_sha256=text.template_sha256 if tokenizer is not None else None,

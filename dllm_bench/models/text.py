@@ -119,9 +119,8 @@ def read_tokenizer(folder: Path) -> Any:
 
     single_file = (folder / "tokenizer.json").is_file()
     kind = PreTrainedTokenizerFast if single_file else Qwen2Tokenizer  # vocab.json, merges.txt
-    named = library_errors_named(
-        f"The tokenizer in {folder} cannot be read", "fetch its files again"
-    )
+    failed = f"The tokenizer in {folder} cannot be read"
+    named = library_errors_named(failed, "fetch its files again")
     with named, rust_panics_named(f"Reading the tokenizer in {folder}"):
         return kind.from_pretrained(str(folder), trust_remote_code=False)
 

@@ -330,15 +330,12 @@ def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]
         return PlannedCell(cell, _reported_only(cell.reported_only))
     parts = tuple(_planned(part, table, run_of) for part in table.parts(cell))
     if any(value.mean_of for value in cell.values.values()) and not cell.metric.is_compared:
-        parts = tuple({_runs_of_part(part): part for part in parts}.values())
+        # parts of the same runs count once
+        distinct = {tuple(run.key for run in one.runs) or (id(one),): one for one in parts}
+        parts = tuple(distinct.values())
     if parts:
         return PlannedCell(cell, combined_run([part.run for part in parts]), parts)
     return PlannedCell(cell, run_of(cell))
-
-
-def _runs_of_part(planned: PlannedCell) -> tuple[object, ...]:
-    """Return the runs of a part of an average, which counts parts of the same runs once."""
-    return tuple(run.key for run in planned.runs) or (id(planned),)
 
 
 def combined_run(runs: Sequence[PlannedRun]) -> PlannedRun:

@@ -280,7 +280,8 @@ def _row(built: BuiltTable, values: Sequence[FacetValue], cells: Sequence[Row | 
 def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]) -> Plain:
     table, split = built.table, len(built.table.sections)
     section, paper = (", ".join(v.label for v in part) for part in (outer[:split], outer[split:]))
-    titles = [title for facet in table.rows for title in _shown_titles(table.facets[facet])]
+    shown = (next((v.shown for v in table.facets[facet] if v.shown), ()) for facet in table.rows)
+    titles = [title for columns in shown for title in columns]  # of the additional ones
     heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *titles)
     own = [measured_on(row["cells"]) for row in rows]
     here = measured_on(cell for row in rows for cell in row["cells"])
@@ -328,11 +329,6 @@ def verdict_remark(verdicts: Iterable[tuple[str, str]]) -> str:
     if len(texts) == 1:
         return f"Verdict: {texts[0]}."
     return f"Marks: {WORDS['legend']}." if texts else ""
-
-
-def _shown_titles(values: Iterable[FacetValue]) -> Query:
-    """Return titles of the additional columns of a facet."""
-    return next((tuple(value.shown) for value in values if value.shown), ())
 
 
 def measured_on(cells: Iterable[Row | None]) -> Query:

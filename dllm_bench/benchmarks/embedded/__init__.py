@@ -237,8 +237,8 @@ def _spell(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, s
 
 
 def _spell_many(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
-    """Return a spelling problem for training: some words are replaced by any others, which the
-    answer holds too, and some are misspelled."""
+    """Return a spelling problem for training alone: first any words take the place of some words of
+    the sentence, then some words are misspelled in the prompt."""
     words = vocabulary(split_of(sentence))
     known, shown, right = set(words), sentence.split(" "), sentence.split(" ")
     for place, word in enumerate(right):
@@ -249,8 +249,8 @@ def _spell_many(rng: random.Random, sentence: str, others: list[str]) -> tuple[s
 
 
 def _misspelled(word: str, known: Set[str]) -> list[str]:
-    """Return the forms of a word in which two neighbouring letters inside of it, except first and
-    last, are swapped, and that are no known words; none for other than small letters."""
+    """Return the misspellings of a word: two neighbours among its inner letters are swapped, and no
+    known word results. A short word, or one with other than small letters, has none."""
     if not (word.isalpha() and word.islower() and len(word) >= SHORTEST_MISSPELLED):
         return []
     forms = (word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(1, len(word) - 2))
@@ -326,5 +326,5 @@ def _open_prompts(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
 SENTENCES = GeneratedTask("sentences", _changes)
 SPELLING = GeneratedTask("sentences", partial(_changes, changes={"spelling": _spell}))
 MISSPELLED = GeneratedTask("sentences", partial(_changes, changes={"spelling": _spell_many}))
-"""The kind that needs most examples, to be learned beside the others: one word a text, or many."""
+"""The kind that needs most examples, for training: with one misspelled word a text, or many."""
 OPEN_TEXT = GeneratedTask("open_text", _open_prompts)
