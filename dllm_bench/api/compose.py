@@ -24,6 +24,7 @@ from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,10 @@ Plain = dict[str, Any]
 
 # The single settings, which conf/run.yaml names in its defaults list.
 ConfigStore.instance().store("dllm_bench_settings", default_settings())
+# A configuration without groups, and without the parts of Hydra's own, which take half of the time.
+HYDRA_PARTS = ("env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output")
+NO_PARTS = [{f"override hydra/{part}": None} for part in (*HYDRA_PARTS, "callbacks", "sweeper")]
+ConfigStore.instance().store(EMPTY := "dllm_bench_empty", {"defaults": NO_PARTS})
 # `${home:PATH}` in a yaml: the path with the home folder in place of `~`.
 OmegaConf.register_new_resolver("home", lambda path: str(expanded(path)), replace=True)
 
@@ -120,20 +125,26 @@ def merge_groups(groups: tuple[str, ...]) -> DictConfig:
         return compose_groups(groups)
     cfg = deepcopy(compose_groups(()))
     for name in set(names):
-        own = (text for text, group in zip(groups, names, strict=True) if group == name)
-        cfg[name] = compose_groups(tuple(own))[name]
+        own = [text for text, group in zip(groups, names, strict=True) if group == name]
+        choices = [text for text in own if text.startswith(f"{name}=")]
+        if len(choices) == 1:
+            own[own.index(choices[0])] = f"+{choices[0]}"
+        cfg[name] = compose_groups(tuple(own), EMPTY if len(choices) == 1 else CONFIG)[name]
     return cfg
 
 
 @cache
-def compose_groups(overrides: tuple[str, ...]) -> DictConfig:
-    """Compose Hydra's configuration for the overrides, cached: the caller must not change it."""
+def compose_groups(overrides: tuple[str, ...], config: str = CONFIG) -> DictConfig:
+    """Compose Hydra's configuration for the overrides, cached: the caller must not change it.
+
+    config: conf/run.yaml, or `EMPTY`, to which a group is added.
+    """
     base = version.VersionBase.instance()
     before = base.version_base
     try:
         with hydra.initialize_config_dir(str(paths.conf_dir()), version_base="1.3"):
             given = [*search_path(), *overrides]
-            cfg = hydra.compose(CONFIG, overrides=given, return_hydra_config=True)
+            cfg = hydra.compose(config, overrides=given, return_hydra_config=True)
     finally:
         base.version_base = before
     return named(cfg, cfg.hydra)
@@ -265,10 +276,9 @@ def named(cfg: DictConfig, about: HydraConf) -> DictConfig:
     """
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     choices = about.runtime.choices
-    names = {"decoder": decoder_name(choices), "baseline": choices[BASELINE]}
-    for key, name in names.items():
+    for key, name in (("decoder", decoder_name), ("baseline", itemgetter(BASELINE))):
         if own.get(key):
-            OmegaConf.update(own[key], "name", own[key].get("name") or name)
+            OmegaConf.update(own[key], "name", own[key].get("name") or name(choices))
     OmegaConf.set_struct(own, True)
     return own
 
