@@ -514,10 +514,9 @@ def table(name: str, *, profile: str = EMBEDDED, results: str | Path | None = No
 
 def planned_table(paper: PaperTable, profile: str, store: Store) -> PlannedTable:
     """Plan a table with the named profile."""
-    settings = SettingsCache(store.root.parent, compose)
-    planner = Planner.cached(settings, store)
-    [planned] = planner.common([paper], load_profile(profile))
-    settings.save()
+    with SettingsCache(store.root.parent, compose) as settings:
+        planner = Planner.cached(settings, store)
+        [planned] = planner.common([paper], load_profile(profile))
     return planned
 
 
@@ -586,9 +585,8 @@ def verdicts(
     import pandas as pd
 
     shown, store = matching_names("claim", name), open_store(results)
-    settings = SettingsCache(store.root.parent, compose)
-    judged = judge_stored(load_profile(profile), Planner.cached(settings, store))
-    settings.save()
+    with SettingsCache(store.root.parent, compose) as settings:
+        judged = judge_stored(load_profile(profile), Planner.cached(settings, store))
     rows = [one.row for one in judged if one.claim.name in shown]
     return pd.DataFrame(rows, columns=list(ROW_HEADS)).set_index(ROW_HEADS[0])
 

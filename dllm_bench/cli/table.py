@@ -104,10 +104,10 @@ def plan_and_fill(
 @contextmanager
 def planner_of(arguments: Namespace, store: Store) -> Iterator[Planner]:
     """Give a planner of the runs that the arguments make or show, and keep what it composed."""
-    settings, fills = SettingsCache(store.root.parent, compose), arguments.run or arguments.submit
-    planner = Planner.cached(settings, store)
-    yield replace(planner, any_machine=arguments.submit, download=fills)
-    settings.save()
+    fills = arguments.run or arguments.submit
+    with SettingsCache(store.root.parent, compose) as settings:
+        planner = Planner.cached(settings, store)
+        yield replace(planner, any_machine=arguments.submit, download=fills)
 
 
 def chosen_profile(arguments: Namespace) -> Profile:
@@ -180,10 +180,10 @@ def write_tables(
     planned: Sequence[PlannedTable], store: Store
 ) -> tuple[list[BuiltTable], list[Path]]:
     """Build and write the tables; also returns the files."""
-    settings, folder = SettingsCache(store.root.parent, compose), tables_folder(store)
-    similar = measured_runs(store, settings)
-    tables = [build(*one, similar) for one in planned]
-    settings.save()
+    folder = tables_folder(store)
+    with SettingsCache(store.root.parent, compose) as settings:
+        similar = measured_runs(store, settings)
+        tables = [build(*one, similar) for one in planned]
     with explain_write_errors(folder):
         return tables, [path for built in tables for path in render.write(built, folder)]
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import strike_out
@@ -128,6 +128,8 @@ SIMPLE_PATH = re.compile(r"\$\{oc\.env:(\w+),(null|results)\}")
 class SettingsCache:
     """`compose` and `inputs.resolve`, computed once as long as their dependencies are unchanged.
 
+    The end of a `with` block writes the file, even if an error or a signal ends it.
+
     folder: the results directory; compose: overrides -> the composed configuration.
     """
 
@@ -135,6 +137,12 @@ class SettingsCache:
         self._compose = compose
         self._cache = DerivedCache(folder, KIND, made_by())
         self.save = self._cache.save
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.save()
 
     def compose(self, overrides: Sequence[str]) -> Plain:
         """Return the configuration for `overrides`, as plain data."""
