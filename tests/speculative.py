@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
 from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
 from dllm_bench.models.drafters import empty_network, freeze_tables
@@ -108,6 +108,14 @@ def write_drafter(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
         weights[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else scale * noise
     save_file(weights, folder / "model.safetensors")
     return str(folder)
+
+
+def generate_batch(
+    decoder: SpeculativeDecoder, target: Any, requests: Sequence[Request]
+) -> list[Generation]:
+    """Decode requests with distinct ids in one batch; results in the order of the requests."""
+    done = {one.request_id: one for one in decoder.generate_stream(target, requests, len(requests))}
+    return [done[request.id] for request in requests]
 
 
 def trainable(folder: Path) -> Any:

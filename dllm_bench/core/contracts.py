@@ -302,11 +302,6 @@ class Round:
     _asked: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
-    def begun(self) -> bool:
-        """Whether any forward was made."""
-        return self.state.forwards > 0
-
-    @property
     def rows_KRV(self) -> Tensor:
         """Logits of the plan's own rows, without those that a piece added."""
         rows = self.plan.rows[1] - self.plan.rows[0]

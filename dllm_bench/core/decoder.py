@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from dllm_bench.core.declared import CheckedFields
 from dllm_bench.core.errors import DllmBenchError
@@ -94,7 +94,6 @@ class Number:
     value: int
 
 
-@dataclass(frozen=True)
 class BlockLength(Number):
     """Number of positions of a block."""
 
@@ -102,12 +101,10 @@ class BlockLength(Number):
         return f"blocks of {self.value}"
 
 
-@dataclass(frozen=True)
 class MostBranches(Number):
     """Maximum number of branches in a forward; 1 if no piece declares it."""
 
 
-@dataclass(frozen=True)
 class RenewalRounds(Number):
     """Number of rounds between renewals of the cache, used to count as published loops do.
 
@@ -159,8 +156,6 @@ class DecoderSummary:
     block: int | None = None  # block length; None: the whole generation, or no blocks
     one_token_per_forward: bool = False  # by construction, for any text
     caches: bool = True  # whether a forward can read keys and values of earlier ones
-    explores: bool = False  # whether a branch other than the base can continue
-    stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
     attention: str | None = None  # "full", "block_causal" or "feed_order" (WeDLM: causal in the
     # order in which rows are fed); None: not the masked loop
     uses_seed: bool = False  # whether the request's seed can change a token
@@ -259,7 +254,7 @@ class ComposedDecoder(CheckedFields, ABC):
             yield piece
             yield from parts_of(piece)
 
-    def prepare_pieces(self, model: Denoiser, request: Request) -> Request:
+    def prepare(self, model: Any, request: Request) -> Request:
         """Return the request, completed with what the pieces need beforehand (such as the oracle's
         reference)."""
         for piece in self.pieces():

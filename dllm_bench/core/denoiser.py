@@ -38,19 +38,14 @@ class PositionSets:
     d2Cache's released code)."""
 
 
-class AttentionProbe(Protocol):
-    """A function of the queries and keys of every layer."""
+AttentionProbe = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
+"""A function of the queries and keys of every layer. It returns a tensor with the same shape in all
+layers, such as the positions that a layer keeps (C,).
 
-    def __call__(
-        self, query_AFE: Tensor, key_GXE: Tensor, scaling: float, mask_11FX: Tensor | None, /
-    ) -> Tensor:
-        """Return a tensor with the same shape in all layers, such as the positions that a layer
-        keeps (C,).
-
-        Of the rotated queries of A heads at the F positions that the layer computes and the keys of
-        G heads at the X that are read or fed, in this order, each E wide; scale and additive mask
-        of their products.
-        """
+It gets query_AFE, the rotated queries of A heads at the F positions that the layer computes;
+key_GXE, the keys of G heads at the X that are read or fed, in this order, each E wide; scale and
+additive mask (1, 1, F, X) of their products.
+"""
 
 
 class LayerRows(Protocol):

@@ -253,6 +253,16 @@ class Draft(Piece, ABC):
         return proposals
 
 
+class CountedDraft(Draft):
+    """A draft of at most as many tokens as its setting `tokens` says."""
+
+    tokens: int
+
+    @property
+    def longest(self) -> int:
+        return self.tokens
+
+
 class Verify(Piece, ABC):
     """Accepts a prefix of a proposal and chooses the next token; keeps the target's output
     distribution."""

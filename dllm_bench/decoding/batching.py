@@ -1,9 +1,10 @@
 """Decode several requests at a time: one copy to the host and one forward per round for all.
 
-Decoding a request is a coroutine, `DecodeSteps`. It yields its next step, `HostValues` or
-`RunForward`, receives the answer, and finally returns the generation. When a request ends, the next
-one starts in the same round. Requests share nothing else, so batched and unbatched decoding produce
-identical tokens, up to the rounding of sums that a longer matrix product adds in another order.
+Decoding a request is a coroutine, `DecodeSteps`. It yields its next step (a tensor whose values the
+host needs, or `RunForward`), receives the answer, and finally returns the generation. When a
+request ends, the next one starts in the same round. Requests share nothing else, so batched and
+unbatched decoding produce identical tokens, up to the rounding of sums that a longer matrix product
+adds in another order.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,15 +22,7 @@ from dllm_bench.core.request import Generation
 from dllm_bench.core.transfer import to_host
 
 
-@dataclass(frozen=True)
-class HostValues:
-    """A step that requests the values of an integer tensor (X,) as a list."""
-
-    values_X: Tensor
-
-
-@dataclass(frozen=True)
-class RunForward:
+class RunForward(NamedTuple):
     """A step that requests a forward; the answer is its logits. See `Denoiser.forward`."""
 
     tokens_KL: Tensor
@@ -36,14 +30,15 @@ class RunForward:
     kv: KVCache
 
 
-Step = HostValues | RunForward
+Step = Tensor | RunForward
+"""A tensor (X,) is a step that requests its values, integers, as a list."""
 Answer = list[int] | Tensor
 DecodeSteps = Generator[Step, Answer, Generation]
 
 
 def host_values(values_X: Tensor) -> Generator[Step, Answer, list[int]]:
-    """Yield the step `HostValues` and return its answer."""
-    answer = yield HostValues(values_X)
+    """Yield the tensor as a step and return its values."""
+    answer = yield values_X
     assert isinstance(answer, list)
     return answer
 
@@ -86,9 +81,9 @@ def run_batched(
 def _answers(model: Denoiser, active: Sequence[_Active]) -> list[tuple[_Active, Answer]]:
     """Return the answers to the pending steps: copies first, so that new requests join the next
     forward."""
-    copies = [(one, one.step) for one in active if isinstance(one.step, HostValues)]
+    copies = [(one, one.step) for one in active if isinstance(one.step, Tensor)]
     if copies:
-        values = to_host([step.values_X for _, step in copies])
+        values = to_host([values_X for _, values_X in copies])
         return [(one, answer) for (one, _), answer in zip(copies, values, strict=True)]
     forwards = [(one, one.step) for one in active if isinstance(one.step, RunForward)]
     logits = forward(model, [step for _, step in forwards])
@@ -98,6 +93,6 @@ def _answers(model: Denoiser, active: Sequence[_Active]) -> list[tuple[_Active, 
 def forward(model: Denoiser, steps: Sequence[RunForward]) -> list[Tensor]:
     """Return the logits (K, R, V) of each request; a single one is not batched."""
     if len(steps) == 1:
-        return [model.forward(steps[0].tokens_KL, steps[0].plan, steps[0].kv)]
-    tokens, plans, caches = zip(*((one.tokens_KL, one.plan, one.kv) for one in steps), strict=True)
+        return [model.forward(*steps[0])]
+    tokens, plans, caches = zip(*steps, strict=True)
     return model.forward_batch(tokens, plans, caches)

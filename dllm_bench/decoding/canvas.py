@@ -128,7 +128,7 @@ class CanvasDecoder(ComposedDecoder):
     settle: Settle
 
     def summary(self) -> DecoderSummary:
-        return DecoderSummary(uses_seed=True, stops_on_end_token=True)
+        return DecoderSummary(uses_seed=True)
 
     def prepare(self, model: CanvasModel, request: Request) -> Request:
         """Return the request; DllmBenchError if this decoder cannot use the model or the
@@ -137,7 +137,7 @@ class CanvasDecoder(ComposedDecoder):
         asked = {pinned: needing(MASK_TOKEN)} if request.pinned else {}
         self.check_run_fits(model, asked=asked)
         check_prompt(request, model.special)
-        return self.prepare_pieces(model, request)
+        return super().prepare(model, request)
 
     def generate(self, model: CanvasModel, request: Request) -> Generation:
         """Decode one request; `ids` are whole canvases, and `cut` gives the end of the requested
@@ -209,8 +209,8 @@ class _CanvasText:
         """Encode the tokens that are not encoded yet and keep their K/V; no logits are computed."""
         span, device = (self.kv.length, self.begins), self.model.device
         none_M = torch.zeros(0, dtype=torch.long, device=device)
-        causal = ForwardPlan(ForwardKind.PREFILL, span, span, span, "block_causal", 1)
-        plan = replace(causal, only_M=none_M)
+        kind = ForwardKind.PREFILL
+        plan = ForwardPlan(kind, span, span, span, "block_causal", 1, only_M=none_M)
         yield from self._forward(plan)
         self.kv.keep(plan, torch.zeros((), dtype=torch.long, device=device))
         self.clock.mark()

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import (
-    END,
     HOLD,
     LENGTH,
     ONE_WORKER,
@@ -59,12 +58,11 @@ from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
 from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.numerics import forbid
-from dllm_bench.decoding.rounds import FORCED, WINNER, RoundLog, WindowTracker, masks_per_block
+from dllm_bench.decoding.rounds import CLOSED, FORCED, MASKS, WINNER, RoundLog, WindowTracker
 from dllm_bench.decoding.switches import Guidance, Smoothing, guided_forward
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
-MASKS = "masks"  # host: `masks_per_block` of the last window, flattened
-CLOSED, FINISHED = "closed", "finished"  # host: `StopFlags` of each branch
+FINISHED = "finished"  # host: whether each branch is finished although positions are masked
 ORDER = "select explore revise cache score stop schedule guidance smoothing".split()
 COMMITTING, REVISING = 2, 64
 """Forwards per position after which a request is taken for one without an end: the second where a
@@ -98,8 +96,8 @@ class MaskedDecoder(ComposedDecoder):
 
     @cached_property
     def _switches(self) -> Mapping[str, Piece]:
-        smoothing = {"smoothing": Smoothing(self.smoothing)} if self.smoothing else {}
-        return {"guidance": Guidance(self.guidance), **smoothing}
+        guidance = {"guidance": Guidance(self.guidance)} if self.guidance else {}
+        return guidance | ({"smoothing": Smoothing(self.smoothing)} if self.smoothing else {})
 
     @property
     def needs(self) -> Needs:
@@ -119,8 +117,6 @@ class MaskedDecoder(ComposedDecoder):
             one_token_per_forward=single and Condition.ONE_PER_FORWARD in self.select.gives,
             attention=self._attention(),
             caches=Condition.NO_CACHE not in self.cache.gives,
-            explores=Condition.ONE_BRANCH not in self.explore.gives,
-            stops_on_end_token=self.any_gives(Condition.STOPS_ON_END),
             uses_seed=self.any_gives(Condition.DRAWS),
             warning=self._warning(),
         )
@@ -143,9 +139,6 @@ class MaskedDecoder(ComposedDecoder):
             "early and cost much of the score; draw them with decoder/score=sampled "
             "decoder.score.temperature=0.2."
         )
-
-    def prepare(self, model: Denoiser, request: Request) -> Request:
-        return self.prepare_pieces(model, request)
 
     def generate(
         self, model: Denoiser, request: Request, workers: WorkerGroup = ONE_WORKER
@@ -174,8 +167,8 @@ class MaskedDecoder(ComposedDecoder):
         last: tuple[Scores, Window] | None = None
         while True:
             round.state = self.explore.spawn(round.state, last)
-            masked_KL = yield from self._learn(round, tracker.to_end)
-            if not self._open_blocks(masked_KL, round, tracker, log):
+            yield from self._learn(round, tracker)
+            if not self._open_blocks(round, tracker, log):
                 return log.generation(round)
             round.plan = self.cache.plan(round)
             self._act("on_plan", round)
@@ -243,57 +236,39 @@ class MaskedDecoder(ComposedDecoder):
         mask = [special.mask] if self.forbid_mask else []
         return [*mask, *(special.named(self.forbid) if self.forbid else ())]
 
-    def _learn(self, round: Round, to_end: bool) -> Generator[Step, Answer, Tensor]:
-        """Copy the values that the pieces and the loop need to the host: the round's only wait.
-
-        Returns where the branches are masked, bool (K, L).
-        """
+    def _learn(self, round: Round, tracker: WindowTracker) -> Generator[Step, Answer, None]:
+        """Copy the values that the pieces and the loop need to the host: the round's only wait."""
         self._act("on_start", round)
-        state, flags = round.state, self.stop.ended(round.state)
-        masked_KL = state.masked_KL
-        if not round.begun:
-            masks = state.tokens_KL.new_empty(0)
-        else:
-            # blocks after the window may have moved, too
-            window = replace(round.window, stop=state.length) if to_end else round.window
-            masks = masks_per_block(masked_KL, window)
-        round.ask(MASKS, masks)
+        flags = self.stop.ended(round.state)
+        round.ask(MASKS, tracker.masks_left(round))
         round.ask(CLOSED, flags.closed_K)
         round.ask(FINISHED, flags.finished_K)
-        round.ask(HOLD, state.memo.get(HOLD))
+        round.ask(HOLD, round.state.memo.get(HOLD))
         round.answer((yield from host_values(round.question())))
-        return masked_KL
 
-    def _open_blocks(
-        self, masked_KL: Tensor, round: Round, tracker: WindowTracker, log: RoundLog
-    ) -> bool:
+    def _open_blocks(self, round: Round, tracker: WindowTracker, log: RoundLog) -> bool:
         """Open blocks, as decided from the values on the host, and keep the branches that take part
         in the forward.
 
         Returns whether decoding goes on.
         """
         host, branches = round.host, round.state
-        length, base = host.get(LENGTH, [branches.length])[0], branches.branches - 1
-        branches.truncate(length)
+        branches.truncate(host.get(LENGTH, [branches.length])[0])
         log.learn(round)
-        closed, stays = host.get(CLOSED, [0] * branches.branches), host.get(HOLD, ())
-        progress = tracker.progress(
-            length, log.winner, host.get(MASKS, ()), closed, stays, host.get(END, ())
-        )
+        progress = tracker.progress(round, log.winner)
         opened = list(map(self.schedule.opened, progress))
-        masks = progress[-1].open_masks(opened[-1])
-        log.tick(masks, progress[-1].grid.start(opened[-1]))
+        log.masks = progress[-1].open_masks(opened[-1])
+        log.open_end = tracker.grid.start(opened[-1])
         if progress[-1].all_finished(opened[-1]) or host.get(FINISHED, [0])[-1]:
             return False
-        worth = progress[-1].open_masks(progress[-1].opened)
+        worth, base = progress[-1].open_masks(progress[-1].opened), branches.branches - 1
         if worth < base:
             kept = [*range(worth), base]
-            index = to_device(kept, masked_KL.device)
-            round.state, masked_KL = branches.take(index), masked_KL.index_select(0, index)
+            round.state = branches.take(to_device(kept, branches.tokens_KL.device))
             progress, opened = [progress[k] for k in kept], [opened[k] for k in kept]
         if self._drafts:
             opened = opened[-1:] * len(opened)
-        round.window = tracker.move(progress, opened, masked_KL)
+        round.window = tracker.move(progress, opened, round.state)
         return True
 
     @cached_property

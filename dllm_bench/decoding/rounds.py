@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import INSERTED, Round, Schedule
+from dllm_bench.core.contracts import END, HOLD, INSERTED, Round, Schedule
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, cut_reasons
 from dllm_bench.core.state import CUT, MASKED, DecodeState
 from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, Trace
 from dllm_bench.core.transfer import constant, to_device
+
+MASKS = "masks"  # host: `WindowTracker.masks_left`, flattened
+CLOSED = "closed"  # host: whether each branch may open no further block
 
 
 @dataclass
@@ -31,38 +34,44 @@ class WindowTracker:
     opened: Sequence[int] = (0,)  # how many blocks each branch of the last round had open
     first: int = 0  # block with which that window begins
 
-    def progress(
-        self,
-        length: int,
-        winner: int,
-        masks: Sequence[int],
-        closed: Sequence[int],
-        stays: Sequence[int] = (),
-        ends: Sequence[int] = (),
-    ) -> list[BlockProgress]:
-        """Return the progress of every branch at the beginning of a round.
+    def masks_left(self, round: Round) -> Tensor:
+        """Count the masks left in the blocks of the last window, int64 (K, N); none before the
+        first."""
+        state = round.state
+        if not state.forwards:
+            return state.tokens_KL.new_empty(0)
+        # blocks after the window may have moved, too
+        window = replace(round.window, stop=state.length) if self.to_end else round.window
+        masked_KW = window.of(state.masked_KL)
+        if window.end is not None:
+            masked_KW = masked_KW & window.eligible_KW
+        return window.blocks(masked_KW).sum(-1)
 
-        masks: `masks_per_block` of the last window, flattened. ends: where blocks end that a piece
-        ended in that round.
-        """
-        if ends:  # of the window's block; those before it may have ended unasked
+    def progress(self, round: Round, winner: int) -> list[BlockProgress]:
+        """Return the progress of every branch at the beginning of a round; `winner`: the branch of
+        the last round that continued."""
+        host, branches = round.host, round.state.branches
+        ends = host.get(END, ())  # of the window's block; those before it may have ended unasked
+        if ends:
             ends = (*(self.grid.start(n + 1) for n in range(self.first)), *ends)
+        length = round.state.length
         self.grid = replace(self.grid, length=length, ends=tuple(ends) or self.grid.ends)
-        opened, branches = self.opened[winner], len(closed)
-        parts = zip(in_parts(masks, branches), closed, in_parts(stays, branches), strict=True)
+        opened, closed = self.opened[winner], host.get(CLOSED, [0] * branches)
+        each = (in_parts(host.get(key, ()), branches) for key in (MASKS, HOLD))
+        parts = zip(closed, *each, strict=True)
         return [
             BlockProgress(self.grid, self.first, left, opened, bool(flag), held)
-            for left, flag, held in parts
+            for flag, left, held in parts
         ]
 
     def move(
-        self, branches: Sequence[BlockProgress], opened: Sequence[int], masked_KL: Tensor
+        self, branches: Sequence[BlockProgress], opened: Sequence[int], state: DecodeState
     ) -> Window:
         """Return the next window: from the base's first unfinished block to the last open block.
 
         opened: how many blocks are open in each branch.
         """
-        grid = self.grid
+        grid, masked_KL = self.grid, state.masked_KL
         ends = [grid.start(n) for n in opened]
         first = BlockProgress(grid).finished if self.whole else branches[-1].finished
         start, stop = grid.start(first), grid.length if self.to_end else max(ends)
@@ -73,6 +82,10 @@ class WindowTracker:
             position_W = constant(range(start, stop), masked_KL.device)
             eligible_KW = eligible_KW & (position_W < end_K[:, None])
         self.opened, self.first = opened, first
+        musts = [
+            [self.schedule.must_progress(branch, n) for n in range(first, blocks)]
+            for branch in branches
+        ]
         return Window(
             start=start,
             stop=stop,
@@ -81,32 +94,17 @@ class WindowTracker:
             block=grid.block,
             origin=grid.origin,
             eligible_KW=eligible_KW,
-            must_KN=self._must(branches, range(first, blocks), masked_KL.device),
+            must_KN=None if all(map(all, musts)) else to_device(musts, masked_KL.device),
             visible_K=None if grid.sees_future else end_K,
             masks=sum(map(BlockProgress.open_masks, branches, opened)),
             end_known=first < len(grid.ends),
         )
-
-    def _must(
-        self, branches: Sequence[BlockProgress], blocks: range, device: torch.device
-    ) -> Tensor | None:
-        """Return which blocks of the window must progress, (K, N); None: all."""
-        rows = [[self.schedule.must_progress(branch, n) for n in blocks] for branch in branches]
-        return None if all(map(all, rows)) else to_device(rows, device)
 
 
 def in_parts(values: Sequence[int], parts: int) -> list[Sequence[int]]:
     """Cut values into parts of equal length."""
     size = len(values) // parts
     return [values[k * size : (k + 1) * size] for k in range(parts)]
-
-
-def masks_per_block(masked_KL: Tensor, window: Window) -> Tensor:
-    """Count the masks left in the blocks of a window, int64 (K, N)."""
-    masked_KW = window.of(masked_KL)
-    if window.end is not None:
-        masked_KW = masked_KW & window.eligible_KW
-    return window.blocks(masked_KW).sum(-1)
 
 
 # --- the log --------------------------------------------------------------------------------------
@@ -136,7 +134,9 @@ class RoundLog:
     open_end: int = 0  # canvas position at which the open blocks end
 
     def learn(self, round: Round) -> None:
-        """Record what the last round left for this wait."""
+        """Record what the last round left for this wait. Called right after the copy to the host,
+        when the device has caught up."""
+        self.ticks.append(time.perf_counter())
         host, prompt = round.host, round.state.prompt_len
         if self.moves:
             self.canvas = round.state.length - prompt
@@ -149,11 +149,6 @@ class RoundLog:
         at, count = host.get(INSERTED, (0, 0))
         if count:
             self.rows[-1]["inserted"] = (at - prompt, count)
-
-    def tick(self, masks: int, open_end: int) -> None:
-        """Take the time. Called right after a copy to the host, when the device has caught up."""
-        self.ticks.append(time.perf_counter())
-        self.masks, self.open_end = masks, open_end
 
     def begin(self, plan: ForwardPlan, branches: DecodeState, copies: int) -> None:
         """Record a forward before it is made: its plan, branches, and positions it reads."""

@@ -46,6 +46,7 @@ from dllm_bench.core.speculative import (
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import constant, to_device, to_host
+from dllm_bench.decoding.batching import RunForward, forward
 from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
 from dllm_bench.decoding.rounds import Clock
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -191,7 +192,7 @@ class SpeculativeDecoder(ComposedDecoder):
         """
         self.check_run_fits(model)
         check_prompt(request, model.special)
-        request = self.prepare_pieces(model, request)
+        request = super().prepare(model, request)
         self.draft.new_cache(model, 0)
         return request
 
@@ -206,12 +207,7 @@ class SpeculativeDecoder(ComposedDecoder):
 
     def generate(self, model: Target, request: Request) -> Generation:
         """Decode one request; `ids` holds the whole last round, `cut` says where the limit lies."""
-        return self.generate_batch(model, [request])[0]
-
-    def generate_batch(self, model: Target, requests: Sequence[Request]) -> list[Generation]:
-        """Decode requests with distinct ids in one batch; results in the order of the requests."""
-        done = {one.request_id: one for one in self.generate_stream(model, requests, len(requests))}
-        return [done[request.id] for request in requests]
+        return next(self.generate_stream(model, [request], 1))
 
     @torch.inference_mode()
     def generate_stream(
@@ -307,19 +303,14 @@ class SpeculativeDecoder(ComposedDecoder):
 
 
 def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan]) -> list[Tensor]:
-    """Run one forward of the target for all requests, store K/V, return each one's logits (R, V).
-
-    A single request is fed as it is; several form a batch of unequal lengths.
-    """
+    """Run one forward of the target for all requests, store K/V, return each one's logits (R,
+    V)."""
     model = active[0].model
-    canvases, caches = [one.canvas_1L for one in active], [one.kv for one in active]
-    if len(active) == 1:
-        logits = [model.forward(canvases[0], plans[0], caches[0])]
-    else:
-        logits = model.forward_batch(canvases, plans, caches)
-    for one, kv, plan in zip(active, caches, plans, strict=True):
-        one.forwards[-1] = replace(one.forwards[-1], **kv.execution._asdict())
-        kv.keep(plan, constant(0, model.device))
+    pairs = list(zip(active, plans, strict=True))
+    logits = forward(model, [RunForward(one.canvas_1L, plan, one.kv) for one, plan in pairs])
+    for one, plan in pairs:
+        one.forwards[-1] = replace(one.forwards[-1], **one.kv.execution._asdict())
+        one.kv.keep(plan, constant(0, model.device))
     return [logits_1RV[0] for logits_1RV in logits]
 
 
@@ -365,9 +356,8 @@ class _ActiveRequest:
     @property
     def finished(self) -> bool:
         """Whether an end token was committed or the limit is reached."""
-        if len(self.born) >= self.request.max_new_tokens:
-            return True
-        return self.ended and not self.round_due
+        ended = self.ended and not self.round_due
+        return ended or len(self.born) >= self.request.max_new_tokens
 
     def record_draft(self, proposal: Proposal) -> None:
         """Add the drafter's forward of a round to the trace.
@@ -409,23 +399,16 @@ class _ActiveRequest:
         self.born += [len(self.forwards) - 1] * len(tokens)
         self.ended = self.ended or first_end(tokens, self.model.special) is not None
 
-    def _with_bytes(self, row: Forward) -> Forward:
-        """Add the bytes that a row reads from the target's cache and leaves in it.
-
-        A drafter's cache is not counted.
-        """
-        if row.kind not in (ForwardKind.PREFILL, ForwardKind.VERIFY):
-            return row
-        each = self.kv.bytes_per_position
-        return replace(row, read_bytes=each * row.cached, kept_bytes=each * (row.cached + row.fed))
-
     def generation(self) -> Generation:
         """Return all committed tokens; those beyond the limit are cut by the reason "length"."""
         ids = tuple(self.tokens_L[len(self.request.prompt_ids) :].tolist())
-        cut = cut_reasons(ids, self.request.max_new_tokens, self.model.special)
-        rows = zip(self.forwards, self.clock.spans_ms(), strict=True)
-        trace = Trace([self._with_bytes(replace(forward, ms=ms)) for forward, ms in rows])
-        return Generation(self.request.id, ids, tuple(self.born), cut, trace)
+        cut, rows = cut_reasons(ids, self.request.max_new_tokens, self.model.special), []
+        for row, ms in zip(self.forwards, self.clock.spans_ms(), strict=True):
+            of_target = row.kind in (ForwardKind.PREFILL, ForwardKind.VERIFY)
+            each = of_target * self.kv.bytes_per_position  # a drafter's cache is not counted
+            read, kept = each * row.cached, each * (row.cached + row.fed)
+            rows.append(replace(row, ms=ms, read_bytes=read, kept_bytes=kept))
+        return Generation(self.request.id, ids, tuple(self.born), cut, Trace(rows))
 
 
 class _Verified(NamedTuple):
@@ -441,16 +424,13 @@ def _copy_to_host(
     results: Sequence[VerifyResult], drafts: Sequence[Proposal]
 ) -> Iterator[_Verified]:
     """Copy what was verified for all requests to the host at once; survival logits to 4 digits."""
-    joined, lengths = [], []
+    parts = list[Tensor]()
     for result, draft in zip(results, drafts, strict=True):
         survival_D = None if draft.survival_D is None else draft.survival_D.double()
         maybe = (result.own_X, result.count_1, draft.tokens_D, survival_D, draft.parents_D)
-        parts = [draft.tokens_D[:0] if part is None else part for part in maybe]
-        lengths.append([len(part) for part in parts])
-        joined.append(torch.cat(parts))
-    for values, each in zip(to_host(joined), lengths, strict=True):
-        rest = iter(values)
-        own, count, tokens, survival, parents = ([*islice(rest, n)] for n in each)
+        parts += [draft.tokens_D[:0] if part is None else part for part in maybe]
+    each = iter(to_host(parts))
+    for own, count, tokens, survival, parents in zip(*[each] * 5, strict=True):
         drafted = (*map(int, tokens),)
         if count:
             places, bonus = [*range(int(count[0]))], own[0]

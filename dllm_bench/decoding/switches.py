@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_bench.core.contracts import MaskedPiece, Reads, Round
-from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Needs, holding, needing
+from dllm_bench.core.contracts import MaskedPiece, Round
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.batching import Answer, Step, run_forward
@@ -19,7 +19,7 @@ from dllm_bench.decoding.batching import Answer, Step, run_forward
 @dataclass(frozen=True)
 class Guidance(MaskedPiece):
     """Classifier-free guidance (LLaDA §2.4): each forward sees the canvas with and without the
-    prompt; a scale of 0 is no guidance.
+    prompt.
 
     logits = u + (scale + 1) (c - u), with c from the prompt and u from a prompt of only masks. Both
     come from one forward with twice as many branches. The forward has to feed the whole canvas,
@@ -27,24 +27,11 @@ class Guidance(MaskedPiece):
     """
 
     scale: float
+    reads_rows = "window"
+    needs = needing({"cache": Condition.WHOLE_CANVAS})
 
     def __str__(self) -> str:
         return str(self.scale)
-
-    @property
-    def needs(self) -> Needs:
-        """The whole canvas in every forward."""
-        return needing({"cache": Condition.WHOLE_CANVAS if self.scale else ()})
-
-    @property
-    def gives(self) -> Conditions:
-        """A single prompt, if there is no guidance."""
-        return holding({Condition.UNGUIDED: not self.scale})
-
-    @property
-    def reads_rows(self) -> Reads:
-        """All rows of the window, if there is guidance."""
-        return "window" if self.scale else "masked"
 
 
 def guided_forward(

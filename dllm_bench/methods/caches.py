@@ -88,7 +88,7 @@ that request's prompt in view."""
 
 def reuse_prefix(reuse: Reuse, round: Round) -> None:
     """Reuse the previous prompt's K/V before the first forward; for exact reuse, whole blocks."""
-    if reuse != "none" and not round.begun:
+    if reuse != "none" and not round.state.forwards:
         grid = round.window.block if reuse == "exact" else 1
         round.model.reuse_prefix(round.kv, round.request.prompt_ids, grid, by=round.decoder)
 

@@ -12,7 +12,7 @@ from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan
-from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, one_hot
+from dllm_bench.core.speculative import Context, CountedDraft, Draft, Proposal, Sampler, one_hot
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant
@@ -48,21 +48,12 @@ class FeedOrder(Cache):
     def plan(self, round: Round) -> ForwardPlan:
         window, kv, state = round.window, round.kv, round.state
         held = min(kv.length, window.start)
-        masked_F = state.masked_KL[0, held : window.stop]
+        feed, rows, store = (held, window.stop), (window.start, window.stop), (held, window.start)
+        masked_F = state.masked_KL[0, held : window.stop]  # masks are fed after all others
+        place_F = constant(range(len(masked_F)), masked_F.device) + len(masked_F) * masked_F
         nothing_E = state.tokens_KL.new_empty(0)
-        return ForwardPlan(
-            kind=kind_of(kv),
-            feed=(held, window.stop),
-            rows=(window.start, window.stop),
-            store=(held, window.start),
-            added=AddedRows(nothing_E, nothing_E, seen_in_feed_order(masked_F)),
-        )
-
-
-def seen_in_feed_order(masked_F: Tensor) -> Tensor:
-    """Return what each of F rows sees if masks are fed after all others, bool (F, F)."""
-    place_F = constant(range(len(masked_F)), masked_F.device) + len(masked_F) * masked_F
-    return place_F <= place_F[:, None]
+        order = AddedRows(nothing_E, nothing_E, place_F <= place_F[:, None])
+        return ForwardPlan(kind_of(kv), feed, rows, store, added=order)
 
 
 @register("schedule.sliding")
@@ -183,7 +174,7 @@ class StridedDraft(Draft):
 
 @register("draft.bidirectional")
 @dataclass(frozen=True)
-class BidirectionalDraft(Draft):
+class BidirectionalDraft(CountedDraft):
     """Nemotron-Labs-Diffusion's linear self-speculation (arXiv 2607.05722): one model in two modes.
 
     Tokens of a block of masks after the anchor, by the target itself with full attention in it.
@@ -200,10 +191,6 @@ class BidirectionalDraft(Draft):
     """Draft tokens; the published block has one more, the anchor."""
     shifted: bool = False
     """Whether a row of the block predicts the position after its own, too (Dream's form)."""
-
-    @property
-    def longest(self) -> int:
-        return self.tokens
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         model, kv, anchor = context.target, context.target_kv, context.anchor

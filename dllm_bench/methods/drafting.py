@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
@@ -21,7 +21,15 @@ from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Target, VerifyLength
+from dllm_bench.core.speculative import (
+    Context,
+    CountedDraft,
+    Draft,
+    Proposal,
+    Sampler,
+    Target,
+    VerifyLength,
+)
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant, to_host
 from dllm_bench.models.drafters import SmallModelDrafter
@@ -31,7 +39,7 @@ from dllm_bench.registry import register
 
 @register("draft.model")
 @dataclass(frozen=True)
-class ModelDraft(Draft):
+class ModelDraft(CountedDraft):
     """Tokens drafted one by one by the model in `drafter`.
 
     A smaller autoregressive model drafts, token by token (Leviathan et al. 2023).
@@ -44,10 +52,6 @@ class ModelDraft(Draft):
     drafter: SmallModelDrafter
     tokens: int
     """Draft tokens per round."""
-
-    @property
-    def longest(self) -> int:
-        return self.tokens
 
     def new_cache(self, target: Target, length: int) -> KVCache:
         return self.drafter.on(target).new_cache(length)
@@ -68,7 +72,11 @@ def one_by_one(
     assert kv is not None
     cached = kv.length
     for _ in range(count):
-        drawn.append(choose(next_logits(model, text_L, kv)))
+        feed, rows = (kv.length, len(text_L)), (len(text_L), len(text_L) + 1)
+        plan = ForwardPlan(ForwardKind.DRAFT, feed, rows, feed, "block_causal", 1)
+        logits_1V = model.forward(text_L[None], plan, kv)[0]
+        kv.keep(plan, constant(0, text_L.device))
+        drawn.append(choose(logits_1V))
         text_L = drawn[-1][0].expand(len(text_L) + 1)  # the cache holds what is before it
     kv.crop(context.anchor)
     tokens, distributions = zip(*drawn, strict=True)
@@ -76,20 +84,9 @@ def one_by_one(
     return Proposal(torch.cat(tokens), joined, calls=count, fed=fed, cached=cached)
 
 
-def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:
-    """Return logits (1, V) of the token after the text; afterwards the cache holds the whole
-    text."""
-    fed = (kv.length, len(text_L))
-    rows = (len(text_L), len(text_L) + 1)
-    plan = ForwardPlan(ForwardKind.DRAFT, fed, rows, store=fed, attention="block_causal", block=1)
-    logits_1V = model.forward(text_L[None], plan, kv)[0]
-    kv.keep(plan, constant(0, text_L.device))
-    return logits_1V
-
-
 @register("draft.ngram")
 @dataclass(frozen=True)
-class NGramDraft(Draft):
+class NGramDraft(CountedDraft):
     """Proposes the tokens that followed an earlier occurrence of the last tokens; none if there is
     none.
 
@@ -105,26 +102,15 @@ class NGramDraft(Draft):
     longest_match: Positive
     """Longest n-gram that is looked up."""
 
-    @property
-    def longest(self) -> int:
-        return self.tokens
-
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         tokens_L = context.tokens_L
         host_L = tokens_L if context.host_L is None else context.host_L
         for match in range(min(self.longest_match, len(tokens_L) - 1), 0, -1):
-            after = last_occurrence(host_L, match)
-            if after is not None:
+            same = (host_L[:-1].unfold(0, match, 1) == host_L[-match:]).all(-1)
+            if len(starts := same.nonzero()):
+                after = int(starts[-1]) + match
                 return Proposal(tokens_L[after : after + self.tokens])
         return Proposal(tokens_L[:0])
-
-
-def last_occurrence(tokens_L: Tensor, match: int) -> int | None:
-    """Return the index after the latest earlier occurrence of the last `match` tokens; None without
-    one."""
-    earlier = tokens_L[:-1].unfold(0, match, 1)
-    starts = (earlier == tokens_L[-match:]).all(-1).nonzero()
-    return int(starts[-1]) + match if len(starts) else None
 
 
 @register("draft.none")
@@ -145,16 +131,12 @@ class NoDraft(Draft):
 
 @register("draft.random")
 @dataclass(frozen=True)
-class RandomDraft(Draft):
+class RandomDraft(CountedDraft):
     """Tokens drawn uniformly from the vocabulary, at any temperature, by the request's seed."""
 
     tokens: Positive
     """Draft tokens per round."""
     gives = frozenset({Condition.DRAWS})
-
-    @property
-    def longest(self) -> int:
-        return self.tokens
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         vocabulary, device = context.target.vocab_size, context.tokens_L.device
@@ -165,7 +147,7 @@ class RandomDraft(Draft):
 
 @register("draft.adversarial")
 @dataclass(frozen=True)
-class AdversarialDraft(Draft):
+class AdversarialDraft(CountedDraft):
     """Proposes the tokens that the target finds least probable: a draft that is wrong on purpose.
 
     It costs one forward of the target per token, and no token is accepted.
@@ -174,18 +156,13 @@ class AdversarialDraft(Draft):
     tokens: Positive
     """Draft tokens per round."""
 
-    @property
-    def longest(self) -> int:
-        return self.tokens
-
     def new_cache(self, target: Target, length: int) -> KVCache:
         return target.new_cache(length)
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
-        def least(logits_1V: Tensor) -> tuple[Tensor, None]:
-            return logits_1V.argmin(-1), None
-
-        return one_by_one(context.target, context, self.tokens, least)
+        return one_by_one(
+            context.target, context, self.tokens, lambda logits_1V: (logits_1V.argmin(-1), None)
+        )
 
 
 # --- measurements that length rules read, in plain Python, as the load simulation needs them ------
@@ -265,36 +242,31 @@ class StepProfile:
 def read_step_profile(source: str) -> StepProfile:
     """Return the profile in a file written by `dllm-bench train sps`; assets/… names a shipped
     one."""
-    return read_measurement(
-        source,
-        lambda plain: StepProfile(
-            tuple(map(int, plain["tokens"])), tuple(map(float, plain["steps_per_s"]))
-        ),
-        "step profile",
-        "train sps MODEL",
-    )
+
+    def parse(plain: Any) -> StepProfile:
+        return StepProfile((*map(int, plain["tokens"]),), (*map(float, plain["steps_per_s"]),))
+
+    return _of_step_profile(source, parse)
+
+
+def _of_step_profile(source: str, parse: Callable[[Any], Parsed]) -> Parsed:
+    return read_measurement(source, parse, "step profile", "train sps MODEL")
 
 
 def check_step_profile(source: str, model: str) -> None:
     """Refuse a profile that was measured with a model other than `model`; one written by hand may
     name none."""
-    measured: Mapping[str, Any] = read_measurement(
-        source, lambda plain: plain.get("model", {"name": model}), "step profile", "train sps MODEL"
-    )
-    if measured["name"] != model:
+    measured = _of_step_profile(source, lambda plain: plain.get("model", {"name": model})["name"])
+    if measured != model:
         raise DllmBenchError(
-            f"Step profile {source!r} was measured with {measured['name']}, but the model is "
+            f"Step profile {source!r} was measured with {measured}, but the model is "
             f"{model}; measure one with `dllm-bench train sps {model}` and name its file."
         )
 
 
 def device_of_step_profile(source: str) -> str:
     """Return the name of the device that a step profile was measured on."""
-    return str(
-        read_measurement(
-            source, lambda plain: plain["machine"]["device"], "step profile", "train sps MODEL"
-        )
-    )
+    return _of_step_profile(source, lambda plain: str(plain["machine"]["device"]))
 
 
 @register("length.temperatures")
@@ -335,7 +307,7 @@ def acceptance_probabilities(
     the host for all."""
     logits = [one.survival_D.double() for one in proposals if one.survival_D is not None]
     assert len(logits) == len(proposals)  # each proposal has survival estimates
-    return [temperatures.probabilities(logits_D) for logits_D in to_host(logits)]
+    return list(map(temperatures.probabilities, to_host(logits)))
 
 
 @register("length.read_temperatures")

@@ -155,7 +155,7 @@ class Daedal(InTurn):
         return 0 if HELD in branch.stays else super().opened(branch)
 
     def on_start(self, round: Round) -> None:
-        if not round.begun:
+        if not round.state.forwards:
             self._seek(torch.ones_like(round.state.masked_KL[0, 0]), round)
 
     def on_plan(self, round: Round) -> None:

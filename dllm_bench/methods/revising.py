@@ -371,7 +371,7 @@ class EditBlocks(Budgeted):
     needs = needing(ONE_BRANCH, {"schedule": Condition.HELD_EACH, "cache": Condition.FED_WINDOW})
 
     def on_start(self, round: Round) -> None:
-        if self.stable and not round.begun:
+        if self.stable and not round.state.forwards:
             round.state.memo[HOLD] = torch.full_like(round.state.tokens_KL[:, 0], LAST)
 
     def on_commit(self, round: Round) -> None:

@@ -375,13 +375,6 @@ def throughputs(probabilities: Probabilities, profile: StepProfile) -> list[floa
     return [tokens * profile.rate(requests + n) for n, tokens in enumerate(expected) if n <= room]
 
 
-def first_peak(probabilities: Probabilities, profile: StepProfile) -> int:
-    """Return n before the first descent of Θ."""
-    rates = throughputs(probabilities, profile)
-    descents = (n for n, (here, after) in enumerate(pairwise(rates)) if after <= here)
-    return next(descents, len(rates) - 1)
-
-
 def highest_peak(probabilities: Probabilities, profile: StepProfile) -> int:
     """Return n of the largest Θ; of equal ones the smallest n."""
     rates = throughputs(probabilities, profile)
@@ -391,7 +384,9 @@ def highest_peak(probabilities: Probabilities, profile: StepProfile) -> int:
 def early_stop(probabilities: Probabilities, profile: StepProfile) -> list[int]:
     """Return the lengths at the first peak of Θ (Algorithm 1), which is the global one if Θ has a
     single peak."""
-    return admit(probabilities, first_peak(probabilities, profile))
+    rates = throughputs(probabilities, profile)
+    descents = (n for n, (here, after) in enumerate(pairwise(rates)) if after <= here)
+    return admit(probabilities, next(descents, len(rates) - 1))
 
 
 class TwoStepsAhead:
@@ -440,11 +435,7 @@ class AsynchronousLength(HardwareAwareLength):
 
     def begin(self) -> LengthRule:
         rule = TwoStepsAhead(self.profile)
-
-        def lengths(proposals: Sequence[Proposal]) -> list[int]:
-            return rule(acceptance_probabilities(proposals, self.temperatures))
-
-        return lengths
+        return lambda proposals: rule(acceptance_probabilities(proposals, self.temperatures))
 
 
 # --- EAGLE-3 --------------------------------------------------------------------------------------
@@ -488,13 +479,8 @@ class Eagle3(Draft):
         fed = kv.length - cached
         kv.crop(context.anchor)
         tokens, distributions = zip(*drawn, strict=True)
-        return Proposal(
-            torch.cat(tokens),
-            sampler.joined(distributions),
-            calls=len(tokens),
-            fed=fed,
-            cached=cached,
-        )
+        joined = sampler.joined(distributions)
+        return Proposal(torch.cat(tokens), joined, calls=len(tokens), fed=fed, cached=cached)
 
     def cut(self, proposals: Sequence[Proposal], target: Target) -> list[Proposal]:
         """Return the drafts, each cut after its first end token."""

@@ -47,7 +47,7 @@ from dllm_bench.models.drafters import SmallModelDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import load_denoiser
 from tests.laws.test_speculative_laws import MAKERS, speculative
-from tests.speculative import Chain, FromDistribution
+from tests.speculative import Chain, FromDistribution, generate_batch
 from tests.tiers import covering
 
 REQUESTS = [
@@ -81,7 +81,7 @@ def test_requests_side_by_side_are_requests_alone(
     name: str, settings: dict[str, Any], folder: Path, target: TransformerDenoiser
 ) -> None:
     decoder = speculative(MAKERS[name](folder), **settings)
-    together = decoder.generate_batch(target, REQUESTS)
+    together = generate_batch(decoder, target, REQUESTS)
     alone = [decoder.generate(target, request) for request in REQUESTS]
     assert [found.request_id for found in together] == [request.id for request in REQUESTS]
     assert [*map(outcome, together)] == [*map(outcome, alone)]
@@ -92,10 +92,10 @@ def test_requests_side_by_side_are_requests_alone(
 def test_an_end_inside_of_a_block_ends_one_of_them(folder: Path) -> None:
     model = load_denoiser(folder / "target")
     decoder = SpeculativeDecoder(ModelDraft(SmallModelDrafter(str(folder / "target")), 4))
-    plain = [found.ids for found in decoder.generate_batch(model, REQUESTS)]
+    plain = [found.ids for found in generate_batch(decoder, model, REQUESTS)]
     end = plain[0][6]
     model.special = SpecialTokens(mask=model.special.mask, eos=end)
-    ended = [found.ids for found in decoder.generate_batch(model, REQUESTS)]
+    ended = [found.ids for found in generate_batch(decoder, model, REQUESTS)]
     cut = [ids[: ids.index(end) + 1] if end in ids else ids for ids in plain]
     assert ended == cut and len(ended[0]) <= 7
 
@@ -134,7 +134,7 @@ def test_joint_lengths_leave_greedy_text_alone(
     watched = Watched(JOINT[name])
     decoder = SpeculativeDecoder(MAKERS["dspark"](folder), length=watched)
     requests = [*REQUESTS, *(replace(r, id=f"{r.id}-again") for r in REQUESTS)]
-    batched = decoder.generate_batch(target, requests)
+    batched = generate_batch(decoder, target, requests)
     plain = SpeculativeDecoder(MAKERS["none"](folder))
     for request, found in zip(requests, batched, strict=True):
         wanted = plain.generate(target, request)
@@ -235,7 +235,7 @@ def sampled(decoder: SpeculativeDecoder, draws: int, batch: int = 100) -> Counte
     requests = [Request(f"{seed}", (0, 2, 0), LOOKED_AT, seed=seed) for seed in range(draws)]
     parts = [requests[first : first + batch] for first in range(0, draws, batch)]
     return Counter(
-        found.ids[:LOOKED_AT] for part in parts for found in decoder.generate_batch(target, part)
+        found.ids[:LOOKED_AT] for part in parts for found in generate_batch(decoder, target, part)
     )
 
 

@@ -63,7 +63,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
 from tests.sample_stats import stored_sample
-from tests.speculative import DRAFTERS, write_drafter
+from tests.speculative import DRAFTERS, generate_batch, write_drafter
 from tests.tiers import covering
 
 FLAT = StepProfile((1, 4096), (100.0, 100.0))
@@ -135,9 +135,9 @@ def test_simulated_rounds_are_those_of_the_loop(
     name, piece, rule, requests, folder, target
 ) -> None:
     decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
-    real = [verified(found) for found in decoder.generate_batch(target, requests)]
+    real = [verified(found) for found in generate_batch(decoder, target, requests)]
     unverified = replace(decoder, length=FixedLength(0))
-    drafts = StoredDrafts.of(map(sample, unverified.generate_batch(target, requests)))
+    drafts = StoredDrafts.of(map(sample, generate_batch(unverified, target, requests)))
     texts = drafts.served(SCALE)
     assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
     steps = simulate(ServingSystem(name, texts, rule), FLAT, len(texts)).steps
@@ -238,7 +238,7 @@ def texts(folder: Path, target: TransformerDenoiser) -> list[Generation]:
     """Greedy texts with a draft at every position."""
     requests = [Request(f"r{i}", (3 + i, 9, 27), 12 + i) for i in range(8)]
     decoder = SpeculativeDecoder(drafter("spoiled", folder), length=FixedLength(0))
-    return decoder.generate_batch(target, requests)
+    return generate_batch(decoder, target, requests)
 
 
 @pytest.fixture
