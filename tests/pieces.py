@@ -163,4 +163,4 @@ def opened(
     born_KL = torch.where(masked_KL, MASKED, PROMPT)
     state = DecodeState(torch.stack([tokens_KL, born_KL]), 0, SpecialTokens(**ROLES), seed=seed)
     width = masked_KL.shape[1]
-    return state, Window(0, width, width, 0, block or width, 0, masked_KL)
+    return state, Window(0, width, width, block or width, 0, masked_KL)

@@ -110,10 +110,9 @@ class Window:
     It begins with a block; its last block may be short.
     """
 
-    start: int
+    start: int  # [0, start) is final in every branch
     stop: int
     visible: int  # the largest `visible_K`: fed positions lie in [0, visible)
-    retired: int  # [0, retired) is final in every branch
     block: int  # P, positions of a block
     origin: int  # position from which blocks are counted; everything before it is one block
     eligible_KW: Tensor  # bool: masked and in an open block

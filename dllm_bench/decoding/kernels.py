@@ -133,23 +133,25 @@ def key_of(value_S: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def least_of(
-    least_DR: tl.tensor,
-    mass_DXJ: tl.tensor,
-    digit: tl.tensor,
-    enough: tl.tensor,
-    PARTS: tl.constexpr,
-    BITS: tl.constexpr,
+    search: tl.tuple, digit: tl.tensor, PARTS: tl.constexpr, BITS: tl.constexpr
 ) -> tl.tensor:
-    """Return the first digits, those before `digit`, of the key that is searched: the largest one
-    for which the probabilities at or above it, in this program's row, sum to more than `enough`.
+    """Return and write the first digits, those before `digit`, of the key that is searched: the
+    largest one for which the probabilities at or above it, in this program's row, sum to more than
+    top_p. Every part of a row writes the same.
+
+    search: best_R, sum_R, top_p; least_DR and mass_DXJ, which digit after digit fills.
     """
+    _, sum_R, top_p, least_DR, mass_DXJ = search
+    rows, row = tl.num_programs(0) // PARTS, tl.program_id(0) // PARTS
     later, part_P = digit > 0, tl.arange(0, triton.next_power_of_2(PARTS))
-    last = (digit - 1) * (tl.num_programs(0) // PARTS) + tl.program_id(0) // PARTS
+    last = (digit - 1) * rows + row
     at_PJ = (last * PARTS + part_P[:, None]) * 16 + tl.arange(0, 16)[None, :]
     mass_PJ = tl.load(mass_DXJ + at_PJ, mask=later & (part_P < PARTS)[:, None], other=0.0)
     least = tl.load(least_DR + last, mask=later, other=-(2 ** (BITS - 1)))
-    reached = tl.sum((tl.sum(mass_PJ, 0) > enough).to(tl.int32), 0)
-    return least + (tl.maximum(reached - 1, 0) << (BITS - 4 * tl.maximum(digit, 1)))
+    reached = tl.sum((tl.sum(mass_PJ, 0) > top_p * tl.load(sum_R + row)).to(tl.int32), 0)
+    least += tl.maximum(reached - 1, 0) << (BITS - 4 * tl.maximum(digit, 1))
+    tl.store(least_DR + digit * rows + row, least)
+    return least
 
 
 @triton.jit(do_not_specialize=["digit"])
@@ -162,17 +164,11 @@ def mass_of_parts(
     BITS: tl.constexpr,
     SEARCHED: tl.constexpr,
 ) -> None:
-    """Sum the mass of a part's tokens at or above each value of a digit: one program per part.
-
-    search: best_R, sum_R, top_p; least_DR and mass_DXJ, which digit after digit fills.
-    """
-    best_R, sum_R, top_p, least_DR, mass_DXJ = search
+    """Sum the mass of a part's tokens at or above each value of a digit: one program per part."""
+    best_R, _, _, _, mass_DXJ = search
     program, programs = tl.program_id(0), tl.num_programs(0)
     row = program // PARTS
-    best, enough = tl.load(best_R + row), top_p * tl.load(sum_R + row)
-    least = least_of(least_DR, mass_DXJ, digit, enough, PARTS, BITS)
-    # every part of a row writes the same
-    tl.store(least_DR + digit * (programs // PARTS) + row, least)
+    best, least = tl.load(best_R + row), least_of(search, digit, PARTS, BITS)
     bound_J = least + (tl.arange(0, 16) << (BITS - 4 - 4 * digit))
     mass_SJ = tl.zeros((SEARCHED, 16), tl.float32)  # summed once, at the end
     for start in range(0, SPAN, SEARCHED):
@@ -196,11 +192,8 @@ def equals_of_parts(
 ) -> None:
     """Sum a part's mass above the least key kept; find the mass of an equal token; count those."""
     program, programs = tl.program_id(0), tl.num_programs(0)
-    best_R, sum_R, top_p, least_DR, mass_DXJ = search
     row = program // PARTS
-    best, enough = tl.load(best_R + row), top_p * tl.load(sum_R + row)
-    least = least_of(least_DR, mass_DXJ, digits, enough, PARTS, BITS)
-    tl.store(least_DR + digits * (programs // PARTS) + row, least)
+    best, least = tl.load(search[0] + row), least_of(search, digits, PARTS, BITS)
     at_S = program % PARTS * SPAN + tl.arange(0, SPAN)
     logit_S = part_of(rows, row, at_S, tl.float32)
     mass_S, key_S = tl.exp(logit_S - best), key_of(logit_S, BITS)

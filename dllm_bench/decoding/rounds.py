@@ -75,22 +75,18 @@ class WindowTracker:
         ends = [grid.start(n) for n in opened]
         first = BlockProgress(grid).finished if self.whole else branches[-1].finished
         start, stop = grid.start(first), grid.length if self.to_end else max(ends)
-        blocks = grid.blocks if self.to_end else max(opened)
+        blocks = range(first, grid.blocks if self.to_end else max(opened))
         eligible_KW, end_K = masked_KL[:, start:stop], None
         if min(ends) < stop:
             end_K = to_device(ends, masked_KL.device)
             position_W = constant(range(start, stop), masked_KL.device)
             eligible_KW = eligible_KW & (position_W < end_K[:, None])
         self.opened, self.first = opened, first
-        musts = [
-            [self.schedule.must_progress(branch, n) for n in range(first, blocks)]
-            for branch in branches
-        ]
+        musts = [[self.schedule.must_progress(branch, n) for n in blocks] for branch in branches]
         return Window(
             start=start,
             stop=stop,
             visible=grid.length if grid.sees_future else stop,
-            retired=start,
             block=grid.block,
             origin=grid.origin,
             eligible_KW=eligible_KW,

@@ -247,15 +247,10 @@ class SpeculativeDecoder(ComposedDecoder):
         drafts = self.draft.cut([self._propose(one) for one in active], active[0].model)
         proposals = [draft.first(n) for draft, n in zip(drafts, rule(drafts), strict=True)]
         layers = self.draft.feature_layers
-        plans = [
-            one.plan(ForwardKind.VERIFY, proposal, layers)
-            for one, proposal in zip(active, proposals, strict=True)
-        ]
+        pairs = zip(active, proposals, strict=True)
+        plans = [one.plan(ForwardKind.VERIFY, proposal, layers) for one, proposal in pairs]
         logits = target_forward(active, plans)
-        results = [
-            self.verify(proposal, logits_RV, one.sampler)
-            for one, proposal, logits_RV in zip(active, proposals, logits, strict=True)
-        ]
+        results = map(self.verify, proposals, logits, (one.sampler for one in active))
         copied = _copy_to_host(results, drafts)
         for one, verified, draft, logits_RV in zip(active, copied, drafts, logits, strict=True):
             self._commit(one, verified)
@@ -421,7 +416,7 @@ class _Verified(NamedTuple):
 
 
 def _copy_to_host(
-    results: Sequence[VerifyResult], drafts: Sequence[Proposal]
+    results: Iterable[VerifyResult], drafts: Sequence[Proposal]
 ) -> Iterator[_Verified]:
     """Copy what was verified for all requests to the host at once; survival logits to 4 digits."""
     parts = list[Tensor]()

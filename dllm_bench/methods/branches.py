@@ -47,9 +47,8 @@ class Lookahead(Explore):
     k: Count  # number of lookahead branches
     alpha: Proportion = 0.0  # weight of the creation confidence
     fraction: PositiveProportion = 1.0  # share of the lowest confidences in the mean
-    sliding: Positive | None = (
-        None  # instead, lowest mean over this many consecutive masked positions
-    )
+    sliding: Positive | None = None  # instead, lowest mean over this many consecutive masked
+    # positions
     counts_base: bool = False  # whether k includes the base (LoPA-Dist)
     base_wins: bool = False
     """Evaluate branches but continue with the base, to measure the gain from picking a branch

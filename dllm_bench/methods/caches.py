@@ -42,16 +42,10 @@ def spans_given(attention: Attention, final: bool = True) -> Conditions:
 
     final: whether it keeps nothing but finished blocks.
     """
-    full = attention == "full"
-    return holding(
-        {
-            Condition.FED_WINDOW: True,
-            Condition.OWN_SPANS: True,
-            Condition.FULL_ATTENTION: full,
-            Condition.BLOCK_CAUSAL: not full,
-            Condition.FINAL_KV: final and not full,
-        }
-    )
+    always = {Condition.FED_WINDOW, Condition.OWN_SPANS}
+    if attention == "full":
+        return frozenset(always | {Condition.FULL_ATTENTION})
+    return holding({Condition.FINAL_KV: final}) | always | {Condition.BLOCK_CAUSAL}
 
 
 def scoring_window(
@@ -63,16 +57,8 @@ def scoring_window(
 ) -> ForwardPlan:
     """Return the plan of a forward that scores the window; its blocks are the schedule's."""
     window = round.window
-    return ForwardPlan(
-        kind=kind,
-        feed=feed,
-        rows=(window.start, window.stop),
-        store=store,
-        attention=attention,
-        block=window.block,
-        origin=window.origin,
-        visible_K=window.visible_K,
-    )
+    rows, blocks = (window.start, window.stop), (window.block, window.origin)
+    return ForwardPlan(kind, feed, rows, store, attention, *blocks, visible_K=window.visible_K)
 
 
 def kind_of(kv: KVCache) -> ForwardKind:
@@ -131,15 +117,8 @@ class CausalCache(Cache):
     def plan(self, round: Round) -> ForwardPlan:
         reuse_prefix(self.reuse, round)
         window, kv = round.window, round.kv
-        fed = (kv.length, window.start)
-        return ForwardPlan(
-            kind=kind_of(kv),
-            feed=fed,
-            rows=(window.start, window.stop),
-            store=fed,
-            attention="block_causal",
-            block=1,
-        )
+        feed, rows = (kv.length, window.start), (window.start, window.stop)
+        return ForwardPlan(kind_of(kv), feed, rows, feed, "block_causal", 1)
 
 
 Clock = Literal["block", "request"]
@@ -282,5 +261,5 @@ class BlockCache(Cache):
         window, kv = round.window, round.kv
         held = min(kv.length, window.start)
         feed = (held, window.visible)
-        store = (held, window.retired if self.renews else window.stop)
+        store = (held, window.start if self.renews else window.stop)
         return scoring_window(round, kind_of(kv), feed, store, self.attention)

@@ -105,7 +105,7 @@ class DelayedCache(Cache):
         """Return the end of the positions whose K/V can be stored now, and whether a finished block
         after them has to wait."""
         ready = held
-        for end in range(window.origin, window.retired + 1, window.block):
+        for end in range(window.origin, window.start + 1, window.block):
             if end <= held:
                 continue
             seen = MemoKey[int](f"delayed.seen_{end}")  # first forward that found it finished

@@ -344,10 +344,8 @@ class SurvivalThreshold(VerifyLength):
     needs = needing({"draft": Condition.SURVIVAL_ESTIMATES})
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        return [
-            likely_prefix(probabilities, self.tau)
-            for probabilities in acceptance_probabilities(proposals, self.temperatures)
-        ]
+        each = acceptance_probabilities(proposals, self.temperatures)
+        return [likely_prefix(probabilities, self.tau) for probabilities in each]
 
 
 def likely_prefix(probabilities: Sequence[float], tau: float) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, Literal
+from functools import lru_cache, partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -108,18 +107,15 @@ NEXT = MemoKey[Tensor]("d2.next")  # int64 (1, L), for the next forward
 CONFIDENCE = MemoKey[Tensor]("d2.confidence")  # from each mask's last row, float32 (1, L)
 
 
-@dataclass(frozen=True)
-class MeanAttention:
-    """Attention averaged over heads, float32 (F, X); implements `core.denoiser.AttentionProbe`."""
-
-    def __call__(
-        self, query_AFE: Tensor, key_GXE: Tensor, scaling: float, mask_11FX: Tensor | None
-    ) -> Tensor:
-        query_GQFE = query_AFE.unflatten(0, (len(key_GXE), -1))
-        product_GQFX = (query_GQFE @ key_GXE[:, None].transpose(2, 3)).float() * scaling
-        if mask_11FX is not None:
-            product_GQFX = product_GQFX + mask_11FX
-        return product_GQFX.softmax(-1).mean((0, 1))
+def mean_attention(
+    query_AFE: Tensor, key_GXE: Tensor, scaling: float, mask_11FX: Tensor | None
+) -> Tensor:
+    """Return attention averaged over heads, float32 (F, X); an `AttentionProbe`."""
+    query_GQFE = query_AFE.unflatten(0, (len(key_GXE), -1))
+    product_GQFX = (query_GQFE @ key_GXE[:, None].transpose(2, 3)).float() * scaling
+    if mask_11FX is not None:
+        product_GQFX = product_GQFX + mask_11FX
+    return product_GQFX.softmax(-1).mean((0, 1))
 
 
 @register("cache.d2")
@@ -176,8 +172,8 @@ class D2Cache(Cache):
         scored_L = next_L >= SCORED
         fed_L = (next_L % SCORED == FED) | kv.predicting(scored_L[None])[0]
         fed_L, scored_L = fed_L[: window.visible], scored_L[window.start : window.stop]
-        indices = true_indices((fed_L, ~fed_L, scored_L), branches.born_KL.device)
-        feed_F, read_C, scored_M = indices
+        masks = (fed_L, ~fed_L, scored_L)
+        feed_F, read_C, scored_M = true_indices(masks, branches.born_KL.device)
         return replace(
             plan,
             kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
@@ -185,15 +181,15 @@ class D2Cache(Cache):
             store=plan.feed,
             sets=PositionSets(feed_F, read_C, feed_F, counts_rest=self.released),
             scored_M=scored_M,
-            probe=MeanAttention(),
+            probe=mean_attention,
         )
 
     def on_commit(self, round: Round) -> None:
         window, state, kv = round.window, round.state, round.kv
-        assert kv.kept is not None
-        assert kv.kept.sets is not None
+        sets = round.plan.sets
+        assert sets is not None
         nothing_1L = torch.zeros_like(state.born_KL, dtype=torch.bool)
-        rows_1L = nothing_1L.index_fill(1, kv.kept.sets.feed_F, True)
+        rows_1L = nothing_1L.index_fill(1, sets.feed_F, True)
         confidence_1L = self._confidence(round, kv.predicted(rows_1L))
         taken_1L = self._taken(confidence_1L, window, state)
         fed_1L = kv.predicting(taken_1L) | (state.born_KL == state.forwards)
@@ -201,7 +197,7 @@ class D2Cache(Cache):
         if self.released:
             own_11 = fed_1L[:, last].clone()  # whether it predicts a selected mask
             fed_1L[:, last] = False
-        fed_1L |= self._attended(fed_1L, kv)
+        fed_1L |= self._attended(fed_1L, sets, kv.probed)
         if self.released:
             is_shifted_11 = ~kv.predicting(~nothing_1L)[:, -1:]
             fed_1L[:, last] = torch.where(is_shifted_11, own_11, fed_1L[:, last])
@@ -247,13 +243,10 @@ class D2Cache(Cache):
         best_1C = stable_top(only(value_1L, candidate_1L), self.current)
         return torch.zeros_like(masked_1L).scatter_(1, best_1C, True) & candidate_1L
 
-    def _attended(self, fed_1L: Tensor, kv: KVCache) -> Tensor:
+    def _attended(self, fed_1L: Tensor, sets: PositionSets, weights_NFX: Tensor | None) -> Tensor:
         """Return the rows that the last forward's rows attend to most, bool (1, L)."""
-        weights_NFX, last = kv.probed, kv.kept
         assert weights_NFX is not None
-        assert last is not None
-        assert last.sets is not None
-        place_X, fed = torch.cat([last.sets.read_C, last.sets.feed_F]), last.fed
+        place_X, fed = torch.cat([sets.read_C, sets.feed_F]), len(sets.feed_F)
         mass_X = weights_NFX.new_ones(len(place_X))
         for weight_FX in reversed(weights_NFX.unbind()):
             half_F = mass_X[-fed:] / 2
@@ -370,7 +363,9 @@ class DKVCache(Cache):
         if not feeds_all:
             feed_KL = self._pending(born_KL, kv, now - 1)
         elif self.keeps_prompt and now:
-            feed_KL = self._generated(born_KL, branches.prompt_len, kv)
+            new_KL = torch.zeros_like(born_KL, dtype=torch.bool)
+            new_KL[:, branches.prompt_len :] = True
+            feed_KL = new_KL | kv.predicting(new_KL)  # with the prompt rows that predict new tokens
         else:
             feed_KL = torch.ones_like(born_KL, dtype=torch.bool)
         feed_L, pending_L = feed_KL[0, :span], self._pending(born_KL, kv, now)[0, :span]
@@ -394,16 +389,6 @@ class DKVCache(Cache):
             predicts_KL = kv.predicting(torch.ones_like(rows_KL))
             pending_KL = pending_KL | (pending_KL.roll(1, 1) & ~predicts_KL)
         return pending_KL
-
-    def _generated(self, born_KL: Tensor, prompt_len: int, kv: KVCache) -> Tensor:
-        """Return the rows after the prompt and the prompt rows that predict a new token, bool (K,
-        L)."""
-        new_KL = torch.zeros_like(born_KL, dtype=torch.bool)
-        new_KL[:, prompt_len:] = True
-        return new_KL | kv.predicting(new_KL)
-
-
-Array = np.ndarray[Any, Any]
 
 
 @register("cache.dkv_greedy")
@@ -435,31 +420,25 @@ class DKVGreedyCache(Cache):
         """Feed the positions due, as set by the selector, which acts first, and their
         neighbours."""
         branches, window, kv = round.state, round.window, round.kv
-        born_L, device = round.on_host(BORN).numpy(), branches.born_KL.device
-        due = [p for p in branches.memo[DUE][0].tolist() if born_L[window.start + p] == MASKED]
-        if step_of_block(branches, window) % self.every == 0 or not due:
+        born_L, due_D = round.on_host(BORN).numpy(), branches.memo[DUE][0].numpy()
+        due_D = due_D[born_L[window.start + due_D] == MASKED]
+        if step_of_block(branches, window) % self.every == 0 or not len(due_D):
             kind = ForwardKind.REFRESH if kv.kept else ForwardKind.PREFILL
             round.plan = replace(round.plan, kind=kind)
             return
-        due_L = np.zeros(len(born_L), dtype=bool)
-        due_L[[window.start + place for place in due]] = True
-        fed_L = torch.from_numpy(self._around(born_L, due, window.start, branches.forwards))
-        fed_L = (fed_L | kv.predicting(torch.from_numpy(due_L)[None])[0])[: window.visible]
-        feed_F, read_C = true_indices((fed_L, ~fed_L), device)
-        sets = PositionSets(feed_F, read_C, feed_F)
-        round.plan = replace(round.plan, sets=sets, scored_M=to_device(due, device))
-
-    def _around(self, born_L: Array, due: Sequence[int], start: int, now: int) -> Array:
-        """Return the last forward's tokens, the positions due, and the masks around these, bool
-        (L,)."""
-        fed_L, position_L = born_L == now - 1, np.arange(len(born_L))
-        fed_L[[start + place for place in due]] = True
-        for place in due:
-            far_L = 2 * np.abs(position_L - start - place) + (position_L > start + place)
+        due_L, position_L = np.zeros(len(born_L), dtype=bool), np.arange(len(born_L))
+        due_L[window.start + due_D] = True
+        fed_L = due_L | (born_L == branches.forwards - 1)
+        for place in window.start + due_D:
+            far_L = 2 * np.abs(position_L - place) + (position_L > place)
             far_L[fed_L | (born_L != MASKED)] = 2 * len(far_L)
             nearest = far_L.argsort()[: self.window]
             fed_L[nearest[far_L[nearest] < 2 * len(far_L)]] = True
-        return fed_L
+        rows_L = kv.predicting(torch.from_numpy(due_L)[None])[0]
+        fed_X = (torch.from_numpy(fed_L) | rows_L)[: window.visible]
+        feed_F, read_C = true_indices((fed_X, ~fed_X), branches.born_KL.device)
+        sets = PositionSets(feed_F, read_C, feed_F)
+        round.plan = replace(round.plan, sets=sets, scored_M=to_device(due_D, feed_F.device))
 
 
 # --- DPad -----------------------------------------------------------------------------------------
@@ -532,32 +511,6 @@ class DPadCache(Cache):
 # --- Sparse-dLLM ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class MostAttended:
-    """Chooses the positions a layer keeps; implements `core.denoiser.AttentionProbe`."""
-
-    block: tuple[int, int]  # the open block
-    keep: float
-    kernel: int
-    released_ties: bool
-
-    def __call__(self, query_AXE: Tensor, key_GXE: Tensor, *rest: object) -> Tensor:
-        start, stop = self.block
-        mean_GQE = query_AXE[:, start:stop].mean(1).unflatten(0, (len(key_GXE), -1))
-        rating_X = (mean_GQE @ key_GXE.transpose(1, 2)).mean((0, 1))
-        position_X = torch.arange(len(rating_X), device=rating_X.device)
-        outside_O = torch.cat([position_X[:start], position_X[stop:]])
-        if not len(outside_O):
-            return outside_O
-        pooled_1O = max_pool1d(rating_X[outside_O][None], self.kernel, 1, self.kernel // 2)
-        number = int(len(outside_O) * self.keep)
-        if self.released_ties:
-            best_C = pooled_1O[0].topk(number).indices
-        else:
-            best_C = stable_top(pooled_1O, number)[0]
-        return outside_O[best_C].sort().values
-
-
 @register("cache.sparse")
 @dataclass(frozen=True)
 class SparseCache(Cache):
@@ -594,9 +547,29 @@ class SparseCache(Cache):
             return plan
         if step == 1:
             sets = PositionSets(everything_X, nothing_X, everything_X)
-            rule = MostAttended(plan.rows, self.keep, self.kernel, self.released_ties)
+            rule = partial(self._most_attended, plan.rows)
             kind = ForwardKind.REFRESH if kv.kept else ForwardKind.PREFILL
             return replace(plan, kind=kind, store=span, sets=sets, probe=rule)
         assert kv.probed is not None
         sets = PositionSets(everything_X[slice(*plan.rows)], kv.probed, nothing_X)
         return replace(plan, feed=plan.rows, sets=sets)
+
+    def _most_attended(
+        self, block: tuple[int, int], query_AXE: Tensor, key_GXE: Tensor, *rest: object
+    ) -> Tensor:
+        """Return the positions that a layer keeps; an `AttentionProbe` once given the open
+        block."""
+        start, stop = block
+        mean_GQE = query_AXE[:, start:stop].mean(1).unflatten(0, (len(key_GXE), -1))
+        rating_X = (mean_GQE @ key_GXE.transpose(1, 2)).mean((0, 1))
+        position_X = torch.arange(len(rating_X), device=rating_X.device)
+        outside_O = torch.cat([position_X[:start], position_X[stop:]])
+        if not len(outside_O):
+            return outside_O
+        pooled_1O = max_pool1d(rating_X[outside_O][None], self.kernel, 1, self.kernel // 2)
+        number = int(len(outside_O) * self.keep)
+        if self.released_ties:
+            best_C = pooled_1O[0].topk(number).indices
+        else:
+            best_C = stable_top(pooled_1O, number)[0]
+        return outside_O[best_C].sort().values

@@ -17,7 +17,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.numerics import stable_top
 from dllm_bench.methods.caches import NoCache
-from dllm_bench.methods.position_caches import FED, SCORED, MeanAttention
+from dllm_bench.methods.position_caches import FED, SCORED, mean_attention
 from dllm_bench.registry import register
 
 # --- dLLM-Cache -----------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class DriftTest:
             query_AFE = query_AFE.index_select(1, self.always_R)
             if mask_11FX is not None and mask_11FX.shape[2] > 1:
                 mask_11FX = mask_11FX.index_select(2, self.always_R)
-        weights_RX = MeanAttention()(query_AFE, key_GXE, scaling, mask_11FX)
+        weights_RX = mean_attention(query_AFE, key_GXE, scaling, mask_11FX)
         if self.before is not None and not self._is_whole:
             tracked_N, given_NX = self.before
             layer = len(self.tracked)

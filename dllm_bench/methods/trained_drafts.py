@@ -484,9 +484,6 @@ class Eagle3(Draft):
 
     def cut(self, proposals: Sequence[Proposal], target: Target) -> list[Proposal]:
         """Return the drafts, each cut after its first end token."""
-        drafted = to_host([one.tokens_D for one in proposals])
-        ends = [first_end(tokens, target.special) for tokens in drafted]
-        return [
-            one if end is None else one.first(end + 1)
-            for one, end in zip(proposals, ends, strict=True)
-        ]
+        drafted = zip(proposals, to_host([one.tokens_D for one in proposals]), strict=True)
+        ends = [(one, first_end(tokens, target.special)) for one, tokens in drafted]
+        return [one if end is None else one.first(end + 1) for one, end in ends]

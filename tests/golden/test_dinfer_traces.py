@@ -341,9 +341,7 @@ def before(case: Case, step: Case) -> tuple[DecodeState, Window]:
     state = DecodeState(torch.stack([tokens_KL, born_KL]), 0, special)
     open_KW = masked_KL[:, start:stop]
     must_KN = open_KW.any(1, keepdim=True)
-    return state, Window(
-        start, stop, state.length, start, stop - start, start, open_KW, must_KN=must_KN
-    )
+    return state, Window(start, stop, state.length, stop - start, start, open_KW, must_KN=must_KN)
 
 
 def dense(memo: Memo, step: Case) -> Tensor:

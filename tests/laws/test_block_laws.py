@@ -239,7 +239,7 @@ def test_mask_last_keeps_other_candidates() -> None:
     model, state = Table(), DecodeState.start(REQUEST, SPECIAL)
     model.place[:, SPECIAL.mask] += 6.0
     logits_KWV = (model.place + model.token.mean(0))[None, :32]
-    window = Window(11, 43, 43, 11, 8, 11, state.masked_KL[:, 11:])
+    window = Window(11, 43, 43, 8, 11, state.masked_KL[:, 11:])
     plain, last = (one(logits_KWV, state, window) for one in (Confidence(), MaskLast()))
     masks_KW = plain.ids_KW == SPECIAL.mask
     assert 0 < masks_KW.sum() < 32

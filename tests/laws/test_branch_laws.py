@@ -303,7 +303,7 @@ def test_selectors_choose_in_each_branch_by_its_scores(name: str) -> None:
     state = DecodeState(canvas_2KW, 0, SPECIAL, forwards=1)
     state.reference_KL = torch.randint(0, 80, (3, 8), generator=generator)
     state.memo[GAP], state.memo[HISTORY] = values[3, :, 0], values.permute(1, 2, 0)
-    window = Window(0, 8, 8, 0, 8, 0, masked_KW)
+    window = Window(0, 8, 8, 8, 0, masked_KW)
     together = chosen(select, scores, window, state.take(torch.arange(3)))
     for k in map(torch.tensor, range(3)):
         alone = chosen(select, scores.pick(k), window.pick(k), state.pick(k))

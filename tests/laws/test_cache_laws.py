@@ -349,7 +349,7 @@ def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten
         mass = (kv.probes[0].sum(0) / 2 + 0.5).tolist()
         confidence_1W = torch.rand(1, 8, generator=numbers)
         scores = Scores(confidence_1W.long(), confidence_1W, confidence_1W, raw_KW=confidence_1W)
-        window = Window(last + 1, length, length, last + 1, 8, last + 1, state.masked_KL[:, 4:])
+        window = Window(last + 1, length, length, 8, last + 1, state.masked_KL[:, 4:])
         cache = D2Cache(current=2, rollout=0.35, released=True)
         round = Round(REQUEST, state, kv, Table(), None)
         round.window, round.scores = window, scores

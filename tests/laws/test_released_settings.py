@@ -57,7 +57,7 @@ def chosen(select: Select, probability: list[float], forwards: int = 0) -> list[
     state = DecodeState.start(Request("r", (5,), len(probability)), Table().special)
     state.forwards = forwards
     size = len(probability)
-    window = Window(1, 1 + size, 1 + size, 1, size, 1, probability_KW > 0)
+    window = Window(1, 1 + size, 1 + size, size, 1, probability_KW > 0)
     decoder = replace(BASE, select=select)
     before_KW = probability_KW == 0
     state.born_KL[:, 1:][before_KW] = 0

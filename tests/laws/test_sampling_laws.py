@@ -248,7 +248,7 @@ def test_a_forbidden_end_is_never_decoded(score, forbid, gone) -> None:
 def test_a_last_end_passes_no_threshold_and_is_no_less_a_candidate() -> None:
     state = DecodeState.start(REQUESTS[0], MODEL.special)
     logits_KWV = Talkative().place[None, :17].clone()
-    window = Window(1, 17, 17, 0, 8, 1, state.masked_KL[:, 1:], torch.ones(1, 2, dtype=torch.bool))
+    window = Window(1, 17, 17, 8, 1, state.masked_KL[:, 1:], torch.ones(1, 2, dtype=torch.bool))
     plain, held = (
         s(logits_KWV[:, 1:], state, window) for s in (Confidence(), Confidence(last="ends"))
     )
@@ -272,7 +272,7 @@ def drawn(alg_temp: float | None, steps: int, seed: int) -> tuple[int, ...]:
     """Positions that the first forward of a time schedule commits, of six masks and a token."""
     state, _ = opened(torch.ones(1, 7, dtype=torch.bool), seed=seed)
     eligible_KW = torch.arange(7)[None] != 2
-    window = Window(0, 7, 7, 0, 7, 0, eligible_KW, eligible_KW.any(1, keepdim=True))
+    window = Window(0, 7, 7, 7, 0, eligible_KW, eligible_KW.any(1, keepdim=True))
     scores = Scores(state.tokens_KL, CONFIDENCE[None], CONFIDENCE[None])
     where_KW = Epsilon(steps, eps=0.01, alg_temp=alg_temp)(scores, window, state)
     return tuple(where_KW[0].nonzero()[:, 0].tolist())

@@ -242,7 +242,7 @@ def test_a_repeat_penalty_is_restricted_to_tokens_of_the_same_block() -> None:
     logits_1WV[..., 5], logits_1WV[..., 0] = 2.0, 1.0
     state = DecodeState.start(Request("r", (5,), 4), SPECIAL)
     state.commit(torch.tensor([[False, True, False, True]]), torch.full((1, 4), 5), 1)
-    window = Window(1, 5, 5, 1, 2, 1, state.masked_KL[:, 1:])
+    window = Window(1, 5, 5, 2, 1, state.masked_KL[:, 1:])
     penalised = RepeatPenalty(Confidence(), 1.5)
     assert penalised(logits_1WV, state, window).ids_KW.tolist() == [[5, 5, 5, 5]]
     state.commit(torch.tensor([[True, False, True, False]]), torch.full((1, 4), 5), 1)
