@@ -110,12 +110,10 @@ def write_drafter(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
     return str(folder)
 
 
-def generate_batch(
-    decoder: SpeculativeDecoder, target: Any, requests: Sequence[Request]
-) -> list[Generation]:
+def generate_batch(decoder: Any, target: Any, requests: Sequence[Request]) -> list[Generation]:
     """Decode requests with distinct ids in one batch; results in the order of the requests."""
-    done = {one.request_id: one for one in decoder.generate_stream(target, requests, len(requests))}
-    return [done[request.id] for request in requests]
+    found = decoder.generate_stream(target, requests, len(requests))
+    return sorted(found, key=lambda one: [r.id for r in requests].index(one.request_id))
 
 
 def trainable(folder: Path) -> Any:

@@ -25,24 +25,17 @@ def unknown_name(
     """Return the error message for an unknown name: the nearest known one, if any, then the
     choices.
 
-    Of many known names the nearest few are shown. `more` is added after the names, for choices that
-    are not names; `listing` is the command that prints all names.
+    Of more known names than twice `SHOWN` the nearest are shown, nearest first. `more` is added
+    after the names, for choices that are not names; `listing` is the command that prints all names.
     """
     question = did_you_mean(name, known)
     choose = f"{question}Choose" if question else "choose"
-    shown = nearest(name, known)
-    if len(shown) < len(known):
+    shown = known
+    if len(known) > 2 * SHOWN:
+        shown = get_close_matches(name, known, n=SHOWN, cutoff=0)
         command = f"; `{listing}` lists them" if listing else ""
         more = f" (the nearest of {len(known)}{command}){more}"
     return f"There is no {kind} {name!r}; {choose} one of: {', '.join(shown)}{more}."
-
-
-def nearest(name: str, known: Sequence[str]) -> list[str]:
-    """Return the known names; if there are more than twice `SHOWN`, the nearest ones, nearest
-    first."""
-    if len(known) <= 2 * SHOWN:
-        return list(known)
-    return get_close_matches(name, known, n=SHOWN, cutoff=0)
 
 
 def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:

@@ -21,6 +21,7 @@ from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.trace import GIVEN
 from dllm_bench.core.transfer import constant, selected, to_device
 
+CPU = torch.device("cpu")
 MASKED = -1  # value of `born` at a position that is still masked
 PROMPT = GIVEN  # value of `born` at a position that is not decoded: prompt, pinned or inserted
 CUT = -3  # value of `born` at a position beyond the end of a canvas that was cut
@@ -92,18 +93,14 @@ class DecodeState:
 
     @classmethod
     def start(
-        cls,
-        request: Request,
-        special: SpecialTokens,
-        device: torch.device | str = "cpu",
-        length: int | None = None,
+        cls, request: Request, special: SpecialTokens, device: torch.device = CPU, length: int = 0
     ) -> DecodeState:
         """Return one branch: the prompt followed by masks, `length` positions in all.
 
         Without `length` there are as many masks as the request has new tokens.
         """
         check_prompt(request, special)
-        prompt, device = len(request.prompt_ids), torch.device(device)
+        prompt = len(request.prompt_ids)
         wanted = prompt + request.max_new_tokens
         masks = (length or wanted) - prompt
         tokens_L = [*request.prompt_ids, *[special.mask] * masks]

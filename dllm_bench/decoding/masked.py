@@ -92,12 +92,9 @@ class MaskedDecoder(ComposedDecoder):
 
     def slots(self) -> Mapping[str, Piece]:
         """Return the pieces by the name of their slot, including those of the switches."""
-        return {**super().slots(), **self._switches}
-
-    @cached_property
-    def _switches(self) -> Mapping[str, Piece]:
         guidance = {"guidance": Guidance(self.guidance)} if self.guidance else {}
-        return guidance | ({"smoothing": Smoothing(self.smoothing)} if self.smoothing else {})
+        smoothing = {"smoothing": Smoothing(self.smoothing)} if self.smoothing else {}
+        return {**super().slots(), **guidance, **smoothing}
 
     @property
     def needs(self) -> Needs:
@@ -193,10 +190,9 @@ class MaskedDecoder(ComposedDecoder):
     def _moments(self) -> Mapping[str, Sequence[MaskedPiece]]:
         """The pieces that act at each moment of a round."""
         return {
-            name: [
-                p for p in self._ordered if getattr(type(p), name) is not getattr(MaskedPiece, name)
-            ]
-            for name in ("on_start", "on_plan", "on_scores", "on_commit")
+            name: [p for p in self._ordered if getattr(type(p), name) is not default]
+            for name, default in vars(MaskedPiece).items()
+            if name.startswith("on_")
         }
 
     @cached_property
@@ -233,8 +229,8 @@ class MaskedDecoder(ComposedDecoder):
 
     def _forbidden(self, special: SpecialTokens) -> list[int]:
         """Return the tokens that are excluded from the model's distribution."""
-        mask = [special.mask] if self.forbid_mask else []
-        return [*mask, *(special.named(self.forbid) if self.forbid else ())]
+        ends = special.named(self.forbid) if self.forbid else []
+        return [special.mask] * self.forbid_mask + ends
 
     def _learn(self, round: Round, tracker: WindowTracker) -> Generator[Step, Answer, None]:
         """Copy the values that the pieces and the loop need to the host: the round's only wait."""

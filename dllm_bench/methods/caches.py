@@ -48,12 +48,12 @@ def spans_given(attention: Attention, final: bool = True) -> Conditions:
     return holding({Condition.FINAL_KV: final}) | always | {Condition.BLOCK_CAUSAL}
 
 
+Span = tuple[int, int]
+"""Canvas positions [start, stop)."""
+
+
 def scoring_window(
-    round: Round,
-    kind: ForwardKind,
-    feed: tuple[int, int],
-    store: tuple[int, int],
-    attention: Attention,
+    round: Round, kind: ForwardKind, feed: Span, store: Span, attention: Attention
 ) -> ForwardPlan:
     """Return the plan of a forward that scores the window; its blocks are the schedule's."""
     window = round.window
@@ -150,10 +150,10 @@ class PrefixCache(Cache):
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv
-        kind, feed, store = ForwardKind.DENOISE, self._fed(window), (0, 0)
+        kind, store, (feed, kept) = ForwardKind.DENOISE, (0, 0), self._spans(window)
         if self._renews(branches, window, kv.kept):
             kind = ForwardKind.REFRESH if kv.length else ForwardKind.PREFILL
-            feed, store = (0, window.visible), (0, self._kept(window))
+            feed, store = (0, window.visible), (0, kept)
         plan = scoring_window(round, kind, feed, store, self.attention)
         clock = self._round(branches, window, kv.kept)
         return replace(plan, forward=branches.forwards, clock=clock)
@@ -178,14 +178,10 @@ class PrefixCache(Cache):
         since = branches.forwards - last.forward - 1
         return last.clock + max(since, int(last.rows[0] != window.start))
 
-    def _fed(self, window: Window) -> tuple[int, int]:
-        """Return the span that a forward between renewals feeds: the open block and the rest of the
-        canvas."""
-        return window.start, window.visible
-
-    def _kept(self, window: Window) -> int:
-        """Return the end of the positions whose K/V are kept."""
-        return window.start
+    def _spans(self, window: Window) -> tuple[Span, int]:
+        """Return the span that a forward between renewals feeds (the open block and the rest of the
+        canvas), and the end of the positions whose K/V are kept."""
+        return (window.start, window.visible), window.start
 
 
 @register("cache.dual")
@@ -202,11 +198,8 @@ class DualCache(PrefixCache):
         """As for the prefix cache, but K/V of masks are not final."""
         return super().gives - {Condition.FINAL_KV}
 
-    def _fed(self, window: Window) -> tuple[int, int]:
-        return window.start, window.stop
-
-    def _kept(self, window: Window) -> int:
-        return window.visible
+    def _spans(self, window: Window) -> tuple[Span, int]:
+        return (window.start, window.stop), window.visible
 
 
 @register("cache.block")
@@ -249,12 +242,9 @@ class BlockCache(Cache):
         """Exact reuse must end with a whole block of both prompts. With approximate reuse, a text
         depends on the previous request.
         """
-        needs = needing({"schedule": Condition.BLOCKS_IN_ORDER})
-        if self.reuse == "exact":
-            return needs | needing({"schedule": Condition.ABSOLUTE_BLOCKS})
-        if self.reuse == "approximate":
-            return needs | needing({"batch": Condition.ONE_REQUEST})
-        return needs
+        exact = {"schedule": Condition.ABSOLUTE_BLOCKS}
+        others = {"exact": exact, "approximate": {"batch": Condition.ONE_REQUEST}, "none": {}}
+        return needing({"schedule": Condition.BLOCKS_IN_ORDER}, others[self.reuse])
 
     def plan(self, round: Round) -> ForwardPlan:
         reuse_prefix(self.reuse, round)

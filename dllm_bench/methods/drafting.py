@@ -60,14 +60,12 @@ class ModelDraft(CountedDraft):
         return one_by_one(self.drafter.on(context.target), context, self.tokens, sampler.sample)
 
 
-def one_by_one(
-    model: Denoiser,
-    context: Context,
-    count: int,
-    choose: Callable[[Tensor], tuple[Tensor, Tensor | None]],
-) -> Proposal:
-    """Draft `count` tokens, each from a forward of `model`. `choose` returns a token (1,) of logits
-    (1, V), and the probabilities it was drawn from, if it was."""
+Choose = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+"""Logits (1, V) -> a token (1,), and the probabilities it was drawn from, if it was."""
+
+
+def one_by_one(model: Denoiser, context: Context, count: int, choose: Choose) -> Proposal:
+    """Draft `count` tokens, each from a forward of `model`."""
     text_L, kv, drawn = context.tokens_L, context.kv, []
     assert kv is not None
     cached = kv.length
@@ -256,10 +254,10 @@ def _of_step_profile(source: str, parse: Callable[[Any], Parsed]) -> Parsed:
 def check_step_profile(source: str, model: str) -> None:
     """Refuse a profile that was measured with a model other than `model`; one written by hand may
     name none."""
-    measured = _of_step_profile(source, lambda plain: plain.get("model", {"name": model})["name"])
-    if measured != model:
+    measured = _of_step_profile(source, lambda plain: plain.get("model", {"name": model}))
+    if measured["name"] != model:
         raise DllmBenchError(
-            f"Step profile {source!r} was measured with {measured}, but the model is "
+            f"Step profile {source!r} was measured with {measured['name']}, but the model is "
             f"{model}; measure one with `dllm-bench train sps {model}` and name its file."
         )
 
@@ -316,12 +314,11 @@ def read_temperatures(source: str | None) -> Temperatures:
     temperatures."""
     if source is None:
         return Temperatures()
-    return read_measurement(
-        source,
-        lambda plain: Temperatures(tuple(map(float, plain["temperatures"]))),
-        "temperatures",
-        "train temperatures RUN",
-    )
+
+    def parse(plain: Any) -> Temperatures:
+        return Temperatures((*map(float, plain["temperatures"]),))
+
+    return read_measurement(source, parse, "temperatures", "train temperatures RUN")
 
 
 @register("length.threshold")

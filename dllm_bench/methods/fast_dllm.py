@@ -20,7 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant, only
-from dllm_bench.methods.caches import DualCache, NoCache, scoring_window
+from dllm_bench.methods.caches import DualCache, NoCache, Span, scoring_window
 from dllm_bench.methods.common import (
     COUNTS_STEPS,
     at_most,
@@ -196,7 +196,6 @@ class SubBlocks(Schedule):
         return max(n + opens, branch.opened)
 
 
-Span = tuple[int, int]
 BORN = "hierarchical.born"  # host: the forward that committed each position
 
 
@@ -317,5 +316,6 @@ class VicinityCache(DualCache):
             return False
         return last.forward == self.warmup == branches.forwards - 2
 
-    def _fed(self, window: Window) -> tuple[int, int]:
-        return max(0, window.start - self.before), min(window.visible, window.stop + self.after)
+    def _spans(self, window: Window) -> tuple[Span, int]:
+        first, last = window.start - self.before, window.stop + self.after
+        return (max(0, first), min(window.visible, last)), window.visible

@@ -397,15 +397,13 @@ class TwoStepsAhead:
     request that joined since then uses one token of the size; a request that left frees one.
     """
 
-    def __init__(self, profile: StepProfile, delay: int = 2) -> None:
-        self.profile = profile
-        self.sizes: deque[int] = deque()
-        self.delay = delay
+    def __init__(self, profile: StepProfile) -> None:
+        self.profile, self.sizes = profile, deque[int]()
 
     def __call__(self, probabilities: Probabilities) -> list[int]:
         """Return the lengths of the current step."""
         self.sizes.append(len(probabilities) + highest_peak(probabilities, self.profile))
-        if len(self.sizes) <= self.delay:
+        if len(self.sizes) <= 2:
             return early_stop(probabilities, self.profile)
         return admit(probabilities, max(0, self.sizes.popleft() - len(probabilities)))
 

@@ -137,8 +137,7 @@ def test_simulated_rounds_are_those_of_the_loop(
     decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
     real = [verified(found) for found in generate_batch(decoder, target, requests)]
     unverified = replace(decoder, length=FixedLength(0))
-    drafts = StoredDrafts.of(map(sample, generate_batch(unverified, target, requests)))
-    texts = drafts.served(SCALE)
+    texts = StoredDrafts.of(map(sample, generate_batch(unverified, target, requests))).served(SCALE)
     assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
     steps = simulate(ServingSystem(name, texts, rule), FLAT, len(texts)).steps
     assert [step.requests for step in steps] == [
