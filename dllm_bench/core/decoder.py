@@ -169,9 +169,6 @@ FIXED_CANVAS = Need("schedule", Condition.FIXED_CANVAS)
 cut the canvas."""
 ONE_BRANCH = Need("explore", Condition.ONE_BRANCH)
 ONE_OPEN_BLOCK = Need("schedule", Condition.ONE_OPEN_BLOCK)
-CAUSAL_MODEL = Need("model", Condition.CAUSAL)
-CANVAS_MODEL = Need("model", Condition.CANVAS)
-MASK_TOKEN = Need("model", Condition.MASK_TOKEN)
 
 
 class Piece(CheckedFields):

@@ -253,8 +253,8 @@ class Draft(Piece, ABC):
         return proposals
 
 
-class CountedDraft(Draft):
-    """A draft of at most as many tokens as its setting `tokens` says."""
+class FixedDraft(Draft):
+    """A draft of at most a fixed number of tokens."""
 
     tokens: int
 

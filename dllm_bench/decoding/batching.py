@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,19 +33,19 @@ class RunForward(NamedTuple):
 Step = Tensor | RunForward
 """A tensor (X,) is a step that requests its values, integers, as a list."""
 Answer = list[int] | Tensor
-DecodeSteps = Generator[Step, Answer, Generation]
+Returned = TypeVar("Returned")
+Steps = Generator[Step, Answer, Returned]
+DecodeSteps = Steps[Generation]
 
 
-def host_values(values_X: Tensor) -> Generator[Step, Answer, list[int]]:
+def host_values(values_X: Tensor) -> Steps[list[int]]:
     """Yield the tensor as a step and return its values."""
     answer = yield values_X
     assert isinstance(answer, list)
     return answer
 
 
-def run_forward(
-    tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache
-) -> Generator[Step, Answer, Tensor]:
+def run_forward(tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Steps[Tensor]:
     """Yield the step `RunForward` and return its answer, logits (K, R, V)."""
     answer = yield RunForward(tokens_KL, plan, kv)
     assert isinstance(answer, Tensor)

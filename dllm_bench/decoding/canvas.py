@@ -16,34 +16,20 @@ requests share only the copies to the host (`batching`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import (
-    CANVAS_MODEL,
-    MASK_TOKEN,
-    ComposedDecoder,
-    DecoderSummary,
-    Piece,
-    needing,
-)
+from dllm_bench.core.decoder import ComposedDecoder, Condition, DecoderSummary, Piece, needing
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Change, Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import to_device
-from dllm_bench.decoding.batching import (
-    Answer,
-    DecodeSteps,
-    Step,
-    host_values,
-    run_batched,
-    run_forward,
-)
+from dllm_bench.decoding.batching import DecodeSteps, Steps, host_values, run_batched, run_forward
 from dllm_bench.decoding.numerics import read_logits
 from dllm_bench.decoding.rounds import Clock
 from dllm_bench.registry import register
@@ -120,7 +106,7 @@ class Settle(Piece, ABC):
 class CanvasDecoder(ComposedDecoder):
     """Uniform-state diffusion, composed of four pieces; equal seeds give equal texts."""
 
-    needs = needing(CANVAS_MODEL)
+    needs = needing({"model": Condition.CANVAS})
 
     accept: Accept
     renoise: Renoise
@@ -134,7 +120,7 @@ class CanvasDecoder(ComposedDecoder):
         """Return the request; DllmBenchError if this decoder cannot use the model or the
         request."""
         pinned = f"request {request.id!r} with pinned tokens"
-        asked = {pinned: needing(MASK_TOKEN)} if request.pinned else {}
+        asked = {pinned: needing({"model": Condition.MASK_TOKEN})} if request.pinned else {}
         self.check_run_fits(model, asked=asked)
         check_prompt(request, model.special)
         return super().prepare(model, request)
@@ -158,7 +144,7 @@ class CanvasDecoder(ComposedDecoder):
             yield from self._denoise(text)
         return text.generation()
 
-    def _denoise(self, text: _CanvasText) -> Generator[Step, Answer, None]:
+    def _denoise(self, text: _CanvasText) -> Steps[None]:
         """Write one canvas."""
         model, numbers, before = text.model, text.numbers, list[Tensor]()
         size, mean_1CH = (model.canvas_length, model.vocab_size), None
@@ -205,7 +191,7 @@ class _CanvasText:
         ended = first_end(self.ids, self.model.special) is not None
         return ended or len(self.ids) >= self.request.max_new_tokens
 
-    def encode(self) -> Generator[Step, Answer, None]:
+    def encode(self) -> Steps[None]:
         """Encode the tokens that are not encoded yet and keep their K/V; no logits are computed."""
         span, device = (self.kv.length, self.begins), self.model.device
         none_M = torch.zeros(0, dtype=torch.long, device=device)
@@ -215,7 +201,7 @@ class _CanvasText:
         self.kv.keep(plan, torch.zeros((), dtype=torch.long, device=device))
         self.clock.mark()
 
-    def denoise(self, canvas_C: Tensor, mean_1CH: Tensor | None) -> Generator[Step, Answer, Tensor]:
+    def denoise(self, canvas_C: Tensor, mean_1CH: Tensor | None) -> Steps[Tensor]:
         """Yield logits (1, C, V) of the canvas, given the mean embeddings of its last
         prediction."""
         span = (self.begins, self.begins + len(canvas_C))
@@ -223,7 +209,7 @@ class _CanvasText:
         plan = ForwardPlan(ForwardKind.DENOISE, span, span, (0, 0), added_KFH=mean_1CH)
         return (yield from self._forward(plan))
 
-    def _forward(self, plan: ForwardPlan) -> Generator[Step, Answer, Tensor]:
+    def _forward(self, plan: ForwardPlan) -> Steps[Tensor]:
         """Run a forward and add it to the trace."""
         logits_1CV = yield from run_forward(self.tokens_1L, plan, self.kv)
         ran, cached = self.kv.execution._asdict(), plan.cached(self.kv.length)

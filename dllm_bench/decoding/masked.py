@@ -9,7 +9,7 @@ that several requests can share copies and forwards (`batching`). Texts are hand
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -38,7 +38,6 @@ from dllm_bench.core.contracts import (
 from dllm_bench.core.declared import Amount
 from dllm_bench.core.decoder import (
     FIXED_CANVAS,
-    MASK_TOKEN,
     BlockLength,
     ComposedDecoder,
     Condition,
@@ -55,7 +54,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import constant, to_device
-from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
+from dllm_bench.decoding.batching import DecodeSteps, Steps, host_values, run_batched
 from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.numerics import forbid
 from dllm_bench.decoding.rounds import CLOSED, FORCED, MASKS, WINNER, RoundLog, WindowTracker
@@ -103,25 +102,22 @@ class MaskedDecoder(ComposedDecoder):
         single = {BlockLength(1), Condition.ABSOLUTE_BLOCKS} <= self.schedule.gives
         is_causal = single and Condition.FULL_ATTENTION not in self.cache.gives
         is_causal |= Condition.CAUSAL in self.cache.gives
-        return needing(MASK_TOKEN) if is_causal else needing(MASK_TOKEN, {"model": Condition.MASKS})
+        token = Condition.MASK_TOKEN
+        return needing({"model": token if is_causal else (token, Condition.MASKS)})
 
     def summary(self) -> DecoderSummary:
         branches, opens = self.number(MostBranches) or 1, self.schedule.gives
         single = branches == 1 and (Condition.ONE_OPEN_BLOCK in opens or not self._stalls)
+        form = "full" if Condition.FULL_ATTENTION in self.cache.gives else "block_causal"
         return DecoderSummary(
             branches=branches,
             block=self.schedule.block,
             one_token_per_forward=single and Condition.ONE_PER_FORWARD in self.select.gives,
-            attention=self._attention(),
+            attention="feed_order" if Condition.FEED_ORDER in self.cache.gives else form,
             caches=Condition.NO_CACHE not in self.cache.gives,
             uses_seed=self.any_gives(Condition.DRAWS),
             warning=self._warning(),
         )
-
-    def _attention(self) -> str:
-        """Return the form of attention that the cache plans."""
-        form = "full" if Condition.FULL_ATTENTION in self.cache.gives else "block_causal"
-        return "feed_order" if Condition.FEED_ORDER in self.cache.gives else form
 
     def _warning(self) -> str | None:
         """Return a warning for a combination known to lower the score: a whole generation filled
@@ -232,7 +228,7 @@ class MaskedDecoder(ComposedDecoder):
         ends = special.named(self.forbid) if self.forbid else []
         return [special.mask] * self.forbid_mask + ends
 
-    def _learn(self, round: Round, tracker: WindowTracker) -> Generator[Step, Answer, None]:
+    def _learn(self, round: Round, tracker: WindowTracker) -> Steps[None]:
         """Copy the values that the pieces and the loop need to the host: the round's only wait."""
         self._act("on_start", round)
         flags = self.stop.ended(round.state)

@@ -51,8 +51,8 @@ class WindowTracker:
         """Return the progress of every branch at the beginning of a round; `winner`: the branch of
         the last round that continued."""
         host, branches = round.host, round.state.branches
-        ends = host.get(END, ())  # of the window's block; those before it may have ended unasked
-        if ends:
+        ends: Sequence[int] = host.get(END, ())
+        if ends:  # of the window's block; those before it may have ended unasked
             ends = (*(self.grid.start(n + 1) for n in range(self.first)), *ends)
         length = round.state.length
         self.grid = replace(self.grid, length=length, ends=tuple(ends) or self.grid.ends)
@@ -123,7 +123,6 @@ class RoundLog:
     ticks: list[float] = field(default_factory=list)  # times of the copies to the host
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Fields of `Forward` of each forward, as far as they are known."""
-    kept: list[int] = field(default_factory=list)  # positions in the cache after each forward
     winner: int = 0  # the branch that continued from the last round
     masks: int = 0  # of the open blocks
     canvas: int = 0  # new positions, of a canvas that grows
@@ -161,8 +160,8 @@ class RoundLog:
 
     def end(self, plan: ForwardPlan, branches: DecodeState) -> None:
         """Record what the forward left in the cache, and the work of layers that chose rows."""
-        self.kept.append(plan.kept(min(self.kv.length, branches.length)))
-        self.rows[-1] |= self.kv.execution._asdict()
+        kept = plan.kept(min(self.kv.length, branches.length))  # positions; `trace` counts bytes
+        self.rows[-1] |= {"kept_bytes": kept, **self.kv.execution._asdict()}
         if self.kv.work is not None:
             self.rows[-1] |= self.kv.work._asdict()
 
@@ -172,10 +171,8 @@ class RoundLog:
         revised: `Round.revised`, of a decoder that revises after every forward.
         """
         each = self.kv.bytes_per_position
-        for row, kept, (before, after) in zip(
-            self.rows, self.kept, pairwise(self.ticks), strict=True
-        ):
-            row["ms"], row["kept_bytes"] = 1000 * (after - before), each * kept
+        for row, (before, after) in zip(self.rows, pairwise(self.ticks), strict=True):
+            row["ms"], row["kept_bytes"] = 1000 * (after - before), each * row["kept_bytes"]
             row.setdefault("read_bytes", each * row["cached"])
         for row, changes in zip(self.rows, changes_of(revised, span), strict=False):
             row["changes"] = changes

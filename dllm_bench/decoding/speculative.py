@@ -19,13 +19,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.declared import Amount, Positive, Probability
-from dllm_bench.core.decoder import (
-    CAUSAL_MODEL,
-    ComposedDecoder,
-    Condition,
-    DecoderSummary,
-    needing,
-)
+from dllm_bench.core.decoder import ComposedDecoder, Condition, DecoderSummary, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
 from dllm_bench.core.speculative import (
@@ -183,7 +177,7 @@ class SpeculativeDecoder(ComposedDecoder):
     """Of the target and of drafters that have none of their own; 1 leaves no token out."""
     top_k: Positive | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
     """The same; None leaves no token out."""
-    needs = needing(CAUSAL_MODEL)
+    needs = needing({"model": Condition.CAUSAL})
 
     def prepare(self, model: Target, request: Request) -> Request:
         """Return the request with what the pieces must know beforehand; load the drafter's network.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +12,7 @@ from dllm_bench.core.contracts import MaskedPiece, Round
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
-from dllm_bench.decoding.batching import Answer, Step, run_forward
+from dllm_bench.decoding.batching import Steps, run_forward
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Guidance(MaskedPiece):
 
 def guided_forward(
     branches: DecodeState, plan: ForwardPlan, kv: KVCache, scale: float
-) -> Generator[Step, Answer, Tensor]:
+) -> Steps[Tensor]:
     """Run the planned forward; return its logits (K, R, V), guided if `scale` is above 0."""
     if scale == 0:
         return (yield from run_forward(branches.tokens_KL, plan, kv))

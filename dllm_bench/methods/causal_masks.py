@@ -12,7 +12,7 @@ from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, PositiveAmount
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan
-from dllm_bench.core.speculative import Context, CountedDraft, Draft, Proposal, Sampler, one_hot
+from dllm_bench.core.speculative import Context, Draft, FixedDraft, Proposal, Sampler, one_hot
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant
@@ -174,7 +174,7 @@ class StridedDraft(Draft):
 
 @register("draft.bidirectional")
 @dataclass(frozen=True)
-class BidirectionalDraft(CountedDraft):
+class BidirectionalDraft(FixedDraft):
     """Nemotron-Labs-Diffusion's linear self-speculation (arXiv 2607.05722): one model in two modes.
 
     Tokens of a block of masks after the anchor, by the target itself with full attention in it.

@@ -21,15 +21,7 @@ from dllm_bench.core.declared import Positive, Probability
 from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.speculative import (
-    Context,
-    CountedDraft,
-    Draft,
-    Proposal,
-    Sampler,
-    Target,
-    VerifyLength,
-)
+from dllm_bench.core.speculative import Context, FixedDraft, Proposal, Sampler, Target, VerifyLength
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant, to_host
 from dllm_bench.models.drafters import SmallModelDrafter
@@ -39,7 +31,7 @@ from dllm_bench.registry import register
 
 @register("draft.model")
 @dataclass(frozen=True)
-class ModelDraft(CountedDraft):
+class ModelDraft(FixedDraft):
     """Tokens drafted one by one by the model in `drafter`.
 
     A smaller autoregressive model drafts, token by token (Leviathan et al. 2023).
@@ -84,7 +76,7 @@ def one_by_one(model: Denoiser, context: Context, count: int, choose: Choose) ->
 
 @register("draft.ngram")
 @dataclass(frozen=True)
-class NGramDraft(CountedDraft):
+class NGramDraft(FixedDraft):
     """Proposes the tokens that followed an earlier occurrence of the last tokens; none if there is
     none.
 
@@ -113,15 +105,13 @@ class NGramDraft(CountedDraft):
 
 @register("draft.none")
 @dataclass(frozen=True)
-class NoDraft(Draft):
+class NoDraft(FixedDraft):
     """Proposes nothing: plain autoregressive decoding, with the same loop, cache and sampling.
 
     The baseline of every speed-up.
     """
 
-    @property
-    def longest(self) -> int:
-        return 0
+    tokens = 0
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         return Proposal(context.tokens_L[:0])
@@ -129,7 +119,7 @@ class NoDraft(Draft):
 
 @register("draft.random")
 @dataclass(frozen=True)
-class RandomDraft(CountedDraft):
+class RandomDraft(FixedDraft):
     """Tokens drawn uniformly from the vocabulary, at any temperature, by the request's seed."""
 
     tokens: Positive
@@ -145,7 +135,7 @@ class RandomDraft(CountedDraft):
 
 @register("draft.adversarial")
 @dataclass(frozen=True)
-class AdversarialDraft(CountedDraft):
+class AdversarialDraft(FixedDraft):
     """Proposes the tokens that the target finds least probable: a draft that is wrong on purpose.
 
     It costs one forward of the target per token, and no token is accepted.

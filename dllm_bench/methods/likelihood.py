@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.declared import CheckedFields, Positive
-from dllm_bench.core.decoder import MASK_TOKEN, DecoderSummary, abilities, needing, require
+from dllm_bench.core.decoder import Condition, DecoderSummary, abilities, needing, require
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Likelihood, Option, Request
@@ -80,7 +80,8 @@ class LikelihoodDecoder(CheckedFields):
                 f"Decoder likelihood scores options, and request {request.id!r} asks for a text; "
                 "choose another decoder, or a benchmark of likelihoods (docs/benchmarks.md)."
             )
-        require("likelihood", needing(MASK_TOKEN), {"model": abilities(model)}, "decoder")
+        needs = needing({"model": Condition.MASK_TOKEN})
+        require("likelihood", needs, {"model": abilities(model)}, "decoder")
         return request
 
     def summary(self) -> DecoderSummary:

@@ -15,14 +15,7 @@ from torch.nn.functional import max_pool1d, pad
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Reads, Round, Score, Scores, Select
 from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount, Proportion
-from dllm_bench.core.decoder import (
-    ONE_BRANCH,
-    ONE_OPEN_BLOCK,
-    Condition,
-    Conditions,
-    holding,
-    needing,
-)
+from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
@@ -296,8 +289,8 @@ class Drawn(Select):
     @property
     def gives(self) -> Conditions:
         """One token per forward, if there are as many steps as positions."""
-        one = holding({Condition.ONE_PER_FORWARD: self.steps is None})
-        return one | {Condition.KNOWN_ORDER, Condition.DRAWS}
+        always = frozenset({Condition.KNOWN_ORDER, Condition.DRAWS})
+        return always if self.steps else always | {Condition.ONE_PER_FORWARD}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         due_1W = torch.zeros(1, window.width, dtype=torch.bool)

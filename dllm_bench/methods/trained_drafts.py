@@ -21,7 +21,6 @@ from dllm_bench.core.request import first_end
 from dllm_bench.core.speculative import (
     Context,
     Draft,
-    HeadState,
     LengthRule,
     Proposal,
     Sampler,
@@ -319,7 +318,7 @@ class DSpark(DFlash):
         network, context, hidden_NH, logits_NV = block
         context.head_begins()
         tokens, distributions = [context.tokens_L[-1:]], []
-        state: HeadState = None
+        state: Tensor | None = None
         for hidden_H, logits_1V in zip(hidden_NH, logits_NV.split(1), strict=True):
             state = network.transition(logits_1V, tokens[-1][0], hidden_H, state)
             token_1, probabilities_1V = sampler.sample(logits_1V)

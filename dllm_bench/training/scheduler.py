@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import CAUSAL_MODEL, abilities, require
+from dllm_bench.core.decoder import Condition, abilities, needing, require
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind, Trace
@@ -64,7 +64,7 @@ class ProfileJob:
 def measure(model: Any, job: ProfileJob) -> list[list[float]]:
     """Return seconds of every timed step, one list per size."""
     given = {"model": abilities(model)}
-    require("a profile of verifying steps", frozenset({CAUSAL_MODEL}), given, "model")
+    require("a profile of verifying steps", needing({"model": Condition.CAUSAL}), given, "model")
     kv, canvas_1L = _context(model, job)
     seconds: list[list[float]] = [[] for _ in job.batches]
     for turn in range(job.warmup + job.repeats):
