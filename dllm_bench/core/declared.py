@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from operator import eq
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -39,9 +40,9 @@ class Range:
     above: bool = False  # whether `low` itself is too small
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether all of these numbers are in the range."""
+        """Return whether all of these numbers are in the range; a NaN is in none."""
         within = all(self.low <= end <= self.high for end in (min(values), max(values)))
-        return within and not (self.above and self.low in values)
+        return within and all(map(eq, values, values)) and not (self.above and self.low in values)
 
     def __str__(self) -> str:
         if self.high >= UNBOUNDED:

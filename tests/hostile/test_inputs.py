@@ -15,6 +15,7 @@ import pytest
 from dllm_bench import paths
 from dllm_bench.benchmarks.items import read_jsonl
 from dllm_bench.cli.main import main
+from dllm_bench.core.declared import Seconds, fits
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import CONFIG_DIR, assets_dir, expanded, read_yaml
 from dllm_bench.runs import runner
@@ -124,6 +125,7 @@ def test_a_nan_is_found_at_every_depth() -> None:
         with pytest.raises(DllmBenchError, match=f"^{name} is nan"):
             require_numbers(plain)
     require_numbers({"tau": float("inf"), "name": "nan"})
+    assert not fits([0.5, nan], list[Seconds])
 
 
 # --- paths and configuration folders --------------------------------------------------------------

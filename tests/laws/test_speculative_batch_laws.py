@@ -232,9 +232,7 @@ def sampled(decoder: SpeculativeDecoder, draws: int, batch: int = 100) -> Counte
     """Return how often the first tokens of a text were drawn; `batch` texts at a time."""
     target: Any = Chain(NOBODY, LAWS)
     requests = [Request(f"{seed}", (0, 2, 0), LOOKED_AT, seed=seed) for seed in range(draws)]
-    parts = [requests[first : first + batch] for first in range(0, draws, batch)]
-    found = [one for part in parts for one in decoder.generate_stream(target, part, batch)]
-    return Counter(one.ids[:LOOKED_AT] for one in found)
+    return Counter(one.ids[:LOOKED_AT] for one in decoder.generate_stream(target, requests, batch))
 
 
 def deviation(counts: Counter[tuple[int, ...]]) -> float:
