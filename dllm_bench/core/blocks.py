@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dllm_bench.core.transfer import constant, selected
+from dllm_bench.core.transfer import selected
 
 HELD, LEFT = 1, -1  # a block that stays open without masks; one that is left with masks
 LAST = 2  # a block that stays open, and after which none opens yet
@@ -131,12 +131,6 @@ class Window:
     def pick(self, j: Tensor) -> Window:
         """Return the window of branch `j` alone."""
         return replace(self, visible_K=None).take(j.reshape(1))
-
-    def until(self, end: Tensor) -> Window:
-        """Return the window whose open block ends at `end` (0-d int64)."""
-        position_W = constant(range(self.start, self.stop), self.eligible_KW.device)
-        eligible_KW = self.eligible_KW & (position_W < end)
-        return replace(self, eligible_KW=eligible_KW, masks=None, end=end)
 
     @property
     def width(self) -> int:

@@ -356,7 +356,9 @@ class Round:
 
     def end_block(self, end: Tensor) -> None:
         """End the open block at a canvas position (0-d int64), at most the window's end."""
-        self.window = self.window.until(end)
+        span, eligible_KW = range(self.window.start, self.window.stop), self.window.eligible_KW
+        eligible_KW = eligible_KW & (constant(span, eligible_KW.device) < end)
+        self.window = replace(self.window, eligible_KW=eligible_KW, masks=None, end=end)
         self.ask(END, end)
 
     def cut(self, length: Tensor) -> None:
