@@ -9,12 +9,14 @@ from types import ModuleType
 
 import pytest
 
+from tests.tiers import covering
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONGEST = 40  # lines
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", covering(2, EXAMPLES, often=1), ids=lambda path: path.stem)
 def test_an_example_runs_in_an_empty_folder(path, tmp_path, monkeypatch, capsys) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < LONGEST
     monkeypatch.chdir(tmp_path)

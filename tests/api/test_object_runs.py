@@ -148,9 +148,6 @@ def test_an_object_called_like_a_model_does_not_read_that_model(tmp_path: Path) 
     assert "path" not in on_this_machine("model", record.spec.model, compose)
 
 
-# --- decoding -------------------------------------------------------------------------------------
-
-
 def flags(module: Any) -> list[Any]:
     """Everything that decoding could have changed."""
     attention = [vars(layer.self_attn).get("is_causal") for layer in module.model.layers]

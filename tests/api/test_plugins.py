@@ -47,6 +47,7 @@ def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path, capsys) -> None:
     assert set(runs["model"]) == {"stride-llada"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("plugin")
 def test_python_and_the_report_show_the_items_that_the_command_shows(tmp_path: Path) -> None:
     """Runs with fewer items than the table asks for: their common number."""

@@ -124,9 +124,6 @@ def test_an_evaluation_of_objects_gives_the_numbers_of_the_run(runs) -> None:
     assert record.score == first.score
 
 
-# --- what is shown: short forms, comparisons, pictures --------------------------------------------
-
-
 HOSTILE = "<script>alert(1)</script>"
 
 

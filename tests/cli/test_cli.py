@@ -25,7 +25,7 @@ import dllm_bench as db
 from dllm_bench import __version__
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import COMMANDS, main
-from dllm_bench.core.errors import SHOWN, DllmBenchError, unknown_name
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.paths import assets_dir, options, read_yaml
 from tests.tiers import covering
@@ -219,14 +219,6 @@ def test_doctor_looks_where_results_are_asked_for(capsys: Capture, tmp_path: Pat
 def test_only_a_manifest_that_was_written_is_named(command, tmp_path) -> None:
     assert "manifest" not in command(f"prefetch tiny-llada --to {tmp_path}")
     assert os.listdir(tmp_path) == []
-
-
-def test_of_many_names_the_nearest_five_are_shown() -> None:
-    known = [f"model-{number}" for number in range(90)]
-    message = unknown_name("model", "model-7x", known, listing="dllm-bench run --help")
-    assert message.count("model-") == SHOWN + 1 + 1  # those shown, the asked one, the question
-    assert "the nearest of 90; `dllm-bench run --help` lists them" in message
-    assert "did you mean 'model-7'" in message
 
 
 def test_a_mask_token_is_given_as_its_text() -> None:

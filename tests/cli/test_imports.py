@@ -19,7 +19,6 @@ from dllm_bench.cli.main import COMMANDS
 from dllm_bench.launch.slurm import PackedJob
 from dllm_bench.paths import read_yaml
 from scripts.install import IMPORTED
-from tests.tiers import covering
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = (
@@ -87,7 +86,8 @@ def test_a_wrong_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:
         assert "nearest of" not in error or len(error) < 350, "a few of many names"
 
 
-@pytest.mark.parametrize("model", covering(3, ["tiny-llada", "tiny-dream-base", "tiny-sdar"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model", ["tiny-llada", "tiny-dream-base"])
 def test_a_text_of_an_embedded_model_imports_no_classes_of_transformers(model, tmp_path) -> None:
     words = ["generate", model, "vanilla", "Tom has 3 apples.", "--max-new-tokens", "32"]
     stdout, _ = imported(NOT_FOR_EMBEDDED, [words], tmp_path)

@@ -72,9 +72,6 @@ def samples(draw: st.DrawFn) -> SampleRecord:
     return sample(ids, born, cut, Trace(forwards))
 
 
-# --- laws ----------------------------------------------------------------------------------------
-
-
 @LAW
 @given(samples())
 def test_every_decoded_position_is_committed_once_by_its_forward(one: SampleRecord) -> None:
@@ -123,9 +120,6 @@ def test_later_forwards_are_lighter_and_every_colour_is_legible(forwards: int) -
     for ground, style in zip(grounds, styles, strict=True):
         dark, light = sorted([ground, luminance(style.color)])
         assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2 level AA
-
-
-# --- one sample ----------------------------------------------------------------------------------
 
 
 def test_revisions_are_drawn_by_position_and_count_in_what_is_filled() -> None:
@@ -208,32 +202,15 @@ def test_colours_follow_the_forward_and_what_is_after_the_end_is_dimmed() -> Non
     assert not re.search("[₀-₉]", "".join(lines))
 
 
-@pytest.mark.parametrize(
-    ("environment", "escapes", "numbers"),
-    [
-        ({}, False, True),
-        ({"FORCE_COLOR": "1"}, True, False),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, True),
-    ],
-    ids=["piped", "forced", "forced without colour"],
-)
-def test_colour_is_for_terminals_and_the_environment_decides(
-    environment, escapes, numbers, monkeypatch
-) -> None:
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"TERM": "xterm-256color", "COLUMNS": "72", **environment}.items():
+def test_numbers_stand_for_colours_that_the_user_does_not_want(monkeypatch) -> None:
+    """As NO_COLOR asks of a terminal, which is as wide as COLUMNS says."""
+    for name, value in {"NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "72"}.items():
         monkeypatch.setenv(name, value)
     console = show.terminal()
-    assert console.width == 72
     painter = show.DecodingOrderPainter(view_of(example()), console)
     text = "\n".join(painted(painter.everything(False), console))
-    assert ("\x1b[" in text) == escapes
-    assert ("four₀" in text) == numbers
-    assert ("48;" in text) == (escapes and not numbers)  # a background
-
-
-# --- the command ---------------------------------------------------------------------------------
+    assert console.width == 72
+    assert "\x1b[" in text and "four₀" in text and "48;" not in text  # a background
 
 
 def stored(root: Path) -> str:

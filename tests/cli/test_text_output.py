@@ -17,14 +17,14 @@ from dllm_bench.cli.main import main
 from dllm_bench.cli.run import overview
 from dllm_bench.core.benchmark import SampleScore, judge_error
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.runs.progress import headline
 from dllm_bench.site.run_page import tiles
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, sealed_record
-from tests.sample_stats import stored_sample
+from tests.figures.builders import sample as decoded
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -33,14 +33,11 @@ def spec(**changes: Any) -> RunSpec:
     return RunSpec(**{**plain, **changes})
 
 
-def sample(name: str = "a", text: str = "four and two is six") -> SampleRecord:
+def sample(name: str = "a") -> SampleRecord:
     """Four positions in two forwards: the last two first."""
-    trace = Trace([Forward(ForwardKind.PREFILL, 1, 20, 0, ms=5.0),
-                   Forward(ForwardKind.DENOISE, 3, 8, 12, ms=2.5, winner=2)])  # fmt: skip
-    counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), 4)
-    counts |= {"forwards": 2, "rows": 44, "forced": 0}
-    given: dict[str, Any] = {"id": name, "text": text, "counts": counts, "seconds": 0.0075}
-    return stored_sample([1, 2, 3, 4], [1, 1, 0, 0], trace, **given)
+    prefill = Forward(ForwardKind.PREFILL, 1, 20, 0, ms=5.0)
+    denoise = Forward(ForwardKind.DENOISE, 3, 8, 12, ms=2.5, winner=2)
+    return decoded(name, [1, 2, 3, 4], [1, 1, 0, 0], [prefill, denoise])
 
 
 def record(values: list[float], ungraded: int = 0, **changes: Any) -> RunRecord:

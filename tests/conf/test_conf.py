@@ -163,7 +163,7 @@ def concrete_pieces() -> dict[str, type[Piece]]:
     return {name_of(kind): kind for kind in pieces if not inspect.isabstract(kind)}
 
 
-@pytest.mark.parametrize("name", options("model"))
+@pytest.mark.parametrize("name", covering(4, options("model")))
 def test_every_model_is_weights_or_a_served_engine(name: str) -> None:
     model = compose([f"model={name}"])["model"]
     found = engine_of(model) if ModelGroup(model).is_served else ModelSpec(**model)

@@ -174,14 +174,10 @@ def replays_of(samples: Samples) -> list[TokenReplay]:
     """Made-up token replays: more probable towards the commit, right from half of the way on."""
     found = []
     for s in samples:
-        steps, positions = max(s.born) + 1, len(s.born)
-        chance_SP = np.full((steps, positions), np.nan, dtype="float32")
-        rank_SP = np.full((steps, positions), -1, dtype="int32")
-        found_SP = np.full((steps, positions), -1, dtype="int8")
-        for position, born in enumerate(s.born):
-            for step in range(born + 1):
-                chance_SP[step, position] = (step + 1) / (born + 1)
-                rank_SP[step, position] = born + 1 - step
-                found_SP[step, position] = 2 * step >= born
+        born_P, step_S1 = np.array(s.born), np.arange(max(s.born) + 1)[:, None]
+        open_SP = step_S1 <= born_P
+        chance_SP = np.where(open_SP, (step_S1 + 1) / (born_P + 1), np.nan).astype("float32")
+        rank_SP = np.where(open_SP, born_P + 1 - step_S1, -1).astype("int32")
+        found_SP = np.where(open_SP, 2 * step_S1 >= born_P, -1).astype("int8")
         found.append(TokenReplay(s.id, chance_SP, rank_SP, found_SP))
     return found

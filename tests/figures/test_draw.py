@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import matplotlib
 import pytest
 from pandas import DataFrame
 
@@ -73,13 +72,6 @@ def test_words_stand_where_numbers_are_absent() -> None:
     assert any("points have no number here" in text for text in said)
 
 
-def test_the_style_ends_with_the_drawing() -> None:
-    before = dict(matplotlib.rcParams)
-    with style.applied():
-        assert matplotlib.rcParams["svg.hashsalt"] == "dllm-bench"
-    assert dict(matplotlib.rcParams) == before
-
-
 @pytest.mark.parametrize("kind", PANEL_KINDS)
 def test_every_kind_draws(kind: str) -> None:
     more = {"z": 0.5} if kind == "heat" else {}
@@ -121,9 +113,6 @@ def test_without_a_token_replay_a_run_series_says_so(tmp_path) -> None:
     assert set(again.without_number.reason) == {"missing: token replay"}
 
 
-# --- points ---------------------------------------------------------------------------------------
-
-
 def test_a_point_is_its_runs_number() -> None:
     found = small_built()
     at = found.points.query("panel == 'quiz' and series == 'alpha' and x == 0.5 and run != ''")
@@ -155,14 +144,6 @@ def test_what_has_no_number_says_why() -> None:
     assert "3 runs to fill" in said
     assert said.count("open (") == 3
     assert "dllm-bench run decoder=lopa model=tiny-alpha" in said
-
-
-def test_a_run_series_gives_the_points_of_a_run() -> None:
-    measured = small_built().drawn(measured=True)
-    steps = list(measured.query("quantity == 'steps' and series == 'alpha'").itertuples())
-    assert {p.panel for p in steps} == {"quiz"}
-    assert {p.x for p in steps} >= {1, 2, 3}
-    assert all(p.low <= p.high and p.y > 0 for p in steps), "quartiles, which a mean may leave"
 
 
 def test_reported_points_stay_apart() -> None:
@@ -215,9 +196,6 @@ def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path) ->
     assert set(said("decoder.schedule.block").values()) == {""}
 
 
-# --- the Pareto front -----------------------------------------------------------------------------
-
-
 # series, x, score
 POINTS = [
     ("vanilla", 1.0, 90.0),
@@ -247,21 +225,14 @@ def places(points: DataFrame) -> set[tuple[str, float]]:
 
 
 @pytest.mark.parametrize(("better", "expected"), [("high", HIGH), ("low", LOW)])
-def test_what_nothing_beats_is_marked(better, expected) -> None:
+def test_what_nothing_beats_is_marked_in_each_panel(better, expected) -> None:
     open_one = {**points("quiz")[0], "y": None, "reason": "missing"}
-    found = marked([*points("quiz"), open_one], better, "oracle")
-    assert places(found) == expected
-    assert len(found) == len(expected)
-    twice = marked([*points("quiz"), *points("quiz")], better, "oracle")
-    assert len(twice) == 2 * len(expected)  # neither beats the other
-    assert places(marked(points("quiz"), "high")) == {("oracle", 9.0)}
-
-
-def test_panels_have_fronts_of_their_own() -> None:
     worse = [{**p, "panel": "code", "y": p["y"] / 2} for p in points("quiz")]
-    found = marked([*points("quiz"), *worse], "high", "oracle")
+    found = marked([*points("quiz"), open_one, *worse], better, "oracle")
+    assert len(found) == 2 * len(expected)
     for panel in ("quiz", "code"):
-        assert places(found[found.panel == panel]) == HIGH
+        assert places(found[found.panel == panel]) == expected
+    assert places(marked(points("quiz"), "high")) == {("oracle", 9.0)}
 
 
 def with_points(front: ParetoFront | None) -> BuiltFigure:

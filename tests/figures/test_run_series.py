@@ -19,11 +19,12 @@ from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.figures import run_series
 from dllm_bench.figures.run_series import run_series as series_named
 from dllm_bench.metrics import drafts
-from dllm_bench.metrics.sample_stats import SampleStats, frame_of
+from dllm_bench.metrics.sample_stats import frame_of
 from dllm_bench.runs.token_replay import TokenReplay
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.record import SampleRecord
 from tests.figures.builders import drafted_sample, sample
+from tests.sample_stats import sample as stats
 
 STEP = Forward(ForwardKind.DENOISE, 1, 4, 0, ms=1.0)
 EMPTY: dict[str, Any] = {}
@@ -66,21 +67,21 @@ def test_a_record_without_its_samples_is_told_apart(tmp_path: Path) -> None:
         list(run_series.tokens_per_step(run, EMPTY))
 
 
-def test_progress_is_in_percent_of_the_length() -> None:
-    run = FakeRun([masked([0, 0, 1, 2]), masked([3, 2, 1, 0])])
-    reads = run_series.progress(run, {"every": 25})
-    assert xy(reads) == [(0, 0.0), (25, 37.5), (50, 62.5), (75, 87.5), (100, 100.0)]
+PROGRESS = [(0, 0.0), (25, 37.5), (50, 62.5), (75, 87.5), (100, 100.0)]  # percent
 
 
-def test_positions_have_the_step_that_decoded_them() -> None:
-    run = FakeRun([masked([0, 2, 1]), masked([0, 0, 3])])
-    assert xy(run_series.step_of_position(run, EMPTY)) == [(1, 1.0), (2, 2.0), (3, 3.0)]
-
-
-def test_a_block_counts_its_own_steps() -> None:
+@pytest.mark.parametrize(
+    ("name", "settings", "born", "expected"),
+    [
+        ("progress", {"every": 25}, ([0, 0, 1, 2], [3, 2, 1, 0]), PROGRESS),
+        ("step_of_position", {}, ([0, 2, 1], [0, 0, 3]), [(1, 1.0), (2, 2.0), (3, 3.0)]),
+        ("steps_per_block", {}, ([0, 0, 1, 2], [0, 1, 2, 3]), [(1, 1), (2, 3)]),  # of two positions
+    ],
+)
+def test_a_series_counts_the_steps_that_decoded_positions(name, settings, born, expected) -> None:
     spec = Namespace(decoder={"schedule": {"block": 2}})
-    run = FakeRun([masked([0, 0, 1, 2]), masked([0, 1, 2, 3])], record=Namespace(spec=spec))
-    assert xy(run_series.steps_per_block(run, EMPTY)) == [(1, 1), (2, 3)]
+    run = FakeRun([*map(masked, born)], record=Namespace(spec=spec))
+    assert xy(getattr(run_series, name)(run, settings)) == expected
 
 
 def evolved(born: list[int], found: list[list[int]], chance: Any = None) -> FakeRun:
@@ -148,14 +149,8 @@ def test_reliability_is_of_the_second_half() -> None:
     rng = np.random.default_rng(0)
     logits = [[float(v) for v in rng.normal(1, 1, 3)] for _ in range(40)]
     rounds = [[3, int(rng.integers(0, 4)), 1] for _ in range(40)]
-    plain = dict.fromkeys(("allocated", "committed", "content", "emitted", "forwards"), 1)
-    times = dict.fromkeys(("seconds", "steps_s", "first_step_s"), 1.0)
-    other = {"rows": 1, "forced": 0, "truncated": False, "empty": False}
-    facts = [
-        SampleStats(**plain, **times, **other, rounds=[r], survival=[s])  # type: ignore[arg-type]
-        for r, s in zip(rounds, logits, strict=True)
-    ]
-
+    pairs = zip(rounds, logits, strict=True)
+    facts = [stats(rounds=[counts], survival=[said]) for counts, said in pairs]
     record = Namespace(samples=frame_of(facts))
     reads = list(run_series.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
     before = [r for r in reads if r["series"] == "before"]

@@ -135,9 +135,6 @@ def test_a_file_that_holds_no_replays_is_a_sentence(content: bytes, tmp_path: Pa
         token_replay.read_replays(tmp_path)
 
 
-# --- `dllm-bench figure`, end to end on an embedded model -----------------------------------------
-
-
 NAME = "learn2pd/figure4"  # two runs, and the replay of their tokens
 
 
@@ -167,12 +164,6 @@ def test_a_figure_says_what_is_missing_then_runs_it(tmp_path: Path, capsys) -> N
         tokens = sum(float(row["y"]) for row in mine)
         assert {float(row["n"]) for row in mine} == {tokens}, "every decoded token is counted once"
 
-    before = (tmp_path / "figures" / "embedded" / f"{NAME}.svg").read_bytes()
-    assert main([*ask, "--run"]) == 0
-    after = (tmp_path / "figures" / "embedded" / f"{NAME}.svg").read_bytes()
-    assert before == after
-
-    capsys.readouterr()
     assert main(["status", "--results", str(tmp_path)]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"figure embedded/{NAME}: ")

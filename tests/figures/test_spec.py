@@ -117,9 +117,6 @@ def test_figures_compose_at_the_papers_size(name: str) -> None:
         compose(load_profile("paper").translate(query))
 
 
-# --- no committed figure has fewer measured points in a series than before ------------------------
-
-
 HEADER = "panel,series,quantity,x,y,kind,run\n"
 
 

@@ -120,6 +120,7 @@ def test_an_unknown_part_is_refused(capsys: Any) -> None:
     assert "no part is called nothing" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_coverage_measures_each_cell_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert coverage.main(["--dry"]) == 0
     heads, *cells = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -135,11 +136,8 @@ def test_coverage_measures_each_cell_twice(capsys: pytest.CaptureFixture[str]) -
 def test_an_interval_covers_what_lies_in_it() -> None:
     """Passes of 1 to 1.4 s cover a second run at 1.3 s, the first pass does not; none covers 3."""
     runs = [of_passes(1.0, 1.4, 1.2), of_passes(1.3, 1.3), of_passes(3.0, 3.0)]
-    assert [coverage.covers("latency/mean", runs[0], other) for other in runs] == [
-        True,
-        True,
-        False,
-    ]
+    covered = [coverage.covers("latency/mean", runs[0], other) for other in runs]
+    assert covered == [True, True, False]
     assert not coverage.covers("latency/mean", coverage.first_pass(runs[0]), runs[1])
 
 
@@ -147,9 +145,6 @@ def of_passes(*seconds: float) -> RunRecord:
     """Return a run of two items, all of whose samples took as long in a pass."""
     ids = [f"item-{i}#{k}" for k in range(len(seconds)) for i in range(2)]
     return record_of([sample(seconds=s) for s in seconds for _ in range(2)], ids)
-
-
-# --- the modelled time of a round -----------------------------------------------------------------
 
 
 SMALL = Round({**model.PROBE, "layers": 3}, vocab=64, prefix=8, branches=3, window=16)
@@ -178,21 +173,12 @@ def test_launches_grow_by_the_layer(own: bool) -> None:
     assert counter.count == replace(SMALL, own_layers=own).launches
 
 
-def test_own_layers_keep_their_launches() -> None:
-    """Norm, projections, rotation, attention, projection; norm, projections, SwiGLU, projection.
-    Branches: attention over the prefix, over their windows, and both joined.
-    """
-    assert model.launches(2, branches=8) - model.launches(1, branches=8) == 11
-    assert model.launches(2, branches=1) - model.launches(1, branches=1) == 9
-    assert replace(DREAM_ROUND, branches=8).launches <= 350
-
-
 def test_a_recorded_forward_is_started_at_once() -> None:
     """What the host starts does not grow with the layers; what the device computes does."""
     one = replace(DREAM_ROUND, branches=8, replayed=True)
     half = replace(one, shape={**one.shape, "layers": one.shape["layers"] // 2})
     assert one.started == half.started <= 16
-    assert one.launches > half.launches > 100
+    assert 350 >= one.launches > half.launches > 100
 
 
 def test_the_slowest_part_decides() -> None:
@@ -206,9 +192,6 @@ def test_the_slowest_part_decides() -> None:
     ):
         found = model.modelled_ms(one, DeviceConstants(**{**fast, **slow}))
         assert found[part] == pytest.approx(ms)
-
-
-# --- the time of make table4 ----------------------------------------------------------------------
 
 
 SECONDS = re.compile(r"<!-- (\d+\.\d) s, \d+ % -->")  # of a bar; texts are drawn as paths

@@ -42,9 +42,6 @@ def refused(url: str, **settings: Any) -> str:
     return str(found.value)
 
 
-# --- what is sent --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("prompt", ["", "a\nb\u2028", "\ud800", TURNS])
 def test_a_prompt_survives_its_bytes(prompt: Any) -> None:
     assert prompt_of(request(prompt)) == prompt
@@ -110,9 +107,6 @@ def test_settings_that_cannot_hold_are_refused(settings: dict[str, Any], word: s
     assert word in str(found.value) and KEY not in str(found.value)
 
 
-# --- what is counted -----------------------------------------------------------------------------
-
-
 def read(*timed: tuple[float, bytes]) -> Any:
     """Return an answer whose pieces come at the given times."""
     clock = [0.0]
@@ -153,9 +147,6 @@ THOUGHT = event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
 def test_events_are_no_tokens_and_times_are_those_of_the_first_content(timed, text, ttft_s) -> None:
     answer = read(*timed)
     assert (answer.text, answer.ttft_s, answer.tokens) == (text, ttft_s, None)
-
-
-# --- faults --------------------------------------------------------------------------------------
 
 
 def test_a_busy_server_is_asked_again_when_it_says() -> None:

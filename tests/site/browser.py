@@ -136,13 +136,8 @@ class Browser:
 
     def size(self, width: int, height: int) -> None:
         """The size of the window, in CSS pixels."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        plain: dict[str, Any] = {"deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, **plain)
 
     def prefer(self, **features: str) -> None:
         """Media features, with dashes as underscores: prefer(prefers_color_scheme="dark")."""

@@ -175,13 +175,6 @@ def test_a_multirun_is_an_array(sweep: Sweep, tmp_path: Path, command) -> None:
     assert "submitted 1 runs as one array" in said
 
 
-@pytest.mark.drill  # tests of sending know what SLURM answers
-def test_a_multirun_that_no_node_can_make_says_what_to_set(cluster, tmp_path, command) -> None:
-    swept = f"decoder=vanilla,fast_dllm hardware.threads=64 limit=1 paths.results={tmp_path}"
-    said = command(f"{MULTIRUN} {swept}", code=2, here=False)
-    assert "the 64 cores" in said and "hardware.threads" in said and "Traceback" not in said
-
-
 def test_a_table_survives_what_befalls_its_jobs(sweep, tmp_path) -> None:
     store, folder, specs, sent = sweep
     tell_that_time_is_over(sent["timed-out"], life=2)

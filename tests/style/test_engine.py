@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.style.trees import PACKAGE, functions, tree_of
 
+pytestmark = pytest.mark.xdist_group("style")  # which share trees
 ENGINE = sorted(
     [p for part in ("core", "decoding", "methods") for p in (PACKAGE / part).rglob("*.py")]
     + [PACKAGE / "parallel.py"]
@@ -119,14 +121,6 @@ def test_the_engine_only_gets_simpler() -> None:
     assert now.keys() == ceilings.keys()
     found = {name: number for name, number in now.items() if number != ceilings[name]}
     assert not found, f"above: simplify; below: write the lower number into {CEILINGS.name}"
-
-
-def test_code_lines_are_lines_of_code(tmp_path: Path) -> None:
-    path = tmp_path / "one.py"
-    head = '"""Doc."""\n\nX = 1  # why\n\n\ndef f(\n    a,\n):\n'
-    path.write_text(head + '    """Doc."""\n    # no\n    return """two\nlines"""\n')
-    assert code_lines(path) == 1 + 3 + 2
-    assert not names_in_code("doc", path) and names_in_code("^f$", path)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import pytest
 
 from tests.style.trees import CONF, FILES, PROSE, ROOT, Function, functions, tree_of
 
+pytestmark = pytest.mark.xdist_group("style")  # which share trees
 FILE_LINES = 800
 FUNCTION_LINES = 60
 FUNCTION_LINES_P90 = 35

@@ -21,19 +21,6 @@ def test_other_machines_are_out_of_reach() -> None:
         socket.getaddrinfo("example.org", 443)
 
 
-def test_this_machine_is_in_reach() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        socket.create_connection(server.getsockname(), timeout=1).close()
-
-
-@pytest.mark.xdist_group("surroundings")
-def test_a_group_is_kept_together(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist deals tests out by what follows the @ of their names."""
-    if not request.config.getoption("loadgroup", default=False):
-        pytest.skip("no worker of `--dist loadgroup`")
-    assert request.node.nodeid.endswith("@surroundings")
-
-
 def test_every_test_that_security_promises_name_is_there() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     named = re.findall(r"`([^`]*test_\w+\.py)`", page)

@@ -13,7 +13,7 @@ import pytest
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.paths import read_yaml
-from dllm_bench.store.record import RunRecord, SampleRecord, Session
+from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.frame import BuiltTable, build
@@ -118,15 +118,11 @@ def start(store: Store, spec: RunSpec, done: int, total: int, error: str = "") -
     """Leave an unfinished run: `done` lines of samples, and what stopped it."""
     with store.open(spec) as run:
         run.expect(total)
-        lines = [sample_of(f"item-{i}").to_line(spec.short) + "\n" for i in range(done)]
-        (run.folder / SAMPLES).write_text("".join(lines), encoding="utf-8")
+        samples = (stored_sample((), (), Trace(), id=f"item-{i}", text="") for i in range(done))
+        lines = "".join(one.to_line(spec.short) + "\n" for one in samples)
+        (run.folder / SAMPLES).write_text(lines, encoding="utf-8")
         if error:
             (run.folder / ERROR).write_text(error + "\n", encoding="utf-8")
-
-
-def sample_of(name: str) -> SampleRecord:
-    """Return a sample without tokens."""
-    return stored_sample((), (), Trace(), id=name, text="")
 
 
 def run_cells(table: PaperTable) -> list[Cell]:

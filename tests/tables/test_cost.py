@@ -112,8 +112,7 @@ def test_seconds_are_scaled_by_what_was_measured() -> None:
 
 def test_what_is_done_costs_nothing_more() -> None:
     run = replace(missing(), done=15, total=20)
-    whole = model_of().estimate(missing())
-    part = model_of().estimate(run)
+    whole, part = (model_of().estimate(each) for each in (missing(), run))
     for field in ("forwards", "seconds", "size"):
         assert getattr(part, field) == pytest.approx(getattr(whole, field) / 4)
 
@@ -140,11 +139,8 @@ def test_every_model_has_its_parameters_and_every_benchmark_its_items() -> None:
 def test_branches_canvas_and_cache_make_the_positions() -> None:
     whole = positions_of(config())
     assert whole == 90 + 64
-    assert positions_of(config(decoder={"explore": {**LOOKAHEAD, "k": 3}})) == 4 * whole
-    assert (
-        positions_of(config(decoder={"explore": {**LOOKAHEAD, "k": 4, "counts_base": True}}))
-        == 4 * whole
-    )
+    for branches in ({"k": 3}, {"k": 4, "counts_base": True}):
+        assert positions_of(config(decoder={"explore": LOOKAHEAD | branches})) == 4 * whole
     assert positions_of(config(benchmark={"shots": 4})) == whole + 4 * 150
     assert positions_of(config(decoder=CACHED)) == 64
 

@@ -236,9 +236,6 @@ def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
     assert others == {"learn2pd_filled", "learn2pd_eotp", "learn2pd_eotp_paper"}
 
 
-# --- which queries may have a stored run, by the names in folders ---------------------------------
-
-
 @pytest.mark.parametrize(
     ("query", "patterns"),
     [

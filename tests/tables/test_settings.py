@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import load
-from dllm_bench.tables.cost import MeasuredRun, MeasuredRuns, measured_runs
+from dllm_bench.tables.cost import MeasuredRuns, measured_runs
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.spec import Query
 from tests.helpers import forget_composed
@@ -234,16 +234,15 @@ def test_costs_are_judged_by_records_as_they_are_now(tmp_path, monkeypatch) -> N
     record = record_of(spec)
     seal(store, record)
 
-    def facts(measured: MeasuredRuns) -> list[tuple]:
-        return [as_tuple(one) for one in measured.runs]
+    def facts(of: MeasuredRuns) -> list[tuple]:
+        return [
+            (one.config, one.decoder, one.samples, one.seconds, one.forwards) for one in of.runs
+        ]
 
-    def as_tuple(one: MeasuredRun) -> tuple:
-        return one.config, one.decoder, one.samples, one.seconds, one.forwards
-
-    assert facts(measured_runs(store)) == facts(MeasuredRuns.of([record]))
-    of: Callable[..., MeasuredRun] = MeasuredRun.of
+    expected = facts(MeasuredRuns.of([record]))
+    assert facts(measured_runs(store)) == expected
     monkeypatch.setattr(RunRecord, "from_json", never)
-    assert facts(measured_runs(store)) == [as_tuple(of(record))]
+    assert facts(measured_runs(store)) == expected
     monkeypatch.undo()
     file = store.path(spec) / RECORD
     file.write_text("damaged")

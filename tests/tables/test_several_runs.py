@@ -25,7 +25,7 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import BuiltTable, Row, build
-from dllm_bench.tables.load import load_table, parse_table
+from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import PlannedRun, PlannedTable, distinct_runs
 from dllm_bench.tables.render import as_json, blocks, footer, hashes, measured_text, render
 from dllm_bench.tables.spec import PaperTable, Profile, Query
@@ -149,19 +149,6 @@ def test_the_figures_are_of_runs_of_the_table() -> None:
     first, second = (effective(cell.run for cell in own) for own in cells)
     assert first == second < effective(builders.queries_of("decoders/aup"))
     assert len(first) == 2 * (5 * 6 + 2)
-
-
-def test_no_combination_of_the_matrix_is_silently_absent() -> None:
-    """Score, selection, exploration, stop and cache: all there are, and the oracle once."""
-    table = load_table("decoders/orthogonality")
-    found = {tuple(cell.keys.values()) for cell in table.cells()}
-    assert not [cell for cell in table.cells() if cell.reported_only]
-    oracle = {keys for keys in found if "oracle" in keys}
-    assert len(oracle) == 1
-    assert len(found - oracle) == len({frozenset(c.run) for c in table.cells()}) - 1 == 48
-
-
-# --- metrics with runs of their own ---------------------------------------------------------------
 
 
 OWN = ["limit=12", "benchmark.repeats=5"]
