@@ -1,14 +1,10 @@
 """The recorded cases, one test each, and their replay by decoders composed from `conf/`.
 
-`replayed(file, methods)` makes a test of every case of a file; each `EVERY`-th, and those that
-differ, are in the default tier. `composed(name, settings)` is the decoder of a yaml with a case's
-numbers; `check` compares forward by forward.
-
 Which cases differ is written down in `differing.yaml`: inside of `agreement`, a case of a known
 file that differs without being listed fails, and so does a listed one that agrees. A case that
 differs needs a reason: one that its record shows (`reason`), or one that its test proves at the
-forward where it differs. It is reported as xfailed with that reason, so that none is left out
-unseen. A file with more cases of the same form may have others that differ, for the same reasons.
+forward where it differs. It is reported as xfailed with that reason. A file with more cases of the
+same form may have others that differ, for the same reasons.
 """
 
 from __future__ import annotations
@@ -101,8 +97,7 @@ def is_known(file: str) -> bool:
 
 
 def is_listed(case: Case, *kinds: str) -> bool:
-    """Return whether `differing.yaml` lists the case: as one that differs everywhere ("differ") or
-    that rounding decides, otherwise on other processors ("ties")."""
+    """Return whether `differing.yaml` says that the case differs, or that rounding decides it."""
     lists = known()[case["file"]] if is_known(case["file"]) else {}
     return any(case["index"] in lists.get(kind, ()) for kind in kinds or ("differ", "ties"))
 
@@ -131,9 +126,9 @@ def reason(case: Case) -> str | None:
     """Return why the case may differ, None if it may not: the least recorded margin of a decision
     is within float32 rounding, or the record shows it otherwise."""
     margins = (case.get("min_margin") or {}) | {"": 1.0}
-    kind = min(margins, key=lambda kind: margins[kind])
-    if margins[kind] < CLOSE:
-        return f"margin: {kind} is decided by {margins[kind]:.1e}"
+    least, kind = min((margin, kind) for kind, margin in margins.items())
+    if least < CLOSE:
+        return f"margin: {kind} is decided by {least:.1e}"
     gap = case.get("min_gap_prob_to_threshold") or 1.0
     if gap <= ROUNDING:
         return f"margin: a threshold is missed by {gap:.1e}"
@@ -159,7 +154,6 @@ def agreement(case: Case, proof: Proof = lambda: None) -> Iterator[None]:
 
 @cache
 def denoiser(folder: str) -> Any:
-    """Return the model of a checkpoint folder, read once."""
     return load_denoiser(GOLDEN / folder)
 
 
@@ -232,8 +226,7 @@ def check(
 
 
 def composed(decoder: str, settings: Settings) -> MaskedDecoder:
-    """Return the decoder of a yaml with a case's numbers; it may write the mask token, as
-    published."""
+    """Return the decoder of a yaml with a case's numbers; it may write the mask token."""
     made = decoder_with(decoder, json.dumps({"forbid_mask": False} | settings, sort_keys=True))
     assert isinstance(made, MaskedDecoder)
     return made

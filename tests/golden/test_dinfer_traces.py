@@ -1,17 +1,16 @@
 """Every recorded run of dInfer's decoders, replayed on the tiny LLaDA checkpoint.
 
-Each forward commits the same tokens at the same positions and feeds as many. Forwards over a block
-without masks are not made here; dInfer counts them, and so do `idle_forwards` and what a run
-stores. An end token in a finished block ends a generation; later blocks stay masked, or hold EOS
-with early_stop. Runaway runs are replayed up to the forward after which theirs commits nothing for
-ever; there the loop raises. Its decoder classes are also called on explicit logits: near and exact
-ties, mask tokens, runs of masks.
+Each forward commits the same tokens at the same positions and feeds as many; forwards over a block
+without masks are counted (`idle_forwards`) and not made. Runaway runs are replayed up to the
+forward after which theirs commits nothing for ever; there the loop raises. The decoder classes are
+also called on explicit logits: near and exact ties, mask tokens, runs of masks.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -46,14 +45,14 @@ from tests.helpers import DEVICE
 
 FIRST = torch.tensor([0], device=DEVICE)  # branch
 CREDIT = {"credit_alpha": "score.alpha", "decay_beta": "score.beta", "boost_gamma": "score.gamma"}
+METHODS = ("threshold", "credit", "hierarchy")
 LOW = 0.4  # dInfer's default
 RELEASED = (4, 8)  # dInfer's unrolling
 OFF = 1.0  # no probability is above it
 
 
 def rule(case: Case) -> tuple[str, dict[str, Any]]:
-    """Return the decoder, and what scores and selects; a recorded null switches that threshold
-    off."""
+    """Return the decoder, and what scores and selects; a null switches that threshold off."""
     tau, name = case["threshold"], case.get("decoder", "hierarchy").lower()
     if name.startswith("hierarchy"):
         low = case.get("low_threshold", LOW)
@@ -83,10 +82,8 @@ def cache(run: Case) -> dict[str, Any]:
 
 def decoder(run: Case) -> MaskedDecoder:
     name, settings = rule(run)
-    schedule = {
-        "schedule.block": run["block_length"],
-        "schedule.absolute": run.get("start_block_align", False),
-    }
+    schedule = {"schedule.block": run["block_length"]}
+    schedule["schedule.absolute"] = run.get("start_block_align", False)
     return composed(name, {"stop": "eos"} | settings | schedule | cache(run))
 
 
@@ -99,8 +96,7 @@ def is_runaway(run: Case) -> bool:
 
 
 def useful(run: Case) -> list[Case]:
-    """Return the decode calls that had something to decode; of a runaway run those up to its
-    stall."""
+    """Return the decode calls that had something to decode, of a runaway run up to its stall."""
     steps = [step for step in run["steps"] if step["masked_before"]]
     while is_runaway(run) and len(steps) > 1 and not steps[-1]["committed"]:
         steps.pop()
@@ -115,11 +111,11 @@ def committed(run: Case) -> list[dict[int, int]]:
 
 def made(generation: Generation) -> list[dict[int, int]]:
     """Return the same of each forward of a generation."""
-    drawn = list(enumerate(zip(generation.ids, generation.born, strict=True)))
-    return [
-        {at: token for at, (token, born) in drawn if born == forward}
-        for forward in range(len(generation.trace))
-    ]
+    found: list[dict[int, int]] = [{} for _ in generation.trace.forwards]
+    for at, (token, born) in enumerate(zip(generation.ids, generation.born, strict=True)):
+        if born >= 0:
+            found[born][at] = token
+    return found
 
 
 def check(run: Case, decoder: MaskedDecoder) -> Generation:
@@ -137,12 +133,8 @@ def check(run: Case, decoder: MaskedDecoder) -> Generation:
     return generation
 
 
-RUNS = [
-    run
-    for method in ("threshold", "credit", "hierarchy")
-    for kind in ("plain", "detail", "variants")
-    for run in cases(f"dinfer/{method}_{kind}.json")
-] + cases("dinfer/vicinity_cache.json")
+FILES = ["vicinity_cache", *map("_".join, product(METHODS, ("plain", "detail", "variants")))]
+RUNS = [run for file in FILES for run in cases(f"dinfer/{file}.json")]
 REUSED = cases("dinfer/credit_state_leak.json")
 LOOPS = cases("dinfer/generate_hierarchy.json")
 
@@ -210,8 +202,7 @@ def test_the_yamls_have_the_numbers_of_dinfers_evaluation() -> None:
 @each(LOOPS)
 def test_reference_loop_of_hierarchical_decoding(case: Case) -> None:
     """A plain loop without cache and without a stop at EOS."""
-    plain = decoder(case | {"cache": "none", "cache_update_freq": None})
-    plain = replace(plain, stop=Filled())
+    plain = replace(decoder(case | {"cache": "none", "cache_update_freq": None}), stop=Filled())
     if is_runaway(case):
         with pytest.raises(DllmBenchError, match=r"set decoder\.forbid_mask=true"):
             replay(case, plain)
@@ -306,13 +297,8 @@ def units() -> list[Case]:
     return found
 
 
-def unit_name(case: Case) -> str:
-    low = case.get("low_threshold", "")
-    return f"{case.get('decoder', 'function')}-{case['name']}-{case['threshold']}-{low}"
-
-
 @pytest.mark.skipif(not units(), reason=f"no golden traces at {UNITS}")
-@pytest.mark.parametrize("case", units(), ids=unit_name)
+@pytest.mark.parametrize("case", units(), ids=lambda case: f"{rule(case)[0]}-{case['name']}")
 def test_units(case: Case) -> None:
     """Every recorded call is a round of the loop over one block. Left out are the recorded helper
     that remasks, which nothing does here, and that credit is forgotten when the canvas is full.
@@ -327,9 +313,9 @@ def test_units(case: Case) -> None:
         assert state.tokens_KL[0].tolist() == step["after"]
         if step.get("credit_matrix_after"):
             wanted_WV = torch.tensor(step["credit_matrix_after"])
-            assert dense(memo, step).flatten().tolist() == pytest.approx(
-                wanted_WV.flatten().tolist(), abs=1e-5
-            )
+            ids_WS, credit_WS = memo[IDS][0].clamp(min=0), memo[CREDIT_VALUES][0]
+            found_WV = torch.zeros_like(wanted_WV).scatter_add_(1, ids_WS, credit_WS)
+            torch.testing.assert_close(found_WV, wanted_WV, atol=1e-5, rtol=0)
 
 
 def before(case: Case, step: Case) -> tuple[DecodeState, Window]:
@@ -342,10 +328,3 @@ def before(case: Case, step: Case) -> tuple[DecodeState, Window]:
     open_KW = masked_KL[:, start:stop]
     must_KN = open_KW.any(1, keepdim=True)
     return state, Window(start, stop, state.length, stop - start, start, open_KW, must_KN=must_KN)
-
-
-def dense(memo: Memo, step: Case) -> Tensor:
-    """Return the credit of every position and token, (W, V)."""
-    ids_WS, credit_WS = memo[IDS][0], memo[CREDIT_VALUES][0]
-    table_WV = torch.zeros(len(ids_WS), len(step["logits"][0]))
-    return table_WV.scatter_add_(1, ids_WS.clamp(min=0), credit_WS)

@@ -1,8 +1,7 @@
 """DeepSpec's training forward of DFlash, DSpark and EAGLE-3: logits, losses, gradients; and its
 record of confidences over the decoded traces.
 
-One batch of three rows with holes in the loss mask; anchors are given. The reference's `l1` is the
-full norm. Anchor sampling is not compared, since it depends on a random stream.
+The reference's `l1` is the full norm. Anchor sampling is not compared: it depends on a stream.
 """
 
 from __future__ import annotations
@@ -15,13 +14,7 @@ import torch
 from dllm_bench.metrics import drafts as draft_metrics
 from dllm_bench.metrics.drafts import ObservedDraft
 from dllm_bench.training import drafter_objectives as objectives
-from dllm_bench.training.drafter_objectives import (
-    DraftBlocks,
-    DraftLosses,
-    DraftOutputs,
-    LossShares,
-    TargetRows,
-)
+from dllm_bench.training.drafter_objectives import LossShares
 from tests.golden.test_speculative_traces import greedy_runs, read, tensors
 from tests.helpers import golden_dir, load_denoiser
 from tests.speculative import trainable
@@ -45,19 +38,19 @@ def network(kind: str) -> Any:
     return found
 
 
-def rows() -> TargetRows:
+def rows() -> objectives.TargetRows:
     names = ("input_ids", "loss_mask", "target_hidden_states", "target_last_hidden_states")
     ids, answer, features, last = (recorded(f"train/{name}") for name in names)
-    return TargetRows(ids, answer.bool(), features, last)
+    return objectives.TargetRows(ids, answer.bool(), features, last)
 
 
-def blocks(kind: str) -> DraftBlocks:
+def blocks(kind: str) -> objectives.DraftBlocks:
     given = read("modules.json")["train"][kind]
     anchors, kept = (torch.tensor(given[n]) for n in ("anchor_positions", "block_keep_mask"))
     return objectives.blocks_at(anchors, kept.bool(), rows().answer_BL, slots=7)
 
 
-def losses(net: Any, found: DraftOutputs, kind: str, decay: float | None) -> DraftLosses:
+def losses(net: Any, found: Any, kind: str, decay: float | None) -> objectives.DraftLosses:
     target = objectives.at(net.lm_head(rows().last_BLH), blocks(kind).labels_BND - 1)
     return objectives.block_losses(found, target, rows().ids_BL, blocks(kind), decay)
 
@@ -95,12 +88,9 @@ def test_losses_and_gradients(kind: str) -> None:
         alphas, terms, metrics = wanted["alphas"], wanted["terms"], wanted["metrics"]
         shares = LossShares(alphas["ce"], alphas["l1"], alphas["conf"], wanted["gamma"])
         found = losses(net, drafted, kind, shares.decay)
-        pairs = [
-            (found.total(shares), wanted["total"]),
-            (found.terms["ce"], terms["ce_loss_num"]),
-            (found.terms["confidence"], terms["confidence_loss_num"]),
-            (found.length, metrics["tau_probabilistic"]),
-        ]
+        pairs = [(found.total(shares), wanted["total"])]
+        pairs += [(found.terms[name], terms[f"{name}_loss_num"]) for name in ("ce", "confidence")]
+        pairs += [(found.length, metrics["tau_probabilistic"])]
         if alphas["l1"]:  # the reference leaves out what does not count
             pairs.append((found.terms["l1"], terms["l1_loss_num"]))
         assert [own.item() for own, _ in pairs] == pytest.approx([x for _, x in pairs], rel=1e-5)

@@ -1,9 +1,8 @@
 """Masked decoders whose runs are recorded in a form of their own: Fast-dLLM v2, FreeDave, DMax, the
 engines of MultiBD and WeDLM.
 
-What each forward fed, and what it filled or revised. Forwards over the prompt alone, and those that
-only store finished tokens, are not made here. Guards of MultiBD's engine (allocated positions, a
-limit of forwards) end most of its requests while blocks are open; they are compared up to there.
+Forwards over the prompt alone, and those that only store finished tokens, are not made here. Guards
+of MultiBD's engine end most of its requests while blocks are open; they are compared up to there.
 """
 
 from __future__ import annotations
@@ -80,9 +79,8 @@ def test_fast_dllm_v2(case: Case) -> None:
     ours = [(one["positions"][0], one["ids"]) for one in forwards_made(generation, model)]
     end, theirs = model.special.eos, v2_calls(case)
     output = text(case["output"], end)
-    missed = (
-        output[-1] == end and not (len(case["prompt"] + output) - 1) % case["params"]["block_size"]
-    )
+    last = len(case["prompt"] + output) - 1
+    missed = output[-1] == end and last % case["params"]["block_size"] == 0
     assert text(generation.ids, end)[: len(output)] == output
     assert ours == (theirs[: len(ours)] if missed else theirs)
 
@@ -91,11 +89,8 @@ def test_fast_dllm_v2(case: Case) -> None:
 def test_fast_dllm_v2_in_batches(case: Case) -> None:
     """A released batch stores the open block of all rows again if one row needs it, so that a row
     may differ."""
-    model, decoder = model_of(case).model, decoder_of(case)
-    requests = [
-        Request(str(i), tuple(prompt), length(case, prompt))
-        for i, prompt in enumerate(case["prompt"])
-    ]
+    model, decoder, prompts = model_of(case).model, decoder_of(case), enumerate(case["prompt"])
+    requests = [Request(str(i), tuple(ids), length(case, ids)) for i, ids in prompts]
     batched = {one.request_id: one.ids for one in decoder.generate_stream(model, requests, 2)}
     assert batched == {one.id: decoder.generate(model, one).ids for one in requests}
     with agreement(case):
@@ -134,9 +129,8 @@ def rounds_fed(case: Case, mask: int) -> list[Case]:
 def rounds_made(generation: Generation, model: Watched, targets: list[Tensor]) -> list[Case]:
     """Return the same of forwards with several branches; the base, which is draft 1, is the
     last."""
-    left, found = iter(targets), []
-    forwards = zip(generation.trace.forwards, model.plans, model.canvases, strict=True)
-    for forward, plan, canvas_KL in forwards:
+    left, found, forwards = iter(targets), [], generation.trace.forwards
+    for forward, plan, canvas_KL in zip(forwards, model.plans, model.canvases, strict=True):
         if forward.branches > 1:
             drafts = canvas_KL[:, slice(*plan.rows)].roll(1, 0).tolist()
             target_KW, accepted = next(left).roll(1, 0), drafts[forward.accepted]
@@ -151,10 +145,8 @@ def steps_of(generation: Generation, model: Watched, prompt_len: int) -> list[in
     """
     winners = [forward.winner for forward in generation.trace.forwards]
     shown = [canvas_KL[j].tolist() for canvas_KL, j in zip(model.canvases, winners, strict=True)]
-    steps = [
-        born + (shown[born][prompt_len + place] == model.special.mask)
-        for place, born in enumerate(generation.born)
-    ]
+    born, mask = enumerate(generation.born, prompt_len), model.special.mask
+    steps = [forward + (shown[forward][place] == mask) for place, forward in born]
     return [sorted(set(steps)).index(step) for step in steps]
 
 
@@ -276,9 +268,7 @@ def test_wedlm(case: Case) -> None:
         calls, filled = calls_of(generation, model, prompt)
         calls[0] = (calls[0][0][len(prompt) :], calls[0][1][len(prompt) :])
         assert calls == [(call["ids"], call["positions"]) for call in case["calls"][1:-1]]
-        end = len(prompt) + len(
-            generation.ids
-        )  # what the window holds beyond the limit is given up
+        end = len(prompt) + len(generation.ids)  # what the window holds beyond is given up
         *steps, last = [step["filled"] for step in case["steps"][:-1]]
         assert filled == [*steps, [one for one in last if one[0] < end]]
         text = list(generation.ids)[: case["returned_by_decoder"]]

@@ -1,9 +1,8 @@
 """Masked decoders reproduce the authors' code on the tiny golden checkpoints, forward by forward.
 
-Every recorded case is replayed by the decoder of its yaml (`decoders.py`). Compared are the text,
-and of every forward what is recorded of it: the canvas, the positions that were fed, or only their
-number. Draws of the released code are replayed. Forwards over a part that is decoded already change
-nothing; they are not made here, and so are not compared.
+Compared are the text, and of every forward what is recorded of it: the canvas, the positions that
+were fed, or only their number. Draws of the released code are replayed. Forwards over a part that
+is decoded already are not made here, and so are not compared.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from dllm_bench.methods.position_caches import DPadCache, Drawn
 from dllm_bench.methods.row_caches import DLLMCache, MostChanged
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import SampleStats, count_sample
-from tests.golden import decoders as methods
 from tests.golden.cases import (
     Case,
     agreement,
@@ -44,7 +42,7 @@ from tests.golden.cases import (
     replayed,
     request,
 )
-from tests.golden.decoders import BRANCHING, PIPELINED, decoder_of, steps_per_block
+from tests.golden.decoders import BRANCHING, METHODS, PIPELINED, decoder_of, steps_per_block
 from tests.helpers import DEVICE, whole_forward
 
 DENSE = ("llada21_t2t", "joint_threshold", "llada2_block_refinement", "remedi_loop")
@@ -179,9 +177,7 @@ def takes_more_than_masked(case: Case, decoder: MaskedDecoder) -> str | None:
     """Return why the case differs if the released top-k has fewer masks to choose from.
 
     Saber and the fallback of KLASS take their number of positions, at -inf too: which ones is the
-    order of `torch.topk`, and tokens there are overwritten. Looked at is the forward after which
-    the canvases differ first.
-    """
+    order of `torch.topk`. Looked at is the forward after which the canvases differ first."""
     params = case["params"]
     if case["method"] not in ("saber", "klass"):
         return None
@@ -198,12 +194,8 @@ def takes_more_than_masked(case: Case, decoder: MaskedDecoder) -> str | None:
     return why if masks < count else None
 
 
-LOOPS = [
-    case
-    for file in known()
-    for case in cases(file)
-    if case.get("method") in methods.LOOPS and overwrites(case) is None
-]
+EVERY = (case for file in known() for case in cases(file))
+LOOPS = [one for one in EVERY if one.get("method") in METHODS and overwrites(one) is None]
 
 
 @each(LOOPS)
@@ -216,7 +208,7 @@ def test_the_authors_loop(case: Case) -> None:
         return
     proof = partial(takes_more_than_masked, case, decoder)
     generation, model = check(case, decoder, forwards_of(case), proof)
-    if case["method"] in (*methods.LLADA_CACHED, *methods.DREAM_CACHED):
+    if case["method"].startswith("fast_dllm") and case["method"].endswith("_cache"):
         sample = counted(generation, model.special)
         assert measure("forwards/fast_dllm", [sample]) == case["nfe"]
 
@@ -232,13 +224,6 @@ def test_freecache_until_it_overwrites_tokens(case: Case) -> None:
     model, count = model_of(case), overwrites(case)
     decoder_of(case).generate(model, request(case))
     assert canvases_of(model)[:count] == case["states"][:count]
-
-
-@each([case for case in cases("samplers/pc_sampler_cases.json") if case["tie_dependent"]])
-def test_a_tie_of_pc_sampler_goes_to_another_position_by_the_lower_one(case: Case) -> None:
-    model = model_of(case)
-    decoder_of(case, {"select.ties": "lower"}).generate(model, request(case))
-    assert canvases_of(model) != case["states"]
 
 
 @replayed("caches/adablock_cases.json")

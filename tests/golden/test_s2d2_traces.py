@@ -1,7 +1,6 @@
-"""S2D2's own loops, forward for forward: drafts, what verification is fed, and the text.
+"""S2D2's own loops, forward for forward, with the recorded random numbers.
 
-Acceptance and residual samples are replayed with the recorded numbers. Forwards over the prompt
-alone, and those that only store a finished block, are not made here.
+Forwards over the prompt alone, and those that only store a finished block, are not made here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """DeepSpec's, z-lab's and DDTree's own loops, token for token: DFlash, DSpark, EAGLE-3, trees.
 
-Greedy runs, stops inside and outside of what is accepted, confidence cuts, and sampled runs whose
-uniform numbers are given. Every round is compared: what was drafted, proposed, accepted, committed,
-the rows the drafter was fed. The reference goes on until the limit is exceeded, so one token more
-is asked for here; z-lab's counts tokens behind a stop, which are left out of the comparison, and
-with DFlash 2 a round of theirs ends at the limit, ours behind it.
+Every round is compared: what was drafted, proposed, accepted, committed, the rows the drafter was
+fed. The reference goes on until the limit is exceeded, so one token more is asked for here; z-lab's
+counts tokens behind a stop, which are left out of the comparison, and with DFlash 2 a round of
+theirs ends at the limit, ours behind it.
 """
 
 from __future__ import annotations
@@ -76,9 +75,7 @@ def target() -> TransformerDenoiser:
     return load_denoiser(FOLDER / "ckpt" / "target")
 
 
-def generate(
-    decoder: SpeculativeDecoder, prompt: Sequence[int], new: int, eos: int = NO_END
-) -> Generation:
+def generate(decoder: Any, prompt: Sequence[int], new: int, eos: int = NO_END) -> Generation:
     """Return what the decoder makes of a prompt with the target, in which `eos` ends a text."""
     target().special = SpecialTokens(mask=0, eos=eos)
     return decoder.generate(target(), Request("golden", tuple(prompt), new))
@@ -91,16 +88,10 @@ def end_of(case: Case) -> int:
 
 
 def source(kind: str) -> str:
-    """Return the folder of a drafter."""
     return str(FOLDER / "ckpt" / ("zlab_dflash_b16" if kind == "zlab_dflash" else kind))
 
 
-def kind_of(run: Case) -> str:
-    return Path(run["file"]).stem.removeprefix("trace_")
-
-
 def speculative(decoder: str, settings: Settings) -> SpeculativeDecoder:
-    """Return the decoder of a yaml with a run's numbers."""
     made = decoder_with(decoder, json.dumps(settings))
     assert isinstance(made, SpeculativeDecoder)
     return made
@@ -113,7 +104,7 @@ def draft(kind: str) -> Draft:
 
 def decoder_of(run: Case, checks_first: bool) -> tuple[str, dict[str, Any]]:
     """Return the decoder of conf/decoder, and the numbers of a run."""
-    kind, tau = kind_of(run), run.get("confidence_threshold")
+    kind, tau = Path(run["file"]).stem.removeprefix("trace_"), run.get("confidence_threshold")
     settings = {"draft.drafter.source": source(kind), "temperature": run.get("temperature", 0.0)}
     if kind in DSPARKS:
         return ("dspark_threshold", settings | {"length.tau": tau}) if tau else ("dspark", settings)
@@ -201,7 +192,6 @@ def committed(entry: dict[str, Any], stops: list[int]) -> list[int]:
 
 
 def check_round(row: Any, proposal: Proposal, entry: dict[str, Any]) -> None:
-    """One round against the recorded one."""
     drafted = entry.get("drafted") or entry["proposed"]
     assert proposal.tokens_D.tolist() == drafted
     assert row.cached == entry["anchor_pos"]
@@ -241,12 +231,9 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
     assert len(every) == summary["proposal_count"]
     assert sum(r.committed for r in every) == summary["acceptance_length_sum"]
     samples, row = [drafted(own) for own in rounds], recorded["metrics"]["row"]
-    wanted = {
-        "length": row["acceptance_length"],
-        "verify_rate": row["verify_rate"],
-        "proposed": row["draft_tokens_per_proposal"],
-    }
-    wanted |= {f"survival@{k}": x for k, x in enumerate(row["accept_rates_by_position"], start=1)}
+    wanted = {f"survival@{k}": x for k, x in enumerate(row["accept_rates_by_position"], start=1)}
+    wanted |= {"length": row["acceptance_length"], "verify_rate": row["verify_rate"]}
+    wanted["proposed"] = row["draft_tokens_per_proposal"]
     measured = {name: measure(f"acceptance/{name}", samples) for name in wanted}
     assert measured == pytest.approx(wanted)
 
@@ -366,10 +353,8 @@ VERIFIER = read("modules.json").get("verifier", {}).get("cases", [])
 @pytest.mark.parametrize("case", VERIFIER, ids=lambda case: case["name"])
 def test_the_verifier(case: dict[str, Any]) -> None:
     target_RV = torch.tensor(case["target_logits"])
-    proposal = Proposal(
-        torch.tensor(case["draft_tokens"], dtype=torch.long),
-        torch.tensor(case["draft_logits"]).reshape(-1, target_RV.shape[1]),
-    )
+    logits_DV = torch.tensor(case["draft_logits"]).reshape(-1, target_RV.shape[1])
+    proposal = Proposal(torch.tensor(case["draft_tokens"], dtype=torch.long), logits_DV)
     first = [0.5] if case["temperature"] else []
     script = (*first, *case["uniforms"], *[0.5] * 8)
     decoder = Scripted(Told(proposal), temperature=case["temperature"], script=script)
@@ -385,9 +370,7 @@ def test_the_verifier(case: dict[str, Any]) -> None:
         check_distributions(case, proposal, decoder, target_RV)
 
 
-def check_distributions(
-    case: Any, proposal: Proposal, decoder: Scripted, target_RV: Tensor
-) -> None:
+def check_distributions(case: Case, proposal: Any, decoder: Scripted, target_RV: Tensor) -> None:
     """Probabilities of acceptance, and the distribution of the next token."""
     sampler = Sampler(decoder.temperature, lambda n: torch.zeros(n))
     assert proposal.probabilities_DV is not None

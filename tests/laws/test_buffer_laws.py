@@ -113,23 +113,16 @@ def test_a_block_is_left_after_a_number_of_forwards(model: Any) -> None:
     watched, request = MaskingAgain(model), Request("again", tuple(range(3, 11)), 16)
     edits = EditBlocks(tau=0.0, rounds=16)
     one = replace(BUFFER, size=1)
-    (generation,) = decode(
-        watched,
-        request,
-        schedule=one,
-        revise=edits,
-        select=Threshold(1.0, strict=True),
-        forbid_mask=False,
-    )
+    slow = {"select": Threshold(1.0, strict=True), "forbid_mask": False}
+    (generation,) = decode(watched, request, schedule=one, revise=edits, **slow)
     assert len(watched.plans) == 2 * (8 + 16 + 1) + 1, "the second begins with a mask"
     assert model.special.mask not in generation.ids
 
 
-@pytest.mark.parametrize(("floor", "length"), [(False, 48), (True, 40)])
-def test_a_canvas_has_whole_blocks(floor: bool, length: int) -> None:
-    assert replace(BUFFER, floor=floor).grid(5, 40).length == length
-    assert BUFFER.grid(8, 40).length == 48
-    assert replace(BUFFER, floor=True).grid(9, 3).length == 16, "there is always one"
+def test_a_canvas_has_whole_blocks() -> None:
+    sizes = {(5, 40, False): 48, (5, 40, True): 40, (8, 40, False): 48, (9, 3, True): 16}
+    for (prompt, new, floor), length in sizes.items():
+        assert replace(BUFFER, floor=floor).grid(prompt, new).length == length
 
 
 # --- S2D2: never verified it is its base, always verified it decodes token by token ---------------
@@ -166,10 +159,8 @@ def test_drafts_that_are_always_verified_are_blocks_of_one_token(model: Any) -> 
 @pytest.mark.parametrize("causal", ["none", "finished", "decoded"])
 def test_an_exact_cache_changes_no_verification(causal: Any, model: Any) -> None:
     select = replace(ALWAYS, causal=causal, worth=-0.5)
-    cached, none = (
-        verified(select, model, cache=c) for c in (BlockCache(), NoCache("block_causal"))
-    )
-    assert texts(cached) == texts(none)
+    none = verified(select, model, cache=NoCache("block_causal"))
+    assert texts(verified(select, model)) == texts(none)
 
 
 def test_a_verification_is_filled_up(model: Any) -> None:

@@ -1,22 +1,26 @@
-"""Laws of the caches that renew their K/V: what is fed and read adds up, clocks keep their word.
+"""Laws of the caches that renew their K/V: what is fed and read adds up, clocks keep their word,
+and the measured error of an exact cache is 0.
 
 The trace is compared with what the model saw; renewals with the clocks written down a second time.
-That a cache renewed at every forward is none is checked here for blocks that overlap the prompt
-too. The exact block cache is in `test_masked_laws`.
+The exact block cache is in `test_masked_laws`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from dllm_bench.api.compose import compose
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Round, Scores, Select
+from dllm_bench.core.decoder import Condition
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -24,6 +28,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.launch.local import run as make_run
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import Best, Blocks, Confidence, Pipeline, Threshold, TopK
@@ -39,78 +44,66 @@ from dllm_bench.methods.position_caches import (
     density,
 )
 from dllm_bench.methods.row_caches import DLLMCache, MostChanged
+from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.kv import PositionCache
-from tests.helpers import HEADS, LAYERS, WIDTH, tiny_denoiser
+from dllm_bench.paths import assets_dir
+from dllm_bench.runs.progress import summary
+from dllm_bench.runs.sessions import MeasuredDenoiser, check_measured, kl
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store, read_samples
+from tests.helpers import HEADS, LAYERS, WIDTH, load_denoiser, tiny_denoiser
 from tests.helpers import Watched as Seen
-from tests.pieces import Table
+from tests.pieces import Table, decoders
+from tests.tiers import covering
 
 BLOCK, NEW = 8, 24
 REQUEST = Request("cache", tuple(range(3, 14)), NEW)
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(BLOCK), NoCache())
 RENEWING = (PrefixCache, DualCache, VicinityCache)
-SCHEDULES = (
-    Blocks(BLOCK),
-    Blocks(BLOCK, absolute=True),
-    Blocks(BLOCK, sees_future=False),
-    Pipeline(BLOCK, 0.1, 0.5),
-)
+AFTER_PROMPT = Blocks(BLOCK)
+ABSOLUTE, CAUSAL = Blocks(BLOCK, absolute=True), Blocks(BLOCK, sees_future=False)
+SCHEDULES = (AFTER_PROMPT, ABSOLUTE, CAUSAL, Pipeline(BLOCK, 0.1, 0.5))
 INNER = (NoCache(), PrefixCache(), DualCache())
-CACHES = (
-    NoCache(),
-    BlockCache("full"),
-    PrefixCache(),
-    PrefixCache(every=2),
-    DualCache(every=3, clock="request"),
-    VicinityCache(before=3, after=20, warmup=2),
-)
-RENEWED = (
-    *(kind(every=1) for kind in (*RENEWING, DKVCache)),
-    DLLMCache(prompt_every=1, every=1),
-    DLLMCache(prompt_every=1, every=99, share=1.0),
-)
+NEAR, BY_REQUEST = VicinityCache(before=3, after=20, warmup=2), DualCache(3, clock="request")
+CACHES = (NoCache(), BlockCache("full"), PrefixCache(), PrefixCache(2), BY_REQUEST, NEAR)
+ALL_ROWS = (DLLMCache(1, 1), DLLMCache(prompt_every=1, every=99, share=1.0))
+RENEWED = (*(kind(every=1) for kind in (*RENEWING, DKVCache)), *ALL_ROWS)
 GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
 D2 = replace(BASE, select=Best(1), cache=D2Cache(current=3, rollout=0.2, inflate=2))
+ORDERED = replace(BASE, select=Drawn(3))
+AHEAD = replace(BASE, explore=Lookahead(3))
+EVERYTHING = ({"law": "uniform", "number": NEW}, {"window": NEW, "sigma": 0.1, "scale": 9.0})
 EQUAL = [  # a decoder, and another cache that changes nothing
     *((replace(BASE, schedule=one), cache) for one, cache in product(SCHEDULES, RENEWED)),
-    *(
-        (replace(BASE, select=Drawn(3), schedule=one), DKVGreedyCache(every=1))
-        for one in SCHEDULES[:3]
-    ),
+    *((replace(ORDERED, schedule=one), DKVGreedyCache(every=1)) for one in SCHEDULES[:3]),
     *((replace(BASE, schedule=one), D2Cache(rollout=2.0)) for one in SCHEDULES[:3]),
     *(
-        (replace(BASE, schedule=one, explore=Lookahead(3)), kind(every=1))
-        for one, kind in product((SCHEDULES[0], SCHEDULES[3]), (PrefixCache, DualCache))
+        (replace(AHEAD, schedule=one), kind(every=1))
+        for one, kind in product(SCHEDULES[::3], (PrefixCache, DualCache))
     ),
     (BASE, VicinityCache(warmup=NEW)),
     (BASE, VicinityCache(before=99, after=99)),
     (replace(BASE, cache=DualCache()), VicinityCache(before=0, after=0, warmup=0)),
     (replace(BASE, select=TopK(steps=2)), SparseCache()),
     *(
-        (replace(BASE, cache=inner), DPadCache(inner, **everything))
-        for inner in INNER
-        for everything in (
-            {"law": "uniform", "number": NEW},
-            {"window": NEW, "sigma": 0.1, "scale": 9.0},
-        )
+        (replace(BASE, cache=inner), DPadCache(inner, **settings))
+        for inner, settings in product(INNER, EVERYTHING)
     ),
 ]
 
 
-class Watched(Table):
-    """The table, and what each forward fed and read: (fed, cached, canvas, window's end)."""
+class Watched(Seen):
+    """A model that also keeps how many positions each forward read of the cache."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[int, int, int, int]] = []
+        super().__init__(Table())
+        self.cached: list[int] = []
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv) -> Tensor:
         logits_KRV = super().forward(tokens_KL, plan, kv)
-        cached = sum(stop - start for start, stop in kv.spans)
-        if plan.sets is not None:
-            cached = len(plan.sets.read_C)
-        self.seen.append((plan.fed, cached, tokens_KL.shape[1], plan.rows[1]))
+        self.cached.append(sum(stop - start for start, stop in kv.spans))
         return logits_KRV
 
 
@@ -118,12 +111,13 @@ class Watched(Table):
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 @pytest.mark.parametrize("cache", CACHES, ids=str)
 def test_fed_and_cached_add_up_to_what_is_visible(cache, explore, schedule) -> None:
-    watched = Watched()
+    model, whole = Watched(), getattr(schedule, "sees_future", False)
     decoder = replace(BASE, schedule=schedule, explore=explore, cache=cache)
-    forwards = decoder.generate(watched, REQUEST).trace.forwards
-    assert [(f.fed, f.cached) for f in forwards] == [seen[:2] for seen in watched.seen]
-    for fed, cached, canvas, window_end in watched.seen:
-        assert fed + cached == (canvas if getattr(schedule, "sees_future", False) else window_end)
+    forwards = decoder.generate(model, REQUEST).trace.forwards
+    seen = zip(forwards, model.plans, model.cached, model.canvases, strict=True)
+    for forward, plan, cached, canvas_KL in seen:
+        assert (forward.fed, forward.cached) == (plan.fed, cached)
+        assert plan.fed + cached == (canvas_KL.shape[1] if whole else plan.rows[1])
 
 
 @pytest.mark.parametrize(("plain", "cache"), EQUAL, ids=lambda one: type(one).__name__)
@@ -132,9 +126,7 @@ def test_a_cache_that_leaves_nothing_out_changes_nothing(model, plain, cache) ->
     assert text(model, replace(plain, cache=cache)) == text(model, plain)
 
 
-def text(
-    model, decoder: MaskedDecoder, request: Request = REQUEST
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def text(model, decoder: MaskedDecoder, request: Request = REQUEST) -> tuple[object, ...]:
     generation = decoder.generate(model, request)
     return generation.ids, generation.born
 
@@ -171,28 +163,19 @@ def test_dpad_draws_once_a_block_and_dropped_positions_do_not_exist(model, inner
         assert all(p < stop + 6 for p in behind)
 
 
-IN_PARTS = MaskedDecoder(
-    Confidence(), Threshold(0.3), SubBlocks(BLOCK, 4), HierarchicalCache(inside=True)
-)
+IN_PARTS = replace(BASE, schedule=SubBlocks(BLOCK, 4), cache=HierarchicalCache(inside=True))
 LONG_AND_SHORT = [replace(REQUEST, prompt_ids=tuple(range(3, 3 + n))) for n in (3, 8, 11, 16, 21)]
 
 
-@pytest.fixture(scope="module")
-def shifted():
-    return tiny_denoiser("fast_dllm_v2", seed=1)
-
-
 @pytest.mark.parametrize("small", [1, 4, BLOCK])
-def test_sub_blocks_keep_finished_blocks_and_a_block_store(shifted, small) -> None:
-    """K/V of finished blocks are final under block-causal attention. Every forward renews a block
-    store if sub-blocks have one position, and none reads it if there is one; in between it is
-    approximate.
-    """
+def test_sub_blocks_keep_finished_blocks_and_a_block_store(small) -> None:
+    """It is approximate but where every forward renews it, or none reads it."""
+    model = tiny_denoiser("fast_dllm_v2", seed=1)
     stored = replace(IN_PARTS, schedule=SubBlocks(BLOCK, small))
     kept = replace(stored, cache=HierarchicalCache())
     uncached = replace(kept, cache=NoCache("block_causal"))
     plain, finished, whole = (
-        [text(shifted, decoder, request) for request in LONG_AND_SHORT]
+        [text(model, decoder, request) for request in LONG_AND_SHORT]
         for decoder in (uncached, kept, stored)
     )
     assert finished == plain
@@ -288,11 +271,10 @@ def test_a_round_whose_renewal_fills_the_block_counts() -> None:
 DKV = replace(BASE, cache=DKVCache(every=5, first=1))
 
 
-@pytest.mark.parametrize(
-    ("schedule", "decoder"),
-    [*product(SCHEDULES[:3], (DKV, GREEDY, D2)), (SCHEDULES[3], DKV)],
-    ids=lambda one: str(getattr(one, "cache", one)),
-)
+READING = [*product(SCHEDULES[:3], (DKV, GREEDY, D2)), (SCHEDULES[3], DKV)]
+
+
+@pytest.mark.parametrize(("schedule", "decoder"), READING)
 def test_what_is_read_was_stored_for_the_token_that_stands_there(model, schedule, decoder) -> None:
     """dKV-Cache reads no masks. The others read them as masks, and feed a decoded token as itself
     before it is read.
@@ -323,8 +305,7 @@ def test_a_d2_cache_commits_no_mask_that_it_has_not_fed(model) -> None:
 
 def released_rows(mass: list[float], taken: list[int], last: int, share: float) -> set[int]:
     """Restate the released choice for shifted logits: rows that predict what was taken but for the
-    prompt's last row, a nucleus of all others, and then that row by what it predicts.
-    """
+    prompt's last row, a nucleus of all others, and then that row by what it predicts."""
     own = {position - 1 for position in taken if position > last + 1}
     pool = sorted((row for row in range(len(mass)) if row not in own), key=lambda r: -mass[r])
     total, kept, reached = sum(mass[row] for row in pool), set[int](), 0.0
@@ -367,10 +348,8 @@ def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten
 
 def test_a_generation_says_after_how_many_rounds_its_cache_is_renewed(model) -> None:
     by_rounds, by_forwards = DualCache(every=2, clock="request"), DualCache(every=2)
-    found = [
-        replace(BASE, cache=cache).generate(model, REQUEST).renewal_rounds
-        for cache in (by_rounds, by_forwards, NoCache())
-    ]
+    decoders = (replace(BASE, cache=cache) for cache in (by_rounds, by_forwards, NoCache()))
+    found = [one.generate(model, REQUEST).renewal_rounds for one in decoders]
     assert found == [2, None, None]
 
 
@@ -390,7 +369,7 @@ def decoder(cache: CausalCache | BlockCache, block: int) -> MaskedDecoder:
     if isinstance(cache, CausalCache):
         return MaskedDecoder(Confidence(), TopK(1), Blocks(1, sees_future=False), cache)
     schedule = Blocks(block, sees_future=False, absolute=True, whole=True)
-    return MaskedDecoder(Confidence(), Threshold(0.3), schedule, cache)
+    return replace(BASE, schedule=schedule, cache=cache)
 
 
 def run(layout: str, decoder: MaskedDecoder, batch: int = 1) -> dict[str, Generation]:
@@ -398,14 +377,12 @@ def run(layout: str, decoder: MaskedDecoder, batch: int = 1) -> dict[str, Genera
     return {g.request_id: g for g in decoder.generate_stream(model, REQUESTS, batch)}
 
 
-@pytest.mark.parametrize(
-    ("layout", "kind", "block"),
-    [("qwen3", CausalCache, 1), ("sdar", BlockCache, 4), ("llada2", BlockCache, 8)],
-)
+EXACT_REUSE = [("qwen3", CausalCache, 1), ("sdar", BlockCache, 4), ("llada2", BlockCache, 8)]
+
+
+@pytest.mark.parametrize(("layout", "kind", "block"), EXACT_REUSE)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_exact_reuse_changes_nothing_but_what_is_fed(
-    layout: str, kind: type[CausalCache | BlockCache], block: int, batch: int
-) -> None:
+def test_exact_reuse_changes_nothing_but_what_is_fed(layout, kind, block, batch) -> None:
     plain = run(layout, decoder(kind(), block))
     reused = run(layout, decoder(kind(reuse="exact"), block), batch)
     for name, (ids, shared) in PROMPTS.items():
@@ -419,15 +396,13 @@ def test_exact_reuse_changes_nothing_but_what_is_fed(
 
 
 def test_approximate_reuse_feeds_less_of_a_prompt_that_is_one_block() -> None:
-    schedule = Pipeline(4, tau_add=1.0, tau_act=1.0)
-    parts = (Confidence(), Threshold(0.3), schedule)
-    plain = run("dream", MaskedDecoder(*parts, BlockCache()))
-    reused = run("dream", MaskedDecoder(*parts, BlockCache(reuse="approximate")))
-    assert reused["first"].ids == plain["first"].ids
+    plain = replace(BASE, schedule=Pipeline(4, tau_add=1.0, tau_act=1.0), cache=BlockCache())
+    decoder = replace(plain, cache=BlockCache(reuse="approximate"))
+    whole, reused = run("dream", plain), run("dream", decoder)
+    assert reused["first"].ids == whole["first"].ids
     assert [reused[name].trace.forwards[0].cached for name in PROMPTS] == [0, 18, 19, 0]
     with pytest.raises(DllmBenchError, match="needs a schedule with absolute blocks"):
-        MaskedDecoder(*parts, BlockCache(reuse="exact"))
-    decoder = MaskedDecoder(*parts, BlockCache(reuse="approximate"))
+        replace(plain, cache=BlockCache(reuse="exact"))
     with pytest.raises(DllmBenchError, match="one request at a time, which batch 2 does not give"):
         decoder.generate_stream(tiny_denoiser("dream", seed=1), [], 2)
 
@@ -440,3 +415,124 @@ def test_nothing_is_taken_from_another_decoder(first: int) -> None:
     list(decoder(BlockCache(reuse="exact"), first).generate_stream(model, [request], 1))
     found = decoder(BlockCache(reuse="exact"), blocks[first]).generate(model, request)
     assert found.trace.forwards[0].cached == 0
+
+
+# --- the measured error: exact caches have none, and measuring changes no token -------------------
+
+
+EXACT = 1e-6  # nats
+EVERY = [cache(every=1) for cache in (PrefixCache, DualCache, VicinityCache, DKVCache)]
+FULL = {n: one for n, one in decoders().items() if one.summary().attention == "full"}
+CACHED = {
+    name: one
+    for name, one in FULL.items()
+    if Condition.NO_CACHE not in one.cache.gives and not one.smoothing
+}
+
+
+def measured(decoder: MaskedDecoder, model: Any, request: Request = REQUEST) -> MeasuredDenoiser:
+    found = MeasuredDenoiser(model)
+    own, plain = decoder.generate(cast("Any", found), request), decoder.generate(model, request)
+    assert facts(own) == facts(plain)
+    assert found.rows > 0
+    return found
+
+
+def facts(generation: Generation) -> tuple[object, ...]:
+    return generation.ids, generation.born, len(generation.trace)
+
+
+EXACT_CACHES = [NoCache(), *EVERY, DLLMCache(prompt_every=1, every=1)]
+APPROXIMATE = [PrefixCache(), DualCache(), BlockCache("full")]  # with full attention
+
+
+@pytest.mark.parametrize("cache", [*EXACT_CACHES, *APPROXIMATE], ids=str)
+def test_a_cache_that_is_not_renewed_at_every_forward_has_an_error(model, cache) -> None:
+    found = measured(replace(BASE, cache=cache), model)
+    nats = found.nats / found.rows
+    assert nats < EXACT if cache in EXACT_CACHES else nats > 1e-4
+
+
+@pytest.mark.parametrize("name", ["tiny-sdar", "tiny-llada2"])
+def test_the_block_cache_of_a_block_causal_model_has_no_error(name: str) -> None:
+    blocks = Blocks(4, absolute=True, sees_future=False)
+    decoder = replace(BASE, cache=BlockCache(), schedule=blocks)
+    request = replace(REQUEST, prompt_ids=tuple(range(30, 41)))
+    found = measured(decoder, load_denoiser(assets_dir() / name), request)
+    assert found.nats / found.rows < EXACT
+
+
+def test_the_branches_of_a_lookahead_are_measured_each(model) -> None:
+    found = measured(replace(BASE, cache=BlockCache(), explore=Lookahead(3)), model)
+    assert found.rows > measured(replace(BASE, cache=BlockCache()), model).rows
+    assert found.nats / found.rows < EXACT
+
+
+@pytest.mark.parametrize("name", covering(2, sorted(CACHED)))
+def test_what_is_compared_is_the_forward_of_no_cache(name: str) -> None:
+    """Of every decoder with a cache and full attention: what is fed, seen and read."""
+    decoder, wanted, made = CACHED[name], list[ForwardPlan](), list[ForwardPlan]()
+    kind = type(decoder.cache)
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def plan(self, round: Round) -> ForwardPlan:
+            wanted.append(NoCache().plan(round))
+            return cast("ForwardPlan", super().plan(round))
+
+    cache = Watched(**{part.name: getattr(decoder.cache, part.name) for part in fields(kind)})
+    model = tiny_denoiser("llada", seed=1)
+    forward = model.forward
+    model.forward = lambda *asked: made.append(asked[1]) or forward(*asked)
+    replace(decoder, cache=cache).generate(cast("Any", MeasuredDenoiser(model)), REQUEST)
+    made = made[1::2]  # every second forward is the uncached one
+    assert [*map(view, made)] == [*map(view, wanted)]
+    assert not any(plan.stores or plan.sets or plan.probe or plan.recompute for plan in made)
+
+
+def view(plan: ForwardPlan) -> tuple[object, ...]:
+    return plan.feed, plan.rows[0], plan.attention
+
+
+def test_the_divergence_is_the_written_out_sum() -> None:
+    exact_MV, cached_MV = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    p_MV, q_MV = exact_MV.double().softmax(-1), cached_MV.double().softmax(-1)
+    wanted_M = (p_MV * (p_MV / q_MV).log()).sum(-1)
+    torch.testing.assert_close(kl(exact_MV, cached_MV).double(), wanted_M, atol=1e-6, rtol=0)
+    impossible = torch.full((5, 1), -torch.inf)
+    both = kl(torch.cat([exact_MV, impossible], 1), torch.cat([cached_MV, impossible], 1))
+    torch.testing.assert_close(both, kl(exact_MV, cached_MV))
+
+
+def spec(*overrides: str) -> RunSpec:
+    settings = ["model=tiny-llada", "benchmark=minigsm", "decoder=fast_dllm", "limit=2"]
+    return RunSpec.from_config(compose([*settings, "decoder/cache=dual", *overrides]))
+
+
+def test_a_measured_run_has_the_samples_of_the_run_and_no_times(tmp_path: Path) -> None:
+    store, specs = Store(tmp_path), [spec(), spec("measure_kl=true")]
+    plain, record = (make_run(one, store=store) for one in specs)
+    stored = (read_samples(store.path(one)).values() for one in specs)
+    texts, measured_texts = ([(one.ids, one.born, one.text) for one in each] for each in stored)
+    assert measured_texts == texts
+    assert record.columns["forwards"] == plain.columns["forwards"]
+    assert record.columns["seconds"] == [None, None]
+    assert "kl_rows" not in plain.columns
+    assert plain.summary["quality/kl_to_uncached"] is None
+    mean = sum(record.columns["kl_nats"]) / sum(record.columns["kl_rows"])
+    assert record.summary["quality/kl_to_uncached"] == pytest.approx(mean)
+    assert 0 < mean < 1
+    assert f"left empty: {NO_TIME}" in summary(record)
+
+
+REFUSED = {
+    "batch=2": "batch=2",
+    "hardware=cpu-bp2": "in one process",
+    "decoder@baseline=vanilla": "leave out decoder@baseline",
+    "decoder=dinfer decoder.smoothing=0.3": "decoder.smoothing=0",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED)
+def test_what_cannot_be_measured_is_refused(overrides: str) -> None:
+    with pytest.raises(DllmBenchError, match=REFUSED[overrides]):
+        check_measured(spec("measure_kl=true", *overrides.split()))

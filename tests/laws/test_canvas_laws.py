@@ -1,7 +1,4 @@
-"""Laws of uniform-state diffusion, on random models: what holds whatever the weights are.
-
-That its texts are those of transformers' own loop is in `tests/golden/test_canvas_traces.py`.
-"""
+"""Laws of uniform-state diffusion; `tests/golden` compares it with transformers' own loop."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import torch
 from dllm_bench.api.generation import composed_decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Option, Request
-from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.load import denoiser_class
@@ -44,10 +41,6 @@ def decoded(asked: Request | None = None, **settings: Any) -> Generation:
     return decoder.generate(model(), asked or request())
 
 
-def denoising(generation: Generation) -> list[Forward]:
-    return [one for one in generation.trace.forwards if one.kind is ForwardKind.DENOISE]
-
-
 def facts(generation: Generation) -> tuple[Any, ...]:
     rows = [replace(one, ms=0.0) for one in generation.trace.forwards]
     return generation.ids, generation.born, generation.cut, rows
@@ -59,9 +52,9 @@ def test_forwards_are_counted_and_tell_what_they_read() -> None:
     assert kinds == ["prefill", *["denoise"] * STEPS] * 3
     first, again = generation.trace.forwards[0], generation.trace.forwards[STEPS + 1]
     assert (first.fed, first.cached, again.fed, again.cached) == (5, 0, CANVAS, 5)
-    assert {(one.fed, one.cached) for one in denoising(generation)} == {
-        (CANVAS, 5 + CANVAS * number) for number in range(3)
-    }
+    denoising = [one for one in generation.trace.forwards if one.kind is ForwardKind.DENOISE]
+    read = {5 + CANVAS * number for number in range(3)}
+    assert {(one.fed, one.cached) for one in denoising} == {(CANVAS, cached) for cached in read}
     each = first.kept_bytes // 5
     assert each > 0
     for one in generation.trace.forwards:
@@ -78,12 +71,10 @@ def test_the_trace_tells_every_change_of_every_position() -> None:
     changed = set()
     for one in reversed(generation.trace.forwards):
         for change in one.changes:
-            assert (ids[change.position], born[change.position]) == (
-                change.after,
-                index_of[id(one)],
-            )
-            ids[change.position], born[change.position] = change.before, change.born
-            changed.add(change.position)
+            place = change.position
+            assert (ids[place], born[place]) == (change.after, index_of[id(one)])
+            ids[place], born[place] = change.before, change.born
+            changed.add(place)
     assert set(born) == {1, STEPS + 2}
     assert changed == set(range(2 * CANVAS)), "a random model changes its mind everywhere"
     writes = generation.trace.writes(generation.born)
@@ -131,20 +122,18 @@ def generated(name: str, **changes: Any) -> Callable[[], object]:
     return lambda: composed_decoder(name, []).generate(model(), replace(request(), **changes))
 
 
-def denoised(layout: str) -> None:
-    canvas_decoder().generate(tiny_denoiser(layout, seed=1), Request("r", (5, 6), 8))
+def denoised(layout: str) -> Callable[[], object]:
+    return lambda: canvas_decoder().generate(tiny_denoiser(layout, seed=1), request())
 
 
 SCORED, MASK = (Option((5, 6), (7,)),), "needs a model with a mask token"
+RANDOM = "Decoder needs a model with a canvas of random"
 REFUSED = [
     *((generated(name), f"MaskedDecoder {MASK}") for name in ("vanilla", "ar", "oracle")),
     (generated("ngram_speculative"), "SpeculativeDecoder needs a model with causal"),
     (generated("likelihood", options=SCORED), f"likelihood {MASK}"),
     (generated("diffusion_gemma", pinned=((1, 7),)), f"pinned tokens {MASK}"),
-    *(
-        (partial(denoised, layout), "CanvasDecoder needs a model with a canvas of random")
-        for layout in ("llada", "sdar", "qwen3")
-    ),
+    *((denoised(layout), f"Canvas{RANDOM}") for layout in ("llada", "sdar", "qwen3")),
     (partial(canvas_decoder, anneal__last=0.8), r"decoder\.anneal\.last"),
     (partial(denoiser_class, "max", "canvas"), "set hardware.compile=none"),
 ]

@@ -1,7 +1,6 @@
 """Laws of Elastic-Cache, against a second statement of it that keeps hidden states by layer.
 
-There is no recorded run of it: neither the paper's text nor its code was at hand. The statement
-here reads transformers' modules, and shares no line with the cache or with `RowLayer`.
+There is no recorded run of it. The statement shares no line with the cache or with `RowLayer`.
 """
 
 from __future__ import annotations
@@ -132,8 +131,8 @@ class Compared(Watched):
 def test_every_forward_is_that_of_the_algorithm(model: Any, window: int, gamma: float) -> None:
     compared = Compared(model, gamma)
     elastic(window, gamma).generate(compared, REQUEST)
-    assert len(compared.rows) > 3
     first, *others = compared.rows
+    assert len(others) > 2
     fed = [len(plan.recompute.always_R) for plan in compared.plans[1:]]
     assert first == TOTAL and max(fed) < TOTAL
     if gamma == 0:  # nothing drifts

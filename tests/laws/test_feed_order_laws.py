@@ -10,23 +10,18 @@ import pytest
 
 from dllm_bench.core.contracts import Round
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.caches import BlockCache
-from dllm_bench.methods.causal_masks import (
-    FeedOrder,
-    NearEntropy,
-    Sliding,
-)
+from dllm_bench.methods.causal_masks import FeedOrder, NearEntropy, Sliding
 from dllm_bench.methods.common import Best, Blocks, Confidence, Eos, NegEntropy, Threshold
 from tests.helpers import VOCAB, Watched, tiny_denoiser
 
 REQUESTS = [Request("window", tuple(range(3, 3 + n)), 20) for n in (1, 8, 11)]
 SCORE, CACHE = NegEntropy(), FeedOrder()
 DECODER = MaskedDecoder(SCORE, NearEntropy(3.2), Sliding(8), CACHE)
-BLOCKS = MaskedDecoder(
-    Confidence(), Threshold(0.2), Blocks(8, sees_future=False, short=True), CACHE
-)
+SHORT = Blocks(8, sees_future=False, short=True)
+BLOCKS = MaskedDecoder(Confidence(), Threshold(0.2), SHORT, CACHE)
 ONE_BY_ONE = replace(DECODER, select=Best(1), schedule=Blocks(1, sees_future=False))
 
 
@@ -45,25 +40,18 @@ def model() -> Any:
     return tiny_denoiser("llada", 4)
 
 
-def decode(model: Any, decoder: MaskedDecoder) -> list[Generation]:
-    return [decoder.generate(model, request) for request in REQUESTS]
-
-
 def texts(model: Any, decoder: MaskedDecoder) -> list[Any]:
-    return [(one.ids, one.born) for one in decode(model, decoder)]
+    found = (decoder.generate(model, request) for request in REQUESTS)
+    return [(one.ids, one.born) for one in found]
 
 
-@pytest.mark.parametrize(
-    "decoder",
-    [
-        replace(DECODER, schedule=Sliding(1)),
-        replace(DECODER, select=NearEntropy(None, penalty=math.log(VOCAB) + 0.1)),
-    ],
-    ids=["a window of one", "a penalty above every entropy"],
-)
-def test_it_is_greedy_decoding_from_left_to_right(model: Any, decoder: MaskedDecoder) -> None:
+NEAREST = NearEntropy(None, penalty=math.log(VOCAB) + 0.1)  # which is above every entropy
+
+
+@pytest.mark.parametrize("part", [{"schedule": Sliding(1)}, {"select": NEAREST}], ids=str)
+def test_it_is_greedy_decoding_from_left_to_right(model: Any, part: dict[str, Any]) -> None:
     """Masks after the first one change nothing: no row before them sees them."""
-    found = texts(model, decoder)
+    found = texts(model, replace(DECODER, **part))
     assert found == texts(model, ONE_BY_ONE)
     assert all(born == tuple(range(20)) for _, born in found)
     assert found != texts(model, DECODER), "else the law says nothing"

@@ -1,7 +1,6 @@
 """Laws of likelihoods: draws estimate what all masks give, and blocks of 1 are autoregressive.
 
-Expected values are computed here from single forwards of random tiny models: the chain rule over
-all orders of an option's tokens, and over the order from left to right.
+Expected values are the chain rule over all orders of an option's tokens, from single forwards.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from dataclasses import replace
 from itertools import permutations
 from math import sqrt
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +20,6 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Likelihood, Option, Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.methods.likelihood import LikelihoodDecoder
-from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, tiny_denoiser
 
 PROMPT, OPTION = tuple(range(20, 27)), (5, 6, 7, 8, 9, 10)
@@ -32,46 +31,36 @@ def asked(*options: Option, seed: int = 0) -> Request:
     return Request("options", options[0].prompt_ids or (1,), 6, seed=seed, options=options)
 
 
-def likelihood(
-    decoder: LikelihoodDecoder, model: TransformerDenoiser, option: Option, seed: int = 0
-) -> Likelihood:
+def likelihood(decoder: Any, model: Any, option: Option, seed: int = 0) -> Likelihood:
     return decoder.generate(model, asked(option, seed=seed)).likelihoods[0]
 
 
-def log_probs(
-    model: TransformerDenoiser, tokens: Sequence[int], block: int | None, origin: int = 0
-) -> Tensor:
-    """Log-probabilities (L, V) of every position of a canvas."""
+def log_probs(model: Any, tokens: Sequence[int], block: int | None) -> Tensor:
     span = (0, len(tokens))
     plan = ForwardPlan(ForwardKind.DENOISE, span, span, (0, 0))
     if block:
-        plan = replace(plan, attention="block_causal", block=block, origin=origin)
+        plan = replace(plan, attention="block_causal", block=block)
     if model.shifted:  # a row in front would predict the first position
         plan = replace(plan, rows=(1, len(tokens)))
     logits = model.forward(torch.tensor([tokens]), plan, model.new_cache(len(tokens)))[0]
     return torch.cat([logits[:1]] * int(model.shifted) + [logits]).double().log_softmax(-1)
 
 
-def in_order(
-    model: TransformerDenoiser,
-    ids: Sequence[int],
-    order: Sequence[int],
-    stop: int,
-    block: int | None,
-) -> float:
-    """Return the chain rule: positions are unmasked in order; the canvas ends at `stop`."""
-    total, left = 0.0, list(order)
-    while left:
-        canvas = [IDS["<|mask|>"] if i in left else token for i, token in enumerate(ids[:stop])]
-        total += float(log_probs(model, canvas, block)[left[0], ids[left[0]]])
-        del left[0]
-    return total
+def in_orders(model: Any, ids: Sequence[int], start: int, block: int | None) -> float:
+    """Return the mean of the chain rule over all orders of unmasking the positions from `start`
+    on."""
+    orders = list(permutations(range(start, len(ids))))
+    total = 0.0
+    for order in orders:
+        for at, place in enumerate(order):
+            canvas = [IDS["<|mask|>"] if i in order[at:] else token for i, token in enumerate(ids)]
+            total += float(log_probs(model, canvas, block)[place, ids[place]])
+    return total / len(orders)
 
 
 def test_all_masks_give_the_mean_over_all_orders() -> None:
-    model, ids = tiny_denoiser("llada", seed=3), (*PROMPT, *OPTION[:4])
-    orders = list(permutations(range(len(PROMPT), len(ids))))
-    expected = fmean(in_order(model, ids, order, len(ids), None) for order in orders)
+    model = tiny_denoiser("llada", seed=3)
+    expected = in_orders(model, (*PROMPT, *OPTION[:4]), len(PROMPT), None)
     found = likelihood(EXACT, model, Option(PROMPT, OPTION[:4]))
     assert found.nats == pytest.approx(expected, abs=1e-4)
     assert found.error == 0
@@ -104,7 +93,7 @@ def test_blocks_of_one_position_are_autoregressive(layout: str) -> None:
         expected = sum(float(whole[i, ids[i]]) for i in places)
         assert len(generation.trace) == 1
     else:
-        expected = sum(in_order(model, ids, [i], i + 1, 1) for i in places)
+        expected = sum(in_orders(model, ids[: i + 1], i, 1) for i in places)
         assert len(generation.trace) == len(OPTION)
     assert generation.likelihoods[0].nats == pytest.approx(expected, abs=1e-4)
 
@@ -112,10 +101,8 @@ def test_blocks_of_one_position_are_autoregressive(layout: str) -> None:
 def test_a_block_is_scored_given_those_before_it() -> None:
     """Blocks at multiples of 4: the option's are [7, 8), [8, 12) and [12, 13)."""
     model, ids = tiny_denoiser("sdar", seed=3), (*PROMPT, *OPTION)
-    expected = 0.0
-    for first, stop in ((7, 8), (8, 12), (12, 13)):
-        orders = list(permutations(range(first, stop)))
-        expected += fmean(in_order(model, ids, order, stop, 4) for order in orders)
+    blocks = ((7, 8), (8, 12), (12, 13))
+    expected = sum(in_orders(model, ids[:stop], first, 4) for first, stop in blocks)
     found = likelihood(replace(EXACT, block=4), model, Option(PROMPT, OPTION))
     assert found.nats == pytest.approx(expected, abs=1e-4)
 
@@ -136,16 +123,16 @@ def test_numbers_follow_from_the_seed_and_the_place_of_an_option() -> None:
     twice = [decoder.generate(model, asked(option, option, seed=7)).likelihoods for _ in range(2)]
     assert twice[0] == twice[1]
     assert twice[0][0] != twice[0][1]  # masks of its own
-    assert decoder.generate(model, asked(option, seed=7)).likelihoods[0] == twice[0][0]
-    assert decoder.generate(model, asked(option, seed=8)).likelihoods[0] != twice[0][0]
+    assert likelihood(decoder, model, option, seed=7) == twice[0][0]
+    assert likelihood(decoder, model, option, seed=8) != twice[0][0]
 
 
 def test_the_tokens_are_those_of_the_likeliest_option() -> None:
     model = tiny_denoiser("llada", seed=3)
     options = [Option(PROMPT, (token,)) for token in OPTION]
     generation = EXACT.generate(model, asked(*options))
-    best = max(range(len(options)), key=lambda i: generation.likelihoods[i].nats)
-    assert generation.ids == options[best].ids
+    best = max(zip(generation.likelihoods, OPTION, strict=True), key=lambda pair: pair[0].nats)
+    assert generation.ids == best[1:]
 
 
 def test_greedy_decoding_is_compared_with_the_option() -> None:

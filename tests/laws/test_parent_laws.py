@@ -60,12 +60,9 @@ def test_a_run_that_is_read_is_another_run_with_the_same_texts(tmp_path: Path) -
     assert texts[0] == texts[1]
 
 
-def test_a_parent_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
+def test_a_parent_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match="choose an autoregressive model"):
         run(spec("model@parent=tiny-llada"), store=Store(tmp_path))
-
-
-def test_a_parent_of_another_tokenizer_is_refused() -> None:
     model: Any = SimpleNamespace(encode=lambda text: [len(text)])
     with pytest.raises(DllmBenchError, match="another tokenizer"):
         Parent(load_model(model_spec(spec(PARENT).parent)), "tiny-qwen3").check(model)

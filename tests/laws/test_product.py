@@ -1,11 +1,8 @@
 """The product of the pieces: each combination obeys the laws or is refused with a sentence.
 
 The whole product is too large to decode. Any two pieces that fit meet, half of the combinations in
-the default tier; in the exhaustive one, every selector meets any two pieces of the other slots.
-
-Pieces come from `conf/decoder`, so a new one is in the product as soon as its yaml is there. The
-model is a table, which makes the product affordable; `test_masked_laws` checks
-on transformers what needs one.
+the default tier; in the exhaustive one, every selector meets any two pieces of the other slots. The
+model is a table; `test_masked_laws` checks on transformers what needs one.
 """
 
 from __future__ import annotations
@@ -40,7 +37,6 @@ PAIRED = tuple(slot for slot in SLOTS if slot != "revise")
 
 
 def check_laws(decoder: MaskedDecoder) -> None:
-    """What holds for every decoder."""
     generation = decoder.generate(MODEL, REQUEST)
     writes = generation.trace.writes(generation.born)
     standing = sum(one.committed - one.remasked for one in writes)
@@ -52,9 +48,7 @@ def check_laws(decoder: MaskedDecoder) -> None:
     rules = [rule for rule in (decoder.stop, *parts_of(decoder.stop)) if isinstance(rule, Stop)]
     # what was committed beyond a later cut, or is pushed out of a full canvas, is gone
     gives_up = moves or any(rule.reads_rows == "fed" for rule in rules)
-    looks_on = (
-        Condition.NO_CHANGES not in decoder.revise.gives
-    )  # a forward may find nothing to change
+    looks_on = Condition.NO_CHANGES not in decoder.revise.gives  # a forward may change nothing
     kinds = [forward.kind for forward in generation.trace.forwards]
     leads = ForwardKind.VERIFY  # a forward whose drafts the next one verifies is a part of that one
     rows = zip(writes, kinds, [*kinds[1:], ""], strict=True)
@@ -70,10 +64,8 @@ def check_laws(decoder: MaskedDecoder) -> None:
 
 def check_repeats(decoder: MaskedDecoder) -> None:
     """No request leaves anything behind, and chance follows from the request's seed."""
-    first, _, again = (
-        decoder.generate(MODEL, request)
-        for request in (REQUEST, replace(REQUEST, prompt_ids=(8,), seed=9), REQUEST)
-    )
+    requests = (REQUEST, replace(REQUEST, prompt_ids=(8,), seed=9), REQUEST)
+    first, _, again = (decoder.generate(MODEL, request) for request in requests)
     assert (again.ids, again.born) == (first.ids, first.born)
 
 
@@ -85,7 +77,6 @@ def go_together(chosen: Mapping[int, Piece]) -> bool:
 
 
 def in_pairs(fits: Callable[[Mapping[int, Piece]], bool] | None = None) -> list[dict[str, Any]]:
-    """Combinations in which any two pieces of different slots meet, where nothing is revised."""
     found = covering_pairs(*(pieces(slot).values() for slot in PAIRED), fits=fits)
     return [dict(zip(PAIRED, chosen, strict=True)) for chosen in found]
 
@@ -125,9 +116,13 @@ def test_a_selector_with_any_two_others_obeys_or_is_refused(name: str) -> None:
 
 def obeys(chosen: Mapping[str, Any]) -> bool:
     """Return whether the pieces fit, and then obey; they are refused where they do not."""
-    if made := is_made(chosen):
-        check(MaskedDecoder(**chosen))
-    return made
+    if not is_made(chosen):
+        return False
+    decoder = MaskedDecoder(**chosen)
+    check_laws(decoder)
+    if isinstance(decoder.cache, NoCache) and isinstance(decoder.stop, Filled):
+        check_repeats(decoder)
+    return True
 
 
 def is_made(chosen: Mapping[str, Any]) -> bool:
@@ -139,13 +134,6 @@ def is_made(chosen: Mapping[str, Any]) -> bool:
         assert any(type(piece).__name__ in str(error) for piece in chosen.values())
         return False
     return True
-
-
-def check(decoder: MaskedDecoder) -> None:
-    """All laws."""
-    check_laws(decoder)
-    if isinstance(decoder.cache, NoCache) and isinstance(decoder.stop, Filled):
-        check_repeats(decoder)
 
 
 @pytest.mark.parametrize("name", decoders())
@@ -162,7 +150,6 @@ def test_every_piece_fits_into_a_decoder_that_is_configured(slot: str) -> None:
 
 
 def takes(decoder: MaskedDecoder, slot: str, piece: Piece) -> bool:
-    """Return whether a decoder fits with another piece in a slot."""
     try:
         replace(decoder, **{slot: piece})
     except DllmBenchError:
@@ -196,7 +183,6 @@ class Picking(Table):
 
 
 def with_lookahead() -> dict[str, MaskedDecoder]:
-    """Return every decoder that may have several branches, with lookahead."""
     alone = Need("explore", Condition.ONE_BRANCH)
     return {
         f"{name}-lookahead": replace(one, explore=Lookahead(3))
@@ -210,9 +196,7 @@ DECODERS = {**decoders(), **with_lookahead()}
 
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
 def test_every_decoder_decodes_the_same_from_the_rows_it_reads(decoder) -> None:
-    """Where scores of masked positions are all that is read, a large vocabulary's logits are
-    computed for those alone; where draws are costly, any vocabulary's.
-    """
+    """Logits of a large vocabulary are computed for these alone."""
     model = Picking()
     found, expected = decoder.generate(model, REQUEST), decoder.generate(MODEL, REQUEST)
     assert (found.ids, found.born, found.cut) == (expected.ids, expected.born, expected.cut)

@@ -60,15 +60,10 @@ from tests.pieces import SLOTS, RandomHead, decoders, pieces
 
 BASE = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
 GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
-BLOCKS = replace(
-    BASE,
-    select=SelfVerified(inner=Best(1)),
-    schedule=Blocks(8, sees_future=False),
-    cache=BlockCache(),
-)
+CAUSAL = Blocks(8, sees_future=False)
+BLOCKS = replace(BASE, select=SelfVerified(inner=Best(1)), schedule=CAUSAL, cache=BlockCache())
 GROWS = replace(BASE, select=Threshold(0.4, strict=True), schedule=Daedal(8, 4))
 REQUEST = Request("refused", tuple(range(3, 14)), 24)
-FLAT = StepProfile((1, 64), (1.0, 1.0))
 PIPELINE = Pipeline(8, 0.1, 0.95)
 OPTION = Option(tuple(range(20, 27)), tuple(range(5, 11)))
 Make = Callable[[], Any]
@@ -134,10 +129,8 @@ SETTINGS: list[tuple[Make, str]] = [
     (partial(LikelihoodDecoder, block=0), "1 or more"),
 ]
 CREDIT, RAW = Credit(Confidence()), Lookahead(3, reads="raw")
-JUDGES = {
-    "HardwareAwareLength": HardwareAwareLength(FLAT),
-    "SurvivalThreshold": SurvivalThreshold(0.5),
-}
+JUDGES = (HardwareAwareLength(StepProfile((1, 64), (1.0, 1.0))), SurvivalThreshold(0.5))
+UNJUDGED = partial(SpeculativeDecoder, NGramDraft(3, 2))
 AUTOREGRESSIVE: dict[str, Any] = {"cache": CausalCache(), "schedule": Blocks(1)}
 GROWN: dict[str, dict[str, Any]] = {
     "DualCache": {"cache": DualCache()},
@@ -181,15 +174,10 @@ PARTS: list[tuple[Make, str]] = [
     unfit("SelfVerified needs a cache with block-causal", BLOCKS, cache=DualCache()),
     unfit("the whole generation as one block", score=AnswerGap()),
     unfit("SoftRevision needs a explore with one", decoders()["dmax"], explore=Lookahead(2)),
-    *(
-        (
-            partial(SpeculativeDecoder, NGramDraft(3, 2), length=length),
-            f"{name}.*survival",
-        )
-        for name, length in JUDGES.items()
-    ),
+    *((partial(UNJUDGED, length=one), f"{type(one).__name__}.*survival") for one in JUDGES),
 ]
-PIPED = replace(BASE, select=Best(1), schedule=PIPELINE)
+FIVES = replace(BASE, schedule=Blocks(5))
+PIPED = replace(BASE, select=Best(1), schedule=Pipeline(5, 0.1, 0.9))
 THRICE = (OPTION._replace(ids=OPTION.ids * 3),)
 IN_PARTS = replace(BASE, select=Best(1), schedule=SubBlocks(8, 4), cache=HierarchicalCache())
 REQUESTS: list[tuple[Make, str]] = [
@@ -197,11 +185,8 @@ REQUESTS: list[tuple[Make, str]] = [
     undecoded("pinned .*a schedule with positions that keep .* Daedal", GROWS, pinned=((2, 5),)),
     undecoded("a model with logits of each position at its own row", BLOCKS, "dream"),
     undecoded("no reference", replace(BASE, select=Oracle())),
-    undecoded(
-        r"does not divide the generation length 24.*block to a divisor of 24.*schedule\.short",
-        replace(BASE, schedule=Blocks(5)),
-    ),
-    undecoded(r"schedule\.floor=true", replace(PIPED, schedule=Pipeline(5, 0.1, 0.9))),
+    undecoded(r"does not divide the generation length 24.*to a divisor of 24.*\.short", FIVES),
+    undecoded(r"schedule\.floor=true", PIPED),
     undecoded("autoregressive target", SpeculativeDecoder(NoDraft()), "dream"),
     undecoded("asks for a text; choose another decoder", LikelihoodDecoder()),
     undecoded("at most 12 are enumerated", LikelihoodDecoder(exact=True), options=THRICE),

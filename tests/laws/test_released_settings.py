@@ -1,22 +1,19 @@
-"""Settings that released code has and no decoder of `conf/decoder` uses, against their definition.
-
-Rules are written down position by position; loops are restated on a model of a few operations.
-"""
+"""Settings that released code has and no decoder of `conf/` uses, against their definition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.core.state import MASKED
 from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import keep_top_p
@@ -36,7 +33,7 @@ from dllm_bench.methods.dream import Epsilon, Sampled
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter
 from tests.helpers import ROLES, Watched
-from tests.pieces import RandomHead, Table
+from tests.pieces import RandomHead, Table, opened
 
 PROMPT = tuple(range(3, 19))  # 16 positions
 MASK = ROLES["mask"]
@@ -47,6 +44,13 @@ def decode(decoder: MaskedDecoder, new: int, model: Table | Watched | None = Non
     return decoder.generate(model or Table(), Request("released", PROMPT, new))
 
 
+def watched(decoder: MaskedDecoder, new: int, seed: int = 0) -> tuple[Generation, list[list[int]]]:
+    """Return what is decoded, and the canvas after every forward."""
+    model = Watched(Table(seed))
+    found = decode(decoder, new, model)
+    return found, [*(c[0].tolist() for c in model.canvases[1:]), [*PROMPT, *found.ids]]
+
+
 # --- selectors -----------------------------------------------------------------------------------
 
 
@@ -54,16 +58,10 @@ def chosen(select: Select, probability: list[float], forwards: int = 0) -> list[
     """Return what a selector commits of one block; 0 is a committed position."""
     probability_KW = torch.tensor([probability], dtype=torch.float64)
     scores = Scores(torch.zeros_like(probability_KW).long(), probability_KW, probability_KW)
-    state = DecodeState.start(Request("r", (5,), len(probability)), Table().special)
+    state, window = opened(probability_KW > 0)
     state.forwards = forwards
-    size = len(probability)
-    window = Window(1, 1 + size, 1 + size, size, 1, probability_KW > 0)
-    decoder = replace(BASE, select=select)
-    before_KW = probability_KW == 0
-    state.born_KL[:, 1:][before_KW] = 0
-    decoder._commit(state, scores, window)
-    born = state.born_KL[0, 1:].tolist()
-    return [i for i, given in enumerate(probability) if given and born[i] == forwards]
+    replace(BASE, select=select)._commit(state, scores, window)
+    return [at for at, born in enumerate(state.born_KL[0].tolist()) if born == forwards]
 
 
 def test_the_released_factor_is_its_published_loop() -> None:
@@ -83,18 +81,14 @@ def test_the_released_factor_is_its_published_loop() -> None:
         assert sorted(found, reverse=True) == ranked[:count], (probability, factor)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda fall: Threshold(0.5, fall=fall), lambda fall: Hierarchy(0.5, 0.999, fall)]
-)
-def test_a_falling_threshold_begins_at_one_and_stops_at_tau(
-    make: Callable[[float | None], Select],
-) -> None:
-    probability = [0.97, 0.0, 0.55, 0.75, 0.0, 0.3]
-    assert chosen(make(None), probability) == [0, 2, 3]
-    falling = [chosen(make(0.1), probability, forwards) for forwards in (0, 1, 3, 5, 50)]
+@pytest.mark.parametrize("select", [Threshold(0.5), Hierarchy(0.5, 0.999)])
+def test_a_falling_threshold_begins_at_one_and_stops_at_tau(select: Any) -> None:
+    probability, falls = [0.97, 0.0, 0.55, 0.75, 0.0, 0.3], replace(select, fall=0.1)
+    assert chosen(select, probability) == [0, 2, 3]
+    falling = [chosen(falls, probability, forwards) for forwards in (0, 1, 3, 5, 50)]
     assert falling == [[0], [0], [0, 3], [0, 2, 3], [0, 2, 3]]
     with pytest.raises(DllmBenchError, match="has fall -1.0; give a number of 0 or more"):
-        make(-1.0)
+        replace(select, fall=-1.0)
 
 
 def learn2pd(new: int, steps: int, tau: float, cuts: bool) -> list[list[int]]:
@@ -126,19 +120,13 @@ def learn2pd(new: int, steps: int, tau: float, cuts: bool) -> list[list[int]]:
 @pytest.mark.parametrize(("steps", "cuts"), [(2, False), (3, False), (2, True), (3, True)])
 def test_learn2pds_top_k_reaches_masks_behind_the_block_as_released(steps: int, cuts: bool) -> None:
     stop = EndOfTextPrediction() if cuts else Filled()
-    topk = TopK(steps, released=True)
-    decoder = replace(
-        BASE, select=Union(Filter(RandomHead(), 0.6), topk), schedule=Blocks(8), stop=stop
-    )
-    wanted = learn2pd(48, steps, 0.6, cuts)
-    model = Watched(Table())
-    found = decode(decoder, 48, model)
-    canvases = [canvas[0].tolist() for canvas in model.canvases]
-    assert canvases[1:] == wanted[:-1]
-    assert [*PROMPT, *found.ids] == wanted[-1]
+    topk, learned = TopK(steps, released=True), Filter(RandomHead(), 0.6)
+    decoder = replace(BASE, select=Union(learned, topk), schedule=Blocks(8), stop=stop)
+    found, canvases = watched(decoder, 48)
+    assert canvases == learn2pd(48, steps, 0.6, cuts)
     early = [(min(found.born[at:]), max(found.born[:at])) for at in range(8, len(found.born), 8)]
     assert any(first < last for first, last in early), "a later block is begun"
-    within = replace(decoder, select=Union(Filter(RandomHead(), 0.6), TopK(steps)))
+    within = replace(decoder, select=Union(learned, TopK(steps)))
     assert decode(within, 48).born != found.born
     with pytest.raises(DllmBenchError, match="TopK needs a cache with the whole canvas"):
         replace(decoder, cache=DualCache())
@@ -176,10 +164,8 @@ def test_equal_entropies_after_a_top_p_cut_rank_as_torch_topk_does_over_the_canv
         wanted = dream(new, steps, 0.2, seed)
         for ties in ("canvas", "lower"):
             select = Epsilon(steps, idle=True, ties=ties)
-            model = Watched(Table(seed))
-            found = decode(replace(BASE, score=score, select=select), new, model)
-            canvases = [canvas[0].tolist() for canvas in model.canvases]
-            equal = canvases[1:] == wanted[:-1] and [*PROMPT, *found.ids] == wanted[-1]
+            _, canvases = watched(replace(BASE, score=score, select=select), new, seed)
+            equal = canvases == wanted
             assert equal or ties == "lower"
             stable += equal and ties == "lower"
     assert stable < 12
@@ -262,20 +248,16 @@ def test_an_end_token_of_the_prompt_counts_where_released_loops_look_for_it() ->
 
 
 def restated(new: int, k: int, tau: float) -> list[list[int]]:
-    """LoPA's released loop over one block without a cache, the base in no competition: the canvas
-    after every round."""
+    """LoPA's released loop, the base in no competition: the canvas after each round of a block."""
     model, canvas, canvases = Table(), [*PROMPT, *[MASK] * new], []
     branches = [canvas]
     while MASK in canvas:
         probability = [distribution(model, branch) for branch in branches]
         rating = [
-            sum(p for p, token in zip(best, branch, strict=True) if token == MASK)
-            / branch.count(MASK)
-            if MASK in branch
-            else 1.0
+            fmean([p for p, token in zip(best, branch, strict=True) if token == MASK] or [1.0])
             for (best, _), branch in zip(probability, branches, strict=True)
         ]
-        winner = max(range(len(branches)), key=lambda index: rating[index])
+        winner = rating.index(max(rating))
         canvas, (best, ids) = branches[winner], probability[winner]
         masked = [at for at, token in enumerate(canvas) if token == MASK]
         surest = sorted(masked, key=lambda at: -best[at])
@@ -302,13 +284,10 @@ def distribution(model: Table, canvas: list[int]) -> tuple[list[float], list[int
 
 
 def after_rounds(generation: Generation) -> list[list[int]]:
-    """Return the canvas after every round; a lookahead token counts to the round that took its
-    branch."""
+    """Return the canvas after every round; a lookahead token is of that which took its branch."""
     rows = list(zip(generation.ids, generation.born, strict=True))
-    return [
-        [*PROMPT, *(token if 0 <= born <= i else MASK for token, born in rows)]
-        for i in range(len(generation.trace))
-    ]
+    rounds = range(len(generation.trace))
+    return [[*PROMPT, *(t if 0 <= born <= i else MASK for t, born in rows)] for i in rounds]
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -1,7 +1,4 @@
-"""Laws of the selectors: schedules of steps, budgets, runs of masks, and the adaptive samplers.
-
-On tiny random models where the whole decoder matters, on random scores where the rule alone does.
-"""
+"""Laws of the selectors: schedules of steps, budgets, runs of masks, and the adaptive samplers."""
 
 from __future__ import annotations
 
@@ -27,23 +24,15 @@ from dllm_bench.methods.common import (
     Best,
     Blocks,
     Confidence,
-    Margin,
     NegEntropy,
     Pipeline,
     Threshold,
     TopK,
     Union,
 )
-from dllm_bench.methods.confidence_rules import (
-    GAP,
-    AnswerGap,
-    EarlyExit,
-    EntropyBound,
-    LocalLeap,
-    WithEntropy,
-)
+from dllm_bench.methods.confidence_rules import GAP, AnswerGap, EarlyExit, EntropyBound, LocalLeap
 from dllm_bench.methods.d3llm import EntropyThreshold, MultiBlock
-from dllm_bench.methods.dream import Epsilon, Origin, Sampled
+from dllm_bench.methods.dream import Epsilon, Origin
 from dllm_bench.methods.fast_dllm import Hierarchy, Ration
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from dllm_bench.methods.history import KLHistory, Stable
@@ -56,6 +45,7 @@ WHOLE = MaskedDecoder(Confidence(), TopK(), Blocks(None), NoCache())
 BY_8 = replace(WHOLE, schedule=Blocks(8))
 PIPED = replace(WHOLE, select=Best(1), schedule=Pipeline(8, 0.0, 0.0))
 BY_ENTROPY = replace(BY_8, score=NegEntropy())
+SEVERAL = replace(BY_ENTROPY, select=Best(1), schedule=MultiBlock(8, 0.0))
 OUT = 1e9  # a gap that no logits reach
 NEVER, ALWAYS = -1.0, 1e9  # nats: no entropy is below the first, none above the second
 
@@ -69,7 +59,6 @@ def same(one: Generation, other: Generation) -> bool:
 
 
 def per_forward(generation: Generation) -> list[int]:
-    """Positions committed at each forward."""
     return [generation.born.count(step) for step in range(len(generation.trace))]
 
 
@@ -108,6 +97,9 @@ COUNTS = [  # a decoder, a selector, and how many positions each forward commits
     (BY_ENTROPY, EntropyBound(ALWAYS), [8] * 4),
     (BY_ENTROPY, EntropyBound(NEVER, least=4), [4] * 8),
     (BY_ENTROPY, Dilated(base=1), [8] * 4),
+    (BY_ENTROPY, Dilated(), [2, 2, 4] * 4),
+    (BY_8, Dilated(least=1.1), [0, 0, 4, 4] * 4),  # levels that wait are committed after the last
+    (SEVERAL, EntropyThreshold(9.0), [16, 8, 8]),  # one is open before the first round
     (PIPED, Best(1), [1, 2, 3, *[4] * 5, 3, 2, 1]),
 ]
 
@@ -190,48 +182,16 @@ def test_others_are_asked() -> None:
 def test_in_order_of_confidence_an_earlier_one_may_have_more_entropy() -> None:
     scores, window, state = on_scores(torch.tensor([0.9, 0.8, 0.7]), torch.ones(3) > 0, block=3)
     scores = replace(scores, neg_entropy_KW=-torch.tensor([[1.0, 0.2, 0.2]]))
-    counts = [
-        int(EntropyBound(gamma, left_out=form)(scores, window, state).sum())
-        for form in ("largest", "last")
-        for gamma in (0.1, 0.3, 0.5, 1.1, 1.3)
-    ]
-    assert counts == [1, 2, 3, 3, 3, 1, 1, 1, 2, 3]
-
-
-@pytest.mark.parametrize("inner", [Confidence(), Margin(), NegEntropy(), Confidence("bfloat16")])
-def test_the_entropy_comes_beside_an_unchanged_score(inner) -> None:
-    logits_KWV = 3 * torch.randn(1, 9, 50, generator=torch.Generator().manual_seed(0))
-    found = WithEntropy(inner)(logits_KWV, None, None)  # type: ignore[arg-type]
-    plain = inner(logits_KWV, None, None)
-    for name, values in plain.tensors().items():
-        torch.testing.assert_close(found.tensors()[name], values)
-    expected_KW = NegEntropy(inner.precision)(logits_KWV, None, None).confidence_KW  # type: ignore[arg-type]
-    torch.testing.assert_close(found.neg_entropy_KW, expected_KW)
-
-
-def test_an_entropy_is_handed_on_by_samplers_and_pipelines(model) -> None:
-    pieces = {"score": Sampled(NegEntropy(), temperature=0.5), "schedule": Pipeline(8, 0.1, 0.95)}
-    assert len(decoded(model, BY_ENTROPY, select=EntropyThreshold(1.0), **pieces).trace) < 32
-
-
-def test_the_best_of_all_open_blocks_is_committed() -> None:
-    sure_W, masked_W = torch.linspace(0.1, 0.8, 16), torch.ones(16, dtype=torch.bool)
-    scores, window, state = on_scores(sure_W, masked_W, block=8)
-    scores = replace(scores, neg_entropy_KW=scores.confidence_KW - 9)
-    assert EntropyThreshold(0.5, best=True)(scores, window, state)[0].nonzero().tolist() == [[15]]
-    assert not EntropyThreshold(0.5)(scores, window, state).any()
-
-
-def moving(tau: float, eps: float, length: int = 2, **changes) -> dict:
-    """KLASS's score and selector."""
-    score, select = KLHistory(Confidence(), length), Stable(TopK(4), tau, eps, **changes)
-    return {"score": score, "select": select}
+    for form, counts in (("largest", [1, 2, 3, 3, 3]), ("last", [1, 1, 1, 2, 3])):
+        selects = (EntropyBound(gamma, left_out=form) for gamma in (0.1, 0.3, 0.5, 1.1, 1.3))
+        assert [int(one(scores, window, state).sum()) for one in selects] == counts
 
 
 @pytest.mark.parametrize("warm_up", [False, True])
 def test_everything_ready_waits_for_its_history(model, warm_up) -> None:
     """The first divergence of a request is never small; later blocks bring theirs along."""
-    generation = decoded(model, BY_ENTROPY, **moving(0.0, 9.0, length=3, warm_up=warm_up))
+    select, score = Stable(TopK(4), 0.0, 9.0, warm_up=warm_up), KLHistory(Confidence(), 3)
+    generation = decoded(model, BY_ENTROPY, score=score, select=select)
     assert per_forward(generation) == [2, 2, 2, 2] + ([2, 2, 4] * 3 if warm_up else [8] * 3)
 
 
@@ -247,45 +207,28 @@ def test_a_pattern_has_every_position_in_spread_levels(kind, size) -> None:
         assert apart.numel() == 0 or apart.min() > 1, "only the last level joins neighbours"
 
 
-def test_a_dilated_schedule_reads_no_scores(model) -> None:
-    assert len(decoded(model, BY_ENTROPY, select=Dilated()).trace) == 4 * 3
-    waiting = decoded(model, BY_ENTROPY, score=Confidence(), select=Dilated(least=1.1))
-    assert per_forward(waiting)[:4] == [0, 0, 4, 4]
-
-
-def test_levels_that_wait_are_committed_after_the_last(model) -> None:
-    waiting = decoded(model, BY_ENTROPY, score=Confidence(), select=Dilated(least=1.1))
-    assert per_forward(waiting)[:4] == [0, 0, 4, 4]
-
-
-def test_a_block_is_open_before_the_first_round(model) -> None:
-    several = decoded(model, BY_ENTROPY, select=EntropyThreshold(9.0), schedule=MultiBlock(8, 0.0))
-    assert per_forward(several) == [16, 8, 8]
-
-
 PROPHET = replace(BY_ENTROPY, score=AnswerGap(), schedule=Blocks(None))
 
 
-def exits(early: float, mid: float, late: float, **changes) -> EarlyExit:
-    return EarlyExit(TopK(), 8, early, mid, late, **changes)
+NEVER_CLEAR = EarlyExit(TopK(), 8, OUT, OUT, OUT)
 
 
 def test_an_answer_that_is_never_clear_is_decoded_to_its_end(model) -> None:
-    never = decoded(model, PROPHET, select=exits(OUT, OUT, OUT))
+    never = decoded(model, PROPHET, select=NEVER_CLEAR)
     assert same(never, decoded(model, BY_ENTROPY, score=Confidence()))
-    assert len(decoded(model, PROPHET, select=exits(0.0, OUT, OUT)).trace) == 1
-    assert len(decoded(model, PROPHET, select=exits(OUT, 0.0, OUT)).trace) == 11, "0.33 of 32"
-    assert len(decoded(model, PROPHET, select=exits(OUT, OUT, 0.0)).trace) == 22, "0.67 of 32"
+    for when, forwards in {"early": 1, "mid": 11, "late": 22}.items():  # 0, 0.33, 0.67 of 32
+        clear = decoded(model, PROPHET, select=replace(NEVER_CLEAR, **{when: 0.0}))
+        assert len(clear.trace) == forwards
 
 
 def test_forwards_over_pinned_tokens_count_and_are_left_out(model) -> None:
-    select = exits(OUT, OUT, OUT, pinned=((3, 7), (20, 9)))
+    select = replace(NEVER_CLEAR, pinned=((3, 7), (20, 9)))
     generation = decoded(model, PROPHET, select=select)
     assert [generation.ids[place] for place in (3, 20)] == [7, 9]
     assert len(generation.trace) == 30
     assert len(decoded(model, PROPHET, select=replace(select, late=0.0)).trace) == 21, "step 22"
     with pytest.raises(DllmBenchError, match="pins a token at new position 32"):
-        decoded(model, PROPHET, select=exits(1.0, 1.0, 1.0, pinned=((32, 5),)))
+        decoded(model, PROPHET, select=replace(select, pinned=((32, 5),)))
 
 
 def test_the_gap_is_that_of_the_answer(model) -> None:

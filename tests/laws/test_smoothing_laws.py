@@ -37,19 +37,13 @@ def weight(forward: int) -> float:
     return min(0.15 + 0.02 * forward, MOST)
 
 
+DPAD = DPadCache(window=6, number=3, law="uniform")
+NEAR = VicinityCache(before=4, after=4)
+CACHES = [NoCache(), PrefixCache(), DualCache(2), NEAR, DPAD, SparseCache()]
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize(
-    "cache",
-    [
-        NoCache(),
-        PrefixCache(),
-        DualCache(every=2),
-        VicinityCache(before=4, after=4),
-        DPadCache(window=6, number=3, law="uniform"),
-        SparseCache(),
-    ],
-    ids=lambda cache: type(cache).__name__,
-)
+@pytest.mark.parametrize("cache", CACHES, ids=lambda cache: type(cache).__name__)
 def test_a_mask_is_fed_with_what_was_last_expected_there(model: Any, cache: Cache) -> None:
     """Row by row: of the last forward that computed the row, and nothing where a token stands."""
     probed = Probed(model)

@@ -1,8 +1,7 @@
 """Laws of speculative decoding: the text is the target's own, whatever drafts it.
 
-Greedy text equals plain autoregressive text for every draft there is, with random weights and with
-drafts that are wrong on purpose; `test_speculative_batch_laws` tests sampled text. Between rounds
-both caches hold exactly the positions before the newest token.
+Greedy text equals plain autoregressive text for every draft there is, also for drafts that are
+wrong on purpose; `test_speculative_batch_laws` tests sampled text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
 from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
 from dllm_bench.methods.causal_masks import BidirectionalDraft, StridedDraft
@@ -121,9 +120,7 @@ def verified(generation: Generation) -> list[Forward]:
 
 
 @pytest.mark.parametrize("verify", [Rejection(), GreedyMatch()], ids=["rejection", "match"])
-def test_greedy_text_is_the_targets_own(
-    draft: Draft, verify: Verify, target: TransformerDenoiser
-) -> None:
+def test_greedy_text_is_the_targets_own(draft, verify, target) -> None:
     if not isinstance(verify, GreedyMatch) and isinstance(draft, DDTree):
         pytest.skip("refused")
     decoder = speculative(draft, verify=verify)
@@ -133,9 +130,7 @@ def test_greedy_text_is_the_targets_own(
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2])
-def test_the_verified_length_does_not_change_the_text(
-    draft: Draft, tokens: int, target: TransformerDenoiser
-) -> None:
+def test_the_verified_length_does_not_change_the_text(draft, tokens, target) -> None:
     prompt = PROMPTS[1]
     decoder = speculative(draft, length=FixedLength(tokens))
     generation = decoder.generate(target, Request("cut", prompt, NEW))
@@ -147,9 +142,7 @@ def test_the_verified_length_does_not_change_the_text(
         assert all((row.fed, row.accepted) == (1, 0) for row in rows)
 
 
-def test_the_end_inside_of_a_block_ends_the_text(
-    draft: Draft, folder: Path, target: TransformerDenoiser
-) -> None:
+def test_the_end_inside_of_a_block_ends_the_text(draft, folder, target) -> None:
     """Tokens of the plain text in turn are made the end token."""
     model, plain = load_denoiser(folder / "target"), plain_text(target, PROMPTS[1], NEW)
     for end in {*plain[1::4]}:
@@ -221,9 +214,8 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
 
 
 def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
-    generation = speculative(draft, temperature=1.0).generate(
-        target, Request("trace", PROMPTS[2], NEW, seed=3)
-    )
+    request = Request("trace", PROMPTS[2], NEW, seed=3)
+    generation = speculative(draft, temperature=1.0).generate(target, request)
     rows = generation.trace.forwards
     assert rows[0].kind == ForwardKind.PREFILL
     assert (rows[0].fed, rows[0].cached) == (len(PROMPTS[2]), 0)
@@ -265,9 +257,7 @@ def rights(generation: Generation) -> dict[int, int]:
     return dict(zip(committed, found["right"], strict=False))
 
 
-def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(
-    draft: Draft, target: TransformerDenoiser
-) -> None:
+def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(draft, target) -> None:
     """Greedily: a text verified in full accepts what is right; one that verifies none knows it."""
     if isinstance(draft, StridedDraft):
         pytest.skip("the forward that verifies a draft makes the next one")
@@ -281,9 +271,7 @@ def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(
         assert min(rights(none)[at], left) == min(right, left)
 
 
-def test_equal_inputs_equal_tokens_and_no_request_leaks(
-    draft: Draft, target: TransformerDenoiser
-) -> None:
+def test_equal_inputs_equal_tokens_and_no_request_leaks(draft, target) -> None:
     decoder = speculative(draft, temperature=0.8)
     first, second = Request("a", PROMPTS[1], NEW, seed=1), Request("b", PROMPTS[2], NEW, seed=2)
     alone = decoder.generate(target, second)
@@ -295,25 +283,20 @@ def test_equal_inputs_equal_tokens_and_no_request_leaks(
     assert hash(decoder) == hash(speculative(draft, temperature=0.8))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_drafter_that_is_the_target_has_every_token_accepted(
-    folder: Path, target: TransformerDenoiser, temperature: float
-) -> None:
-    decoder = SpeculativeDecoder(MAKERS["target_itself"](folder), temperature=temperature)
-    generation = decoder.generate(target, Request("own", PROMPTS[1], NEW, seed=1))
-    assert all(row.accepted == row.proposed == 4 for row in verified(generation)[:-1])
+def test_a_drafter_that_is_the_target_has_every_token_accepted(folder: Path, target: Any) -> None:
+    for temperature in (0.0, 0.7):
+        decoder = SpeculativeDecoder(MAKERS["target_itself"](folder), temperature=temperature)
+        generation = decoder.generate(target, Request("own", PROMPTS[1], NEW, seed=1))
+        assert all(row.accepted == row.proposed == 4 for row in verified(generation)[:-1])
 
 
 # --- what is refused, what is stored -------------------------------------------------------------
 
 
-def test_a_rejection_refuses_trees(folder: Path) -> None:
+def test_trees_that_do_not_fit_are_refused(folder: Path) -> None:
     message = "DDTree needs a verify with acceptance along the paths of a tree, which verify Reject"
     with pytest.raises(DllmBenchError, match=message):
         SpeculativeDecoder(tree(folder, "dflash_zlab", 3), Rejection())
-
-
-def test_a_tree_needs_slots_that_are_independent(folder: Path) -> None:
     for name in ("dspark", "dflash2"):
         with pytest.raises(DllmBenchError, match="takes the tokens of a block as independent"):
             tree(folder, name, 3)
@@ -333,9 +316,6 @@ def test_ngram_proposes_what_followed() -> None:
     assert max(propose(*[VOCAB - 1] * 5)) == VOCAB - 1
 
 
-# --- DFlash 2 ------------------------------------------------------------------------------------
-
-
 def test_a_draft_is_no_longer_than_what_is_left(folder: Path, target: TransformerDenoiser) -> None:
     draft = trained(folder, "dflash2")
     generation = SpeculativeDecoder(draft).generate(target, Request("left", PROMPTS[1], 4))
@@ -352,19 +332,15 @@ def rounds_with(draft: Draft, target: TransformerDenoiser, temperature: float) -
     """Tokens, and what each round drafted and accepted."""
     decoder = SpeculativeDecoder(draft, GreedyMatch(), temperature=temperature)
     generation = decoder.generate(target, Request("r", PROMPTS[1], NEW, seed=2))
-    made = [(row.drafted, row.accepted, row.fed) for row in verified(generation)]
-    return [generation.ids, *made]
+    return [generation.ids, *((r.drafted, r.accepted, r.fed) for r in verified(generation))]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("name", ["dflash", "dflash_zlab"])
-def test_a_tree_of_width_one_is_the_drafters_chain(
-    name: str, temperature: float, folder: Path, target: TransformerDenoiser
-) -> None:
+def test_a_tree_of_width_one_is_the_drafters_chain(name: str, folder: Path, target: Any) -> None:
     """With the same random numbers, one of each row."""
-    chain = trained(folder, name)
-    thin = tree(folder, name, budget=64, width=1)
-    assert rounds_with(thin, target, temperature) == rounds_with(chain, target, temperature)
+    chain, thin = trained(folder, name), tree(folder, name, budget=64, width=1)
+    for temperature in (0.0, 0.7):
+        assert rounds_with(thin, target, temperature) == rounds_with(chain, target, temperature)
 
 
 def test_a_tree_holds_the_most_probable_prefixes() -> None:
@@ -391,9 +367,7 @@ def test_a_tree_has_draftable_tokens_alone(folder: Path, target: TransformerDeno
             assert set(tokens) <= set(ids) and len(tokens) == nodes
 
 
-def test_forwards_of_fixed_shapes_keep_the_accepted_path(
-    folder: Path, target: TransformerDenoiser
-) -> None:
+def test_forwards_of_fixed_shapes_keep_the_accepted_path(folder, target) -> None:
     """Their keys and values are in one store for all layers."""
     fixed = FixedShapeDenoiser(target.module, target.special, True, attention_form="causal")
     draft = tree(folder, "dflash_zlab", 12)
@@ -482,14 +456,8 @@ def whole_forward(model: Any, text: list[int], tokens: int, shifted: bool) -> Te
     place_F = torch.arange(length)
     block_F = place_F >= len(text) - 1
     sees_FF = (place_F <= place_F[:, None]) | block_F & block_F[:, None]
-    nothing_E = torch.empty(0, dtype=torch.long)
-    first = len(text) + (not shifted)
-    plan = ForwardPlan(
-        ForwardKind.SELF_DRAFT,
-        feed=(0, length),
-        rows=(first, first + tokens),
-        store=(0, 0),
-        added=AddedRows(nothing_E, nothing_E, sees_FF),
-    )
+    nothing_E, first = torch.empty(0, dtype=torch.long), len(text) + (not shifted)
+    spans, added = ((0, length), (first, first + tokens), (0, 0)), (nothing_E, nothing_E, sees_FF)
+    plan = ForwardPlan(ForwardKind.SELF_DRAFT, *spans, added=AddedRows(*added))
     canvas_1L = torch.tensor([text + [model.special.mask] * tokens])
     return model.forward(canvas_1L, plan, model.new_cache(length))[0]
