@@ -47,14 +47,9 @@ def load_guard(folder: Path) -> None:
     from torch.utils import cpp_extension
 
     source = Path(__file__).with_name("guard.cpp")
+    options = {"extra_cflags": ["-O0"], "is_python_module": False}
     try:
-        cpp_extension.load(
-            "fake_cuda_guard",
-            [str(source)],
-            extra_cflags=["-O0"],
-            build_directory=str(folder),
-            is_python_module=False,
-        )
+        cpp_extension.load("fake_cuda_guard", str(source), build_directory=str(folder), **options)
     except (RuntimeError, OSError) as error:
         pytest.skip(f"the device guard needs a C++ compiler and ninja ({error})")
 
@@ -85,9 +80,7 @@ class HostReads:
 
     @contextmanager
     def hooked(self, watch: Watch | None = None) -> Iterator[HostReads]:
-        """Record the reads in the block, or replay them to fake tensors and count those of the
-        device as waits of `watch`.
-        """
+        """Record the reads in the block, or replay them and count those of the device as waits."""
         self.replays = watch is not None
         with pytest.MonkeyPatch.context() as patch:
             for name in READS:
@@ -264,14 +257,8 @@ def claimed(value: Any) -> Any:
 
 
 def claimed_model(model: TransformerDenoiser) -> TransformerDenoiser:
-    """Return the model on the device."""
-    return type(model)(
-        claimed(model.module),
-        model.special,
-        model.shifted,
-        attention_form=model.attention_form,
-        block=model.block,
-    )
+    parts = (claimed(model.module), model.special, model.shifted)
+    return type(model)(*parts, attention_form=model.attention_form, block=model.block)
 
 
 @contextmanager

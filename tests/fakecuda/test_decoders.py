@@ -1,10 +1,9 @@
 """Every decoder on a device decodes what it decodes on the CPU, and waits for it once a round.
 
-The device computes nothing (`device.py`): what the host reads is replayed. So a test finds tensors
-on two devices, dtypes that do not fit, a host that waits, and rounds that start too many kernels;
-it finds no wrong number. `launches.yaml` holds how many kernels a round may start beside the
-forward, and `passes.yaml` how often it may read or write as many numbers as there are logits, for
-one request.
+The device computes nothing (`device.py`), so a test finds tensors on two devices, dtypes that do
+not fit, a host that waits and too many kernels; it finds no wrong number. `launches.yaml` holds how
+many kernels a round may start beside the forward, and `passes.yaml` how often a request may read or
+write as many numbers as there are logits.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 from dllm_bench import parallel
@@ -36,7 +34,7 @@ from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.canvas import CanvasDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.parallel import BranchWorkerGroup
-from dllm_bench.paths import options
+from dllm_bench.paths import options, read_yaml
 from dllm_bench.registry import instantiate
 from tests.canvas import FULL, tiny_canvas_model
 from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_guard
@@ -45,10 +43,8 @@ from tests.pieces import BLOCK, decoders, needs_unshifted
 from tests.speculative import with_drafter
 from tests.tiers import covering
 
-BUDGETS, PASSES = (
-    yaml.safe_load(Path(__file__).with_name(name).read_text())
-    for name in ("launches.yaml", "passes.yaml")
-)
+FOLDER = Path(__file__).parent
+BUDGETS, PASSES = (read_yaml(FOLDER / name) for name in ("launches.yaml", "passes.yaml"))
 DRAFTERS = tempfile.TemporaryDirectory()  # removed at exit
 DTYPES = ("float32", "bfloat16")
 ROUNDED = ("lopa_dist", "eb_sampler")
@@ -76,7 +72,6 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @cache
 def named(name: str) -> Any:
-    """Return the decoder of that name, with a random drafter."""
     if name in decoders():
         return decoders()[name]
     composed = compose([f"decoder={name}", *FEWER.get(name, ())])["decoder"]
@@ -109,7 +104,6 @@ def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
 
 
 def requests(count: int, new: int) -> list[Request]:
-    """Requests of different lengths."""
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(1, VOCAB - 6, (9 + i,), generator=generator) for i in range(count)]
     return [Request(f"r{i}", (*ids.tolist(),), new, seed=i) for i, ids in enumerate(prompts)]
@@ -117,8 +111,6 @@ def requests(count: int, new: int) -> list[Request]:
 
 @dataclass(frozen=True)
 class Case:
-    """A decoder, and what it decodes."""
-
     name: str
     dtype: str
     batch: int = 1
@@ -152,7 +144,6 @@ def decoded(
 
 
 def facts(generations: Any) -> list[Any]:
-    """Tokens, commit steps and cuts, in the order of the requests."""
     found: list[Generation] = sorted(generations, key=lambda one: one.request_id)
     return [(one.request_id, one.ids, one.born, one.cut) for one in found]
 
@@ -170,13 +161,11 @@ ONE = [Case(name, "float32", new=2 * BLOCK if name in DEEP else BLOCK) for name 
 OFTEN = {("fast_dllm_dual", "bfloat16", 3), ("dspark", "bfloat16", 3)}
 OFTEN |= {(name, "bfloat16", 1) for name in ROUNDED}
 PRODUCT = [*product(GENERATING, ("float32",), (3,)), *product(GENERATING, ("bfloat16",), (1, 3))]
-CASES = [
-    *(pytest.param(one, marks=drill if i % 8 else exhaustive) for i, one in enumerate(ONE)),
-    *(
-        pytest.param(Case(*one, 2 * BLOCK), marks=exhaustive if one in OFTEN else drill)
-        for one in PRODUCT
-    ),
+TIERS = [
+    *((one, i % 8 == 0) for i, one in enumerate(ONE)),
+    *((Case(*one, 2 * BLOCK), one in OFTEN) for one in PRODUCT),
 ]
+CASES = [pytest.param(case, marks=exhaustive if often else drill) for case, often in TIERS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -248,9 +237,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("which", WITHOUT)
-def test_a_device_without_a_kernel_decodes_by_torchs_passes(
-    monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
+def test_a_device_without_a_kernel_decodes_by_torchs_passes(monkeypatch, which) -> None:
     def generate(decoder: Any, model: Any, given: Any) -> Any:
         monkeypatch.setattr(*WITHOUT[which], lambda *form: False)  # after `device` has set it
         return decoder.generate_stream(model, given, 1)

@@ -20,22 +20,17 @@ from tests.benchmark_helpers import Bench, evalplus_benchmark, lm_eval_benchmark
 
 CPU_S = 3
 """Of a text; the import of lm-eval takes two."""
-ANSWERS = {
-    "attributes": "    return a" + ".b" * 1000 + "\n",
-    "brackets": "    return " + "(" * 5000 + "\n",
-    "operators": "    return 1" + "+1" * 20_000 + "\n",
-    "a lone surrogate": "    return '\ud800'\n",
-    "digits": "    return " + "1" * 100_000 + "\n",
-    "a null byte": "    return '\0'\n",
-    "too long": "#" * (bounded.MAX_CHARACTERS + 1),
+RETURNED = {
+    "attributes": "a" + ".b" * 1000,
+    "brackets": "(" * 5000,
+    "operators": "1" + "+1" * 20_000,
+    "a lone surrogate": "'\ud800'",
+    "digits": "1" * 100_000,
+    "a null byte": "'\0'",
 }
-
-
-TEXTS = {
-    "digits": "#### " + "1" * 300_000,
-    "a lone surrogate": "#### \ud800",
-    "too long": "1" * (bounded.MAX_CHARACTERS + 1),
-}
+TOO_LONG = {"too long": "1" * (bounded.MAX_CHARACTERS + 1)}
+ANSWERS = {name: f"    return {text}\n" for name, text in RETURNED.items()} | TOO_LONG
+TEXTS = {"digits": "#### " + "1" * 300_000, "a lone surrogate": "#### \ud800"} | TOO_LONG
 PRIMARY = {"minigsm": "exact_match,strict-match", "miniread": "exact,strict-match"}
 
 

@@ -43,7 +43,6 @@ SAMPLE_OF_FLIPS = 40  # without -m drill
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a runs folder with one sealed run."""
     root = tmp_path_factory.mktemp("whole") / "runs"
     run(SPEC_N, store=Store(root), deps=fakes.deps())
     return root
@@ -65,7 +64,6 @@ def flipped(content: bytes, seed: int) -> bytes:
 
 
 def content_of(folder: Path) -> tuple[object, ...]:
-    """Everything that can be read of a run."""
     record, head = read_record(folder), read_head(folder)
     assert record is not None and head is not None
     sessions = [json.loads(line) for line in (folder / SESSIONS).read_text().splitlines()]

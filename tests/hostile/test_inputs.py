@@ -1,6 +1,4 @@
-"""Data files, settings, paths and configuration folders that cannot work: one sentence each, before
-anything is decoded.
-"""
+"""Data files, settings, paths and folders that cannot work: one sentence each, before decoding."""
 
 from __future__ import annotations
 
@@ -73,9 +71,9 @@ def test_a_file_of_another_form_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_a_problem_without_inputs_is_named(tmp_path: Path) -> None:
-    (tmp_path / "humanevalplus").mkdir()
-    problem = {"task_id": "HumanEval/0", "prompt": "def f():", "entry_point": "f"}
-    (tmp_path / "humanevalplus" / "HumanEvalPlus.jsonl").write_text(json.dumps(problem) + "\n")
+    file = tmp_path / "humanevalplus" / "HumanEvalPlus.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"task_id": "HumanEval/0", "prompt": "def f():", "entry_point": "f"}\n')
     with pytest.raises(DllmBenchError, match="Row 1 of .*has no canonical_solution, base_input"):
         evalplus_benchmark("humaneval_plus", data_dir=str(tmp_path)).dataset_hash()
 
@@ -102,21 +100,20 @@ def test_a_setting_beyond_the_memory_is_refused_at_once(overrides, command, monk
     assert HUGE[overrides] in line
 
 
+FITS = {1.5: "set hardware.dtype=bfloat16", 0.5: "choose a smaller model"}
+"""Memory in sizes of the weights in bfloat16."""
+
+
 @pytest.mark.usefixtures("imported")
-@pytest.mark.parametrize(
-    ("share", "words"), [(1.5, "set hardware.dtype=bfloat16"), (0.5, "choose a smaller model")]
-)
-def test_weights_beyond_the_memory_are_refused_before_a_run_exists(
-    share, words, tmp_path, command, monkeypatch
-) -> None:
-    """`share` is the memory in sizes of the weights in bfloat16."""
+@pytest.mark.parametrize("share", FITS)
+def test_weights_beyond_the_memory_are_refused(share, tmp_path, command, monkeypatch) -> None:
     weights = (assets_dir() / "tiny-llada" / "model.safetensors").stat().st_size
     monkeypatch.setattr(inputs, "memory_bytes", lambda device: int(share * weights))
     started = time.process_time()
     (line,) = command(RUN, code=2).splitlines()
     assert time.process_time() - started < 2
-    assert "in float32" in line and words in line
-    assert not list(tmp_path.iterdir())
+    assert "in float32" in line and FITS[share] in line
+    assert not list(tmp_path.iterdir()), "a run exists"
 
 
 def test_a_nan_is_found_at_every_depth() -> None:
@@ -160,7 +157,6 @@ def test_every_bounded_setting_exists() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a home folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "home").mkdir()
@@ -194,9 +190,7 @@ FILES: dict[str, tuple[bytes | None, str]] = {  # None: a pipe
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("group", ["decoder", "model"])
-def test_a_configuration_file_that_cannot_be_read_is_named(
-    name, group, tmp_path, command, monkeypatch
-) -> None:
+def test_an_unreadable_yaml_is_named(name, group, tmp_path, command, monkeypatch) -> None:
     content, words = FILES[name]
     file = tmp_path / group / "mine.yaml"
     file.parent.mkdir()
@@ -209,9 +203,7 @@ def test_a_configuration_file_that_cannot_be_read_is_named(
     assert f"{group}/mine.yaml" in line and words in line
 
 
-def test_a_configuration_folder_is_named_if_it_is_not_there_and_may_be_below_the_home_folder(
-    home, command, monkeypatch
-) -> None:
+def test_a_configuration_folder_may_be_below_the_home_folder(home, command, monkeypatch) -> None:
     monkeypatch.setenv(CONFIG_DIR, "~/mine")
     (line,) = command(SHORT, code=2).splitlines()
     assert f"{CONFIG_DIR}=~/mine is not a folder" in line

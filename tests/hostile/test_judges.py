@@ -2,9 +2,7 @@
 
 The task is a function `f` with `f(x) == 2 * x + 1`. Every program of `pretending.yaml` tries to be
 judged right without solving it, or to break its judge; one without an `f` gets one that returns
-None. It is judged in all ways: its calls by inputs and a reference (EvalPlus, minicode,
-LiveCodeBench), by statements (HumanEval, MBPP) and by pieces of them in its own process (MBPP's
-item 367), and its output (LiveCodeBench).
+None. It is judged in all ways, see `JUDGES`.
 """
 
 from __future__ import annotations
@@ -31,17 +29,14 @@ PARTS = GROUPS.pop("parts")
 
 
 def programs(group: str, start: str = "", end: str = "") -> dict[str, str]:
-    """Return the programs of a group by name, with their parts filled in."""
     every = {name: Template(text).substitute(PARTS) for name, text in GROUPS[group].items()}
     return {name: f"{start}{text}{end}" for name, text in every.items()}
 
 
 def during_call(source: str) -> str:
     """Return a program that runs the statements when it is called."""
-    return (
-        "def f(x):\n    exec(SOURCE, globals())\n    import os\n    os._exit(0)\nSOURCE = "
-        + repr(source)
-    )
+    call = "def f(x):\n    exec(SOURCE, globals())\n    import os\n    os._exit(0)\n"
+    return f"{call}SOURCE = {source!r}"
 
 
 CHANNEL = PARTS["CHANNEL"] + "\n"
@@ -74,7 +69,6 @@ DRILL_S = 8.0
 
 
 def by_inputs(program: str, **changes: Any) -> ProgramOutcome:
-    """Judge a program as EvalPlus sets are judged."""
     asked = {"reference": REFERENCE, "entry_point": "f", "min_time_s": 1.0, "time_factor": 4.0}
     examiner = sandbox.compare_calls(STAGES, {**asked, **changes})
     return sandbox.examine(program, examiner, LIMITS)
@@ -131,9 +125,8 @@ def test_a_comparison_without_end_is_wrong() -> None:
     """The kernel ends the judging process inside of one call of C; that is no fault of its own."""
     colliding = "def f(x):\n    return [i * (2**61 - 1) for i in range(200_000)]"
     outcome = by_inputs(colliding, rule="same_set", reference="def f(x):\n    return [x]")
-    assert (outcome.verdict, outcome.detail) == (
-        "failed", "its results took too much to read or compare (SIGXCPU)"
-    )  # fmt: skip
+    assert outcome.verdict == "failed"
+    assert outcome.detail == "its results took too much to read or compare (SIGXCPU)"
     check = REFERENCE.replace("x + 1", "x + 1 if x else 1")
     tests = code_scorers.Tests("assert set(f(3)) == {7}", check, ("f",))
     assert sandbox.examine(colliding, tests.examiner, LIMITS).verdict == "failed"

@@ -78,17 +78,14 @@ def test_without_flock_a_dead_owner_is_succeeded(gone, no_flock, tmp_path) -> No
 
 
 @pytest.mark.parametrize("flock", [True, False])
-def test_an_owner_elsewhere_is_respected_while_it_shows_itself(
-    flock, tmp_path, monkeypatch
-) -> None:
+def test_an_owner_elsewhere_is_respected_while_it_beats(flock, tmp_path, monkeypatch) -> None:
     """Its heart beats for a while on this machine's monotonic clock, then it is given up."""
     lock, slept_s, beats_until_s = Lock(tmp_path / LOCK), [0.0], 40.0
-    lock.path.write_text(owner(host="elsewhere"))
-    beating = lock.path
+    beating = lock.path if flock else lock.exclusive
+    for path in {lock.path, beating}:
+        path.write_text(owner(host="elsewhere"))
     if not flock:
         refuse_flock(monkeypatch, errno.ENOLCK)
-        beating = lock.exclusive
-        beating.write_text(owner(host="elsewhere"))
 
     def sleep(seconds: float) -> None:
         slept_s[0] += seconds
@@ -107,9 +104,7 @@ def test_an_owner_elsewhere_is_respected_while_it_shows_itself(
 
 
 @pytest.mark.parametrize("flock", [True, False])
-def test_an_owner_is_respected_where_only_one_process_has_flock(
-    flock, tmp_path, monkeypatch
-) -> None:
+def test_an_owner_is_respected_where_one_alone_has_flock(flock, tmp_path, monkeypatch) -> None:
     lock = Lock(tmp_path / LOCK)
     (lock.exclusive if flock else lock.path).write_text(owner())
     if not flock:
@@ -147,9 +142,7 @@ def test_two_sweeps_over_one_folder_both_end_well(quick, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["here", "by a launcher"])
-def test_a_job_waits_for_the_one_that_makes_its_run_with_fewer_items(
-    local, quick, tmp_path, monkeypatch
-) -> None:
+def test_a_job_waits_for_the_one_with_fewer_items(local, quick, tmp_path, monkeypatch) -> None:
     """Jobs that differ in `limit` alone share a run folder: the second continues the first."""
     monkeypatch.setattr(command.compose, "runs_in_this_process", lambda: local)
     begun, waited, shown = threading.Event(), threading.Event(), list[str]()

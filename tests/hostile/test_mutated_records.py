@@ -1,7 +1,5 @@
 """Every value of a run's files replaced by bad ones, under hashes that fit: each reader shows the
 run or names it in a sentence, without a traceback.
-
-What the commands compute of a run is called in this process: `views` has one call per command.
 """
 
 from __future__ import annotations
@@ -154,7 +152,6 @@ def test_a_mutated_record_is_refused_in_a_sentence_or_shown(turn: int, tmp_path:
 
 
 def sample_views(record: RunRecord, sample: SampleRecord) -> Iterator[Callable[[], Any]]:
-    """Yield what `show --sample`, `report` and sealing make of a sample."""
     yield sample.stats
     yield lambda: decoding_order(sample, lambda ids: "x", record.spec.decoder).to_json()
     one = dict.fromkeys(record.columns["id"], sample)
@@ -218,18 +215,13 @@ def test_every_command_shows_the_good_runs_beside_a_bad_one(bad, tmp_path, capsy
     text = forged(json.loads((folder / RECORD).read_text("utf-8")), *BAD[bad])
     (folder / RECORD).write_text(text, encoding="utf-8")
     named, shown, away = folder.name, good.short, str(tmp_path / "away")
-    commands = {
-        ("status",): (0, named),
-        ("show", shown): (0, shown),
-        ("show", other.short): (2, named),
-        ("compare", shown, shown): (0, shown),
-        ("compare", shown, other.short): (2, named),
-        ("export", shown, "--to", "lm-eval", "--out", away): (0, "written"),
-        ("export", other.short, "--to", "lm-eval", "--out", away): (2, named),
-        ("rescore", other.short): (2, named),
-        ("runs", "verify"): (1, named),
-    }
-    for command, (code, words) in commands.items():
+    shows = ("show {0}", "compare {0} {0}")
+    names = ("show {1}", "compare {0} {1}", "export {1} --to lm-eval --out {2}", "rescore {1}")
+    commands = {"status": (0, named), "runs verify": (1, named)}
+    commands |= dict.fromkeys(shows, (0, shown)) | dict.fromkeys(names, (2, named))
+    commands["export {0} --to lm-eval --out {2}"] = (0, "written")
+    for line, (code, words) in commands.items():
+        command = line.format(shown, other.short, away).split()
         assert main([*command, "--results", str(tmp_path)]) == code, command
         printed = capsys.readouterr()
         assert words in printed.out + printed.err, command

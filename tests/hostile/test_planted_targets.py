@@ -1,8 +1,6 @@
 """Planted `_target_`s: settings and stored runs name things to call, at every depth.
 
-An audit hook, installed once, watches what a process does: opened files below a canary folder,
-started programs, sockets, and imported modules of the package that a configuration has no
-business with.
+An audit hook watches for started programs, sockets and files opened below a canary folder.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from tests.tiers import covering
 
 PLANTS = read_yaml(Path(__file__).with_name("planted_targets.yaml"))
 EVENTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect")
-DECODERS = ("fast_dllm", "lopa_dream", "learn2pd", "dspark")
+DECODERS, BENCHMARKS = "fast_dllm lopa_dream learn2pd dspark".split(), ("minigsm", "minicode")
 _watched: list[tuple[Path, list[str]]] = []
 
 
@@ -67,10 +66,8 @@ def nothing_runs(canary: Path) -> Iterator[None]:
     assert not canary.exists()
 
 
-def plant(name: str, canary: Path) -> dict[str, Any]:
-    """Return a planted mapping that would touch `canary`."""
-    made: dict[str, Any] = json.loads(json.dumps(PLANTS[name]).replace("{canary}", str(canary)))
-    return made
+def plant(name: str, canary: Path) -> Any:
+    return json.loads(json.dumps(PLANTS[name]).replace("{canary}", str(canary)))
 
 
 def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -93,23 +90,16 @@ def planted(plain: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def composed(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of a choice, without its name."""
     plain = compose([f"{group}={name}"])[group]
     return {key: value for key, value in plain.items() if (group, key) != ("decoder", "name")}
 
 
 @pytest.mark.parametrize("name", covering(3, PLANTS))
-def test_a_target_planted_in_a_decoder_or_benchmark_is_refused_before_anything_is_made(
-    name: str, tmp_path: Path
-) -> None:
-    canary = tmp_path / "canary"
-    groups = [("decoder", name) for name in DECODERS]
-    groups += [("benchmark", "minigsm"), ("benchmark", "minicode")]
-    tried = 0
-    for group in groups:
-        kind, plain = group[0], composed(*group)
+def test_a_target_planted_in_a_decoder_or_benchmark_is_refused(name: str, tmp_path: Path) -> None:
+    canary, one, tried = tmp_path / "canary", plant(name, tmp_path / "canary"), 0
+    for kind, choice in (*product(["decoder"], DECODERS), *product(["benchmark"], BENCHMARKS)):
+        plain = composed(kind, choice)
         for path in places(plain):
-            one = plant(name, canary)
             fits = path[-1] == "head" and name == "a filter from a file"
             for value in ([one],) if fits or path[-1] in ("profile", "drafter") else (one, [one]):
                 with nothing_runs(canary), pytest.raises(DllmBenchError):
@@ -205,9 +195,7 @@ PIECES: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("slot", covering(2, ["explore", "cache", "stop", "revise"]))
-def test_a_piece_of_another_slot_does_not_stop_rescoring(
-    slot, tmp_path, monkeypatch, command
-) -> None:
+def test_a_piece_of_another_slot_stops_no_rescoring(slot, tmp_path, monkeypatch, command) -> None:
     """Grading succeeds, so that the record is sealed again from its planted settings."""
     store, record = sealed(tmp_path)
     monkeypatch.setattr(rescore, "benchmark_of", lambda plain: fakes.Letters())
@@ -231,13 +219,13 @@ def test_paths_consent_and_servers_of_a_record_are_not_used(tmp_path: Path) -> N
 
 def test_a_cache_that_came_with_a_results_folder_is_ignored(tmp_path, monkeypatch) -> None:
     """A cache holds composed settings, consent among them: only this user's own counts."""
-    own = cache.DerivedCache(tmp_path / "results", "settings", ["v"])
+    at = (tmp_path / "results", "settings", ["v"])
+    own = cache.DerivedCache(*at)
     own.put("compose []", [], {"allow_code_execution": False})
     own.save()
-    assert cache.DerivedCache(tmp_path / "results", "settings", ["v"]).get("compose []", [])
+    assert cache.DerivedCache(*at).get("compose []", [])
     for folder in (tmp_path / "results", tmp_path / "results" / "runs"):
         folder.mkdir()
         shutil.copy(own.path, folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another user"))
-    other = cache.DerivedCache(tmp_path / "results", "settings", ["v"])
-    assert other.get("compose []", []) is None
+    assert cache.DerivedCache(*at).get("compose []", []) is None

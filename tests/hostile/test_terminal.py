@@ -26,8 +26,6 @@ def assert_clean(text: str) -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
@@ -49,12 +47,12 @@ def test_show_writes_no_code_of_a_sample(field, tmp_path, capsys) -> None:
 
 
 def test_names_in_files_and_folders_are_written_out(tmp_path, command) -> None:
-    folder = tmp_path / "tables" / f"x{HOSTILE.replace('/', '')}"
-    folder.mkdir(parents=True)
-    (folder / "t.json").write_text("{}")
-    figures = tmp_path / "figures" / "embedded" / f"y{HOSTILE}"
-    figures.mkdir(parents=True)
-    (figures / "f.csv").write_text(f"kind,y,state\nmeasured,,{HOSTILE[:4]}\n", encoding="utf-8")
+    table = tmp_path / "tables" / f"x{HOSTILE}" / "t.json"
+    figure = tmp_path / "figures" / "embedded" / f"y{HOSTILE}" / "f.csv"
+    points = f"kind,y,state\nmeasured,,{HOSTILE[:4]}\n"
+    for path, text in ((table, "{}"), (figure, points)):
+        path.parent.mkdir(parents=True)
+        path.write_text(text, encoding="utf-8")
     listed = command("status")
     refused = command("show", HOSTILE, code=2) + command("run", f"model={HOSTILE}", code=2)
     assert "\\x1b" in listed and "\\x1b" in refused

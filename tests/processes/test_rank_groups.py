@@ -1,19 +1,23 @@
 """Several processes decode a request to the tokens of one process, and send no more than needed.
 
-Token for token, forward for forward and winner for winner, whatever the pieces remember, with fewer
-and with more branches than processes; the bytes are those docs/parallel.md names. A job and its
-result are sent between processes, so both are plain values of importable classes.
+Jobs and results are sent between processes, so both are plain values of importable classes. A
+process that is killed or asleep costs no finished sample: one sentence names it, and the run goes
+on with the same or another number of processes to the record of an undisturbed one.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +29,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Option, Request
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.launch import local
 from dllm_bench.launch.workers import PRELOAD
 from dllm_bench.methods.branches import Lookahead, SelfDraft
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache
@@ -32,8 +37,14 @@ from dllm_bench.methods.common import Blocks, Confidence, Eos, NegEntropy, Pipel
 from dllm_bench.methods.dream import Sampled
 from dllm_bench.methods.history import Credit
 from dllm_bench.parallel import RankGroup, decoded, encoded
+from dllm_bench.runs.dependencies import Dependencies
+from dllm_bench.runs.progress import Observer
 from dllm_bench.store.groups import Hardware
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
+from tests.pieces import Table
+from tests.resume import fakes
 
 pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
 PATIENCE_S = 120.0  # for a machine with much other work
@@ -92,11 +103,9 @@ CASES = {
     "drawn": replace(LOPA, score=Sampled(Confidence(), temperature=0.7), cache=BlockCache()),
     "drafts": replace(LOPA, schedule=Blocks(8), explore=SelfDraft(4)),
 }
-FINAL = {
-    name: case if case.guidance else replace(case, cache=BlockCache())
-    for name, case in CASES.items()
-}
 SOME = ("lopa", "one lookahead", "guided")  # more branches than three processes, fewer, two rows
+FINAL = {name: replace(CASES[name], cache=BlockCache()) for name in SOME[:2]}
+FINAL["guided"] = CASES["guided"]
 REQUEST = Request("dist", tuple(range(3, 14)), 32, seed=5)
 Found = tuple[Generation, list[int]]
 
@@ -146,16 +155,16 @@ def alone(job: Decode) -> dict[str, Any]:
     return {name: facts(d.generate(model, job.request)) for name, d in job.decoders.items()}
 
 
-@pytest.mark.parametrize(
-    ("hardware", "decoders"),
-    [
-        (TWO, CASES),
-        (Hardware({"branch_parallel": 3}), {name: CASES[name] for name in SOME}),
-        (NO_COMMITS, {name: FINAL[name] for name in SOME}),
-    ],
-    ids=["two", "three", "two without commits"],
-)
-def test_branches_on_several_processes_decode_what_one_does(hardware, decoders, tmp_path) -> None:
+GROUPS = {  # number of processes -> their hardware, and what they decode
+    "two": (TWO, CASES),
+    "three": (Hardware({"branch_parallel": 3}), {name: CASES[name] for name in SOME}),
+    "two without commits": (NO_COMMITS, FINAL),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_branches_on_several_processes_decode_what_one_does(group, tmp_path) -> None:
+    hardware, decoders = GROUPS[group]
     expected = alone(Decode(decoders))
     assert max(expected["lopa"]["branches"]) == 4 and max(expected["lopa"]["winner"]) > 0
     for found in on_all_ranks(hardware, Decode(decoders), tmp_path):
@@ -198,15 +207,85 @@ def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, names, tm
         assert {name: facts(generation) for name, (generation, _) in found.items()} == expected
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"reference": ()},
-        {"reference": (7, 8), "pinned": ((0, 5), (2, 9))},
-        {"options": (Option((1, 2), (3,)), Option((1,), (4, 5)))},
-    ],
-)
-def test_a_request_is_announced_in_numbers(fields) -> None:
-    request = replace(REQUEST, id="announced", **fields)
-    assert decoded(encoded(request)) == request
+def test_a_request_is_announced_in_numbers() -> None:
+    request = replace(REQUEST, id="announced")
+    known = replace(request, reference=(7, 8), pinned=((0, 5), (2, 9)))
+    scored = replace(request, options=(Option((1, 2), (3,)), Option((1,), (4, 5))))
+    for one in (request, replace(request, reference=()), known, scored):
+        assert decoded(encoded(one)) == one
+
+
+# --- a process that is lost while others wait for it in a collective ------------------------------
+
+
+N, FATAL = 6, 30  # samples; the forward in which the second process is lost
+WAITS_S, LESS_S = 20.0, 5.0  # for another process; for the one that is lost
+DECODER = replace(CASES["lopa"], schedule=Pipeline(4, 0.5, 0.5), select=Threshold(1.0, strict=True))
+PAIR = {"branch_parallel": 2, "timeout_s": WAITS_S}
+
+
+class Dies(Table):
+    """The second process is killed in a forward, as the kernel does when memory is out."""
+
+    forwards = 0
+
+    def forward(self, tokens_KL: Any, plan: Any, kv: Any) -> Any:
+        self.forwards += 1
+        if self.forwards == FATAL and dist.get_rank() == 1:
+            self.lose()
+        return super().forward(tokens_KL, plan, kv)
+
+    def lose(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Sleeps(Dies):
+    """It falls asleep instead, for much longer than the others wait."""
+
+    def lose(self) -> None:
+        time.sleep(600)
+
+
+@dataclass
+class Words:
+    """A model of 96 tokens whose text is their numbers."""
+
+    denoiser: Table = field(default_factory=Table)
+
+    def encode(self, text: Any) -> list[int]:
+        return [3 + ord(c) % 60 for c in str(text)]
+
+    def decode(self, ids: Any) -> str:
+        return " ".join(map(str, ids))
+
+    def attention_warning(self, attention: str, block: int) -> str | None:
+        return None
+
+
+def deps(model: type[Table] = Table) -> Dependencies:
+    return fakes.deps(model=Words(model()), decoder=DECODER)
+
+
+def spec(**hardware: Any) -> RunSpec:
+    plain = fakes.spec(N)
+    return replace(plain, hardware={**plain.hardware, **hardware})
+
+
+ASLEEP = pytest.param(Sleeps, "Process 0 of 2 .*failed", marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(("model", "sentence"), [(Dies, "Process 1 of 2 .*exit code -9"), ASLEEP])
+def test_a_lost_process_is_named_and_the_run_goes_on(model, sentence, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(DllmBenchError, match=sentence):
+        local.run(spec(**PAIR | {"timeout_s": LESS_S}), store=store, deps=deps(model))
+    kept = (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()
+    assert 0 < len(kept) < N
+    replicas = 1 if model is Dies else 2
+    logger = Mock(Observer)
+    again = spec(**PAIR, replicas=replicas)
+    record = local.run(again, store=store, deps=deps(), logger=logger)
+    assert [name for name, *_ in logger.mock_calls][-2:] == ["finish", "close"]
+    assert (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()[: len(kept)] == kept
+    alone = local.run(spec(), store=store, deps=deps())
+    assert fakes.timeless(record)["columns"] == fakes.timeless(alone)["columns"]

@@ -1,7 +1,6 @@
 """Runs in forked processes that are killed, starved of disk or robbed of their rights.
 
-A forked process shares the loaded model with the tests, so that a life costs what it decodes. It
-never returns into the test: it ends, or is ended.
+A forked process shares the loaded model with the tests. It never returns into the test.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def fork(action: Callable[[], Any], words: Path | None = None) -> int:
-    """Return the id of a process that does `action`; what it refuses to do is written to
-    `words`."""
+    """Return the id of a process that does `action`; its refusal is written to `words`."""
     pid = os.fork()
     if pid:
         return pid
@@ -64,11 +62,8 @@ class Logged:
     decoder: Any
     log: Path
 
-    def summary(self) -> Any:
-        return self.decoder.summary()
-
-    def prepare(self, model: Any, request: Request) -> Any:
-        return self.decoder.prepare(model, request)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
 
     def generate(self, model: Any, request: Request) -> Generation:
         with open(self.log, "a") as file:
@@ -128,10 +123,7 @@ class Books:
 
 def die_at_change(n: int, root: Path, life: Callable[[], Any]) -> None:
     """Do `life`, but kill this process at its n-th change of the disk below `root`; a write is torn
-    in the middle.
-
-    For forked processes: hooks stay until the process ends.
-    """
+    in the middle. For forked processes: hooks stay until the process ends."""
     left = [n]
 
     def change() -> None:

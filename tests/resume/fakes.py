@@ -1,7 +1,7 @@
 """A model, decoder and benchmark without any network inside: made to be run, killed and compared.
 
 The text of a sample depends on its prompt, the seed and torch's random numbers, so that a wrong
-resume shows in the tokens. `FakeDecoder` can note every call in a file that outlives its process.
+resume shows in the tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +45,18 @@ def spec(n: int = 12, **changes: Any) -> RunSpec:
     return replace(run, **changes)
 
 
-@dataclass
 class FakeDenoiser:
     """Only its special tokens are asked for."""
 
-    special: SpecialTokens = SPECIAL
+    special = SPECIAL
 
     def expect_canvas(self, length: int, branches: int = 1) -> None: ...
 
 
-@dataclass
 class FakeModel:
     """One character is one token."""
 
-    denoiser: FakeDenoiser = field(default_factory=FakeDenoiser)
+    denoiser = FakeDenoiser()
 
     def encode(self, text: Any) -> list[int]:
         return [FIRST + ord(c) for c in str(text)]
@@ -127,9 +125,8 @@ class FakeDecoder:
             self.clock[0] += self.pause_s
         ids = self.ids or self._draw(request)
         born = tuple(-1 if token == SPECIAL.mask else i // 4 for i, token in enumerate(ids))
-        forwards = [
-            Forward(ForwardKind.DENOISE, 2, 12, 3, ms=5.0 + i, forced=i % 2) for i in range(3)
-        ]
+        one = Forward(ForwardKind.DENOISE, 2, 12, 3)
+        forwards = [replace(one, ms=5.0 + i, forced=i % 2) for i in range(3)]
         return Generation(request.id, ids, born, {}, Trace(forwards))
 
     def _draw(self, request: Request) -> tuple[int, ...]:
@@ -214,14 +211,8 @@ def deps(**changes: Any) -> Dependencies:
 
 
 def timeless(record: RunRecord) -> dict[str, Any]:
-    """Return what of a record may not depend on clocks or interruptions."""
     columns = {name: value for name, value in record.columns.items() if name not in CLOCKED}
-    counts = {k: v for k, v in record.summary.items() if not k.startswith(("tps/", "latency/"))}
-    counts.pop("step_ms")
-    return {
-        "spec": record.spec.to_plain(),
-        "hash": record.identity_hash,
-        "score": record.score,
-        "columns": columns,
-        "summary": counts,
-    }
+    times = ("tps/", "latency/", "step_ms")
+    summary = {k: v for k, v in record.summary.items() if not k.startswith(times)}
+    facts = {"spec": record.spec.to_plain(), "hash": record.identity_hash, "score": record.score}
+    return {**facts, "columns": columns, "summary": summary}

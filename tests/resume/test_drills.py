@@ -2,8 +2,6 @@
 
 By default death at every third change of the disk, a full and a read-only disk, a clock that jumps
 and changed items; the whole suite adds a handful of random kills, `pytest -m drill` hundreds.
-Broken lines and two writers are in unit/test_store, a process lost in a collective in
-tests/processes, W&B in unit/test_loggers, SLURM in tests/slurm.
 """
 
 from __future__ import annotations
@@ -103,8 +101,6 @@ def test_death_at_changes_of_the_disk(step, tmp_path, monkeypatch) -> None:
 
 @dataclass
 class SlowGrades(fakes.Letters):
-    """Grading takes as long as decoding."""
-
     scores_fast: bool = False
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
@@ -233,13 +229,12 @@ def test_a_clock_that_jumps_changes_nothing_but_time_stamps(tmp_path: Path) -> N
 class OtherItems(fakes.Letters):
     """The prompts of one item changed, though the data set's hash says nothing of it."""
 
-    changed: str = "item-1"
+    changed: int = 1
 
     def requests(self, encode: Encode) -> list[Request]:
-        return [
-            replace(one, prompt_ids=(*one.prompt_ids, 9)) if one.id == self.changed else one
-            for one in super().requests(encode)
-        ]
+        found = super().requests(encode)
+        found[self.changed] = replace(found[self.changed], prompt_ids=(9,))
+        return found
 
 
 def test_items_that_changed_under_a_run_are_found_and_named(tmp_path: Path) -> None:
@@ -251,7 +246,7 @@ def test_items_that_changed_under_a_run_are_found_and_named(tmp_path: Path) -> N
     with pytest.raises(DllmBenchError, match="holds sample 'item-1' of another prompt.*changed"):
         run(fakes.spec(N), store=store, deps=fakes.deps(benchmark=OtherItems()))
     assert samples.read_bytes() == before
-    later = fakes.deps(benchmark=OtherItems(changed="item-2"))
+    later = fakes.deps(benchmark=OtherItems(changed=2))
     assert run(fakes.spec(N), store=store, deps=later).columns["id"][0] == "item-0"
     elsewhere = fakes.spec(N, inputs={"dataset": "of other content"})
     assert store.state(elsewhere) is RunState.ABSENT, "other items known by their hash: another run"

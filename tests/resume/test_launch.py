@@ -13,21 +13,15 @@ from multiprocessing import forkserver
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import workers
 from dllm_bench.launch.local import groups, run_all, take_next
-from dllm_bench.runs.progress import (
-    ManyRunsProgress,
-    Observer,
-    RunningMetrics,
-    RunProgress,
-    duration,
-)
+from dllm_bench.runs.progress import ManyRunsProgress, RunningMetrics, RunProgress, duration
 from dllm_bench.runs.runner import run, run_in_turns
-from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.hostile.test_terminal import Terminal
 from tests.resume import fakes
@@ -244,21 +238,9 @@ def test_a_fork_server_that_is_killed_during_a_start_is_started_again(kills, mon
     end_server(signal.SIGKILL)  # the next test has one with everything imported
 
 
-class Noting(Observer):
-    """Notes when it is started and closed."""
-
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
-
-    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
-        self.events.append(f"start {spec.limit}")
-
-    def close(self) -> None:
-        self.events.append("close")
-
-
 def test_a_logger_of_runs_that_take_turns_has_one_run_at_a_time(tmp_path: Path) -> None:
-    events, specs = list[str](), [fakes.repeating(3), fakes.repeating(4)]
-    loggers, made = [Noting(events), Noting(events)], fakes.deps(benchmark=fakes.Repeating())
+    specs, both = [fakes.repeating(3), fakes.repeating(4)], Mock()
+    loggers, made = [both.first, both.second], fakes.deps(benchmark=fakes.Repeating())
     assert run_in_turns(specs, store=Store(tmp_path), loggers=loggers, deps=made) == [None, None]
-    assert events == ["start 3", "close", "start 4", "close"]
+    begun = [name for name, *_ in both.mock_calls if name.endswith((".start", ".close"))]
+    assert begun == ["first.start", "first.close", "second.start", "second.close"]

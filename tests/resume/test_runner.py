@@ -1,7 +1,4 @@
-"""A run: what the clock sees, how a text is cut, what is recorded, and how it grows.
-
-One that is asked for more items decodes the rest; one asked for fewer is read in part.
-"""
+"""A run: what the clock sees, how a text is cut, what is recorded, and how it grows."""
 
 from __future__ import annotations
 
@@ -41,16 +38,12 @@ def test_only_decoding_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
         return slow
 
-    for thing, name, cost in (
-        (model, "encode", 100.0),
-        (model, "decode", 10.0),
-        (benchmark, "score", 10.0),
-        (decoder, "generate", 0.25),
-        (files.Appender, "append", 50.0),
-    ):
+    costly = [(model, "encode", 100.0), (model, "decode", 10.0), (benchmark, "score", 10.0)]
+    costly += [(decoder, "generate", 0.25), (files.Appender, "append", 50.0)]
+    for thing, name, cost in costly:
         monkeypatch.setattr(thing, name, costs(cost, getattr(thing, name)))
-    clock = {"clock": lambda: now[0]}
-    made = fakes.deps(model=model, decoder=decoder, benchmark=benchmark, **clock)
+    parts = {"model": model, "decoder": decoder, "benchmark": benchmark}
+    made = fakes.deps(**parts, clock=lambda: now[0])
     record = run(fakes.spec(6), store=Store(tmp_path), deps=made)
     assert record.columns["seconds"] == [0.25] * 6
     assert record.summary["latency/mean"] == 0.25
