@@ -131,18 +131,13 @@ DAMAGE: dict[str, tuple[Plant, str]] = {
     "wrong mask": (config(mask_token_id=7), "mask_token_id=7, the tok"),
     "pickle": (pickled, "pickled weights only (pytorch_model.bin)"),
 }
+INDEXED = [5, ["a"], None, "../a.safetensors", "/etc/passwd", "x/a.safetensors", "a.bin"]
 FAULTS: dict[str, tuple[Plant, str]] = {
     "nan": (number(float("nan")), f"{NAME} holds numbers that are NaN"),
     "inf": (number(float("inf")), f"{NAME} holds numbers that are NaN"),
     "nan in the head": (number(float("nan"), "lm_head.weight"), "NaN"),
     "overflow": (weights(overflow), "gives logits that are NaN or infinite in float32"),
-    "index of numbers": (index(5), "'5', which is no safetensors file"),
-    "index of lists": (index(["a"]), "which is no safetensors file"),
-    "index of null": (index(None), "which is no safetensors file"),
-    "index out of the folder": (index("../a.safetensors"), "'../a.safetensors'"),
-    "index of a full path": (index("/etc/passwd"), "'/etc/passwd'"),
-    "index of a subfolder": (index("x/a.safetensors"), "'x/a.safetensors'"),
-    "index of a pickle": (index("a.bin"), "'a.bin'"),
+    **{f"index of {file}": (index(file), f"{str(file)!r}, which is no") for file in INDEXED},
     "index as a list": (text(INDEX, "[]"), "is not a JSON object"),
     "deep index": (text(INDEX, DEEP), "is not valid JSON"),
     "deep config": (text("config.json", DEEP), "config.json is not valid JSON"),
@@ -158,9 +153,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "index of a device": (device(INDEX), "no regular file"),
     "many tokens": (many_tokens, "lists 100,000 added tokens"),
     "many names": (many_names, "names 1,000,000 tensors"),
-    "layers": (config(num_hidden_layers=10**7), "have 2 layers"),
-    "no layers": (config(num_hidden_layers=0), "have 2 layers"),
-    "minus a layer": (config(num_hidden_layers=-1), "have 2 layers"),
+    **{f"{n} layers": (config(num_hidden_layers=n), "have 2 layers") for n in (10**7, 0, -1)},
 }
 
 
