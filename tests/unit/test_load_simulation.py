@@ -117,8 +117,6 @@ def sample(generation: Generation) -> tuple[Trace, Sequence[int], Sequence[int]]
     return trace, generation.born, generation.ids
 
 
-# --- simulated rounds are the loop's own ---------------------------------------------------------
-
 CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
     ("ngram", FixedLength(), fixed_rule()),
     ("spoiled", FixedLength(2), fixed_rule(2)),
@@ -155,9 +153,6 @@ def test_simulated_rounds_are_those_of_the_loop(
 
 def verified(generation: Generation) -> list[Forward]:
     return [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
-
-
-# --- what is recorded ----------------------------------------------------------------------------
 
 
 def test_a_draft_is_held_against_what_follows() -> None:
@@ -204,9 +199,6 @@ def test_drafts_of_verified_texts_are_no_load(folder: Path, target: TransformerD
         drafts.served()
 
 
-# --- temperatures --------------------------------------------------------------------------------
-
-
 def test_temperatures_scale_position_by_position() -> None:
     found = Temperatures((2.0, 0.5)).probabilities([2.0, 1.0, -1.0, -50.0])
     assert found == pytest.approx([0.7311, 0.8808, 0.2689, 0.0], abs=1e-4)
@@ -225,8 +217,6 @@ def test_temperatures_are_read_from_a_file(tmp_path: Path) -> None:
         with pytest.raises(DllmBenchError, match="train temperatures RUN"):
             read_temperatures(str(file))
 
-
-# --- the commands --------------------------------------------------------------------------------
 
 DRAFT = {"_target_": "nowhere", "drafter": {"sha256": "d" * 64, "source": "a place"}}
 FIXED = {"_target_": "length.fixed", "tokens": 0}
@@ -358,8 +348,6 @@ def test_what_is_simulated_unasked_is_profiled() -> None:
     assert drafts.drafting(read_step_profile(options.profile))(max(options.requests)) > 0
 
 
-# --- the load simulation --------------------------------------------------------------------------
-
 FILLING = StepProfile(  # 10 ms a step up to 64 tokens, then in proportion to them
     (1, 64, 4096), (100.0, 100.0, 100.0 * 64 / 4096)
 )
@@ -454,9 +442,6 @@ def test_impossible_systems_are_refused() -> None:
         simulate(ServingSystem("big", drawn(5, 5, [0.5]), fixed_rule()), small, 5)
 
 
-# --- rules are the pieces ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("piece", "rule"), [case[1:] for case in CASES])
 def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule) -> None:
     generator, lengths, plain_rule = torch.Generator().manual_seed(0), piece.begin(), rule()
@@ -466,8 +451,6 @@ def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule)
         plain = acceptance_probabilities(proposals, SCALE)
         assert lengths(proposals) == plain_rule(plain)
 
-
-# --- the frontier --------------------------------------------------------------------------------
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -510,9 +493,6 @@ def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Front
         others = [points[name][index] for name in ("ar", "fixed", "all", "threshold")]
         best = max(p.tokens_per_s_device for p in others)
         assert points[rule][index].tokens_per_s_device >= 0.98 * best
-
-
-# --- arrivals ------------------------------------------------------------------------------------
 
 
 def test_more_arrivals_are_served_later_and_slower() -> None:

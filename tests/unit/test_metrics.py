@@ -116,9 +116,6 @@ def test_a_text_of_one_step_and_no_token_leaves_some_undefined_and_is_not_counte
     assert measure("tps/no_first_step", [C]) is measure("row_cost", [C]) is None
 
 
-# --- the registry ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name",
     "tpf  tpf/emitted@1  acceptance/conditional  acceptance/conditional@0  acceptance/conditional@ "
@@ -142,8 +139,6 @@ def test_without_samples_there_is_no_number_and_no_interval() -> None:
     found = {name: (measure(name, []), interval(name, [])) for name in every}
     assert found == dict.fromkeys(every, (None, None))
 
-
-# --- acceptance, and the time of a round ----------------------------------------------------------
 
 FIRST = [DraftRound(3, 3, 4), DraftRound(3, 0, 1), DraftRound(1, 1, 2)]
 SECOND = [DraftRound(3, 1, 2), DraftRound(0, 0, 1)]

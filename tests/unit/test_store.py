@@ -17,7 +17,7 @@ from dllm_bench.runs.runner import run
 from dllm_bench.store import files
 from dllm_bench.store import lock as locks
 from dllm_bench.store import store as store_module
-from dllm_bench.store.files import Appender, whole_lines, write_atomic
+from dllm_bench.store.files import Appender, whole_lines
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import SCHEMA, RunRecord
 from dllm_bench.store.store import (
@@ -160,21 +160,6 @@ def test_one_run_in_two_folders_is_refused(tmp_path: Path) -> None:
     planned = look_up((), SPEC_5, store)
     assert planned.state is CellState.FAILED
     assert "folders of one run" in planned.reason
-
-
-def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch) -> None:
-    path = tmp_path / "record.json"
-    write_atomic(path, "old")
-
-    def die(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    for step in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(files.os, step, die)
-            with pytest.raises(DllmBenchError, match="No space.*make room"):
-                write_atomic(path, "new")
-        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("record.json", "old")]
 
 
 def test_lines_reach_the_disk_within_a_second_and_at_the_end(tmp_path, monkeypatch) -> None:

@@ -57,9 +57,6 @@ LONGEST = {  # (task, vocabulary of the first models) -> tokens of a prompt, of 
 }
 
 
-# --- items and texts that ship --------------------------------------------------------------------
-
-
 def stored(name: str, part: str) -> list[Any]:
     """Return the items of a split, or the training texts."""
     return read_lines(texts_file(name) if part == TEXTS else FROZEN_TASKS[name].frozen_file(part))
@@ -157,8 +154,6 @@ def test_a_stream_gives_distinct_prompts_by_its_seed_until_it_has_no_more(monkey
     with pytest.raises(ValueError, match="splits 'train' and 'test'"):
         next(task.problems("dev", 1))
 
-
-# --- benchmarks of them ---------------------------------------------------------------------------
 
 WHOLE = {name for name in FROZEN_TASKS if "/" not in name} - prompts.GENERATED.keys()
 

@@ -205,8 +205,10 @@ def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None
     code = evalplus_benchmark("minicode", allow_code_execution=False)
     task = lm_eval_benchmark("mbpp", COMPLETION, allow_code_execution=False)
     for benchmark in (code, task):
-        with pytest.raises(DllmBenchError, match="this is not allowed yet"):
+        with pytest.raises(DllmBenchError, match="allowed yet.*_code_execution=true or DLLM_BENCH"):
             benchmark.score({"an item": "    return 1\n"})
+    monkeypatch.setenv(sandbox.CONSENT_VARIABLE, "1")
+    sandbox.require_consent(False, "minicode")
 
 
 def lm(generate: Any) -> DllmBenchLM:
@@ -257,26 +259,20 @@ def test_tests_that_cannot_be_kept_apart_give_no_grade(text: str) -> None:
     assert outcome.verdict == "judge_error"
 
 
-PIECES = [367, 533, 601, 927]  # ids of mbpp
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize("step", [20, 1])  # a minute, and the data never changes
-def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(step: int, real_data: Path) -> None:
+@pytest.mark.drill  # a minute, and the data never changes
+def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path) -> None:
     found: list[int | str] = []
     for doc in mbpp_docs(real_data):
-        if doc["task_id"] % step and doc["task_id"] not in PIECES:
-            continue
         text = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
         if not code_scorers.calibrate(code_scorers.Tests(text, doc["code"]))[1]:
             found.append(doc["task_id"])
     file = real_data / "humaneval" / "HumanEval.jsonl"
-    for doc in map(json.loads, file.read_text(encoding="utf-8").splitlines()[::step]):
+    for doc in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         text, name = f"\n{doc['test']}\ncheck({doc['entry_point']})\n", doc["entry_point"]
         reference = doc["prompt"] + doc["canonical_solution"]
         if not code_scorers.calibrate(code_scorers.Tests(text, reference, (name,)))[1]:
             found.append(doc["task_id"])
-    assert found == PIECES, "367 is the one of the test split"
+    assert found == [367, 533, 601, 927], "367 is the one of the test split"
 
 
 def ask_with(settings: dict[str, Any]) -> tuple[list[str], list[int]]:
@@ -367,11 +363,3 @@ def test_canonical_solutions_pass_base_and_plus_and_foreign_ones_do_not(
     wrong = {key for key, score in scores.items() if score.metrics != {"base": 1, "plus": 1}}
     assert wrong == set(WRONG_GOLD.get(f"{dataset} {postprocess}", {})) & set(scores)
     assert mean(asked.score(foreign(gold(asked)))) == 0
-
-
-def test_diffucoder_s_way_gives_the_same_program(real_data: Path) -> None:
-    pytest.importorskip("evalplus", reason="needs the extra [code]")
-    settings: dict[str, Any] = {"limit": 4, "data_dir": str(real_data)}
-    asked = evalplus_benchmark("humaneval_plus", postprocess="diffucoder", **settings)
-    answers = {key: f"{text}```\nThat is it." for key, text in gold(asked).items()}
-    assert mean(asked.score(answers)) == 1

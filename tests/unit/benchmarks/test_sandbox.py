@@ -25,7 +25,6 @@ import pytest
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome, child_source, execute
 from dllm_bench.benchmarks.sandbox.child import supervise
-from dllm_bench.core.errors import DllmBenchError
 
 DRILL_S = 3.0
 SECRET = "DLLM_BENCH_TEST_SECRET"
@@ -237,17 +236,6 @@ def test_one_crash_does_not_touch_the_others_and_equal_programs_print_equal_sets
     assert len({o.stdout for o in outcomes[::2]}) == 1
 
 
-def test_an_examiner_s_words_come_back() -> None:
-    """Here stages of calls: the second one is wrong, and a third would not have been made."""
-    stages = {"one": [([1], 2)], "two": [([1], 3)], "three": [([1], 2)]}
-    asked = {"reference": None, "entry_point": "f", "min_time_s": 1.0, "time_factor": 0.0}
-    examiner = sandbox.compare_calls(stages, asked)
-    outcome = sandbox.examine("def f(x): return x + 1", examiner, Limits())
-    found = [("load", "ended", ""), ("one", "passed", "")]
-    assert outcome.verdict == "failed"
-    assert outcome.reports == (*found, ("two", "failed", "wrong result for input 0"))
-
-
 def test_what_this_machine_gives_is_taken() -> None:
     """The drills above skip a missing step; here each step that this machine can take must be."""
     held = set(sandbox.isolation())
@@ -261,18 +249,6 @@ def test_what_this_machine_gives_is_taken() -> None:
     tool = shutil.which("unshare")
     if tool and subprocess.run([tool, "-Urnm", "true"], capture_output=True).returncode == 0:
         assert {"namespaces", "read_only_files", "no_capabilities"} <= held
-
-
-def test_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
-    asking = "allow_code_execution=true or DLLM_BENCH_ALLOW_CODE=1"
-    with pytest.raises(DllmBenchError, match=asking):
-        sandbox.require_consent(False, "minicode")
-    monkeypatch.setenv(sandbox.CONSENT_VARIABLE, "1")
-    sandbox.require_consent(False, "minicode")
-
-
-# --- other processes -----------------------------------------------------------------------------
 
 
 OTHERS = """

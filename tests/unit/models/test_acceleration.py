@@ -119,11 +119,10 @@ def test_fixed_shapes_give_the_same_logits(layout: str, branches: int) -> None:
     assert one.shapes_met >= 2
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_features_and_joined_weights_give_what_other_forwards_give(joined: bool) -> None:
+def test_features_and_joined_weights_give_what_other_forwards_give() -> None:
     model = tiny_denoiser("qwen3", 3)
     one, found = fixed(tiny_denoiser("qwen3", 3)), []
-    one.layers = own_layers(one.module, joined)
+    one.layers = own_layers(one.module, joined=True)
     for made in (model, one):
         kv = made.new_cache(LENGTH)
         for feed in ((0, 9), (9, 14)):
@@ -338,15 +337,6 @@ def test_a_recorded_graph_gives_the_same_tokens(name: str) -> None:
     check_replays(model, name, 6)
 
 
-# --- compiled and quantised models ----------------------------------------------------------------
-
-
-def compiled(folder: Path) -> CompiledDenoiser:
-    denoiser = load_model(spec(folder, compile="default")).denoiser
-    assert isinstance(denoiser, CompiledDenoiser)
-    return denoiser
-
-
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("layout", covering(4, ["llada", "dream", "llada2", "qwen3"]))
 def test_a_compiled_model_gives_the_same_logits(layout, branches, tmp_path, monkeypatch) -> None:
@@ -356,7 +346,8 @@ def test_a_compiled_model_gives_the_same_logits(layout, branches, tmp_path, monk
 
 
 def same_logits(folder: Path, branches: int, count: int | None = None) -> None:
-    models = load_denoiser(folder), compiled(folder)
+    models = load_denoiser(folder), load_model(spec(folder, compile="default")).denoiser
+    assert isinstance(models[1], CompiledDenoiser)
     expected, found = (outputs(model, branches, count) for model in models)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)

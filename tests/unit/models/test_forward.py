@@ -73,12 +73,6 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [(0, 1), (0, 7), (1, 2), (12, LENGTH), (LENGTH - 1, LENGTH)])
-def test_rows_are_a_slice_of_all_rows(model: TransformerDenoiser, rows: tuple[int, int]) -> None:
-    some = model.forward(canvas(), plan((0, LENGTH), rows), model.new_cache(LENGTH))
-    close(some, full(model, canvas())[:, slice(*rows)])
-
-
 @pytest.mark.parametrize("attention", ["full", "block_causal"])
 @pytest.mark.parametrize("cached", [0, PROMPT])
 def test_branches_in_one_forward_equal_separate_forwards(model, attention, cached) -> None:

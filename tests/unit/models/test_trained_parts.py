@@ -1,4 +1,4 @@
-"""Files of drafters and filters: what is read and what raises an error; content is identity."""
+"""Files of drafters and filters: what is read, what is refused, and that content is identity."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dllm_bench.api.compose import compose
+from dllm_bench.cli.main import parse
+from dllm_bench.cli.train import given_fields
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.core.speculative import Draft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.drafting import ModelDraft
 from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
@@ -22,8 +26,9 @@ from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, T
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, convert_filter, save_filter
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import describe, instantiate
+from dllm_bench.store.inputs import weights_hash
 from dllm_bench.store.spec import Role, split
-from dllm_bench.training.filters import network_of
+from dllm_bench.training.filters import FilterJob, network_of
 from tests.helpers import fed_causally, tiny_checkpoint, tiny_denoiser
 from tests.speculative import DRAFTERS, DSPARK, write_drafter
 from tests.unit.models.common import edit
@@ -80,81 +85,70 @@ def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
     assert here == there and hash(here) == hash(there) and here != other
     plain = describe(SpeculativeDecoder(DSpark(here)))
     assert instantiate(plain, "decoder") == SpeculativeDecoder(DSpark(there))
-    drafter = split({"decoder": plain})[Role.IDENTITY]["decoder"]["draft"]["drafter"]
-    assert drafter["sha256"] == here.sha256
-    assert "source" not in drafter
+    found = split({"decoder": plain})[Role.IDENTITY]["decoder"]["draft"]["drafter"]
+    assert found["sha256"] == here.sha256
+    assert "source" not in found
     with pytest.raises(DllmBenchError, match="sha256"):
         TrainedBlockDrafter(other.source, sha256=here.sha256)
 
 
-def block_drafter(folder: Path, name: str) -> TrainedBlockDrafter:
-    return TrainedBlockDrafter(stored(folder, name))
+def drafter(folder: Path, name: str = "dspark", **changes: Any) -> TrainedBlockDrafter:
+    """Return a drafter whose config is changed after its weights were written."""
+    source = stored(folder, name)
+    edit(Path(source) / "config.json", **changes)
+    return TrainedBlockDrafter(source)
 
 
-WRONG_PIECES: list[tuple[Callable[[Path], object], str]] = [
-    (lambda path: block_drafter(path, "eagle3"), "decoder/draft=eagle3"),
+def prepared(draft: Draft) -> None:
+    """Let a draft read its network for a target."""
+    SpeculativeDecoder(draft).prepare(tiny_denoiser("qwen3", 0), REQUEST)
+
+
+SPECFORGE = {**DRAFTERS["dflash_zlab"]["dflash_config"], "projector_type": "dspark"}
+CHANGED: list[tuple[dict[str, Any], str]] = [
+    ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel"),
+    ({"markov_head_type": "transformer"}, "markov_head_type"),
+    ({"block_size": None}, "block_size"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+    ({"num_target_layers": 9}, "9 layers"),
+    ({"vocab_size": 50}, "50 tokens"),
+    ({"hidden_size": 64}, "width 64"),
+    ({"intermediate_size": 64}, "do not fit"),
+    ({"attention_bias": True}, "attention_bias"),
+]
+UNFIT: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: drafter(path, "eagle3"), "decoder/draft=eagle3"),
     (
         lambda path: TrainedChainDrafter(stored(path, "dspark")),
         "decoder/draft=dflash, dflash2 or dspark",
     ),
-    (lambda path: DSpark(block_drafter(path, "dflash")), "drafter with a transition head"),
-    (lambda path: DSpark(block_drafter(path, "dflash2")), "drafter with a transition head"),
-    (lambda path: DFlash2(block_drafter(path, "dspark")), "drafter with a path selector"),
-    (lambda path: DFlash(block_drafter(path, "dflash_zlab"), slots=7), "choose 1 to 6"),
-    (lambda path: DFlash(block_drafter(path, "dflash"), slots=5), "choose 1 to"),
+    (lambda path: DSpark(drafter(path, "dflash")), "drafter with a transition head"),
+    (lambda path: DSpark(drafter(path, "dflash2")), "drafter with a transition head"),
+    (lambda path: DFlash2(drafter(path, "dspark")), "drafter with a path selector"),
+    (lambda path: DFlash(drafter(path, "dflash_zlab"), slots=7), "choose 1 to 6"),
+    (lambda path: DFlash(drafter(path, "dflash"), slots=5), "choose 1 to"),
     (lambda _: TrainedBlockDrafter("assets/drafters/none"), r"decoder\.draft\.drafter\.source"),
     (lambda _: TrainedBlockDrafter("/nowhere/at/all"), "no model folder"),
+    (lambda path: drafter(path, "dflash_zlab", dflash_config=SPECFORGE), "projector_type"),
+    (
+        lambda path: prepared(
+            ModelDraft(SmallModelDrafter(str(tiny_checkpoint("dream", path, 0))), 3)
+        ),
+        "autoregressive model over the target's vocabulary",
+    ),
+    *(
+        (lambda path, changes=changes: prepared(DSpark(drafter(path, **changes))), words)
+        for changes, words in CHANGED
+    ),
+    (lambda _: LearnedFilter("assets/filters/no"), "filters/tiny-llada-block32.*train filter"),
 ]
 
 
-def specforges_dspark(folder: Path) -> object:
-    own = {**DRAFTERS["dflash_zlab"]["dflash_config"], "projector_type": "dspark"}
-    block_drafter(folder, "dflash_zlab")
-    edit(folder / "dflash_zlab" / "config.json", dflash_config=own)
-    return TrainedBlockDrafter(str(folder / "dflash_zlab"))
-
-
-@pytest.mark.parametrize(("make", "words"), [*WRONG_PIECES, (specforges_dspark, "projector_type")])
-def test_a_drafter_that_does_not_fit_is_refused(make, words, tmp_path) -> None:
+@pytest.mark.parametrize(("make", "words"), UNFIT, ids=[words for _, words in UNFIT])
+def test_what_does_not_fit_is_refused(make, words, tmp_path) -> None:
     with pytest.raises(DllmBenchError, match=words):
         make(tmp_path)
 
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel"),
-        ({"markov_head_type": "transformer"}, "markov_head_type"),
-        ({"block_size": None}, "block_size"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"num_target_layers": 9}, "9 layers"),
-        ({"vocab_size": 50}, "50 tokens"),
-        ({"hidden_size": 64}, "width 64"),
-        ({"intermediate_size": 64}, "do not fit"),
-        ({"attention_bias": True}, "attention_bias"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_configs_that_would_be_read_wrongly(tmp_path, changes, match) -> None:
-    folder = Path(stored(tmp_path, "dspark"))
-    edit(folder / "config.json", **changes)
-    with pytest.raises(DllmBenchError, match=match):
-        prepare(folder)
-
-
-def prepare(folder: Path) -> None:
-    """Make the decoder and read its network."""
-    decoder = SpeculativeDecoder(DSpark(TrainedBlockDrafter(str(folder))))
-    decoder.prepare(tiny_denoiser("qwen3", 0), REQUEST)
-
-
-def test_a_draft_model_over_other_tokens(tmp_path: Path) -> None:
-    small = SmallModelDrafter(str(tiny_checkpoint("dream", tmp_path, 0)))
-    with pytest.raises(DllmBenchError, match="autoregressive model over the target's vocabulary"):
-        SpeculativeDecoder(ModelDraft(small, 3)).prepare(tiny_denoiser("qwen3", 0), REQUEST)
-
-
-# --- filters --------------------------------------------------------------------------------------
 
 FACTS = FilterMetadata(labels="masked", gen_length=64, model="tiny", weights="w" * 64)
 SHIPPED = sorted(path.name for path in (assets_dir() / "filters").iterdir())
@@ -250,11 +244,6 @@ def test_other_files_are_refused(tmp_path: Path, word: str) -> None:
         learned.block  # noqa: B018
 
 
-def test_a_missing_filter_lists_the_shipped_ones() -> None:
-    with pytest.raises(DllmBenchError, match=r"assets/filters/tiny-llada-block32.*train filter"):
-        LearnedFilter("assets/filters/nope")
-
-
 def test_another_model_is_refused_unless_allowed(tmp_path: Path) -> None:
     learned = stored_filter(tmp_path)
     learned.check_model("tiny", "w" * 64)
@@ -266,10 +255,8 @@ def test_another_model_is_refused_unless_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
-    from dllm_bench.api.compose import compose
-    from dllm_bench.store.inputs import weights_hash
-
+def test_shipped_filters_fit_their_models_and_name_their_commands(name: str) -> None:
+    """The command on a card is read as `train filter` reads it today."""
     learned = LearnedFilter(f"assets/filters/{name}")
     assert f"block{learned.block}" in name and name.startswith(learned.metadata.model)
     model = compose([f"model={learned.metadata.model}"])["model"]
@@ -277,16 +264,6 @@ def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
     card = (assets_dir() / "filters" / name / "CARD.md").read_text()
     assert f"{learned.parameters:,} parameters" in card
     assert learned(torch.rand(1, 1, learned.block)).isfinite().all()
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_command_on_a_shipped_card_asks_for_the_data_it_describes(name: str) -> None:
-    """Its settings are read as `dllm-bench train filter` reads them today."""
-    from dllm_bench.cli.main import parse
-    from dllm_bench.cli.train import given_fields
-    from dllm_bench.training.filters import FilterJob
-
-    card = (assets_dir() / "filters" / name / "CARD.md").read_text()
     asked = parse(re.findall(r"`dllm-bench (train filter [^`]+)`", card)[0].split())
     job = FilterJob(**given_fields(asked, FilterJob))
     prompts, tasks, tokens = re.findall(

@@ -75,9 +75,6 @@ def rows_for(model: Any, feature_layers: tuple[int, ...]) -> TargetRows:
     return objectives.target_rows(model.denoiser, ids, answer, feature_layers)
 
 
-# --- blocks --------------------------------------------------------------------------------------
-
-
 def test_anchors_lie_in_the_answer_and_have_a_label() -> None:
     answer = torch.rand(40, 30, generator=torch.Generator().manual_seed(0)) < 0.5
     anchors, kept = objectives.draw_anchors(answer, 6, torch.Generator().manual_seed(1))
@@ -99,20 +96,12 @@ def test_anchors_are_drawn_evenly() -> None:
     assert ((counts[2:11] - expected) ** 2 / expected).sum() < 30  # chi^2, 8 degrees of freedom
 
 
-def test_a_slot_counts_until_the_first_label_outside() -> None:
-    answer = torch.tensor([[False, True, True, True, False, True, True, True]])
-    anchors, kept = torch.tensor([[1, 5, 0]]), torch.tensor([[True, True, False]])
-    at = objectives.blocks_at(anchors, kept, answer, slots=4)
-    assert at.supervised_BND.int().tolist() == [[[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]]
-
-
-@pytest.mark.parametrize(
-    "kind", covering(3, [kind for kind in DRAFTERS if kind not in ("eagle3", "dflash2_sliding")])
-)
+@pytest.mark.parametrize("kind", ["dflash_zlab", "dflash2"])
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("kernel", [objectives.dense, objectives.flex])
 def test_a_block_is_what_decoding_would_draft(kind, kernel, model, tmp_path) -> None:
-    """Hidden states and logits of every block, one by one with the drafter's own cache."""
+    """Hidden states and logits of every block, one by one with the drafter's own cache; of kinds
+    whose training is not recorded."""
     drafter = TrainedBlockDrafter(
         write_drafter(tmp_path / kind, DRAFTERS[kind] | {"target_tables": False})
     )
@@ -134,17 +123,13 @@ def test_a_block_is_what_decoding_would_draft(kind, kernel, model, tmp_path) -> 
                 torch.testing.assert_close(hidden[row, block], own, atol=2e-5, rtol=1e-4)
                 if drafter.config.candidates:
                     base = base + network.candidate_selector(before[row, block], own)
-                if not drafter.config.has_transition_head:
-                    said = drafted.logits_BNDV[row, block]
-                    torch.testing.assert_close(said, base, atol=1e-4, rtol=1e-4)
+                said = drafted.logits_BNDV[row, block]
+                torch.testing.assert_close(said, base, atol=1e-4, rtol=1e-4)
 
 
 def test_the_columns_of_a_chain_that_count_are_those_before_two_tokens_of_an_answer(model) -> None:
     counts = objectives.supervised_columns(rows_for(model, (0,)).answer_BL)[0]
     assert counts.nonzero()[:, 0].tolist() == list(range(5, 18))
-
-
-# --- texts ---------------------------------------------------------------------------------------
 
 
 def test_the_targets_own_texts_are_decoded_once(model, tmp_path, monkeypatch) -> None:
@@ -184,9 +169,6 @@ def test_rows_are_filled_behind_the_answer() -> None:
 def test_gold_texts_end(model: LoadedModel) -> None:
     (text,) = training.gold_texts(model, [("w3 w4", " w5")])
     assert text == TrainingText((3, 4, 5, ROLES["eos"]), 2)
-
-
-# --- training ------------------------------------------------------------------------------------
 
 
 def job(kind: str, changes: dict[str, Any]) -> DrafterJob:
@@ -306,8 +288,6 @@ def test_a_stored_drafter_uses_the_targets_tables(kind, model, tmp_path) -> None
     assert rounds[0] == rounds[1]
     assert any(round.accepted for result in rounds[0] for round in result)
 
-
-# --- a draft vocabulary, stored rows -------------------------------------------------------------
 
 PART = {"draft_vocab": 24, "store_gib": 1.0}
 
