@@ -233,20 +233,14 @@ def run(request: pytest.FixtureRequest) -> Run:
     return partial(called, device="cuda")
 
 
-@pytest.fixture
-def read(run: Run) -> Run:
-    """Return the statistics of a case."""
-    return lambda name, entropy=True: run("row_statistics", name, entropy)
-
-
 def test_the_comparison_before_a_run_lets_them_pass(interpreter: ProcessPoolExecutor) -> None:
     assert interpreter.submit(fused.works, torch.float32, device="cpu").result()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_read_is_the_definition(read: Run, name: str) -> None:
+def test_one_read_is_the_definition(run: Run, name: str) -> None:
     logits_NV = CASES[name]().double()
-    best_N, index_N, sum_N, entropy_N = read(name)
+    best_N, index_N, sum_N, entropy_N = run("row_statistics", name, True)
     wide = torch.promote_types(CASES[name]().dtype, torch.float32)
     assert best_N.dtype == sum_N.dtype == wide and index_N.dtype == torch.int64
     assert best_N.double().equal(logits_NV.amax(-1))
@@ -306,33 +300,31 @@ def test_a_search_keeps_what_a_sort_keeps(run: Run, name: str, share: float) -> 
     assert (above_N1 + mass_NV.gather(-1, last_N1) >= share - 1e-6).all()
 
 
-def test_without_entropy_the_rest_is_the_same(read: Run) -> None:
-    *plain, nothing = read("tied", False)
-    *asked, entropy_N = read("tied", True)
+def test_without_entropy_the_rest_is_the_same(run: Run) -> None:
+    *plain, nothing = run("row_statistics", "tied", False)
+    *asked, entropy_N = run("row_statistics", "tied", True)
     assert nothing is None and entropy_N is not None
     assert all(a.equal(b) for a, b in zip(plain, asked, strict=True))
 
 
-def test_a_row_alone_has_the_same_bits(read: Run) -> None:
-    first, alone = read("two rows"), read("first of two rows")
+def test_a_row_alone_has_the_same_bits(run: Run) -> None:
+    names = "two rows", "first of two rows"
+    first, alone = (run("row_statistics", name, True) for name in names)
     for both_N, one_N in zip(first, alone, strict=True):
         assert both_N is not None and one_N is not None and both_N[:1].equal(one_N)
-
-
-def test_a_row_alone_is_cut_alike(run: Run) -> None:
     two_NV, one_NV = (run("keep_top_p", name, 0.95) for name in ("cut-float32", "cut alone"))
     assert two_NV[:1].equal(one_NV)
 
 
 @pytest.mark.parametrize("name", NANS)
-def test_a_nan_stays_a_nan(read: Run, name: str) -> None:
-    _, index_N, sum_N, _ = read(name)
+def test_a_nan_stays_a_nan(run: Run, name: str) -> None:
+    _, index_N, sum_N, _ = run("row_statistics", name, True)
     assert sum_N.isnan().all()
     assert ((index_N >= 0) & (index_N < NANS[name]().shape[1])).all()
 
 
-def test_a_row_without_a_token_has_no_mass(read: Run) -> None:
-    best_N, index_N, sum_N, entropy_N = read("nothing")
+def test_a_row_without_a_token_has_no_mass(run: Run) -> None:
+    best_N, index_N, sum_N, entropy_N = run("row_statistics", "nothing", True)
     assert best_N.tolist() == [-torch.inf] * 2
     assert entropy_N is not None and bool(entropy_N.isnan().all())
     assert index_N.tolist() == sum_N.tolist() == [0, 0]

@@ -240,7 +240,6 @@ def built(target: str) -> Any:
 def test_what_no_run_can_have_is_refused(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(DllmBenchError, match=words):
         call()
-    inputs.check_profiles(PROFILED, "tiny-qwen3")  # step times of the model itself
 
 
 def test_auto_hardware_is_named_for_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:

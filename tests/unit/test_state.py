@@ -118,11 +118,6 @@ def test_what_is_inserted_moves_the_rest(count: int, room: int, left: int) -> No
         assert state.born_KL[0].tolist() == [PROMPT, PROMPT, 0, *[born] * count, 0, 0][:left]
 
 
-def test_ends_name_each_token_once() -> None:
-    assert SPECIAL.ends == (2, 3)
-    assert SpecialTokens(mask=1, eos=2, eot=2).ends == (2,)
-
-
 def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
     drafts: Any = {"drafted": (7, 8, 9), "survival": (0.5, -1.0, 2.0)}
     verified = Forward(ForwardKind.VERIFY, 1, 4, 20, 3.0, proposed=3, accepted=2, **drafts)

@@ -24,7 +24,6 @@ from dllm_bench.store.store import (
     LOCK,
     RECORD,
     SAMPLES,
-    SPEC,
     RunState,
     Store,
     read_entry,
@@ -41,22 +40,6 @@ def made(root: Path) -> tuple[Store, RunRecord]:
     """Return a store with one sealed run of five samples."""
     store = Store(root)
     return store, run(SPEC_5, store=store, deps=fakes.deps())
-
-
-def test_a_run_is_absent_then_partial_then_sealed(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert store.state(SPEC_5) is RunState.ABSENT
-    assert store.record(SPEC_5) is None
-    assert store.entry(SPEC_5) is None
-    assert list(store.entries()) == []
-    with store.open(SPEC_5) as opened:
-        opened.expect(5)
-    assert store.state(SPEC_5) is RunState.PARTIAL
-    made(tmp_path)
-    assert store.state(SPEC_5) is RunState.SEALED
-    names = {path.name for path in store.path(SPEC_5).iterdir()}
-    assert {SPEC, SAMPLES, RECORD, "log.txt"} <= names
-    assert not any(name.endswith(".tmp") for name in names)
 
 
 def test_status_lists_runs_without_touching_them(tmp_path: Path) -> None:

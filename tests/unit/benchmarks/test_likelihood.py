@@ -23,7 +23,7 @@ from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.cli.main import main
 from dllm_bench.core.request import Likelihood
 from dllm_bench.models.load import load_text_codec
-from dllm_bench.store.inputs import benchmark_of, model_spec
+from dllm_bench.store.inputs import model_spec
 from tests.benchmark_helpers import encode, lm_eval_likelihood, stock_config
 
 Rows = list[dict[str, Any]]
@@ -195,8 +195,3 @@ def test_lm_eval_gets_the_likelihoods_of_the_decoder() -> None:
     assert DllmBenchLM(generator([*given, "hardware=cpu"])).loglikelihood(asked) == found
     rolling = Instance("loglikelihood_rolling", {}, ("Tom has 3 apples.",), 0)
     assert model.loglikelihood_rolling([rolling])[0] < 0
-
-
-def test_every_set_of_likelihoods_is_a_benchmark() -> None:
-    for name in (*SETS, "arc_challenge", "mmlu_likelihood"):
-        assert benchmark_of(compose([f"benchmark={name}"])["benchmark"]).asks_likelihoods

@@ -116,7 +116,6 @@ def test_flags_of_lm_eval_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "sentence"),
     [
-        ("model=tiny-lama", "generate_until", "There is no model 'tiny-lama'"),
         ("model=tiny-llada,colour=red", "generate_until", "No setting is called 'colour'"),
         ("model=tiny-llada", "loglikelihood", "vanilla generates text; choose decoder=likelihood"),
     ],

@@ -1,4 +1,4 @@
-"""The published architectures implemented again in float64, from a checkpoint's own names.
+"""Published architectures implemented again in float64, from a checkpoint's own names.
 
 One plain function per block, written from the facts of the architectures and from nothing of the
 package: tensors by their published names, config by its published keys, positions one by one.
@@ -42,9 +42,7 @@ def restated(folder: Path, tokens_L: list[int], sees: Sees) -> Tensor:
     tensors = {n: t.double() for n, t in load_file(folder / "model.safetensors").items()}
     length = len(tokens_L)
     mask_LL = torch.tensor([[sees(q, k) for k in range(length)] for q in range(length)])
-    moe = config["model_type"] == "llada" and "num_experts" in config
-    kind = "llada_moe" if moe else config["model_type"].lower()
-    return FORWARDS[kind](config, tensors, torch.tensor(tokens_L), mask_LL)
+    return FORWARDS[config["model_type"].lower()](config, tensors, torch.tensor(tokens_L), mask_LL)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -113,25 +111,6 @@ def frequencies(theta: float, dim: int, rope: dict[str, Any]) -> list[float]:
     low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
     kept = [1 - min(max((i - low) / (high - low), 0), 1) for i in range(dim // 2)]
     return [f * (k + (1 - k) / rope["factor"]) for f, k in zip(plain, kept, strict=True)]
-
-
-LLADA_BLOCK = "attn_norm q_proj k_proj v_proj attn_out ff_norm ff_proj up_proj ff_out".split()
-
-
-def llada(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor) -> Tensor:
-    heads, eps = config["n_heads"], config["rms_norm_eps"]
-    head_dim = config["d_model"] // heads
-    turns = frequencies(config["rope_theta"], head_dim, {})
-    net = Net(heads, config["n_kv_heads"], head_dim, head_dim, turns, eps, mask)
-    x = w["model.transformer.wte.weight"][tokens_L]
-    for i in range(config["n_layers"]):
-        own = {name: w[f"model.transformer.blocks.{i}.{name}.weight"] for name in LLADA_BLOCK}
-        normed = rms(x, own["attn_norm"], eps)
-        seen = attention(*(normed @ own[f"{side}_proj"].T for side in "qkv"), net)
-        x = x + seen @ own["attn_out"].T
-        normed = rms(x, own["ff_norm"], eps)
-        x = x + swiglu(normed, own["ff_proj"], own["up_proj"], own["ff_out"])
-    return rms(x, w["model.transformer.ln_f.weight"], eps) @ w["model.transformer.ff_out.weight"].T
 
 
 FeedForward = Callable[[str, Tensor], Tensor]  # (prefix of the layer's mlp, normed input)
@@ -230,8 +209,7 @@ def llada2(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask:
 
 
 FORWARDS: dict[str, Callable[..., Tensor]] = {
-    "llada": llada,
-    "llada_moe": softmax_moe,
+    "llada": softmax_moe,
     "sdar_moe": softmax_moe,
     "nemotron_labs_diffusion": nemotron,
     "llada2_moe": llada2,

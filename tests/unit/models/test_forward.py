@@ -90,20 +90,6 @@ def test_branches_in_one_forward_equal_separate_forwards(model, attention, cache
         close(logits_KRV[k, : end - cached], alone[0])
 
 
-def test_no_position_sees_hidden_positions(model: TransformerDenoiser) -> None:
-    tokens_KL, hidden = canvas(branches=2), torch.tensor([20, LENGTH])
-    changed_KL = tokens_KL.clone()
-    changed_KL[0, 20:] = 1
-    step = plan((0, LENGTH), visible_K=hidden)
-    before, after = (
-        model.forward(t, step, model.new_cache(LENGTH)) for t in (tokens_KL, changed_KL)
-    )
-    close(before[0, :20], after[0, :20])
-    assert torch.equal(before[1], after[1])
-    all_seen = model.forward(changed_KL, plan((0, LENGTH)), model.new_cache(LENGTH))
-    assert (all_seen[0, :20] - after[0, :20]).abs().max() > 1e-3
-
-
 def test_dual_window_equals_the_full_forward_while_nothing_changed(model) -> None:
     tokens_1L, kv = canvas(), model.new_cache(LENGTH)
     start, stop = PROMPT + BLOCK, PROMPT + 2 * BLOCK

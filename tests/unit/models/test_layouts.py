@@ -1,4 +1,4 @@
-"""Every published layout, loaded through the real path, against a float64 implementation of it.
+"""Published layouts, loaded through the real path, against a float64 implementation of each.
 
 Also: cached and batched forwards; rotary embeddings in old and new keys; models as transformers
 saves them against its own whole models; published sizes.
@@ -77,7 +77,7 @@ def gap(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize("layout", CONFIGS)
+@pytest.mark.parametrize("layout", [one for one in CONFIGS if one != "llada"])  # see tests/golden
 def test_a_loaded_checkpoint_is_the_published_architecture(layout: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(layout, tmp_path, seed=7)
     model = load_denoiser(folder)
