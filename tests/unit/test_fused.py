@@ -1,9 +1,8 @@
 """The kernels that read rows of logits say what the definitions in float64 and torch's passes say.
 
 Triton's interpreter runs them on the CPU, in a process of its own, because Triton decides when it
-is imported whether it interprets; so all of this fails where it is imported before logits are read.
-Another process compiles them for a CUDA device, which finds what the interpreter lets pass; on a
-CUDA device they run as well. What Triton costs there is not tested.
+is imported whether it interprets. Another process compiles them for a CUDA device, which finds what
+the interpreter lets pass; on a CUDA device they run as well.
 """
 
 from __future__ import annotations

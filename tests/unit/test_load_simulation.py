@@ -1,8 +1,6 @@
-"""Stored drafts and the load simulation: simulated rounds are the loop's own, alone and in a batch;
-temperatures; commands; steps, rules that are the pieces' own, the frontier.
+"""Stored drafts, their temperatures, and the simulation of a load that is served by them.
 
-Texts come from tiny random models; times are put in by hand, none is measured. Where probabilities
-are constant everything is known: tokens per round, steps, speeds.
+Texts come from tiny random models; times are put in by hand, none is measured.
 """
 
 from __future__ import annotations
@@ -129,11 +127,10 @@ CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
 
 @pytest.mark.parametrize("requests", [[ONE], SEVERAL], ids=["alone", "batch"])
 @pytest.mark.parametrize(("name", "piece", "rule"), covering(3, CASES))
-def test_simulated_rounds_are_those_of_the_loop(
-    name, piece, rule, requests, folder, target
-) -> None:
+def test_rounds_are_those_of_the_loop(name, piece, rule, requests, folder, target) -> None:
     decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
-    real = [verified(found) for found in generate_batch(decoder, target, requests)]
+    traces = [found.trace.forwards for found in generate_batch(decoder, target, requests)]
+    real = [[row for row in rows if row.kind == ForwardKind.VERIFY] for rows in traces]
     unverified = replace(decoder, length=FixedLength(0))
     texts = StoredDrafts.of(map(sample, generate_batch(unverified, target, requests))).served(SCALE)
     assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
@@ -149,10 +146,6 @@ def test_simulated_rounds_are_those_of_the_loop(
         sum(rows[k].accepted + 1 for rows in real if rows) for k in range(going)
     ]
     assert len({step.verified / step.requests for step in steps}) > 1 or name == "spoiled"
-
-
-def verified(generation: Generation) -> list[Forward]:
-    return [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
 
 
 def test_a_draft_is_held_against_what_follows() -> None:
@@ -199,19 +192,13 @@ def test_drafts_of_verified_texts_are_no_load(folder: Path, target: TransformerD
         drafts.served()
 
 
-def test_temperatures_scale_position_by_position() -> None:
-    found = Temperatures((2.0, 0.5)).probabilities([2.0, 1.0, -1.0, -50.0])
-    assert found == pytest.approx([0.7311, 0.8808, 0.2689, 0.0], abs=1e-4)
-    assert Temperatures().probabilities([0.0]) == [0.5]
-    with pytest.raises(DllmBenchError, match="above 0"):
-        Temperatures((1.0, 0.0))
-
-
 def test_temperatures_are_read_from_a_file(tmp_path: Path) -> None:
     assert read_temperatures(None) == Temperatures()
     file = tmp_path / "t.json"
     file.write_text(json.dumps({"temperatures": [2, 0.5]}))
     assert read_temperatures(str(file)) == Temperatures((2.0, 0.5))
+    with pytest.raises(DllmBenchError, match="above 0"):
+        Temperatures((1.0, 0.0))
     for text in ("{}", "no json", '{"temperatures": 3}'):
         file.write_text(text)
         with pytest.raises(DllmBenchError, match="train temperatures RUN"):
@@ -342,9 +329,8 @@ def test_what_is_no_load_is_refused(stored, texts, profile, command) -> None:
 
 
 def test_what_is_simulated_unasked_is_profiled() -> None:
-    """Whole drafts of a block: of 7 slots, and of up to 3 positions committed since."""
     options = parse(["simulate", "RUN"])
-    drafts = StoredDrafts((), steps=1.0, width=7 + 3, calls=1)
+    drafts = StoredDrafts((), steps=1.0, width=7 + 3, calls=1)  # slots, and committed since
     assert drafts.drafting(read_step_profile(options.profile))(max(options.requests)) > 0
 
 
@@ -497,7 +483,5 @@ def test_more_arrivals_are_served_later_and_slower() -> None:
     assert speeds == pytest.approx([100.0] * 3), "one token a step of 10 ms, waiting left out"
     busy = under_arrivals(systems[:1], STEEP, 8, (4000.0,), level=300.0)[0]
     assert busy.attained < 0.2, "a step of 8 tokens takes 8 ms"
-    one, same, other = (
-        under_arrivals(systems, FILLING, 8, (40.0,), 0.0, seed=s) for s in (1, 1, 2)
-    )
-    assert one == same != other
+    repeated = [under_arrivals(systems, FILLING, 8, (40.0,), 0.0, seed=s) for s in (1, 1, 2)]
+    assert repeated[0] == repeated[1] != repeated[2]

@@ -122,9 +122,8 @@ def test_a_text_of_one_step_and_no_token_leaves_some_undefined_and_is_not_counte
     "acceptance/conditional@two  acceptance/conditional@-1  calibration/x@1".split(),
 )
 def test_an_unknown_name_is_a_sentence_that_lists_the_nearest(name: str) -> None:
-    with pytest.raises(
-        DllmBenchError, match=r"no metric .*Choose one of: .* \(the nearest of \d+\)"
-    ):
+    words = r"no metric .*Choose one of: .* \(the nearest of \d+\)"
+    with pytest.raises(DllmBenchError, match=words):
         definition(name)
 
 

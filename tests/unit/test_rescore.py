@@ -123,9 +123,7 @@ def test_rescore_shows_another_reading_and_writes_nothing(command, tmp_path) -> 
     assert "which EvalPlus does not know" in command(f"{again} --evalplus x.jsonl", code=2)
 
 
-def test_a_limited_run_says_that_evalplus_wants_every_problem(
-    command, tmp_path, monkeypatch
-) -> None:
+def test_evalplus_wants_every_problem_of_a_limited_run(command, tmp_path, monkeypatch) -> None:
     short, out = made(tmp_path)[1].identity_hash[:8], tmp_path / "x.jsonl"
     monkeypatch.setattr(again, "evalplus_lines", lambda *_: ["{}\n"])
     assert "a line for every problem" in command(f"rescore {short} --evalplus {out}")

@@ -1,6 +1,4 @@
-"""What is counted from a generation, read from columns, and counted from a trace of drafts; the
-calibration of a drafter's confidences.
-"""
+"""Counts of a generation and of its drafts, as columns; calibration of a drafter's confidences."""
 
 from __future__ import annotations
 
@@ -257,13 +255,8 @@ def test_products_of_confidences() -> None:
 
 
 def test_a_position_is_measured_where_it_was_verified() -> None:
-    rounds = [
-        ObservedDraft((1.0, 1.0), 2),
-        ObservedDraft((1.0,), 1),
-        ObservedDraft((), 0),
-        ObservedDraft((0.0, 0.0), 1),
-    ]
-    first, second = drafts.outcomes_by_position(rounds)
+    verified = (((1.0, 1.0), 2), ((1.0,), 1), ((), 0), ((0.0, 0.0), 1))
+    first, second = drafts.outcomes_by_position([ObservedDraft(*one) for one in verified])
     assert first.happened == (True, True, True)
     assert second.happened == (True, False)
     assert drafts.outcomes_by_position([]) == []

@@ -47,6 +47,7 @@ each_kind = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.exhaustive
 def test_problems_with_their_own_rule(real_data: Path) -> None:
     """Sets, several right answers, and inputs that JSON cannot hold, of both EvalPlus sets."""
     pytest.importorskip("evalplus", reason="needs the extra [code]")

@@ -1,8 +1,6 @@
 """Drills for the sandbox: what a program may not do, each with its verdict and a time limit.
 
-No program affects other processes, or outlives the one that runs it: every way that the kernel has
-to send a signal, limits and memory of other processes, rights of root. A drill that needs an
-isolation step of some kernels names the step, and is skipped elsewhere.
+A drill that needs an isolation step of some kernels names the step, and is skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome, child_source, 
 from dllm_bench.benchmarks.sandbox.child import supervise
 
 DRILL_S = 3.0
-SECRET = "DLLM_BENCH_TEST_SECRET"
 THREADS = (
     "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(1,)).start()"
 )
@@ -155,7 +152,7 @@ def test_the_working_directory_is_small_and_private() -> None:
 
 
 def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SECRET, "swordfish")
+    monkeypatch.setenv("DLLM_BENCH_TEST_SECRET", "swordfish")
     seen = drill("import os; print(sorted(os.environ))").stdout
     assert set(eval(seen)) <= {"PYTHONHASHSEED", "LC_CTYPE", "__CF_USER_TEXT_ENCODING"}
 

@@ -15,9 +15,8 @@ from dllm_bench.models.spec import ModelSpec
 
 
 def spec(folder: Path, **changes: Any) -> ModelSpec:
-    return ModelSpec(
-        **{"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"} | changes
-    )
+    given = {"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"}
+    return ModelSpec(**given | changes)
 
 
 def edit(file: Path, **changes: Any) -> None:

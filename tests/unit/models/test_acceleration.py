@@ -1,9 +1,7 @@
-"""Graphs of fixed shapes, compiled and quantised models: equal logits up to rounding, or a message
-that says what to do.
+"""Graphs of fixed shapes, compiled and quantised models: equal logits, or what to do instead.
 
-A CPU records nothing: the same function runs on the same padded shapes, over the same store.
-Recording itself is tested where a CUDA device is. Compilation is torch's: most tests run the
-function uncompiled, one traces it.
+A CPU records nothing: the same function runs on the same padded shapes, over the same store. Most
+tests of compilation run the function uncompiled, one traces it.
 """
 
 from __future__ import annotations
@@ -347,6 +345,7 @@ def same_logits(folder: Path, branches: int, count: int | None = None) -> None:
         torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_the_function_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an inductor, which takes minutes on a CPU: dynamo alone, whole graphs only."""
     traced = partial(torch.compile, fullgraph=True, backend="eager")

@@ -52,9 +52,8 @@ def logits(model: Any, parts: tuple[int, ...] = (TEXT,)) -> Tensor:
         model.forward(tokens_1L, plan, kv)
         kv.keep(plan, FIRST)
     span = (TEXT, TEXT + CANVAS)
-    return model.forward(
-        tokens_1L, ForwardPlan(ForwardKind.DENOISE, span, span, (0, 0), added_KFH=mean_1CH), kv
-    )
+    plan = ForwardPlan(ForwardKind.DENOISE, span, span, (0, 0), added_KFH=mean_1CH)
+    return model.forward(tokens_1L, plan, kv)
 
 
 def test_text_encoded_in_parts_is_text_encoded_at_once(folder: Path) -> None:

@@ -49,9 +49,8 @@ def plan(
     attention: Attention = "full",
     visible_K: Tensor | None = None,
 ) -> ForwardPlan:
-    return ForwardPlan(
-        ForwardKind.DENOISE, feed, rows or feed, store, attention, BLOCK, PROMPT, visible_K
-    )
+    given = feed, rows or feed, store, attention, BLOCK, PROMPT, visible_K
+    return ForwardPlan(ForwardKind.DENOISE, *given)
 
 
 def forward(

