@@ -92,36 +92,7 @@ def logged(root: Path, logger: Any, n: int = 2) -> RunRecord:
 
 
 @pytest.mark.usefixtures("offline")
-def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    store, record = Store(tmp_path), logged(tmp_path, WandbLogger(project="test"), 7)
-    rows = history(store.path(record.spec))
-    assert len(rows) == 8, "seven samples and the summary"
-    for index, row in enumerate(rows[:7]):
-        emitted = sum(record.columns["emitted"][: index + 1])
-        assert row["tpf"] == pytest.approx(emitted / (3 * (index + 1)))
-        elapsed = sum(record.columns["seconds"][: index + 1])  # stored to the microsecond
-        slack = 1e-6 * (index + 1) / elapsed
-        assert row["tps"] == pytest.approx(emitted / elapsed, rel=slack)
-        assert row["latency"] == pytest.approx(record.columns["seconds"][index], abs=1e-6)
-        score = sum(record.columns["value"][: index + 1]) / (index + 1)
-        assert row["score"] == pytest.approx(score)
-    last = rows[-1]
-    assert last["score"] == record.score.mean
-    assert (last["score/low"], last["score/high"]) == (record.score.low, record.score.high)
-    assert last["latency"] == record.summary["latency/mean"]
-    for name, value in record.summary.items():
-        assert last.get(name) == value
-    (table,) = store.path(record.spec).rglob("*.table.json")
-    rows = json.loads(table.read_text())["data"]
-    assert [row[0] for row in rows] == list(range(7)), "as show --sample counts"
-    assert [row[1] for row in rows] == record.columns["id"]
-    assert [row[5] for row in rows] == record.columns["verdict"]
-    assert [row[6] for row in rows] == pytest.approx(record.columns["seconds"], abs=1e-6)
-
-
-@pytest.mark.usefixtures("offline")
-def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_samples(tmp_path, capsys) -> None:
+def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_numbers(tmp_path, capsys) -> None:
     pytest.importorskip("wandb")
     store, spec = Store(tmp_path), fakes.spec(5)
 
@@ -137,17 +108,28 @@ def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_samples(tmp_pat
     (first,) = store.path(spec).glob("wandb/offline-run-*")
     time.sleep(1.1)  # W&B's folders are named by the second
     capsys.readouterr()
-    record = logged(tmp_path, WandbLogger(), 5)
+    record = logged(tmp_path, WandbLogger(project="test"), 5)
     (folder,) = store.path(spec).glob("wandb/offline-run-*")
     assert folder != first and folder.name.endswith(spec.short)
-    rows = history(store.path(spec))
-    assert [row.get("_step") for row in rows] == [1, 2, 3, 4, 5, 6]
-    latencies = [row["latency"] for row in rows[:5]]
-    assert latencies == pytest.approx(record.columns["seconds"], abs=1e-6)
-    assert rows[2]["score"] == pytest.approx(sum(record.columns["value"][:3]) / 3)
-    (table,) = folder.rglob("*.table.json")
-    assert len(json.loads(table.read_text())["data"]) == 5
     assert f"W&B: logged to {folder}; send it with: wandb sync {folder}" in capsys.readouterr().err
+    *rows, last = history(store.path(spec))
+    assert [row["_step"] for row in (*rows, last)] == [1, 2, 3, 4, 5, 6]
+    columns = record.columns
+    for done, row in enumerate(rows, start=1):
+        emitted, elapsed = (sum(columns[name][:done]) for name in ("emitted", "seconds"))
+        assert row["tpf"] == pytest.approx(emitted / (3 * done))
+        assert row["tps"] == pytest.approx(emitted / elapsed, rel=1e-6 * done / elapsed)
+        assert row["latency"] == pytest.approx(columns["seconds"][done - 1], abs=1e-6)
+        assert row["score"] == pytest.approx(sum(columns["value"][:done]) / done)
+    assert last["score"] == record.score.mean
+    assert (last["score/low"], last["score/high"]) == (record.score.low, record.score.high)
+    assert last["latency"] == record.summary["latency/mean"]
+    assert {name: last.get(name) for name in record.summary} == record.summary
+    (table,) = folder.rglob("*.table.json")
+    cells = [*zip(*json.loads(table.read_text())["data"], strict=True)]
+    assert cells[0] == (0, 1, 2, 3, 4), "as show --sample counts"
+    assert [cells[1], cells[5]] == [tuple(columns[name]) for name in ("id", "verdict")]
+    assert cells[6] == pytest.approx(columns["seconds"], abs=1e-6)
 
 
 @pytest.mark.exhaustive
