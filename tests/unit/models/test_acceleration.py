@@ -259,6 +259,12 @@ def test_the_kernel_without_a_mask_is_tried_with_the_heads_of_the_model(monkeypa
         warnings.simplefilter("error")
         assert not attention.mass_kernel_works(torch.bfloat16, (4, 2, 16), "cpu")
     assert any("4 over 2 heads of 16" in fallback for fallback in FALLBACKS)
+    query, key = torch.randn(1, 4, 3, 16), torch.randn(1, 2, 7, 16)
+    attended, mass = attention._attend_by_products(query, key, key)
+    law = torch.nn.functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+    torch.testing.assert_close(attended.transpose(1, 2), law)
+    scores = query @ key.repeat_interleave(2, 1).mT / 4
+    torch.testing.assert_close(mass, scores.logsumexp(-1))
 
 
 @pytest.mark.parametrize(
