@@ -223,6 +223,7 @@ def built(target: str) -> Any:
     [
         (lambda: built("os.system"), "not registered"),
         (lambda: built("dllm_bench.decoding.masked.Absent"), "has no 'Absent'"),
+        (lambda: built("dllm_bench.decoding.masked.EndTokens"), "not registered"),
         (lambda: built("dllm_bench.store.files.write_atomic"), "in no module whose"),
         (lambda: spec(decoder__cooler=1), "cooler"),
         (lambda: spec(decoder={TARGET: DECODER[TARGET]}), "score"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -163,6 +164,26 @@ def test_the_hash_sees_shots_and_items(real_data: Path, tmp_path: Path) -> None:
     assert hash_of(tmp_path) == before
     shutil.copy(tmp_path / "gsm8k" / "test.jsonl", tmp_path / "gsm8k" / "train.jsonl")
     assert hash_of(tmp_path) != before
+
+
+LIGHT = """
+import sys
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
+from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+shared = {"max_new_tokens": 64, "allow_code_execution": True}
+one = LmEvalBenchmark(name="minigsm", task="minigsm", primary="exact_match,strict-match", **shared)
+two = EvalPlusBenchmark(name="minicode", dataset="minicode", **shared)
+one.check(), two.check()
+heavy = {"torch", "lm_eval", "evalplus", "datasets", "transformers"} & {*sys.modules}
+print(one.dataset_hash(), two.dataset_hash(), *heavy)
+"""
+
+
+def test_checks_import_no_harness_and_hashes_depend_on_no_order_of_sets(root: Path) -> None:
+    env = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(root)}
+    found = subprocess.run([sys.executable, "-c", LIGHT], env=env, capture_output=True, text=True)
+    ours = [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
+    assert found.stdout.split() == [one.dataset_hash() for one in ours], found.stderr
 
 
 def test_minicode_needs_no_evalplus(monkeypatch: pytest.MonkeyPatch) -> None:

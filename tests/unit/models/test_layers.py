@@ -20,7 +20,7 @@ from dllm_bench.models.layers import DecoderLayer, PlainLayer, module_layers, ow
 from dllm_bench.models.load import load_model
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.models.wrapped import BorrowedDenoiser
-from tests.helpers import tiny_checkpoint, tiny_denoiser
+from tests.helpers import VOCAB, tiny_checkpoint, tiny_denoiser
 from tests.unit.models.common import spec
 from tests.unit.models.test_loading import write_adapter
 
@@ -102,6 +102,29 @@ def test_own_layers_equal_those_of_transformers(layout: str, name: str, joined: 
     for found, wanted in zip(of_layers(model, layers, plan, branches), expected, strict=True):
         scale = float(wanted.abs().max().clamp_min(1))
         torch.testing.assert_close(found, wanted, atol=1e-5 * scale, rtol=1e-5)
+
+
+LOPA = ("branches behind a prefix", "branches, kept")
+BATCHES = {"mixed": ("without a cache", *LOPA, "sets"), "equal windows": LOPA}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("layout", PLAIN)
+def test_own_layers_take_a_batch(layout: str, batch: str) -> None:
+    model = tiny_denoiser(layout, seed=4)
+    model.attention_form = "full"
+    cases = [FORWARDS[name] for name in BATCHES[batch]]
+    sides = []
+    for layers in (module_layers(model.module), own_layers(model.module)):
+        model.layers = layers
+        caches = [model.new_cache(LENGTH) for _ in cases]
+        for kv in caches:
+            model.forward(canvas(VOCAB, 1), WHOLE, kv)
+            kv.keep(WHOLE, torch.tensor(0))
+        tokens, plans = [canvas(VOCAB, n) for _, n in cases], [plan for plan, _ in cases]
+        sides.append(model.forward_batch(tokens, plans, caches))
+    for found, wanted in zip(*sides, strict=True):
+        torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
 
 
 WINDOWS = {  # forwards whose attention needs no mask, and some that do
