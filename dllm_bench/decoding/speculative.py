@@ -182,9 +182,12 @@ class SpeculativeDecoder(ComposedDecoder):
     def prepare(self, model: Target, request: Request) -> Request:
         """Return the request with what the pieces must know beforehand; load the drafter's network.
 
-        DllmBenchError if the model is not autoregressive or does not fit the drafter.
+        DllmBenchError if the model is not autoregressive or does not fit the drafter, or if tokens
+        of the answer are given, which this loop would not keep.
         """
-        self.check_run_fits(model)
+        pinned = f"request {request.id!r} with pinned tokens"
+        asked = {pinned: needing({"model": Condition.MASKS})} if request.pinned else {}
+        self.check_run_fits(model, asked=asked)
         check_prompt(request, model.special)
         request = super().prepare(model, request)
         self.draft.new_cache(model, 0)

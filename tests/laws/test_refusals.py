@@ -188,6 +188,7 @@ REQUESTS: list[tuple[Make, str]] = [
     undecoded(r"does not divide the generation length 24.*to a divisor of 24.*\.short", FIVES),
     undecoded(r"schedule\.floor=true", PIPED),
     undecoded("autoregressive target", SpeculativeDecoder(NoDraft()), "dream"),
+    undecoded("pinned .* masks", SpeculativeDecoder(NoDraft()), "qwen3", pinned=((2, 5),)),
     undecoded("asks for a text; choose another decoder", LikelihoodDecoder()),
     undecoded("at most 12 are enumerated", LikelihoodDecoder(exact=True), options=THRICE),
 ]
