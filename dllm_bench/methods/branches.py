@@ -16,7 +16,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import constant, only
 from dllm_bench.decoding.numerics import at_least_float32, stable_top
-from dllm_bench.methods.common import confidence_order, first_of
+from dllm_bench.methods.common import first_of, order_of
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 # --- LoPA -----------------------------------------------------------------------------------------
@@ -207,10 +207,10 @@ class SelfDraft(Explore):
         scores, window = last
         window = replace(window, eligible_KW=window.eligible_KW & window.of(state.masked_KL))
         drafts = min(self.draft_steps - 1, window.width)
-        order_1W = confidence_order(scores, window)
+        order_1W = order_of(scores.confidence_KW, window.eligible_KW)
         branches = state.fork(drafts + 1)
         depth_K = constant((*range(1, drafts + 1), 0), order_1W.device)  # 0: the base
-        where_KW = first_of(order_1W.expand(drafts + 1, -1), depth_K, window)
+        where_KW = first_of(order_1W.expand(drafts + 1, -1), depth_K, window.eligible_KW)
         branches.fill(where_KW, scores.ids_KW, window.start)
         place_1D = order_1W[:, :drafts]
         nothing = constant(-1, order_1W.device)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, ClassVar, Literal
@@ -36,14 +35,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import constant, only
-from dllm_bench.decoding.numerics import (
-    Candidates,
-    Precision,
-    forbid,
-    margin,
-    read_logits,
-    stable_top,
-)
+from dllm_bench.decoding.numerics import Candidates, Precision, forbid, margin, read_logits
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 OF_LOGITS = frozenset({Condition.LOGITS_ALONE, Condition.ROW_BY_ROW})
@@ -62,7 +54,6 @@ class Ranked(Score):
     """
 
     precision: Precision = "float32"
-    reads_entropy: ClassVar[bool] = False  # whether `rank` reads `Candidates.neg_entropy_KW`
     gives = OF_LOGITS | {Condition.RAW_CONFIDENCE}
     reads_rows = "masked"
 
@@ -77,17 +68,14 @@ class Ranked(Score):
         return read_logits(logits_KWV, self.precision, entropy, ids_KW)
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        return self.of_logits(logits_KWV)
+        return self.of(logits_KWV, None, state)
 
-    def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
-        """Return the scores of given candidates `ids`."""
-        return self.of_logits(logits_KWV, ids_KW)
-
-    def of_logits(
-        self, logits_KWV: Tensor, ids_KW: Tensor | None = None, entropy: bool = False
+    def of(
+        self, logits_KWV: Tensor, ids_KW: Tensor | None, state: DecodeState, entropy: bool = False
     ) -> Scores:
-        """Return scores from one pass over the logits, with the entropies if `entropy`."""
-        found = self.read(logits_KWV, entropy or self.reads_entropy, ids_KW)
+        """Return the scores of the candidates `ids` (None: the most probable tokens), from one pass
+        over the logits; with the entropies if `entropy`."""
+        found = self.read(logits_KWV, entropy, ids_KW)
         confidence_KW = self.rank(logits_KWV, found)
         return Scores(
             found.ids_KW, found.probability_KW, confidence_KW, neg_entropy_KW=found.neg_entropy_KW
@@ -111,15 +99,15 @@ class Confidence(Ranked):
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         return candidates.probability_KW
 
-    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        scores = super().__call__(logits_KWV, state, window)
-        return self.of(logits_KWV, scores.ids_KW, state) if self.last else scores
-
-    def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
+    def of(
+        self, logits_KWV: Tensor, ids_KW: Tensor | None, state: DecodeState, entropy: bool = False
+    ) -> Scores:
         if self.last:
+            if ids_KW is None:
+                ids_KW = super().of(logits_KWV, None, state).ids_KW
             logits_KWV = logits_KWV.clone()
             forbid(logits_KWV, state.special.named(self.last))
-        return super().of(logits_KWV, ids_KW, state)
+        return super().of(logits_KWV, ids_KW, state, entropy)
 
 
 @register("score.neg_entropy")
@@ -132,14 +120,13 @@ class NegEntropy(Ranked):
     """
 
     gives = Ranked.gives | {Condition.ENTROPY}
-    reads_entropy = True
     eps: Amount = 0.0  # eps of p ln(p + eps), the published form (1e-10)
 
     def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
-        return read_logits(logits_KWV, self.precision, entropy, ids_KW, self.eps)
+        return read_logits(logits_KWV, self.precision, True, ids_KW, self.eps)
 
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
-        assert candidates.neg_entropy_KW is not None  # set, since `reads_entropy` is true
+        assert candidates.neg_entropy_KW is not None  # as `read` gives it
         return candidates.neg_entropy_KW
 
 
@@ -164,11 +151,6 @@ COUNTS_STEPS = needing(ONE_OPEN_BLOCK, {"schedule": Condition.EQUAL_BLOCKS})
 STEP_BLOCK = MemoKey[Any]("steps.block")  # the open block, as `open_block` gives it
 ENTERED = MemoKey[Any]("steps.entered")  # its first forward, of all branches or of each (K,)
 ENTRY_MASKS = MemoKey[Tensor]("steps.masks")  # its masks then, (K,)
-
-
-def ties_needs(ties: Ties) -> Needs:
-    """Return the needs of `ties`: one branch, if the host must know the number of positions."""
-    return holding({ONE_BRANCH: ties != "lower"})
 
 
 def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor | int, Tensor]:
@@ -203,12 +185,11 @@ def count_in_block(
     `key` holds the count.
     """
     is_known = same_block(MemoKey[Any](f"{key.name}.block"), window, state)
-    before: Tensor | int = 0 if is_known is False else state.memo[key]
-    if isinstance(is_known, Tensor):
-        before = before * is_known
-    now = counts.long() if isinstance(counts, Tensor) else int(counts)
-    state.memo[key] = now if is_known is False else now + before
-    return state.memo[key]
+    count = counts * 1
+    if is_known is not False:
+        count = count + state.memo[key] * is_known
+    state.memo[key] = count
+    return count
 
 
 def same_block(key: MemoKey[Any], window: Window, state: DecodeState) -> bool | Tensor:
@@ -231,32 +212,37 @@ def open_block(window: Window) -> Tensor | int:
     return (window.eligible_KW.int().argmax(1) + before) // window.block
 
 
-def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:
-    """Return the `count` most confident eligible positions (None: one), bool (K, W).
+def most_confident(scores: Scores, window: Window, count: Tensor | int = 1) -> Tensor:
+    """Return the `count` most confident eligible positions, as `largest`, bool (K, W)."""
+    return largest(scores.confidence_KW, window.eligible_KW, count)
 
-    Of equal ones the lower position counts.
+
+def largest(values_KW: Tensor, where_KW: Tensor, count: Tensor | int = 1) -> Tensor:
+    """Return the `count` largest values among those where `where` (bool) is true, bool (K, W).
+
+    Of equal ones the lower position counts. count: of all branches, or of each (K,).
     """
-    eligible_KW = window.eligible_KW
-    if count_K is None and window.width == 1:
-        return eligible_KW
-    if count_K is None:
-        best_K1 = confidence_order(scores, window, 1)
-        return (constant(range(window.width), best_K1.device) == best_K1) & eligible_KW
-    return first_of(confidence_order(scores, window), count_K, window)
+    width = where_KW.shape[1]
+    alone = isinstance(count, int) and count == 1
+    if alone and width == 1:
+        return where_KW
+    order_KW = order_of(values_KW, where_KW)
+    if alone:
+        return (constant(range(width), order_KW.device) == order_KW[:, :1]) & where_KW
+    return first_of(order_KW, count, where_KW)
 
 
 def most_confident_by(
-    ties: Ties, scores: Scores, window: Window, count_K: Tensor | None, length: int
+    ties: Ties, scores: Scores, window: Window, count: Tensor | int, length: int
 ) -> Tensor:
-    """Return the `count` most confident eligible positions (None: one), ties by `ties`, (K, W).
+    """Return the `count` most confident eligible positions, ties by `ties`, (K, W).
 
     length: canvas length. With `torch.topk` there is only one branch, and the host waits for the
     count.
     """
     if ties == "lower":
-        return most_confident(scores, window, count_K)
-    count = 1 if count_K is None else int(count_K)
-    taken_1W = taken_by_topk(scores, window, count, length if ties == "canvas" else None)
+        return most_confident(scores, window, count)
+    taken_1W = taken_by_topk(scores, window, int(count), length if ties == "canvas" else None)
     return taken_1W & window.eligible_KW
 
 
@@ -275,19 +261,20 @@ def taken_by_topk(scores: Scores, window: Window, count: int, length: int | None
     return taken_1X[:, around[0] :][:, : window.width]
 
 
-def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Tensor:
-    """Return positions from the most to the least confident, the first `n` or all of them, (K, n).
+def order_of(values_KW: Tensor, where_KW: Tensor) -> Tensor:
+    """Return positions from the largest value to the smallest, (K, W).
 
-    Of equal ones the lower position comes first; positions that are not eligible come last.
+    Of equal ones the lower position comes first; those where `where` (bool) is false come last.
     """
-    confidence_KW = only(scores.confidence_KW, window.eligible_KW)
-    return stable_top(confidence_KW, n or window.width)
+    return only(values_KW, where_KW).sort(dim=1, descending=True, stable=True).indices
 
 
-def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
-    """Return the eligible ones among the first `count` of an order of all W positions, (K, W)."""
-    chosen_KW = constant(range(order_KW.shape[1]), count_K.device) < count_K[:, None]
-    return torch.empty_like(chosen_KW).scatter_(1, order_KW, chosen_KW) & window.eligible_KW
+def first_of(order_KW: Tensor, count: Tensor | int, where_KW: Tensor) -> Tensor:
+    """Return the positions where `where` (bool) is true among the first `count` of an order of all
+    W positions, bool (K, W)."""
+    chosen_KW = constant(range(order_KW.shape[1]), order_KW.device) < column(count)
+    taken_KW = torch.empty_like(order_KW, dtype=torch.bool)
+    return taken_KW.scatter_(1, order_KW, chosen_KW.expand_as(order_KW)) & where_KW
 
 
 @register("select.threshold")
@@ -363,7 +350,7 @@ class TopK(Select):
     @property
     def needs(self) -> Needs:
         """Step counts, and rows of the whole canvas if it commits beyond the block."""
-        needs = COUNTS_STEPS | ties_needs(self.ties)
+        needs = COUNTS_STEPS | holding({ONE_BRANCH: self.ties != "lower"})
         if not self._reaches_beyond:
             return needs
         beyond = Condition.TO_LAST_BLOCK
@@ -373,22 +360,17 @@ class TopK(Select):
     def gives(self) -> Conditions:
         """One token per forward, if there are as many steps as positions; and whether it commits
         beyond the block."""
-        return holding(
-            {
-                Condition.NEVER_STALLS: True,
-                Condition.TO_LAST_BLOCK: self._reaches_beyond,
-                Condition.ONE_PER_FORWARD: self.steps is None,
-            }
-        )
+        single = {Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: self.steps is None}
+        return holding({Condition.TO_LAST_BLOCK: self._reaches_beyond, **single})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        if self.steps is None:
-            return most_confident_by(self.ties, scores, window, None, state.length)
-        step, total_K = step_in_block(state, window)
-        count_K = total_K // self.steps + (total_K % self.steps > step)
-        if not self.released:
-            return most_confident_by(self.ties, scores, window, count_K, state.length)
-        where_KW = taken_by_topk(scores, window, int(count_K), state.length)
+        count: Tensor | int = 1
+        if self.steps is not None:
+            step, total_K = step_in_block(state, window)
+            count = total_K // self.steps + (total_K % self.steps > step)
+        if not self._reaches_beyond:
+            return most_confident_by(self.ties, scores, window, count, state.length)
+        where_KW = taken_by_topk(scores, window, int(count), state.length)
         state.memo[BEYOND] = where_KW & ~window.eligible_KW
         return where_KW & window.eligible_KW
 
@@ -410,20 +392,14 @@ class Best(Select):
     @property
     def gives(self) -> Conditions:
         """One token per forward, if the number is 1."""
-        return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: self._single})
-
-    @property
-    def _single(self) -> bool:
-        return self.number == 1 and not self.refills
+        single = self.number == 1 and not self.refills
+        return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: single})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        if self._single:
-            return most_confident(scores, window)
-        count_K = torch.full_like(window.eligible_KW[:, 0], self.number, dtype=torch.long)
-        if self.refills and state.remasked_KW is not None:
-            remasked_K = state.remasked_KW.sum(1)
-            count_K = torch.where(remasked_K > 0, remasked_K, count_K)
-        return most_confident(scores, window, count_K)
+        if not self.refills or state.remasked_KW is None:
+            return most_confident(scores, window, self.number)
+        remasked_K = state.remasked_KW.sum(1)
+        return most_confident(scores, window, torch.where(remasked_K > 0, remasked_K, self.number))
 
 
 @register("select.union")
@@ -587,9 +563,6 @@ class Pipeline(Schedule):
         return self.block - branch.masks_left(n) >= math.ceil(share * self.block - 1e-9)
 
 
-Scope = Literal["block", "token", "write"]
-
-
 @register("stop.eos")
 @dataclass(frozen=True)
 class Eos(Stop):
@@ -606,7 +579,8 @@ class Eos(Stop):
     loop decodes only the first block, and diffusers' block refinement never stops early.
     """
 
-    scope: Scope = "block"  # effect of a committed end token: no new blocks, or the text ends
+    scope: Literal["block", "token", "write"] = "block"  # effect of a committed end token: no new
+    # blocks, or the text ends
     turn_end: bool = True  # whether the end of a chat turn counts as well
     prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # count its end tokens too
 
@@ -671,8 +645,8 @@ class Budget(Stop):
 
     def ended(self, branches: DecodeState) -> StopFlags:
         spent = branches.forwards >= self.forwards
-        device = branches.tokens_KL.device
-        return StopFlags(finished_K=torch.full((branches.branches,), spent, device=device))
+        first_K = branches.tokens_KL[:, 0]
+        return StopFlags(finished_K=torch.full_like(first_K, spent, dtype=torch.bool))
 
 
 @register("stop.any_of")
@@ -688,12 +662,7 @@ class AnyOf(Stop):
 
     def ended(self, branches: DecodeState) -> StopFlags:
         flags = [rule.ended(branches) for rule in self.rules]
-        return StopFlags(
-            any_of(each.closed_K for each in flags), any_of(each.finished_K for each in flags)
-        )
-
-
-def any_of(decisions: Iterable[Tensor | None]) -> Tensor | None:
-    """Return whether any rule says so, per branch; None if no rule decides this."""
-    known = [flags for flags in decisions if flags is not None]
-    return reduce(torch.logical_or, known) if known else None
+        closed = [one.closed_K for one in flags if one.closed_K is not None]
+        finished = [one.finished_K for one in flags if one.finished_K is not None]
+        decided = (reduce(torch.logical_or, one) if one else None for one in (closed, finished))
+        return StopFlags(*decided)

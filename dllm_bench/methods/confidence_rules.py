@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool1d
+from torch.nn.functional import max_pool1d, pad
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Score, Scores, Select
@@ -25,10 +25,10 @@ from dllm_bench.methods.common import (
     Ranked,
     TopK,
     column,
-    confidence_order,
     first_of,
-    most_confident,
+    largest,
     open_block,
+    order_of,
     same_block,
     step_in_block,
 )
@@ -59,10 +59,7 @@ class WithEntropy(Score):
             )
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        return self.inner.of_logits(logits_KWV, entropy=True)
-
-
-LeftOut = Literal["largest", "last"]
+        return self.inner.of(logits_KWV, None, state, entropy=True)
 
 
 @register("select.entropy_bound")
@@ -80,16 +77,16 @@ class EntropyBound(Select):
 
     gamma: float  # nats; below 0: one token per forward
     least: Positive = 1  # positions committed regardless of their entropy
-    left_out: LeftOut = "largest"  # the entropy that the sum leaves out
+    left_out: Literal["largest", "last"] = "largest"  # the entropy that the sum leaves out
     needs = needing({"score": Condition.ENTROPY})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # by `needs`
-        order_KW = confidence_order(scores, window)
+        order_KW = order_of(scores.confidence_KW, window.eligible_KW)
         entropy_KW = -scores.neg_entropy_KW.gather(1, order_KW)
         left_out_KW = entropy_KW if self.left_out == "last" else entropy_KW.cummax(1).values
         allowed_K = (entropy_KW.cumsum(1) - left_out_KW <= self.gamma).sum(1)
-        return first_of(order_KW, allowed_K.clamp(min=self.least), window)
+        return first_of(order_KW, allowed_K.clamp(min=self.least), window.eligible_KW)
 
 
 # --- LocalLeap ------------------------------------------------------------------------------------
@@ -223,10 +220,9 @@ class EarlyExit(Select):
 # --- SlowFast -------------------------------------------------------------------------------------
 
 BLOCK = MemoKey[Any]("slow_fast.block")  # block that is decoded, as `open_block` gives it
-STEP = MemoKey[Tensor]("slow_fast.step")  # forwards of this cycle so far, (K,)
-SPAN = MemoKey[Tensor]("slow_fast.span")  # start and end of the cycle in its block, (K, 2)
-SETTLED = MemoKey[Tensor]("slow_fast.settled")  # whether its end is final, bool (K,)
-GUESSES = MemoKey[Tensor]("slow_fast.guesses")  # last estimates of the end, 0: none, (K, X)
+CYCLE = MemoKey[Tensor]("slow_fast.cycle")
+"""Int64 (K, 4 + X): forwards of this cycle so far, its start and its end in the block, whether the
+end is final, and the last X estimates of the end (0: none)."""
 VISIBLE = MemoKey[Tensor]("slow_fast.visible")  # end of what the next forward can see, (K,)
 
 
@@ -264,20 +260,19 @@ class SlowFast(Select):
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        self._enter_block(window, state)
-        place_KW = self._places(window, state)
-        rest_KW = window.eligible_KW & (place_KW >= state.memo[SPAN][:, :1])
+        cycle_KX, place_KW = self._cycle(window, state), self._places(window, state)
+        rest_KW = window.eligible_KW & (place_KW >= cycle_KX[:, 1:2])
         if window.width > window.block:
             rest_KW = rest_KW & (place_KW >= 0) & (place_KW < window.block)
-        slow_K = state.memo[STEP] < self.explores
-        self._estimate(rest_KW & (scores.probability_KW >= self.reach), place_KW, slow_K, state)
-        cycle_KW = rest_KW & (place_KW < state.memo[SPAN][:, 1:])
-        region_KW = torch.where(slow_K[:, None], rest_KW, cycle_KW)
+        far_KW = rest_KW & (scores.probability_KW >= self.reach)
+        cycle_KX = self._estimated(cycle_KX, far_KW, place_KW)
+        cycle_KW = rest_KW & (place_KW < cycle_KX[:, 2:3])
+        region_KW = torch.where(cycle_KX[:, :1] < self.explores, rest_KW, cycle_KW)
         sure_KW = region_KW & (scores.probability_KW >= self.tau)
-        best_KW = most_confident(scores, replace(window, eligible_KW=region_KW))
+        best_KW = largest(scores.confidence_KW, region_KW)
         where_KW = torch.where(sure_KW.sum(1, keepdim=True) >= 2, sure_KW, best_KW)
         written_KW = where_KW & (scores.ids_KW != state.special.mask)
-        self._advance((cycle_KW & ~written_KW).any(1), window, state)
+        self._advance(cycle_KX, (cycle_KW & ~written_KW).any(1, keepdim=True), window, state)
         return where_KW
 
     def on_plan(self, round: Round) -> None:
@@ -288,60 +283,50 @@ class SlowFast(Select):
             limit_K = visible_K if known_K is None else torch.minimum(known_K, visible_K)
             round.plan = replace(round.plan, visible_K=limit_K)
 
-    def _enter_block(self, window: Window, state: DecodeState) -> None:
-        """Begin the first cycle of a block that was not open before."""
-        memo, is_known = state.memo, same_block(BLOCK, window, state)
+    def _cycle(self, window: Window, state: DecodeState) -> Tensor:
+        """Return the cycle: the first one of the block if that was not open before."""
+        is_known = same_block(BLOCK, window, state)
         if is_known is True:
-            return
-        zeros_K = torch.zeros_like(window.eligible_KW[:, 0], dtype=torch.long)
+            return state.memo[CYCLE]
+        size = (len(window.eligible_KW), 4 + self.estimates)
+        first_KX = window.eligible_KW.new_zeros(size, dtype=torch.long)
         if isinstance(is_known, Tensor):
-            self._begin_cycle(~is_known, zeros_K, state)
-            return
-        memo[STEP], memo[SETTLED] = zeros_K, zeros_K > 0
-        memo[SPAN] = zeros_K[:, None].expand(-1, 2)
-        memo[GUESSES] = zeros_K[:, None].expand(-1, self.estimates)
-
-    def _begin_cycle(self, fresh_K: Tensor, start_K: Tensor, state: DecodeState) -> None:
-        """Begin a cycle at `start` where `fresh` is true."""
-        memo, fresh_K1 = state.memo, fresh_K[:, None]
-        memo[STEP] = memo[STEP].masked_fill(fresh_K, 0)
-        memo[SETTLED] = memo[SETTLED] & ~fresh_K
-        memo[SPAN] = torch.where(fresh_K1, start_K[:, None], memo[SPAN])
-        memo[GUESSES] = memo[GUESSES].masked_fill(fresh_K1, 0)
+            return torch.where(is_known[:, None], state.memo[CYCLE], first_KX)
+        return first_KX
 
     def _places(self, window: Window, state: DecodeState) -> Tensor:
         """Return the position of each window position in the open block, (W,) or (K, W); others are
         outside of its range."""
         first: Tensor | int = window.origin + state.memo[BLOCK] * window.block - window.start
-        device = window.eligible_KW.device
-        if isinstance(first, int):
-            return constant(range(-first, window.width - first), device)
-        return constant(range(window.width), device) - first[:, None]
+        return constant(range(window.width), window.eligible_KW.device) - column(first)
 
-    def _estimate(
-        self, far_KW: Tensor, place_KW: Tensor, slow_K: Tensor, state: DecodeState
+    def _estimated(self, cycle_KX: Tensor, far_KW: Tensor, place_KW: Tensor) -> Tensor:
+        """Return the cycle with an estimate of its end, in a slow phase whose estimate is not
+        final; it reaches to the last of the positions `far` (bool)."""
+        step_K1, start_K1, end_K1, settled_K1, guesses_KX = cycle_KX.split(
+            [1, 1, 1, 1, self.estimates], dim=1
+        )
+        behind_K1 = (far_KW * (place_KW + 1)).amax(1, keepdim=True)
+        guess_K1 = torch.where(far_KW.any(1, keepdim=True), behind_K1, start_K1 + 1)
+        takes_K1 = (step_K1 < self.explores) & (settled_K1 == 0)
+        moved_KX = torch.cat([guesses_KX[:, 1:], guess_K1], 1)
+        guesses_KX = torch.where(takes_K1, moved_KX, guesses_KX)
+        agree_K1 = guesses_KX.double().std(1, correction=0, keepdim=True) < self.spread
+        enough_K1 = takes_K1 & (guesses_KX > 0).all(1, keepdim=True)
+        mean_K1 = guesses_KX.sum(1, keepdim=True) // self.estimates
+        found_K1 = torch.where(agree_K1, guess_K1, mean_K1)
+        end_K1 = torch.where(enough_K1, found_K1, end_K1)
+        settled_K1 = settled_K1 | (enough_K1 & agree_K1)
+        return torch.cat([step_K1, start_K1, end_K1, settled_K1, guesses_KX], 1)
+
+    def _advance(
+        self, cycle_KX: Tensor, left_K1: Tensor, window: Window, state: DecodeState
     ) -> None:
-        """Estimate the end of the cycle, in a slow phase whose estimate is not final."""
-        memo, start_K = state.memo, state.memo[SPAN][:, 0]
-        behind_K = (far_KW * (place_KW + 1)).amax(1)
-        guess_K = torch.where(far_KW.any(1), behind_K, start_K + 1)
-        takes_K = slow_K & ~memo[SETTLED]
-        moved_KX = torch.cat([memo[GUESSES][:, 1:], guess_K[:, None]], 1)
-        memo[GUESSES] = torch.where(takes_K[:, None], moved_KX, memo[GUESSES])
-        agree_K = memo[GUESSES].double().std(1, correction=0) < self.spread
-        enough_K = takes_K & (memo[GUESSES] > 0).all(1)
-        mean_K = memo[GUESSES].sum(1) // self.estimates
-        end_K = torch.where(agree_K, guess_K, mean_K)
-        end_K = torch.where(enough_K, end_K, memo[SPAN][:, 1])
-        memo[SPAN] = torch.stack([start_K, end_K], 1)
-        memo[SETTLED] = memo[SETTLED] | (enough_K & agree_K)
-
-    def _advance(self, left_K: Tensor, window: Window, state: DecodeState) -> None:
         """Count the forward; begin a new cycle where this one has no mask left."""
-        memo = state.memo
-        memo[STEP] = memo[STEP] + 1
-        fast_K = memo[STEP] >= self.explores
-        self._begin_cycle(fast_K & ~left_K, memo[SPAN][:, 1], state)
-        end_K = window.origin + memo[BLOCK] * window.block + memo[SPAN][:, 1]
-        hides_K = memo[STEP] > self.explores
-        memo[VISIBLE] = torch.where(hides_K, end_K, state.length)
+        cycle_KX = cycle_KX + constant((1, *[0] * (3 + self.estimates)), cycle_KX.device)
+        over_K1 = (cycle_KX[:, :1] >= self.explores) & ~left_K1
+        next_KX = pad(cycle_KX[:, 2:3].expand(-1, 2), (1, 1 + self.estimates))
+        cycle_KX = torch.where(over_K1, next_KX, cycle_KX)
+        end_K = window.origin + state.memo[BLOCK] * window.block + cycle_KX[:, 2]
+        visible_K = torch.where(cycle_KX[:, 0] > self.explores, end_K, state.length)
+        state.memo[CYCLE], state.memo[VISIBLE] = cycle_KX, visible_K

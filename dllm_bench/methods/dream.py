@@ -12,7 +12,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, PositiveAmount, PositiveProportion
-from dllm_bench.core.decoder import Condition, Conditions, Needs, holding, needing
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Needs, holding, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import (
@@ -32,20 +32,29 @@ from dllm_bench.methods.common import (
     column,
     most_confident_by,
     step_in_block,
-    ties_needs,
 )
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
-def drawn(inner: Score, temperature: float) -> Conditions:
-    """Return the conditions given by a score that draws the candidates of `inner` above temperature
-    0."""
-    return inner.gives - {Condition.LOGITS_ALONE} | holding({Condition.DRAWS: temperature > 0})
+@dataclass(frozen=True)
+class DrawnScore(Score):
+    """Base of scores whose candidates are drawn above temperature 0, and ranked by `inner`."""
+
+    inner: Ranked = field(default_factory=Confidence)
+    temperature: Amount = 0.0  # T
+    reads_rows = "masked"
+    needs = needing({"inner": Condition.LOGITS_ALONE})
+
+    @property
+    def gives(self) -> Conditions:
+        """Conditions of the inner score, and random draws above temperature 0."""
+        draws = holding({Condition.DRAWS: self.temperature > 0})
+        return self.inner.gives - {Condition.LOGITS_ALONE} | draws
 
 
 @register("score.sampled")
 @dataclass(frozen=True)
-class Sampled(Score):
+class Sampled(DrawnScore):
     """Candidates drawn at a temperature and cut by top-p and top-k, as Dream publishes them.
 
     `inner` ranks them. D2F, LoPA and DiffuCoder draw alike.
@@ -59,45 +68,32 @@ class Sampled(Score):
     from the request's seed.
     """
 
-    inner: Ranked = field(default_factory=Confidence)
-    temperature: Amount = 0.0  # T
     top_p: PositiveProportion = 1.0  # 1 cuts nothing
     top_k: Positive | None = None  # None cuts nothing
     released_ties: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Whether equal tokens at the `top_p` cut follow the order of torch.sort."""
-    reads_rows = "masked"
-    needs = needing({"inner": Condition.LOGITS_ALONE})
 
     @property
     def gives(self) -> Conditions:
-        """Conditions of the inner score, and costly rows: sorting and noise cost more than
-        gathering rows."""
+        """Also costly rows: sorting and noise cost more than gathering rows."""
         costly = self.temperature > 0 or self.top_p < 1
-        return drawn(self.inner, self.temperature) | holding({Condition.COSTLY_ROWS: costly})
+        return super().gives | holding({Condition.COSTLY_ROWS: costly})
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        logits_KWV = self._cut(logits_KWV)
-        if self.temperature == 0:
-            return self.inner(logits_KWV, state, window)
-        ids_KW = draw(logits_KWV, 1.0, generator(state), window)
-        return self.inner.of(logits_KWV, ids_KW, state)
-
-    def _cut(self, logits_KWV: Tensor) -> Tensor:
-        """Return logits divided by the temperature, -inf at tokens that cannot be drawn."""
         if self.temperature > 0:
             logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
         logits_KWV = keep_top_p(logits_KWV, self.top_p, self.released_ties)
         if self.top_k is not None:
             logits_KWV = keep_top_k(logits_KWV, self.top_k)
-        return logits_KWV
-
-
-Noise = Literal["float32", "float64"]
+        if self.temperature == 0:
+            return self.inner(logits_KWV, state, window)
+        ids_KW = draw(logits_KWV, 1.0, generator(state), window)
+        return self.inner.of(logits_KWV, ids_KW, state)
 
 
 @register("score.gumbel")
 @dataclass(frozen=True)
-class Gumbel(Score):
+class Gumbel(DrawnScore):
     """Candidates argmax_v exp(l_v) / (-ln U_v)^T, LLaDA's temperature, ranked by `inner`.
 
     It is computed in logarithms, l + T * Gumbel noise, which cannot overflow. The token is a draw
@@ -107,16 +103,8 @@ class Gumbel(Score):
     request's seed.
     """
 
-    inner: Ranked = field(default_factory=Confidence)
-    temperature: Amount = 0.0  # T
-    precision: Noise = "float32"  # precision of the noise; the inner score has its own
-    reads_rows = "masked"
-    needs = needing({"inner": Condition.LOGITS_ALONE})
-
-    @property
-    def gives(self) -> Conditions:
-        """Conditions of the inner score, and random draws above temperature 0."""
-        return drawn(self.inner, self.temperature)
+    precision: Literal["float32", "float64"] = "float32"  # precision of the noise; the inner score
+    # has its own
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         if self.temperature == 0:
@@ -144,35 +132,23 @@ class Epsilon(Select):
     """
 
     steps: Positive | None = None  # S, forwards per block; None: as many as it has positions
-    eps: float = 1e-3  # value of t after the last step
+    eps: PositiveProportion = 1e-3  # value of t after the last step
     idle: bool = False  # whether steps may commit nothing, as published
     alg_temp: PositiveAmount | None = None  # temperature of drawing positions; None: most confident
     ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.eps < 1:
-            raise DllmBenchError(
-                f"{type(self).__name__} has eps {self.eps}; give more than 0, below 1."
-            )
-
     @property
     def needs(self) -> Needs:
         """Step counts, and the needs of `ties`."""
-        return COUNTS_STEPS | ties_needs(self.ties)
+        return COUNTS_STEPS | holding({ONE_BRANCH: self.ties != "lower"})
 
     @property
     def gives(self) -> Conditions:
         """Published steps for sampled tokens, since Dream evaluates its sampler above temperature
         0."""
-        return holding(
-            {
-                Condition.FOR_DRAWN_TOKENS: True,
-                Condition.ONE_PER_FORWARD: self.steps is None,
-                Condition.DRAWS: self.alg_temp is not None,
-                Condition.IDLES: self.idle,
-            }
-        )
+        steps = {Condition.ONE_PER_FORWARD: self.steps is None, Condition.IDLES: self.idle}
+        draws = {Condition.FOR_DRAWN_TOKENS: True, Condition.DRAWS: self.alg_temp is not None}
+        return holding({**steps, **draws})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step, _ = step_in_block(state, window)
@@ -243,18 +219,12 @@ class Origin(Epsilon):
 
     def _draw(self, window: Window, state: DecodeState) -> Tensor:
         """Return the next number of the stream at every mask, (K, W)."""
-        numbers_KX, used_K = self._stream(window, state)
-        rank_KW = window.eligible_KW.cumsum(1) - 1
-        state.memo[USED] = used_K + window.eligible_KW.sum(1)
-        at_KW = (used_K[:, None] + rank_KW).clamp(min=0, max=numbers_KX.shape[1] - 1)
-        return numbers_KX.gather(1, at_KW)
-
-    def _stream(self, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """Return the request's numbers, enough for all steps, and the number of used ones."""
-        if NUMBERS not in state.memo:
-            count = self._steps(window) * (state.length - state.prompt_len)
+        memo, open_KW = state.memo, window.eligible_KW
+        if NUMBERS not in memo:
+            count = self._steps(window) * (state.length - state.prompt_len)  # enough for all steps
             numbers = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
-            device, branches = state.tokens_KL.device, state.branches
-            state.memo[NUMBERS] = numbers.to(device).expand(branches, -1)
-            state.memo[USED] = torch.zeros(branches, dtype=torch.long, device=device)
-        return state.memo[NUMBERS], state.memo[USED]
+            memo[NUMBERS] = numbers.to(open_KW.device).expand(len(open_KW), -1)
+            memo[USED] = torch.zeros_like(open_KW[:, 0], dtype=torch.long)
+        at_KW = memo[USED][:, None] + open_KW.cumsum(1) - 1
+        memo[USED] = memo[USED] + open_KW.sum(1)
+        return memo[NUMBERS].gather(1, at_KW.clamp(min=0, max=memo[NUMBERS].shape[1] - 1))

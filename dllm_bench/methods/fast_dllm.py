@@ -6,15 +6,15 @@ dInfer (arXiv 2510.08666): hierarchical decoding and the vicinity cache.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
+from dllm_bench.core.contracts import Cache, Round, Scores, Select
 from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount, Probability
-from dllm_bench.core.decoder import BlockLength, Condition, Conditions, needing
+from dllm_bench.core.decoder import Condition, Conditions, needing
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import MASKED, DecodeState
@@ -23,6 +23,7 @@ from dllm_bench.core.transfer import constant, only
 from dllm_bench.methods.caches import DualCache, NoCache, Span, scoring_window
 from dllm_bench.methods.common import (
     COUNTS_STEPS,
+    InTurn,
     at_most,
     column,
     falling,
@@ -161,7 +162,7 @@ class SubBlockGrid(BlockGrid):
 
 @register("schedule.sub_blocks")
 @dataclass(frozen=True)
-class SubBlocks(Schedule):
+class SubBlocks(InTurn):
     """Sub-blocks (Fast-dLLM v2, arXiv 2509.26328): a block is decoded part by part.
 
     Blocks lie at multiples of `block`. The first position of a block is a part of its own, which
@@ -190,10 +191,8 @@ class SubBlocks(Schedule):
         return SubBlockGrid(0, self.block, prompt_len, length, small=self.small)
 
     def opened(self, branch: BlockProgress) -> int:
-        n, grid = branch.finished, branch.grid
-        inside = grid.start(n) % self.block > 0
-        opens = n < grid.blocks and (inside or branch.begun(n) or not branch.closed)
-        return max(n + opens, branch.opened)
+        inside = branch.grid.start(branch.finished) % self.block > 0
+        return super().opened(replace(branch, closed=branch.closed and not inside))
 
 
 BORN = "hierarchical.born"  # host: the forward that committed each position
@@ -218,7 +217,7 @@ class HierarchicalCache(Cache):
     needs = needing({"schedule": Condition.SUB_BLOCKS, "model": Condition.SHIFTED})
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:
+    def gives(self) -> Conditions:
         """Final K/V, unless those of the open block are kept too."""
         return frozenset(() if self.inside else {Condition.FINAL_KV})
 
@@ -233,7 +232,7 @@ class HierarchicalCache(Cache):
             kind = ForwardKind.REFRESH if feed[0] < round.kv.length else ForwardKind.DENOISE
         return scoring_window(round, kind, feed, store, "block_causal")
 
-    def _spans(self, round: Round) -> tuple[Span, Span]:
+    def _spans(self, round: Round) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the fed span and the stored span."""
         window, kv = round.window, round.kv
         start = window.start - window.start % window.block
@@ -243,17 +242,11 @@ class HierarchicalCache(Cache):
         held, end = min(kv.length, start), min(start + window.block, window.visible)
         if not self.inside:
             return (held, end), (held, start)
-        first = start if window.start == start + 1 else window.start
-        if self._fills(round, first):
+        first, last = start if window.start == start + 1 else window.start, kv.kept
+        is_new = last is None or last.rows[0] != window.start  # the sub-block
+        if is_new or round.host[BORN][first] == MASKED:
             return (held, end), (held, end)
         return (first, window.stop), (first, window.stop)
-
-    def _fills(self, round: Round, first: int) -> bool:
-        """Return whether the forward feeds the whole block; `first`: where the sub-block begins."""
-        last = round.kv.kept
-        if last is None or last.rows[0] != round.window.start:
-            return True
-        return round.host[BORN][first] == MASKED
 
 
 # --- dInfer ---------------------------------------------------------------------------------------
@@ -304,8 +297,7 @@ class VicinityCache(DualCache):
     # two forwards after the first renewal, in the same block
 
     def plan(self, round: Round) -> ForwardPlan:
-        branches = round.state
-        if branches.forwards < self.warmup:
+        if round.state.forwards < self.warmup:
             return NoCache(self.attention).plan(round)
         return super().plan(round)
 

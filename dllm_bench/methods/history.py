@@ -20,7 +20,7 @@ from dllm_bench.methods.common import (
     OF_LOGITS,
     Confidence,
     column,
-    most_confident,
+    largest,
     step_in_block,
 )
 from dllm_bench.registry import register
@@ -31,8 +31,6 @@ START = MemoKey[int]("credit.start")  # canvas position of the first remembered 
 CREDIT = MemoKey[Tensor]("credit.values")  # (K, W, X) for X slots, or X = V ids if dense
 IDS = MemoKey[Tensor]("credit.ids")
 """Token id of each slot, (K, W, X). Of equal ones the first has the credit, the others have 0."""
-
-Scope = Literal["block", "sequence"]
 
 
 @register("score.credit")
@@ -53,7 +51,8 @@ class Credit(Score):
     beta: Proportion = 0.7  # decay of a credit per step
     gamma: Amount = 0.2  # exponent of the probability that is credited
     adaptive: bool = False  # derive alpha, beta and gamma from the masked share
-    scope: Scope = "block"  # where `adaptive` counts masks: the block or the whole generation
+    scope: Literal["block", "sequence"] = "block"  # where `adaptive` counts masks: the block or the
+    # whole generation
     full_distribution: bool = False  # credit every id instead of the top-1 token
     keep_raw: bool = False  # also score the raw logits, for a lookahead that reads them
     needs = needing(FIXED_CANVAS)
@@ -132,10 +131,9 @@ def recall(
 
     Positions before the window are final and forgotten, those without memory hold 0.
     """
-    values_KWX, start = state.memo.get(key), state.memo.get(START)
-    if values_KWX is None or start is None:
+    if key not in state.memo:
         return None
-    return moved(values_KWX, window.start - start, window.width, 0, slots)
+    return moved(state.memo[key], window.start - state.memo[START], window.width, 0, slots)
 
 
 def moved(
@@ -205,13 +203,11 @@ def recalled(
 
     Rows without remembered values hold `fill`.
     """
-    values_KRX, start = state.memo.get(key), state.memo.get(KL_START)
-    if values_KRX is not None and start is not None:
-        values_KRX = moved(values_KRX, window.start - start, like_KRX.shape[1], fill)
+    values_KRX = state.memo.get(key)
+    if values_KRX is not None:
+        behind = window.start - state.memo[KL_START]
+        values_KRX = moved(values_KRX, behind, like_KRX.shape[1], fill)
     return torch.full_like(like_KRX, fill) if values_KRX is None else values_KRX
-
-
-Commits = Literal["all", "most_probable", "most_stable"]
 
 
 @register("select.stable")
@@ -230,7 +226,10 @@ class Stable(Select):
     tau: Probability  # probability; 1 and `strict`: `fallback` alone
     eps: Amount  # nats; the divergences of a ready position are below it
     strict: bool = False  # > tau instead of >=
-    commits: Commits = "all"  # which ready positions; KLASS's unmask_strategy
+    commits: Literal["all", "most_probable", "most_stable"] = (
+        "all"  # which ready positions; KLASS's
+    )
+    # unmask_strategy
     warm_up: bool = False  # whether `fallback` decides a block's first H - 1 forwards
 
     @property
@@ -250,9 +249,7 @@ class Stable(Select):
         if self.commits == "all":
             return ready_KW
         order_KW = chance_KW if self.commits == "most_probable" else -moved_KWH[..., -1]
-        return most_confident(
-            replace(scores, confidence_KW=order_KW), replace(window, eligible_KW=ready_KW)
-        )
+        return largest(order_KW, ready_KW)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         where_KW = self.fallback(scores, window, state) & window.eligible_KW

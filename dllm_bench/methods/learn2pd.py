@@ -11,15 +11,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Reads, Round, Scores, Select, Stop
 from dllm_bench.core.declared import Probability
-from dllm_bench.core.decoder import (
-    FIXED_CANVAS,
-    BlockLength,
-    ComposedDecoder,
-    Condition,
-    Decoder,
-    Needs,
-    needing,
-)
+from dllm_bench.core.decoder import FIXED_CANVAS, BlockLength, Condition, Decoder, Needs, needing
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -31,9 +23,6 @@ from dllm_bench.registry import register
 
 ACCEPTED = MemoKey[Tensor]("filter.accepted")  # positions accepted in the last forward, (K, W)
 LOGITS = MemoKey[Tensor]("filter.logits")  # output of the head in the last forward, (K, W)
-
-CommittedInput = Literal["model", "one"]
-StallOrder = Literal["filter", "confidence"]
 
 
 @register("select.filter")
@@ -50,9 +39,10 @@ class Filter(Select):
 
     head: LearnedFilter
     tau: Probability = 0.96
-    decoded: CommittedInput = "model"  # what the head reads at committed positions: the model's own
-    # confidence there (the authors' code) or 1
-    stall: StallOrder = "filter"  # ranking of positions if the filter accepts none
+    decoded: Literal["model", "one"] = "model"  # what the head reads at committed positions: the
+    # model's own confidence there (the authors' code) or 1
+    stall: Literal["filter", "confidence"] = "filter"  # ranking of positions if the filter accepts
+    # none
 
     @property
     def needs(self) -> Needs:
@@ -85,9 +75,6 @@ class Filter(Select):
         return super().on_stall(scores, window, state)
 
 
-Stall = Literal["token", "block"]
-
-
 @register("select.oracle")
 @dataclass(frozen=True)
 class Oracle(Select):
@@ -106,16 +93,14 @@ class Oracle(Select):
     """
 
     reference: Decoder | None = None  # generates the reference of requests that have none
-    stall: Stall = "token"  # reference tokens written if no candidate is right: at the most
-    # confident position, or the whole "block" (the authors' code, which first spends a forward that
-    # changes nothing)
+    stall: Literal["token", "block"] = "token"  # reference tokens written if no candidate is right:
+    # at the most confident position, or the whole "block" (the authors' code, which first spends a
+    # forward that changes nothing)
 
     @property
     def needs(self) -> Needs:
         """The block length of the reference, so that both decode the same blocks."""
-        if not isinstance(self.reference, ComposedDecoder):
-            return needing(FIXED_CANVAS)
-        block = self.reference.summary().block
+        block = self.reference.summary().block if self.reference is not None else None
         return needing(FIXED_CANVAS, {"schedule": BlockLength(block) if block else ()})
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
@@ -187,19 +172,14 @@ class EndOfTextPrediction(Stop):
         self, ids_A: Tensor, probability_A: Tensor, window: Window, state: DecodeState
     ) -> Tensor:
         """Return the new length of the canvas, 0-d int64."""
-        accepted_KW = state.memo.get(ACCEPTED)
-        ends_A = self._predicted(ids_A, window, state)
-        probability_A = probability_A.masked_fill(~ends_A, -1.0)
+        # masked before the commit, with the end token as the candidate
+        born_A = state.born_KL[0, window.start : window.start + len(ids_A)]
+        ends_A = (born_A == MASKED) | (born_A == state.forwards)
+        ends_A &= ids_A == state.special.eos
         accepted_A = torch.zeros_like(ends_A)
-        if accepted_KW is not None:
-            accepted_A[: window.width] = accepted_KW[0] & ends_A[: window.width]
-        first, best = accepted_A.long().argmax(), probability_A.argmax()
+        if ACCEPTED in state.memo:
+            accepted_A[: window.width] = state.memo[ACCEPTED][0] & ends_A[: window.width]
+        first = accepted_A.long().argmax()
+        best = probability_A.masked_fill(~ends_A, -1.0).argmax()
         last = window.start + torch.where(accepted_A.any(), first, best)
         return torch.where(ends_A.any(), last + 1, state.length)
-
-    def _predicted(self, ids_A: Tensor, window: Window, state: DecodeState) -> Tensor:
-        """Return the positions that were masked before the commit and whose candidate is the end
-        token, bool (A,)."""
-        born_A = state.born_KL[0, window.start : window.start + len(ids_A)]
-        masked_A = (born_A == MASKED) | (born_A == state.forwards)
-        return masked_A & (ids_A == state.special.eos)

@@ -18,6 +18,11 @@ from dllm_bench.decoding.numerics import forbid
 from dllm_bench.methods.common import Confidence, InTurn
 from dllm_bench.registry import register
 
+READS_ENDS = needing(
+    ONE_BRANCH, {"score": Condition.RAW_CONFIDENCE, "cache": Condition.FULL_ATTENTION}
+)
+"""Needs of schedules that look for an end among the candidates after the open block."""
+
 # --- AdaBlock -------------------------------------------------------------------------------------
 
 
@@ -37,9 +42,7 @@ class AdaBlock(InTurn):
     tau: Probability = 0.3  # minimum probability for a delimiter to end a block
     share: PositiveProportion = 0.25  # part of the generation that is searched
     gives = frozenset({Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.FIXED_CANVAS})
-    needs = needing(
-        ONE_BRANCH, {"score": Condition.RAW_CONFIDENCE, "cache": Condition.FULL_ATTENTION}
-    )
+    needs = READS_ENDS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,13 +132,7 @@ class Daedal(InTurn):
     low: float = 0.1  # probability below which a candidate may be replaced
     eos_window: Positive = 32  # candidates that the confidence in the end counts
     reads_rows = "window"
-    needs = needing(
-        ONE_BRANCH,
-        {
-            "score": Condition.RAW_CONFIDENCE,
-            "cache": (Condition.WHOLE_CANVAS, Condition.FULL_ATTENTION),
-        },
-    )
+    needs = READS_ENDS | needing({"cache": Condition.WHOLE_CANVAS})
 
     @property
     def gives(self) -> Conditions:

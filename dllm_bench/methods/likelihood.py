@@ -86,11 +86,10 @@ class LikelihoodDecoder(CheckedFields):
 
     def summary(self) -> DecoderSummary:
         """Return properties of the decoder that are known without decoding."""
-        attention = "full" if self.block is None else "block_causal"
         return DecoderSummary(
             block=self.block,
             caches=False,
-            attention=attention,
+            attention="full" if self.block is None else "block_causal",
             uses_seed=not self.exact,
             scores_options=True,
         )
@@ -129,18 +128,14 @@ class _Scorer:
 
     def likelihood(self) -> Likelihood:
         """Return the sum over blocks, whose errors are independent."""
-        parts = self.causal() if self.is_causal else [self.bound(*at) for at in self.blocks()]
+        causal = getattr(self.model, "attention_form", None) == "causal" and self.decoder.block == 1
+        parts = self.causal() if causal else [self.bound(*at) for at in self.blocks()]
         error = sqrt(sum(error**2 for _, error in parts))
         greedy = self.decoder.greedy and self.decodes_greedily()
         return Likelihood(sum(nats for nats, _ in parts), error, greedy)
 
-    @property
-    def is_causal(self) -> bool:
-        """Whether no row sees a later position, so that one forward gives all log-probabilities."""
-        return getattr(self.model, "attention_form", None) == "causal" and self.decoder.block == 1
-
     def causal(self) -> list[tuple[float, float]]:
-        """Return the log-probability of each token, without masks."""
+        """Return the log-probability of each token, without masks, if no row sees a later one."""
         (logits_TV,) = self.logits([self.ids_L], (self.prompt, self.length))
         return [(value, 0.0) for value in self.log_probs(logits_TV, self.prompt).tolist()]
 
@@ -213,9 +208,8 @@ class _Scorer:
         any."""
         if not self.decoder.guidance:
             return self.logits(canvases, rows)
-        bare = [tokens_L.clone() for tokens_L in canvases]
-        for tokens_L in bare:
-            tokens_L[: self.prompt] = self.model.special.mask
+        masks_T = torch.full_like(self.ids_L[: self.prompt], self.model.special.mask)
+        bare = [torch.cat([masks_T, tokens_L[self.prompt :]]) for tokens_L in canvases]
         both = self.logits([*canvases, *bare], rows)
         scale = self.decoder.guidance + 1
         pairs = zip(both[: len(bare)], both[len(bare) :], strict=True)

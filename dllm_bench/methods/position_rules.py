@@ -80,7 +80,7 @@ def pattern(
 
 
 def multiples(size: int, base: int, skip: int) -> list[list[int]]:
-    """Yield multiples of shorter and shorter strides, each position once."""
+    """Return multiples of shorter and shorter strides, each position once."""
     levels, left, stride = [], list(range(size)), size // base**skip
     while stride >= 1 and base > 1 and left:
         levels.append([place for place in left if place % stride == 0])
@@ -103,7 +103,6 @@ def midpoints(size: int) -> list[list[int]]:
 # --- PC-Sampler -----------------------------------------------------------------------------------
 
 EPS = 1e-9  # inside the logarithm (PC-Sampler, released code)
-Position = Literal["exponential", "linear"]
 
 
 @register("counts.file")
@@ -132,14 +131,11 @@ class TokenCounts:
             )
         object.__setattr__(self, "sha256", sha256)
 
-    def log_frequency(self, size: int, device: torch.device) -> Tensor:
-        """Return ln(f + 1e-9) of every token of a vocabulary of `size`, float32 (V,)."""
-        return _log_frequency(self.source, self.sha256, size, device)
 
-
-@lru_cache(maxsize=4)
-def _log_frequency(source: str, sha256: str, size: int, device: torch.device) -> Tensor:
-    stored = json.loads(place_of(source).read_text())
+@lru_cache(maxsize=4)  # token counts are equal if their hashes are
+def log_frequency(counts: TokenCounts, size: int, device: torch.device) -> Tensor:
+    """Return ln(f + 1e-9) of every token of a vocabulary of `size`, float32 (V,)."""
+    stored = json.loads(place_of(counts.source).read_text())
     total = stored["num_token"]
     frequency_V = torch.full((size,), 1 / total)
     for token, count in stored["p_baseline_dict"].items():
@@ -166,7 +162,7 @@ class Calibrated(Score):
     counts: TokenCounts
     decay: Amount = 0.25  # lambda; 0: the position has no effect
     cap: PositiveAmount = 10.0  # alpha, the largest surprise; positions that reach it tie
-    position: Position = "exponential"
+    position: Literal["exponential", "linear"] = "exponential"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,7 +173,7 @@ class Calibrated(Score):
         candidates = read_logits(logits_KWV)
         ids_KW, probability_KW = candidates.ids_KW, candidates.probability_KW
         standing_KW = torch.where(window.of(state.masked_KL), ids_KW, window.of(state.tokens_KL))
-        log_V = self.counts.log_frequency(logits_KWV.shape[-1], logits_KWV.device)
+        log_V = log_frequency(self.counts, logits_KWV.shape[-1], logits_KWV.device)
         surprise_KW = (-probability_KW * log_V[standing_KW]).clamp(max=self.cap)
         return Scores(ids_KW, probability_KW, self._placed(surprise_KW, window))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LEFT, Window
-from dllm_bench.core.contracts import Round, Scores, Select
+from dllm_bench.core.contracts import HOLD, Round, Scores, Select
 from dllm_bench.core.declared import Count, Positive, PositiveProportion, Probability, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, needing
 from dllm_bench.core.denoiser import AddedRows
@@ -18,7 +18,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.caches import step_of_block
-from dllm_bench.methods.common import COUNTS_STEPS, most_confident, same_block
+from dllm_bench.methods.common import COUNTS_STEPS, largest, most_confident, same_block
 from dllm_bench.methods.revising import (
     REVISES_BLOCK,
     REVISES_CANVAS,
@@ -26,13 +26,9 @@ from dllm_bench.methods.revising import (
     Budgeted,
     ReadsStanding,
     Revision,
-    began_masked,
-    hold,
+    full_rounds,
     hold_only_branch,
-    largest,
-    masking,
     moves,
-    post_rounds,
     step_and_masks,
 )
 from dllm_bench.registry import register
@@ -65,9 +61,8 @@ class ReMDM(Budgeted):
         confidence_KW = self._recorded(scores, window, state)
         number = self.number if first <= step < first + steps else 0
         committed_KW = window.of(state.committed_KL)
-        remask_KW = largest(-confidence_KW, committed_KW, number)
         hold_only_branch(HELD if step < 2 * steps else LEFT, state)
-        return masking(remask_KW)
+        return Revision(largest(-confidence_KW, committed_KW, number))
 
     def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         """Return the probability with which each token of the window was committed, (K, W)."""
@@ -100,10 +95,10 @@ class ReMDMLoop(ReadsStanding):
         turn = step - int(masks * self.start) // self.number
         hold_only_branch(HELD if turn + 1 < 2 * self.loops else 0, state)
         if not 0 <= turn < 2 * self.loops or turn % 2:
-            return masking(torch.zeros_like(window.eligible_KW))
+            return Revision(torch.zeros_like(window.eligible_KW))
         fresh_KW = window.of(state.born_KL) == state.forwards
         least_KW = largest(-state.memo[STANDING], self.revisable(window, state), self.number)
-        return masking(least_KW | fresh_KW)
+        return Revision(least_KW | fresh_KW)
 
 
 # --- RemeDi ---------------------------------------------------------------------------------------
@@ -138,9 +133,8 @@ class KeepBest(Budgeted):
         each, rest = divmod(masks, steps)
         keep = step * each + max(step + rest - steps, 0)
         committed_KW = window.of(state.committed_KL)
-        remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep)
         hold_only_branch(HELD if step < steps else 0, state)
-        return masking(remask_KW)
+        return Revision(committed_KW & ~largest(state.memo[STANDING], committed_KW, keep))
 
 
 # --- Saber ----------------------------------------------------------------------------------------
@@ -169,9 +163,8 @@ class AcceptedMean(Select):
         count_K = (seen_KX > 0).sum(1)
         mean_K = (seen_KX.sum(1) / count_K).masked_fill(count_K == 0, 1.0)
         where_KW = window.eligible_KW & (scores.probability_KW > mean_K[:, None])
-        least_K = torch.full_like(count_K, self.number)
         few_K1 = where_KW.sum(1, keepdim=True) < self.number
-        where_KW = torch.where(few_K1, most_confident(scores, window, least_K), where_KW)
+        where_KW = torch.where(few_K1, most_confident(scores, window, self.number), where_KW)
         accepted_KW = torch.where(where_KW, scores.probability_KW, window.of(accepted_KL))
         state.memo[ACCEPTED_PROBABILITY] = window.put(accepted_KL, accepted_KW)
         return where_KW
@@ -211,10 +204,8 @@ class ConfidenceDrop(Budgeted):
         count_K = ((most_K + EIGHTH - 1) // EIGHTH).clamp(min=self.number // 2)
         gained_K = (accepted_K - 1).clamp(min=0)  # another selector may commit fewer than n
         count_K = torch.minimum(count_K, gained_K) * window.of(state.masked_KL).any(1)
-        remask_KW = largest(
-            fell_KW, window.of(state.committed_KL) & (fell_KW > -torch.inf), count_K
-        )
-        return masking(remask_KW)
+        comparable_KW = window.of(state.committed_KL) & (fell_KW > -torch.inf)
+        return Revision(largest(fell_KW, comparable_KW, count_K))
 
     def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         """Return the confidence of the last forward, (K, L); remember that of this one.
@@ -234,8 +225,6 @@ TOKEN_PROBABILITY = MemoKey[Tensor]("remask.last")
 """(K, L) probability of each token in the last forward."""
 FORGOTTEN = MemoKey[Tensor]("remask.forgotten")  # (K, L) changes that no longer count
 
-Judge = Literal["probability", "candidate", "drop"]
-
 
 @register("revise.remask")
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +242,7 @@ class Remask(ReadsStanding):
     or for `rounds` such forwards.
     """
 
-    judge: Judge  # the measure that judges a token
+    judge: Literal["probability", "candidate", "drop"]  # the measure that judges a token
     tau: Probability  # rejected: a probability below it, a candidate or drop above it
     ratio: Proportion = 0.25  # largest share of the block's committed positions masked at once
     rounds: Count = 16  # forwards over a block without masks
@@ -262,16 +251,17 @@ class Remask(ReadsStanding):
     # found no committed position in the block
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        masked, committed_KW = began_masked(window), window.of(state.earlier_KL)
-        more_rounds = post_rounds(masked, window, state) < self.rounds
+        masked, rounds = full_rounds(window, state)
         doubt_KW, wrong_KW = self._judged(scores, window, state)
-        most_K = (committed_KW.sum(1).double() * self.ratio).long().clamp(min=1)
+        most_K = (window.of(state.earlier_KL).sum(1).double() * self.ratio).long().clamp(min=1)
         remask_KW = largest(doubt_KW, wrong_KW & self.revisable(window, state), most_K)
-        moves_K = moves(remask_KW.any(1), self._looks and masked, more_rounds)
+        # if no token can be rejected, no forward over a full block is made
+        looks = self.tau > 0 if self.judge == "probability" else self.tau < 1
+        moves_K = moves(remask_KW.any(1), looks and masked, rounds < self.rounds)
         if not self.edits_end:
             moves_K &= ~((state.tokens_KL == state.special.eos) & state.committed_KL).any(1)
-        hold(moves_K, state)
-        return masking(remask_KW)
+        state.memo[HOLD] = moves_K * HELD
+        return Revision(remask_KW)
 
     def _unspent(self, window: Window, state: DecodeState) -> Tensor:
         if not self.forgets or self.per_position is None:
@@ -283,11 +273,6 @@ class Remask(ReadsStanding):
         state.memo[FORGOTTEN] = torch.where(counts_K1, forgotten_KL, state.changes_KL)
         counted_KL = state.changes_KL - state.memo[FORGOTTEN]
         return committed_KW & (window.of(counted_KL) < self.per_position)
-
-    @property
-    def _looks(self) -> bool:
-        """Whether any token can be rejected; if not, no forward over a full block is made."""
-        return self.tau > 0 if self.judge == "probability" else self.tau < 1
 
     def _judged(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Return (badness, higher is worse; whether the token is to be masked again), each (K,
@@ -389,8 +374,7 @@ class Wino(ReadsStanding):
         accepted_K = (window.of(state.born_KL) == state.forwards).sum(1)
         wrong_KW = self.revisable(window, state) & (support_KW < self.tau)
         most_K = (self._last(accepted_K, window, state) - 1) * (accepted_K > 1)
-        remask_KW = largest(-support_KW, wrong_KW, most_K)
-        return masking(remask_KW)
+        return Revision(largest(-support_KW, wrong_KW, most_K))
 
     def _last(self, accepted_K: Tensor, window: Window, state: DecodeState) -> Tensor:
         """Return the number of commits of the block's last forward, (K,); remember that of this

@@ -16,8 +16,8 @@ from dllm_bench.core.contracts import HOLD, Revise, Round, Score, Scores, Select
 from dllm_bench.core.declared import Amount, Count, Positive, Probability, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.state import MASKED, DecodeState, MemoKey
-from dllm_bench.core.transfer import constant, only
-from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
+from dllm_bench.core.transfer import constant
+from dllm_bench.decoding.numerics import Precision, read_logits
 from dllm_bench.decoding.switches import with_added
 from dllm_bench.methods.caches import step_of_block
 from dllm_bench.methods.common import (
@@ -44,7 +44,8 @@ class Revision(NamedTuple):
     """Proposed changes of the committed positions of the window."""
 
     write_KW: Tensor  # bool: positions to overwrite
-    ids_KW: Tensor | None  # int64: the new tokens; None, or the mask id, masks a position again
+    ids_KW: Tensor | None = None  # int64: the new tokens; None, or the mask id, masks a position
+    # again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,25 +69,17 @@ class Budgeted(Revise):
         ignored."""
 
     def on_commit(self, round: Round) -> None:
-        scores, window, state = round.scores, round.window, round.state
-        made = self._allowed(self.propose(scores, window, state), window, state)
-        round.revise(*made, counts=self._has_budgets)
-
-    @property
-    def _has_budgets(self) -> bool:
-        budgets = (self.per_position, self.per_block, self.per_request)
-        return any(budget is not None for budget in budgets)
-
-    def _allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
-        """Return the proposed changes that the budgets allow; undoing this forward's commits is
-        free."""
-        if not self._has_budgets:
-            return wanted
-        changed_KW = wanted.write_KW & self.revisable(window, state)
-        for left_K1 in self._left(window, state):
-            changed_KW = changed_KW & (changed_KW.cumsum(1) <= left_K1)
-        fresh_KW = window.of(state.born_KL) == state.forwards
-        return wanted._replace(write_KW=changed_KW | (wanted.write_KW & fresh_KW))
+        window, state = round.window, round.state
+        write_KW, ids_KW = self.propose(round.scores, window, state)
+        limited = {self.per_position, self.per_block, self.per_request} != {None}
+        if limited:
+            changed_KW = write_KW & self.revisable(window, state)
+            for left_K1 in self._left(window, state):
+                changed_KW = changed_KW & (changed_KW.cumsum(1) <= left_K1)
+            # undoing commits of this forward is free
+            fresh_KW = window.of(state.born_KL) == state.forwards
+            write_KW = changed_KW | (write_KW & fresh_KW)
+        round.revise(write_KW, ids_KW, counts=limited)
 
     def _left(self, window: Window, state: DecodeState) -> list[Tensor]:
         """Return how many changes the budgets of block and request still allow, each (K, 1)."""
@@ -127,16 +120,6 @@ class ReadsStanding(Budgeted):
         return round.rows_KRV[:, : round.window.width]
 
 
-def masking(remask_KW: Tensor) -> Revision:
-    """Return the revision that masks these positions (bool, (K, W)) again."""
-    return Revision(remask_KW, None)
-
-
-def overwriting(write_KW: Tensor, scores: Scores) -> Revision:
-    """Return the revision that writes the candidates at these positions (bool, (K, W))."""
-    return Revision(write_KW, scores.ids_KW)
-
-
 def began_masked(window: Window) -> Tensor | bool:
     """Return whether this forward began with masks in the open block: (K,), or of the only branch,
     whose masks the host knows."""
@@ -144,11 +127,12 @@ def began_masked(window: Window) -> Tensor | bool:
     return bool(window.masks) if alone else window.eligible_KW.any(1)
 
 
-def post_rounds(masked: Tensor | bool, window: Window, state: DecodeState) -> Tensor | int:
-    """Return the number of rounds of the open block that began without masks, including this one;
-    `masked`: `began_masked` of this one."""
+def full_rounds(window: Window, state: DecodeState) -> tuple[Tensor | bool, Tensor | int]:
+    """Return `began_masked` of this forward, and the number of rounds of the open block that began
+    without masks, including this one."""
+    masked = began_masked(window)
     full = ~masked if isinstance(masked, Tensor) else not masked
-    return count_in_block(POST_ROUNDS, full, window, state)
+    return masked, count_in_block(POST_ROUNDS, full, window, state)
 
 
 def moves(changes_K: Tensor, masked: Tensor | bool, more_rounds: Tensor | bool) -> Tensor:
@@ -172,27 +156,6 @@ def step_and_masks(window: Window, state: DecodeState) -> tuple[int, int]:
 def hold_only_branch(flag: int, state: DecodeState) -> None:
     """Set `HOLD` of the only branch: `HELD`, `LEFT` or 0."""
     state.memo[HOLD] = constant(flag, state.tokens_KL.device).reshape(1)
-
-
-def hold(held_K: Tensor, state: DecodeState, left: Tensor | bool | None = None) -> None:
-    """Keep the open block open after this round, or close it with its masks, in branches whose flag
-    (bool) is true."""
-    hold_K = held_K * HELD
-    if left is True:
-        hold_K = torch.full_like(hold_K, LEFT)
-    elif isinstance(left, Tensor):
-        hold_K = hold_K.masked_fill(left, LEFT)
-    state.memo[HOLD] = hold_K
-
-
-def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tensor:
-    """Return the `count` largest values among those in `where`, bool (K, W); ties to lower
-    positions."""
-    order_KW = stable_top(only(values_KW, where_KW), values_KW.shape[1])
-    rank_W = constant(range(values_KW.shape[1]), values_KW.device)
-    count_K1 = count_K[:, None] if isinstance(count_K, Tensor) else count_K
-    taken_KW = (rank_W < count_K1).expand_as(where_KW)
-    return torch.empty_like(where_KW).scatter_(1, order_KW, taken_KW) & where_KW
 
 
 # --- LLaDA2.1 -------------------------------------------------------------------------------------
@@ -249,8 +212,6 @@ class Share(Select):
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         begun = count_in_block(SHARE_BEGUN, began_masked(window), window, state)
         count = window.block // self.steps + (begun <= window.block % self.steps)
-        if isinstance(count, int):
-            count = constant(count, window.eligible_KW.device).reshape(1)
         return most_confident(scores, window, count)
 
 
@@ -279,8 +240,7 @@ class Edit(Budgeted):
     # no limit
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        masked = began_masked(window)
-        rounds = post_rounds(masked, window, state)
+        masked, rounds = full_rounds(window, state)
         other_KW = scores.ids_KW != window.of(state.tokens_KL)
         write_KW = self.revisable(window, state) & other_KW & (scores.probability_KW > self.tau)
         if (is_due := column(rounds) <= self.rounds) is not True:
@@ -288,15 +248,16 @@ class Edit(Budgeted):
         edits = self.tau < 1 or self.steps is not None  # otherwise there is nothing to edit
         more_rounds = rounds < self.rounds + self.ignores_last
         holds_K = moves(write_KW.any(1), edits and masked, more_rounds)
-        left: Tensor | bool | None = None
+        hold_K = holds_K * HELD
         if self.steps is not None:
-            begun = count_in_block(BEGUN, masked, window, state)
-            if isinstance(masked, bool):
-                left = begun >= self.steps if masked else ~holds_K
-            else:
-                left = torch.where(masked, begun >= self.steps, ~holds_K)
-        hold(holds_K, state, left)
-        return overwriting(write_KW, scores)
+            over = count_in_block(BEGUN, masked, window, state) >= self.steps
+            if masked is not True:
+                left_K = torch.where(masked, over, ~holds_K) if masked is not False else ~holds_K
+                hold_K = hold_K.masked_fill(left_K, LEFT)
+            elif over:
+                hold_K = torch.full_like(hold_K, LEFT)
+        state.memo[HOLD] = hold_K
+        return Revision(write_KW, scores.ids_KW)
 
 
 # --- MultiBD --------------------------------------------------------------------------------------
@@ -411,7 +372,7 @@ class EditBlocks(Budgeted):
         calm_KN = late_KN | (share_KN >= self.stable) | (tokens_KN == 0)
         held_KN = torch.where(calm_KN, HELD, LAST)
         state.memo[HOLD] = held_KN * (done_KN.cumprod(1) == 0)
-        return overwriting(window.flat(write_KNP), scores)
+        return Revision(window.flat(write_KNP), scores.ids_KW)
 
 
 def counted(key: MemoKey[Tensor], where_KW: Tensor, window: Window, state: DecodeState) -> Tensor:
@@ -488,8 +449,8 @@ class SoftRevision(Budgeted):
         if not self.released:
             masked_KW = (born_KW == MASKED) | (write_KW & (scores.ids_KW == state.special.mask))
             stays_K = stays_K | masked_KW.any(1)
-        hold(stays_K, state, left=~stays_K)
-        return overwriting(write_KW, scores)
+        state.memo[HOLD] = torch.where(stays_K, HELD, LEFT)
+        return Revision(write_KW, scores.ids_KW)
 
     def on_commit(self, round: Round) -> None:
         super().on_commit(round)
@@ -501,18 +462,14 @@ class SoftRevision(Budgeted):
 
     def _means(self, round: Round) -> Tensor:
         """Return the mean embeddings of the window's rows, float32 (K, W, H)."""
-        ids_KWC, weight_KWC = self._likeliest(round)
+        ids_KWC, weight_KWC = round.scores.ids_KW[..., None], round.scores.probability_KW[..., None]
+        if self.likeliest > 1:
+            laws_KWV = round.rows_KRV[:, : round.window.width].float().softmax(2)
+            weight_KWC, ids_KWC = laws_KWV.topk(self.likeliest)
+        weight_KWC = weight_KWC.float()
         left_KW1 = 1 - weight_KWC.sum(2, keepdim=True).clamp(max=1)
         ids_KWC = pad(ids_KWC, (0, 1), value=round.state.special.mask)
         weight_KWC1 = torch.cat([weight_KWC, left_KW1], 2)[..., None]
         weighted_KWCH = weight_KWC1 * round.model.embed(ids_KWC).detach().float()
         mean_KWH, length_KW1 = weighted_KWCH.sum(2), weighted_KWCH.norm(dim=3).sum(2, keepdim=True)
         return mean_KWH * length_KW1 / (mean_KWH.norm(dim=2, keepdim=True) + TINY)
-
-    def _likeliest(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Return the tokens (K, W, C) of the means, and their probabilities, float32."""
-        if self.likeliest == 1:
-            return round.scores.ids_KW[..., None], round.scores.probability_KW.float()[..., None]
-        laws_KWV = round.rows_KRV[:, : round.window.width].float().softmax(2)
-        weight_KWC, ids_KWC = laws_KWV.topk(self.likeliest)
-        return ids_KWC, weight_KWC

@@ -47,8 +47,9 @@ PROBABILITY = MemoKey[Tensor]("s2d2.probability")  # and theirs, (K, W)
 LAWS = MemoKey[Tensor]("s2d2.laws")  # and the distributions they are from, (K, W, V)
 TAKEN = MemoKey[Tensor]("s2d2.taken")  # what a verification commits, (K, W)
 CASE = MemoKey[Tensor]("s2d2.case")  # which of `CASES` the drafts are for the bandit, (K,)
-TRIED = MemoKey[Tensor]("s2d2.tried")  # how often it did not verify in each, and did, (K, 2 CASES)
-REWARD = MemoKey[Tensor]("s2d2.reward")  # and the sums of the tokens per forward; both float64
+BANDIT = MemoKey[Tensor]("s2d2.bandit")
+"""How often it did not verify in each case, and did, and the sums of the tokens per forward: float64
+(K, 2, 2 CASES)."""
 CASES = 8  # runs short or long, blocks less or more than half decoded, drafts sure or not
 TINY = 1e-12  # smallest probability of a draft used as a divisor, as released
 MARGIN = 0.05  # between the two most probable tokens, as released
@@ -184,16 +185,16 @@ class SelfVerified(Select):
     def _bandit_verifies(self, span_KW: Tensor, logits_KWV: Tensor, round: Round) -> Tensor:
         """Return whether the bandit lets the drafts be verified, bool (K,); remember the case."""
         memo, window = round.state.memo, round.window
-        if TRIED not in memo:
-            memo[TRIED] = memo[REWARD] = logits_KWV.new_zeros(len(span_KW), 2 * CASES).double()
+        if BANDIT not in memo:
+            memo[BANDIT] = logits_KWV.new_zeros(len(span_KW), 2, 2 * CASES).double()
         length_K = span_KW.sum(1)
         unsure_K = -(normalised_neg_entropy(logits_KWV) * span_KW).sum(1) / length_K.clamp(min=1)
         long_K = 2 * (length_K - 1) >= max(window.block - 1, 1)
         done_K = 2 * window.of(round.state.committed_KL).sum(1) >= window.block
         memo[CASE] = 4 * long_K + 2 * done_K + (2 * unsure_K >= 1)
         at_K2 = memo[CASE][:, None] + constant((0, CASES), span_KW.device)
-        tried_K2, reward_K2 = memo[TRIED].gather(1, at_K2), memo[REWARD].gather(1, at_K2)
-        turn_K1 = memo[TRIED].sum(1, keepdim=True) + 1
+        tried_K2, reward_K2 = memo[BANDIT].gather(2, at_K2[:, None].expand(-1, 2, -1)).unbind(1)
+        turn_K1 = memo[BANDIT][:, 0].sum(1, keepdim=True) + 1
         bound_K2 = reward_K2 / tried_K2 + (self.bandit or 0) * (turn_K1.log() / tried_K2).sqrt()
         bound_K2 = bound_K2.masked_fill(tried_K2 == 0, torch.inf)
         return bound_K2[:, 1] >= bound_K2[:, 0]
@@ -204,12 +205,9 @@ class SelfVerified(Select):
         new_KW = window.of(round.state.born_KL) == round.state.forwards
         count_K = (memo[TAKEN] if verifies else new_KW).sum(1)
         carried_out_K = window.eligible_KW.any(1) & (memo[ROUTED] == bool(verifies))
-        at_K1 = memo[CASE][:, None] + verifies * CASES
-        for key, values_K in (
-            (TRIED, carried_out_K),
-            (REWARD, carried_out_K * count_K / (1 + verifies)),
-        ):
-            memo[key] = memo[key].scatter_add(1, at_K1, values_K.double()[:, None])
+        values_K2 = torch.stack([carried_out_K, carried_out_K * count_K / (1 + verifies)], 1)
+        at_K21 = (memo[CASE] + verifies * CASES)[:, None, None].expand(-1, 2, 1)
+        memo[BANDIT] = memo[BANDIT].scatter_add(2, at_K21, values_K2.double()[..., None])
 
     def _acceptance(self, logits_KWV: Tensor) -> Tensor:
         """Estimate the probability that each row's draft is accepted, (K, W)."""
