@@ -48,7 +48,7 @@ LAWS = MemoKey[Tensor]("s2d2.laws")  # and the distributions they are from, (K, 
 TAKEN = MemoKey[Tensor]("s2d2.taken")  # what a verification commits, (K, W)
 CASE = MemoKey[Tensor]("s2d2.case")  # which of `CASES` the drafts are for the bandit, (K,)
 BANDIT = MemoKey[Tensor]("s2d2.bandit")
-"""How often it did not verify in each case, and did, and the sums of the tokens per forward: float64
+"""How often it did not verify in each case, and did; the sums of the tokens per forward: float64
 (K, 2, 2 CASES)."""
 CASES = 8  # runs short or long, blocks less or more than half decoded, drafts sure or not
 TINY = 1e-12  # smallest probability of a draft used as a divisor, as released
