@@ -80,15 +80,20 @@ class Sampled(DrawnScore):
         return super().gives | holding({Condition.COSTLY_ROWS: costly})
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        logits_KWV = self._cut(logits_KWV)
+        if self.temperature == 0:
+            return self.inner(logits_KWV, state, window)
+        ids_KW = draw(logits_KWV, 1.0, generator(state), window)
+        return self.inner.of(logits_KWV, ids_KW, state)
+
+    def _cut(self, logits_KWV: Tensor) -> Tensor:
+        """Return logits divided by the temperature, -inf at tokens that cannot be drawn."""
         if self.temperature > 0:
             logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
         logits_KWV = keep_top_p(logits_KWV, self.top_p, self.released_ties)
         if self.top_k is not None:
             logits_KWV = keep_top_k(logits_KWV, self.top_k)
-        if self.temperature == 0:
-            return self.inner(logits_KWV, state, window)
-        ids_KW = draw(logits_KWV, 1.0, generator(state), window)
-        return self.inner.of(logits_KWV, ids_KW, state)
+        return logits_KWV
 
 
 @register("score.gumbel")
