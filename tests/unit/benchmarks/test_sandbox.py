@@ -233,6 +233,17 @@ def test_one_crash_does_not_touch_the_others_and_equal_programs_print_equal_sets
     assert len({o.stdout for o in outcomes[::2]}) == 1
 
 
+def test_an_examiner_s_words_come_back() -> None:
+    """Here stages of calls: the second one is wrong, and a third would not have been made."""
+    stages = {"one": [([1], 2)], "two": [([1], 3)], "three": [([1], 2)]}
+    asked = {"reference": None, "entry_point": "f", "min_time_s": 1.0, "time_factor": 0.0}
+    examiner = sandbox.compare_calls(stages, asked)
+    outcome = sandbox.examine("def f(x): return x + 1", examiner, Limits())
+    found = [("load", "ended", ""), ("one", "passed", "")]
+    assert outcome.verdict == "failed"
+    assert outcome.reports == (*found, ("two", "failed", "wrong result for input 0"))
+
+
 def test_what_this_machine_gives_is_taken() -> None:
     """The drills above skip a missing step; here each step that this machine can take must be."""
     held = set(sandbox.isolation())

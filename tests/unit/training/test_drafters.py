@@ -96,6 +96,13 @@ def test_anchors_are_drawn_evenly() -> None:
     assert ((counts[2:11] - expected) ** 2 / expected).sum() < 30  # chi^2, 8 degrees of freedom
 
 
+def test_a_slot_counts_until_the_first_label_outside() -> None:
+    answer = torch.tensor([[False, True, True, True, False, True, True, True]])
+    anchors, kept = torch.tensor([[1, 5, 0]]), torch.tensor([[True, True, False]])
+    at = objectives.blocks_at(anchors, kept, answer, slots=4)
+    assert at.supervised_BND.int().tolist() == [[[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]]
+
+
 @pytest.mark.parametrize("kind", ["dflash_zlab", "dflash2"])
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("kernel", [objectives.dense, objectives.flex])
