@@ -21,7 +21,7 @@ from dllm_bench.models.load import load_model
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.models.wrapped import BorrowedDenoiser
 from tests.helpers import VOCAB, tiny_checkpoint, tiny_denoiser
-from tests.unit.models.common import spec
+from tests.unit.models.common import resident, spec
 from tests.unit.models.test_loading import write_adapter
 
 PLAIN = ("llada", "dream", "fast_dllm_v2", "sdar", "qwen2", "qwen3", "llama")
@@ -205,5 +205,7 @@ def test_other_layers_are_those_of_transformers(tmp_path: Path, name: str) -> No
     assert not is_own(FALLBACKS[name](tmp_path))
 
 
-def test_a_loaded_checkpoint_has_own_layers(tmp_path: Path) -> None:
-    assert is_own(loaded(tiny_checkpoint("dream", tmp_path, 4)))
+def test_weights_on_the_cpu_stay_a_mapped_file(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("dream", tmp_path, 4)
+    model = loaded(folder)
+    assert is_own(model) and resident(folder / "model.safetensors") > 0

@@ -201,6 +201,15 @@ def test_what_would_be_loaded_wrongly_is_refused(name, tmp_path, monkeypatch) ->
         load_model(spec(tmp_path, **settings))
 
 
+def test_a_model_that_is_not_in_the_cache_is_told_how_to_be_fetched() -> None:
+    absent = ModelSpec("absent", "nobody-org/no-such-model", revision="abc")
+    for use in (load_model, content_hash):
+        with pytest.raises(
+            DllmBenchError, match="hf download nobody-org/no-such-model --rev.* abc"
+        ):
+            use(absent)
+
+
 def test_the_content_hash_follows_content(folder: Path, tmp_path: Path) -> None:
     first = content_hash(spec(folder))
     assert load_model(spec(folder)).metadata.weights_sha256 == first
