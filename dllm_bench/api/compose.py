@@ -71,10 +71,11 @@ Plain = dict[str, Any]
 
 # The single settings, which conf/run.yaml names in its defaults list.
 ConfigStore.instance().store("dllm_bench_settings", default_settings())
-# A configuration without groups, and without the parts of Hydra's own, which take half of the time.
-HYDRA_PARTS = ("env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output")
-NO_PARTS = [{f"override hydra/{part}": None} for part in (*HYDRA_PARTS, "callbacks", "sweeper")]
-ConfigStore.instance().store(EMPTY := "dllm_bench_empty", {"defaults": NO_PARTS})
+# What a group is composed in alone. Hydra's own groups would take half of the time.
+EMPTY = "dllm_bench_empty"
+HYDRA_GROUPS = "callbacks env help hydra_help hydra_logging job_logging launcher output sweeper"
+WITHOUT = [{f"override hydra/{group}": None} for group in HYDRA_GROUPS.split()]
+ConfigStore.instance().store(EMPTY, {"defaults": WITHOUT})
 # `${home:PATH}` in a yaml: the path with the home folder in place of `~`.
 OmegaConf.register_new_resolver("home", lambda path: str(expanded(path)), replace=True)
 
@@ -126,10 +127,10 @@ def merge_groups(groups: tuple[str, ...]) -> DictConfig:
     cfg = deepcopy(compose_groups(()))
     for name in set(names):
         own = [text for text, group in zip(groups, names, strict=True) if group == name]
-        choices = [text for text in own if text.startswith(f"{name}=")]
-        if len(choices) == 1:
-            own[own.index(choices[0])] = f"+{choices[0]}"
-        cfg[name] = compose_groups(tuple(own), EMPTY if len(choices) == 1 else CONFIG)[name]
+        added = [f"+{text}" if text.startswith(f"{name}=") else text for text in own]
+        alone = len(set(added) - set(own)) == 1  # otherwise conf/run.yaml makes the choice
+        part = compose_groups(tuple(added), EMPTY) if alone else compose_groups(tuple(own))
+        cfg[name] = part[name]
     return cfg
 
 

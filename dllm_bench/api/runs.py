@@ -515,8 +515,7 @@ def table(name: str, *, profile: str = EMBEDDED, results: str | Path | None = No
 def planned_table(paper: PaperTable, profile: str, store: Store) -> PlannedTable:
     """Plan a table with the named profile."""
     with SettingsCache(store.root.parent, compose) as settings:
-        planner = Planner.cached(settings, store)
-        [planned] = planner.common([paper], load_profile(profile))
+        [planned] = Planner.cached(settings, store).common([paper], load_profile(profile))
     return planned
 
 

@@ -58,6 +58,7 @@ Positive = Annotated[int, Range(1, math.inf)]
 PositiveAmount = Annotated[float, Range(0, math.inf, above=True)]
 Probability = Annotated[float, Range(0, 1)]
 Proportion = Annotated[float, Range(0, 1)]
+Fraction = Annotated[float, Range(0, 0.999_999, above=True)]  # neither 0 nor 1
 PositiveProportion = Annotated[float, Range(0, 1, above=True)]
 Moment = Annotated[float, Range(0, 253_402_300_799)]  # seconds since the epoch, to the year 9999
 

@@ -123,6 +123,7 @@ class RoundLog:
     ticks: list[float] = field(default_factory=list)  # times of the copies to the host
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Fields of `Forward` of each forward, as far as they are known."""
+    kept: list[int] = field(default_factory=list)  # positions in the cache after each forward
     winner: int = 0  # the branch that continued from the last round
     masks: int = 0  # of the open blocks
     canvas: int = 0  # new positions, of a canvas that grows
@@ -160,8 +161,8 @@ class RoundLog:
 
     def end(self, plan: ForwardPlan, branches: DecodeState) -> None:
         """Record what the forward left in the cache, and the work of layers that chose rows."""
-        kept = plan.kept(min(self.kv.length, branches.length))  # positions; `trace` counts bytes
-        self.rows[-1] |= {"kept_bytes": kept, **self.kv.execution._asdict()}
+        self.kept.append(plan.kept(min(self.kv.length, branches.length)))
+        self.rows[-1] |= self.kv.execution._asdict()
         if self.kv.work is not None:
             self.rows[-1] |= self.kv.work._asdict()
 
@@ -171,8 +172,8 @@ class RoundLog:
         revised: `Round.revised`, of a decoder that revises after every forward.
         """
         each = self.kv.bytes_per_position
-        for row, (before, after) in zip(self.rows, pairwise(self.ticks), strict=True):
-            row["ms"], row["kept_bytes"] = 1000 * (after - before), each * row["kept_bytes"]
+        for row, kept, (start, end) in zip(self.rows, self.kept, pairwise(self.ticks), strict=True):
+            row["ms"], row["kept_bytes"] = 1000 * (end - start), each * kept
             row.setdefault("read_bytes", each * row["cached"])
         for row, changes in zip(self.rows, changes_of(revised, span), strict=False):
             row["changes"] = changes

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
-from dllm_bench.core.declared import Amount, Positive, PositiveAmount, PositiveProportion
+from dllm_bench.core.declared import Amount, Fraction, Positive, PositiveAmount, PositiveProportion
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Needs, holding, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -137,7 +137,7 @@ class Epsilon(Select):
     """
 
     steps: Positive | None = None  # S, forwards per block; None: as many as it has positions
-    eps: PositiveProportion = 1e-3  # value of t after the last step
+    eps: Fraction = 1e-3  # value of t after the last step
     idle: bool = False  # whether steps may commit nothing, as published
     alg_temp: PositiveAmount | None = None  # temperature of drawing positions; None: most confident
     ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`

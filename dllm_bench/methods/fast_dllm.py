@@ -232,7 +232,7 @@ class HierarchicalCache(Cache):
             kind = ForwardKind.REFRESH if feed[0] < round.kv.length else ForwardKind.DENOISE
         return scoring_window(round, kind, feed, store, "block_causal")
 
-    def _spans(self, round: Round) -> tuple[tuple[int, int], tuple[int, int]]:
+    def _spans(self, round: Round) -> tuple[Span, Span]:
         """Return the fed span and the stored span."""
         window, kv = round.window, round.kv
         start = window.start - window.start % window.block

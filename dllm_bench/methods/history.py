@@ -226,10 +226,8 @@ class Stable(Select):
     tau: Probability  # probability; 1 and `strict`: `fallback` alone
     eps: Amount  # nats; the divergences of a ready position are below it
     strict: bool = False  # > tau instead of >=
-    commits: Literal["all", "most_probable", "most_stable"] = (
-        "all"  # which ready positions; KLASS's
-    )
-    # unmask_strategy
+    commits: Literal["all", "most_probable", "most_stable"] = "all"  # which of the ready positions
+    # (KLASS's unmask_strategy)
     warm_up: bool = False  # whether `fallback` decides a block's first H - 1 forwards
 
     @property
