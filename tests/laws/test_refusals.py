@@ -118,7 +118,7 @@ SETTINGS: list[tuple[Make, str]] = [
     unfit("smoothing -0.1; give a number of 0", smoothing=-0.1),
     (partial(Credit, Credit(Confidence())), "Credit has another Credit"),
     (partial(Origin, alg_temp=1.0), "the same at every mask"),
-    (partial(Origin, 4, eps=2.0), "Origin has eps 2.0"),
+    (partial(Origin, 4, eps=1.0), "Origin has eps 1.0"),
     (partial(Origin, 4, ties="canvas"), "Origin has alg_temp None and ties canvas"),
     (partial(Lookahead, 2, sliding=4, fraction=0.5), "sliding 4 and fraction 0.5"),
     (partial(Lookahead, 3, base_wins=True, base_competes=False), "change one of the two"),
