@@ -283,8 +283,7 @@ class ItemsBenchmark(Benchmark):
         return ()
 
     @property
-    def generated(self) -> bool:
-        """Whether the package generates the items."""
+    def is_hash_known(self) -> bool:
         return self.item_set is not None
 
     @cached_property

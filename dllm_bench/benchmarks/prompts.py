@@ -108,11 +108,19 @@ class PromptsBenchmark(ItemsBenchmark):
         text = str(item["prompt"])
         return [{"role": "user", "content": text}] if self.chat else text
 
-    def dataset_hash(self) -> str:
-        """Return sha256 over the prompts and their form; without data, that of DeepSpec's."""
+    @property
+    def known_hash(self) -> str | None:
+        """The hash of a whole set of DeepSpec's, used without its data."""
         unread = self.data_dir is None and self.chat and self.repeats == 1
-        known = SETS.get(self.dataset, {}).get("chat_hash") if unread else None
-        return known or super().dataset_hash()
+        return SETS.get(self.dataset, {}).get("chat_hash") if unread else None
+
+    @property
+    def is_hash_known(self) -> bool:
+        return super().is_hash_known or self.known_hash is not None
+
+    def dataset_hash(self) -> str:
+        """Return sha256 over the prompts and their form."""
+        return self.known_hash or super().dataset_hash()
 
     def form(self) -> dict[str, object]:
         # The prompts themselves, where other benchmarks hash the file of a generated set.

@@ -60,8 +60,8 @@ class Benchmark(ABC):
     """Name in records and tables."""
 
     @property
-    def generated(self) -> bool:
-        """Whether the package generates the items instead of reading them from a file."""
+    def is_hash_known(self) -> bool:
+        """Whether the package knows the items' hash without reading files from elsewhere."""
         return False
 
     @property

@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.metrics import accuracy, drafts
 from dllm_bench.metrics.drafts import BINS, DraftRound, Outcomes
-from dllm_bench.metrics.sample_stats import UNREAD, UNREPORTED, UNTIMED, Samples, frame_of
+from dllm_bench.metrics.sample_stats import (
+    UNREAD,
+    UNREPORTED,
+    UNTIMED,
+    Samples,
+    frame_of,
+    rounds_array,
+)
 from dllm_bench.paths import read_yaml
 
 if TYPE_CHECKING:
@@ -168,11 +175,21 @@ def _ms_per_token(samples: DataFrame) -> Series:
     return 1000 * (samples.seconds - samples.ttft_s.fillna(0)) / later
 
 
-def over_rounds(count: Callable[[DraftRound], float]) -> Column:
-    """Return a column: the sum over the rounds of each sample."""
+def over_rounds(count: Callable[[DraftRound], Any]) -> Column:
+    """Return a column: the sum over the rounds of each sample.
 
-    def summed(samples: DataFrame) -> Series:
-        return samples.rounds.map(lambda rounds: sum(count(DraftRound(*r)) for r in rounds or ()))
+    count: function from all rounds, each field an array, to a number per round.
+    """
+
+    def summed(samples: DataFrame) -> Any:
+        import numpy as np
+
+        none = rounds_array(())
+        each = [none if rounds is None else rounds for rounds in samples.rounds]
+        sample = np.repeat(np.arange(len(each)), list(map(len, each)))
+        rounds = DraftRound(*np.concatenate([none, *each]).T)
+        counts = np.broadcast_to(count(rounds), len(sample))
+        return np.bincount(sample, counts, minlength=len(each))
 
     return summed
 
@@ -270,17 +287,17 @@ PARTS = {"": "all", "_unscaled": "unscaled", "_scaled": "scaled"}
 """End of a calibration's name -> `part` of `drafts.outcomes_of`."""
 
 
-def position_share(name: str, counts: Callable[[int, int, int], bool]) -> MetricFamily:
+def position_share(name: str, counts: Callable[[Any, Any, int], Any]) -> MetricFamily:
     """Return the share of rounds that accepted the token at a position. `counts` selects rounds by
-    (longest chain proposed, tokens accepted, position from 1).
+    (longest chain proposed, tokens accepted, position from 1), the first two as arrays.
 
     The interval is Wilson's, corrected for correlation between the rounds of one sample.
     """
 
     def share(k: int) -> Ratio:
         return Ratio(
-            over_rounds(lambda r: min(r.proposed, r.accepted) >= k),
-            over_rounds(lambda r: counts(r.longest, r.accepted, k)),
+            over_rounds(lambda r: (r.proposed >= k) & (r.accepted >= k)),
+            over_rounds(lambda r: counts(r.depth, r.accepted, k)),
         )
 
     return MetricFamily(name, "share", TEXTS[name], share, "rounds", is_share=True)
@@ -304,7 +321,8 @@ FAMILIES: dict[str, MetricFamily] = {
     entry.name: entry
     for entry in (
         position_share(
-            "acceptance/conditional", lambda proposed, accepted, k: k <= min(proposed, accepted + 1)
+            "acceptance/conditional",
+            lambda proposed, accepted, k: (k <= proposed) & (k <= accepted + 1),
         ),
         position_share("acceptance/survival", lambda proposed, accepted, k: k <= proposed),
         *(calibration(measured, covered) for measured in MEASURES for covered in PARTS),

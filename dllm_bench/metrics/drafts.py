@@ -44,11 +44,6 @@ class DraftRound(NamedTuple):
     committed: int  # accepted tokens and the target's own
     depth: int | None = None  # tokens of the longest path of a tree; None: a chain
 
-    @property
-    def longest(self) -> int:
-        """Length of the longest proposed chain."""
-        return self.proposed if self.depth is None else self.depth
-
 
 def rounds_of(trace: Trace, born: Sequence[int]) -> list[DraftRound]:
     """Return the rounds of a stored sample, from its trace and the forward that committed each
@@ -133,8 +128,7 @@ def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
 
 def longest_draft(samples: DataFrame) -> int:
     """Return the length of the longest proposed chain; 0 without drafts."""
-    rounds = (DraftRound(*one) for rounds in samples.rounds for one in rounds or ())
-    return max((one.longest for one in rounds), default=0)
+    return max((depth for rounds in samples.rounds.dropna() for *_, depth in rounds), default=0)
 
 
 # --- calibration ---------------------------------------------------------------------------------
@@ -270,7 +264,7 @@ def observed(samples: DataFrame) -> list[ObservedDraft]:
         ObservedDraft(tuple(logits[:proposed]), accepted)
         for rounds, survival in zip(samples.rounds, samples.survival, strict=True)
         if survival is not None
-        for (proposed, accepted, *_), logits in zip(rounds or (), survival, strict=True)
+        for (proposed, accepted, *_), logits in zip(rounds.tolist(), survival, strict=True)
         if logits
     ]
 

@@ -111,7 +111,7 @@ class SampleStats:
 Samples = Union["DataFrame", Sequence[SampleStats]]
 """Samples as a frame with the columns of `SampleStats`, or one by one."""
 NESTED = ("rounds", "survival", "right")
-"""Columns that hold a list per sample; all others hold numbers."""
+"""Columns that hold a list per sample, of `rounds` as an array; all others hold numbers."""
 
 
 def frame_of(samples: Samples) -> DataFrame:
@@ -206,12 +206,25 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> DataFrame:
         raise DllmBenchError(
             f"The record has no column {', '.join(absent)}; it is damaged, make the run again."
         )
-    without = [None] * len(columns[SampleStats.required()[0]])
-    return pd.DataFrame(
-        {
-            name: pd.Series(list(columns.get(name, without)), dtype=object)
-            if name in NESTED
-            else np.array(columns.get(name, without), float)
-            for name in SampleStats.columns()
-        }
-    )
+    names = [name for name in SampleStats.columns() if name not in NESTED]
+    numbers = np.full((len(names), len(columns[SampleStats.required()[0]])), np.nan)
+    for row, name in enumerate(names):
+        if name in columns:
+            numbers[row] = columns[name]
+    frame = pd.DataFrame(numbers.T, columns=names)
+    for name in NESTED:
+        nested = columns.get(name, [None] * len(frame))
+        values = map(rounds_array, nested) if name == "rounds" else nested
+        frame[name] = pd.Series(list(values), dtype=object)
+    return frame
+
+
+def rounds_array(rounds: Sequence[Sequence[int]] | None) -> Any:
+    """Return stored rounds as an array (rounds, 4) of the fields of `DraftRound`, where a chain's
+    depth is its length; None without rounds.
+    """
+    import numpy as np
+
+    if rounds is None:
+        return None
+    return np.array([[*one, one[0]][:4] for one in rounds], int).reshape(-1, 4)

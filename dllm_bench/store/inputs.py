@@ -219,13 +219,13 @@ def files_of(config: Plain) -> list[Path] | None:
     name them.
 
     None if `resolve` depends on more than files: devices of this machine, a served engine, a source
-    that may be in the hub's cache, items that the package does not generate, or the source of
+    that may be in the hub's cache, items whose hash the package does not know, or the source of
     pieces from outside.
     """
     chosen = RunConfig(config)
     if chosen.model.is_served or AUTO in chosen.hardware.values():
         return None
-    if not benchmark_of(chosen.benchmark).generated:
+    if not benchmark_of(chosen.benchmark).is_hash_known:
         return None
     models = filter(None, [chosen.model, chosen.parent])
     weights = [source for one in models for source in (one.path, one.lora) if source]

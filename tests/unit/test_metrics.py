@@ -139,8 +139,8 @@ def test_without_samples_there_is_no_number_and_no_interval() -> None:
     assert found == dict.fromkeys(every, (None, None))
 
 
-FIRST = [DraftRound(3, 3, 4), DraftRound(3, 0, 1), DraftRound(1, 1, 2)]
-SECOND = [DraftRound(3, 1, 2), DraftRound(0, 0, 1)]
+FIRST = [[3, 3, 4], [3, 0, 1], [1, 1, 2]]  # proposed, accepted, committed
+SECOND = [[3, 1, 2], [0, 0, 1]]
 
 
 def test_acceptance_by_hand() -> None:
