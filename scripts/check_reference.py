@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.local import run
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
@@ -46,37 +47,43 @@ def chosen_records(words: Sequence[str], every: bool) -> Iterator[RunRecord]:
 
 
 def differences(old: RunRecord, new: RunRecord) -> dict[str, int]:
-    """Column -> number of samples of `new` that differ; equal columns are left out."""
+    """Column of `old` -> number of samples of `new` that differ; equal columns are left out."""
     row_of = {sample: row for row, sample in enumerate(old.columns["id"])}
     rows = [row_of[sample] for sample in new.columns["id"]]
-    counts = [name for name in old.columns if not name.endswith(TIME_SUFFIXES)]
-    stored = {name: [old.columns[name][row] for row in rows] for name in counts}
-    differing = {
-        name: sum(a != b for a, b in zip(stored[name], new.columns[name], strict=True))
-        for name in counts
-    }
+    differing = {}
+    for name, column in old.columns.items():
+        if not name.endswith(TIME_SUFFIXES):
+            found = new.columns.get(name, [None] * len(rows))  # left out if it is None throughout
+            differing[name] = sum(column[row] != one for row, one in zip(rows, found, strict=True))
     return {name: number for name, number in differing.items() if number}
 
 
 def main() -> None:
-    """Print one line per run; the exit status is 1 if a run differs or none was chosen."""
+    """Print one line per run; the exit status is 1 if a run differs, fails, or none was chosen."""
     parser = argparse.ArgumentParser(description="Decode runs of results/reference again.")
     parser.add_argument("words", nargs="*", help="part of a decoder's or a model's name")
     parser.add_argument("--all", action="store_true", help="every run, not one of each pair")
     parser.add_argument("--samples", type=int, metavar="N", help="first samples of a run to check")
     args = parser.parse_args()
-    checked = different = 0
+    checked = different = failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for old in chosen_records(args.words, args.all):
             started = time.monotonic()
             spec = replace(old.spec, limit=args.samples or old.spec.limit)
-            columns = differences(old, run(spec, store=Store(Path(folder))))
+            name = f"{old.spec.benchmark.name} {old.spec.model.name} {old.spec.label}"
+            try:
+                columns = differences(old, run(spec, store=Store(Path(folder))))
+            except DllmBenchError as error:
+                failed += 1
+                print(f"{name} {old.spec.short}: {error}", flush=True)
+                continue
             different += bool(columns)
             result = ", ".join(f"{name} differs in {n} samples" for name, n in columns.items())
             seconds = time.monotonic() - started
-            name = f"{old.spec.benchmark.name} {old.spec.model.name} {old.spec.label}"
             print(f"{name} {old.spec.short} ({seconds:.0f} s): {result or 'the same'}", flush=True)
             checked += 1
+    if failed:
+        sys.exit(f"{different} runs differ and {failed} could not be decoded.")
     if not checked:
         sys.exit(f"No run of {REFERENCE} matches; give other words, or none for all pairs.")
     sys.exit(f"{different} runs differ." if different else 0)

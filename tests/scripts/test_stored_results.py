@@ -61,3 +61,6 @@ def test_differences_are_counted_by_column_without_times() -> None:
     assert check_reference.differences(record, changed) == {count: 1}
     shorter = replace(record, columns={name: rows[:4] for name, rows in record.columns.items()})
     assert check_reference.differences(record, shorter) == {}
+    less = {name: rows for name, rows in record.columns.items() if name != count}
+    found = check_reference.differences(record, replace(record, columns=less))
+    assert found == {count: len(record.columns[count])}
