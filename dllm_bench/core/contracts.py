@@ -241,11 +241,7 @@ class Scores:
             whole_X = values_1M.new_full((shape.numel(),), others)
             return whole_X.index_copy_(0, only_M, values_1M[0]).view(shape)
 
-        low = -torch.inf if left_out else 0.0
-        placed = self.map(lambda v: place(v, low if v.is_floating_point() else left_out * mask))
-        if not left_out:
-            return placed
-        return replace(placed, probability_KW=place(self.probability_KW, 0))
+        return self._without(place, mask) if left_out else self.map(lambda v: place(v, 0))
 
     def without_unfed(self, plan: ForwardPlan, mask: int) -> Scores:
         """Return the scores; masks that the forward left out are ranked last and stay masked."""
@@ -253,10 +249,15 @@ class Scores:
             return self
         unfed_W = torch.ones_like(self.ids_KW[0], dtype=torch.bool)
         unfed_W = unfed_W.index_fill_(0, plan.scored_M, False)
-        low = self.map(
-            lambda v: v.masked_fill(unfed_W, -torch.inf if v.is_floating_point() else mask)
+        return self._without(lambda v, other: v.masked_fill(unfed_W, other), mask)
+
+    def _without(self, put: Callable[[Tensor, float], Tensor], mask: int) -> Scores:
+        """Return `put(values, other)` of every tensor; `other` ranks a position last."""
+        others, once = {"ids_KW": mask, "probability_KW": 0}, cache(put)
+        present = self.tensors().items()
+        return replace(
+            self, **{name: once(value, others.get(name, -torch.inf)) for name, value in present}
         )
-        return replace(low, probability_KW=self.probability_KW.masked_fill(unfed_W, 0))
 
 
 HOLD = MemoKey[Tensor]("round.hold")
