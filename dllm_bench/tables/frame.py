@@ -49,7 +49,7 @@ class CellVerdict(StrEnum):
     NONE = ""  # nothing measured, or nothing reported
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BuiltTable:
     """A table's frame with its sources; nothing in it depends on when or where it was built."""
 

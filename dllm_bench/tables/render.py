@@ -19,7 +19,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby, product
 from math import isnan
 from pathlib import Path
@@ -126,6 +126,7 @@ def rounded(value: float) -> float | None:
     return None if isnan(value) else round(value, DIGITS)
 
 
+@lru_cache(maxsize=1)  # several formats show it
 def cells_plain(built: BuiltTable) -> list[Plain]:
     """Return the rows of the frame as plain data. The source of reported values ends at its first
     semicolon, after which that of the set-up is named."""
@@ -211,6 +212,7 @@ def _csv_row(entry: dict[str, Any]) -> dict[str, Any]:
 # --- content of all formats ----------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1)  # several formats show it
 def blocks(built: BuiltTable) -> list[Plain]:
     """Return all blocks that have a cell, section by section.
 
@@ -455,6 +457,7 @@ def _passes_lines(built: BuiltTable) -> list[str]:
     return [WORDS["passes"].format(counts=counts)] if passes else []
 
 
+@lru_cache(maxsize=1)  # several formats show it
 def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
     """Return the remarks below a table: (heading, lines). `commands`: list the commands of open
     runs."""
