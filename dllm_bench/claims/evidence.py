@@ -32,15 +32,8 @@ from dllm_bench.metrics.accuracy import LEVEL, Effect
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import leaves
 from dllm_bench.store.store import Store, read_record
-from dllm_bench.tables.derive import (
-    PERCENT,
-    are_paired,
-    ends_of,
-    leaves_of,
-    paired_scores,
-    records_of,
-    timed_on,
-)
+from dllm_bench.tables import derive
+from dllm_bench.tables.derive import PERCENT, records_of
 from dllm_bench.tables.frame import Row, frame_of
 from dllm_bench.tables.plan import PlannedCell
 from dllm_bench.tables.spec import SCORE, Profile
@@ -60,8 +53,7 @@ class Sides(NamedTuple):
     @property
     def are_one_run(self) -> bool:
         """True if both sides are the same runs, so that nothing is compared."""
-        ours, theirs = ([run.key for run in row.runs] for row in self)
-        return ours == theirs
+        return [run.key for run in self.ours.runs] == [run.key for run in self.theirs.runs]
 
 
 Rows = Mapping[tuple[str, frozenset[tuple[str, str]]], Row]
@@ -165,15 +157,15 @@ def effect_of(claim: Claim, sides: Sides) -> Effect:
     import numpy as np
 
     ours, theirs = sides
-    if claim.is_difference and (scores := paired_scores(ours.planned, theirs.planned)):
+    if claim.is_difference and (scores := derive.paired_scores(ours.planned, theirs.planned)):
         return _in_points(accuracy.paired_shares(scores))
-    if len(machines := timed_on(ours.planned) | timed_on(theirs.planned)) > 1:
+    if len(machines := derive.timed_on(ours.planned) | derive.timed_on(theirs.planned)) > 1:
         raise DllmBenchError(
             f"Claim {claim.name} compares {claim.metric} of different machines "
             f"({', '.join(sorted(machines))}); make the runs of both sides on one."
         )
     both = min(len(ours.draws), len(theirs.draws))
-    if both == 1 or not are_paired(ours.items | theirs.items):
+    if both == 1 or not derive.are_paired(ours.items | theirs.items):
         raise DllmBenchError(
             f"Claim {claim.name} compares {claim.metric}, which has no interval by items here (its "
             "sides differ in items, or it is neither a mean nor a ratio of sums); choose another "
@@ -196,7 +188,7 @@ def effect_of(claim: Claim, sides: Sides) -> Effect:
         )
     return Effect(
         float(draws[0]),
-        *ends_of(draws),
+        *derive.ends_of(draws),
         items,
         error=float(np.std(spread, ddof=1)),
         centre=float(place),
@@ -286,7 +278,7 @@ def loss_of_baseline(sides: Sides, one_token: RecordsBeside) -> float | None:
     """Return by how many points the best one-token decoding of the baseline's model is better than
     the baseline, averaged over benchmarks, on the items that both graded; None if none is stored.
     """
-    found = [(leaf.run.record, leaf.run.folder) for leaf in leaves_of(sides.theirs.planned)]
+    found = [(leaf.run.record, leaf.run.folder) for leaf in derive.leaves_of(sides.theirs.planned)]
     runs = [(record, folder) for record, folder in found if record]
     if any(is_speculative(record) for record, _ in runs):
         return 0.0

@@ -142,8 +142,18 @@ class Findings:
 
     @property
     def history(self) -> list[tuple[str, ...]]:
-        """Every verdict before, see `history_rows`."""
-        return list(history_rows(self.judgements))
+        """A row for each claim that ever had a verdict: its name, the verdicts before, what changed
+        each, and the verdict now.
+        """
+        now = {one.claim.name: str(one.verdict) for one in self.judgements}
+        now |= {
+            old: f"part of {one.claim.name}" for one in self.judgements for old in one.claim.was
+        }
+        said = "{date}: {verdict}, {effect}, n {items} ({change})".format_map
+        return [
+            (name, "<br>".join(map(said, entries)), now.get(name, "withdrawn"))
+            for name, entries in history().items()
+        ]
 
     @property
     def turned(self) -> tuple[int, int]:
@@ -185,20 +195,6 @@ def prose() -> dict[str, Any]:
 def history() -> dict[str, list[dict[str, str]]]:
     """Return claim -> every verdict of earlier findings, oldest first (`scripts.claim_history`)."""
     return read_yaml(HISTORY)
-
-
-def history_rows(judgements: Sequence[Judgement]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each claim that ever had a verdict: its name, the verdicts before, what
-    changed each, and the verdict now.
-    """
-    now = {one.claim.name: str(one.verdict) for one in judgements}
-    now |= {old: f"part of {one.claim.name}" for one in judgements for old in one.claim.was}
-    for name, entries in history().items():
-        before = "<br>".join(
-            f"{one['date']}: {one['verdict']}, {one['effect']}, n {one['items']} ({one['change']})"
-            for one in entries
-        )
-        yield name, before, now.get(name, "withdrawn")
 
 
 def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:

@@ -188,9 +188,7 @@ def judge_claims(
     one_token: finds the decodings that baselines are checked against; None: they are not checked.
     """
     raw = [_measured(*pair, profile, one_token) for pair in zip(claims, planned, strict=True)]
-    family = [
-        p for one in raw if not one.claim.untestable for p in astuple(_tests(one))[: tests_of(one)]
-    ]
+    family = [p for one in raw for p in astuple(_tests(one))[: tests_of(one)]]
     corrected, level = iter(holm(family)), (1 - LEVEL) / max(1, len(family))
     return [_judged(one, PValues(*islice(corrected, tests_of(one))), level) for one in raw]
 
@@ -290,16 +288,14 @@ def _tests(judgement: Judgement) -> PValues:
     if evidence is None:
         return PValues()
     none, worth, loss = claim.no_effect, claim.beyond(1), claim.beyond(-1)
-    is_higher = evidence.value > none
     if claim.direction is Direction.EQUAL:
         no_loss, no_gain = evidence.p_above(loss), evidence.p_below(worth)
         both = (max(no_loss, no_gain), evidence.p_below(loss), no_loss)
         return PValues(*(min(1.0, 2 * p) for p in both))
-    if claim.direction is Direction.HIGHER:
-        excluded = evidence.p_below(worth)
-        return PValues(evidence.p_same if is_higher else 1.0, min(1.0, 2 * excluded))
-    excluded = evidence.p_above(loss)
-    return PValues(evidence.p_same if evidence.value < none else 1.0, min(1.0, 2 * excluded))
+    is_higher = claim.direction is Direction.HIGHER
+    agrees = evidence.value > none if is_higher else evidence.value < none
+    excluded = evidence.p_below(worth) if is_higher else evidence.p_above(loss)
+    return PValues(evidence.p_same if agrees else 1.0, min(1.0, 2 * excluded))
 
 
 # --- from evidence to a verdict ------------------------------------------------------------------
@@ -373,19 +369,17 @@ def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int
     from scipy.special import ndtri
 
     equal = claim.direction is Direction.EQUAL
-    effect = claim.margin
     tails = ndtri(1 - level / 2)
     power = ndtri((1 + POWER) / 2 if equal else POWER)
     if evidence.discordant is not None:
-        share = effect / 100
-        discordant = (evidence.discordant * evidence.n + 1) / (evidence.n + 2)
-        discordant = max(discordant, share)
+        share = claim.margin / 100
+        discordant = max((evidence.discordant * evidence.n + 1) / (evidence.n + 2), share)
         rest = discordant if equal else discordant - share**2
         compared = ((tails * math.sqrt(discordant) + power * math.sqrt(rest)) / share) ** 2
     elif evidence.error == 0 or claim.trainings:
         return None
     else:
-        compared = evidence.n * ((tails + power) * evidence.error / effect) ** 2
+        compared = evidence.n * ((tails + power) * evidence.error / claim.margin) ** 2
     return math.ceil(compared * (2 if claim.chooses else 1) / runs)
 
 

@@ -21,23 +21,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dllm_bench.api import random_model
-from dllm_bench.api.compose import compose
-from dllm_bench.api.generation import decoder as decoder_named
+from dllm_bench.api import generation, random_model
 from dllm_bench.api.random_model import DREAM_7B, SMALL, WARM, RoundShape, random_rounds
 from dllm_bench.cli.common import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
-from dllm_bench.core.decoder import BatchedDecoder
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -96,9 +93,8 @@ def model_lines(config: RunConfig) -> Iterator[Line]:
         if config.model.is_served:
             yield OK, name, server_text(config.model)
             return
-        missing = list(missing_lines(model_spec(config.model)))
+        yield from (missing := list(missing_lines(model_spec(config.model))))
         if missing:
-            yield from missing
             return
         spec = model_spec(model_here(config))
         checkpoint = inspect_checkpoint(spec)
@@ -199,10 +195,9 @@ def memory_and_forward(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line
 
 def memory_of(spec: ModelSpec) -> tuple[str, int]:
     """Return the model's device and its total memory in bytes."""
-    device = load.device_of(spec)
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device)), inputs.memory_bytes(str(device))
-    return "this machine", inputs.memory_bytes(str(device))
+    device = str(load.device_of(spec))
+    name = None if device == CPU else inputs.cuda_device(device)
+    return name or "this machine", inputs.memory_bytes(device)
 
 
 def forward_text(spec: ModelSpec, form: str) -> str:
@@ -387,8 +382,7 @@ def short_dtype(check: GpuCheck) -> Found:
     """Count the texts in bfloat16 that are the same alone and in a batch."""
     alone, batched = (decoded("fast_dllm", check.device, n, "bfloat16") for n in (1, BATCH))
     equal = sum(alone[key].ids == batched[key].ids for key in alone)
-    problems = [] if len(batched) == BATCH else [f"{BATCH - len(batched)} texts are missing"]
-    return {"equal texts": f"{equal} of {BATCH}"}, problems
+    return {"equal texts": f"{equal} of {BATCH}"}, []
 
 
 def waits(check: GpuCheck) -> Found:
@@ -502,19 +496,16 @@ def decoded(
     name: str, device: str, batch: int, dtype: str = "float32", compiled: str = "none"
 ) -> dict[str, Generation]:
     """Return request -> its generation by a decoder."""
-    model = embedded(DECODERS[name], device, dtype, compiled)
-    decoder = cast("BatchedDecoder", decoder_named(name))
+    model, decoder = embedded(DECODERS[name], device, dtype, compiled), generation.decoder(name)
     ready = [decoder.prepare(model.denoiser, request) for request in requests(model)]
-    made = decoder.generate_stream(model.denoiser, ready, batch)
+    made = generation.decode_together(model, decoder, ready, batch)
     return {one.request_id: one for one in made}
 
 
 @cache
 def embedded(name: str, device: str, dtype: str, compiled: str) -> LoadedModel:
     """Return an embedded model on a device, in a mode of hardware.compile."""
-    plain = compose([f"model={name}"])["model"]
-    how = {"device": device, "dtype": dtype, "compile": compiled}
-    return load_model(model_spec({**plain, **how}))
+    return generation.load_model(name, device=device, dtype=dtype, compile=compiled)
 
 
 def requests(model: LoadedModel) -> Sequence[Request]:
@@ -531,7 +522,7 @@ def margin_at_difference(name: str, law: Generation, other: Generation) -> float
     if not apart:  # one text is the beginning of the other
         return 1.0
     first = min(apart, key=lambda i: min(law.born[i], other.born[i]))
-    model, decoder = embedded(DECODERS[name], CPU, "float32", "none"), decoder_named(name)
+    model, decoder = embedded(DECODERS[name], CPU, "float32", "none"), generation.decoder(name)
     (request,) = [one for one in requests(model) if one.id == law.request_id]
     watched: Any = MarginRecorder(model.denoiser)
     decoder.generate(watched, decoder.prepare(watched, request))
@@ -539,14 +530,14 @@ def margin_at_difference(name: str, law: Generation, other: Generation) -> float
     return watched.found[forward].get(position, 1.0)
 
 
+@dataclass
 class MarginRecorder:
     """A model that records, in each forward, the margin of every position's best token."""
 
-    picks_rows = False
+    _model: Any
+    found: list[dict[int, float]] = field(default_factory=list)
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.found: list[dict[int, float]] = []
+    picks_rows = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

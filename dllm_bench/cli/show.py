@@ -114,13 +114,13 @@ def every_grading(answer: GradedAnswer, stored: Mapping[str, float]) -> Iterator
 
     stored: values in the run's record. Programs are only executed for graders in it.
     """
-    values, found = {**answer.metrics, **stored}, answer.readings
-    read = {name: found.get(name.rpartition(",")[2]) for name in values}
-    rows = [(name, values[name], text) for name, text in read.items() if text is not None]
+    rows = [
+        (f"  {name}", f"{value:g}", one_line(text))
+        for name, value in {**answer.metrics, **stored}.items()
+        if (text := answer.readings.get(name.rpartition(",")[2])) is not None
+    ]
     if len(rows) > 1:
-        yield "all gradings:"
-        shown = [(f"  {name}", f"{value:g}", one_line(text)) for name, value, text in rows]
-        yield from align(shown)
+        yield from ("all gradings:", *align(rows))
 
 
 def one_line(text: str) -> str:
@@ -285,13 +285,14 @@ class DecodingOrderPainter:
         return Text(f"sample {printable(order.id)}: {size}" + (f", ends: {ends}" if ends else ""))
 
     def text(self) -> Text:
-        """Return the final canvas, readable, with the end of the text marked."""
-        return self.canvas(until=len(self.order.steps), final=True)
+        """Return the final canvas, readable, with the end of the text marked and its lines
+        broken."""
+        return self.canvas(until=len(self.order.steps))
 
-    def canvas(self, until: int, final: bool = False) -> Text:
-        """Return the canvas after forward `until`; `final` also breaks lines where the text
-        does."""
+    def canvas(self, until: int) -> Text:
+        """Return the canvas after forward `until`; after the last one, see `text`."""
         drawn, order = Text(overflow="fold"), self.order
+        final = until == len(order.steps)
         for first, token, count in self.equal_neighbours(range(len(order.tokens)), until):
             if final and first == order.end and order.ended_by:
                 drawn.append(f"⟦{order.ended_by}⟧", "bold")
@@ -322,21 +323,19 @@ class DecodingOrderPainter:
         """Yield (first position, token, count) of neighbours that look alike; short runs one by
         one."""
 
+        order = self.order
+
         def alike(item: tuple[int, int]) -> tuple:
             index, position = item
-            token = self.order.tokens[position]
-            block = bisect_right(self.order.borders, position)
+            token, block = order.tokens[position], bisect_right(order.borders, position)
             hidden = token.born is None or token.born > until
             shown = None if hidden else (token.id, token.born)
-            return position - index, block, position >= self.order.end, shown
+            return position - index, block, position >= order.end, shown
 
         for _, group in groupby(enumerate(positions), key=alike):
             places = [position for _, position in group]
-            first = self.order.tokens[places[0]]
-            if len(places) >= LONG_RUN:
-                yield places[0], first, len(places)
-            else:
-                yield from ((place, self.order.tokens[place], 1) for place in places)
+            count = len(places) if len(places) >= LONG_RUN else 1
+            yield from ((place, order.tokens[place], count) for place in places[::count])
 
     def forwards(self) -> Table:
         """Return a table with one line per forward."""

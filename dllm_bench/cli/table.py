@@ -18,13 +18,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from dllm_bench.claims import verdict
 from dllm_bench.claims.spec import load_claim
 from dllm_bench.cli.common import compose, configured_paths, open_store, print_failures, print_lines
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.output import console, show
+from dllm_bench.core.output import show
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.site.texts import align, looked_up
 from dllm_bench.store.archive import archive_of
@@ -238,8 +237,7 @@ def table_lines(built: BuiltTable) -> Iterator[str]:
         yield from align([(*block["heads"], *titles), *rows])
     yield ""
     yield render.progress(built)
-    yield from (f"cannot run here: {reason}" for reason in built.unavailable)
-    yield from missing_lines(built)
+    yield from missing_lines(built, "table")
 
 
 def row_cells(row: render.Plain, is_reported: bool) -> tuple[str, ...]:
@@ -253,20 +251,21 @@ def row_cells(row: render.Plain, is_reported: bool) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def missing_lines(built: BuiltTable) -> Iterator[str]:
-    """Yield the cost of the missing runs, the command for all of them, and commands for single
-    ones."""
+def missing_lines(built: BuiltTable, kind: str) -> Iterator[str]:
+    """Yield why some runs of a table or figure cannot be made here, the cost of the missing ones,
+    the command for all of them, and commands for single ones."""
+    yield from (f"cannot run here: {reason}" for reason in built.unavailable)
     yield from render.cost_lines(built)
+    again = f"dllm-bench {kind} {built.table.name} {built.profile.flags}"
     if any(run.is_for_elsewhere for run in built.runs):
-        flags = f"{built.profile.flags} --commands"
-        yield f"commands for a machine that can: dllm-bench table {built.table.name} {flags}"
+        yield f"commands for a machine that can: {again} --commands"
     if not built.open:
         return
-    yield f"all of them: dllm-bench table {built.table.name} {built.profile.flags} --run"
+    yield f"all of them: {again} --run"
     for run in built.open[:SINGLE_COMMANDS]:
         yield f"one of them ({run.state}: {run.reason}): {run.command}"
     if len(built.open) > SINGLE_COMMANDS:
-        yield f"the other {len(built.open) - SINGLE_COMMANDS} commands are in the written table"
+        yield f"the other {len(built.open) - SINGLE_COMMANDS} commands: {again} --commands"
 
 
 def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
@@ -279,7 +278,12 @@ def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
     ]
     yield from align([("table", "cells", *states), *rows])
     for built in tables:
-        for reason, cells in empty_cell_reasons(built).items():
+        empty = Counter(  # `cost_lines` covers cells that can still be run
+            f"{cell.status}: {cell.reason}"
+            for cell in built.cells.itertuples()
+            if render.is_empty(cell) and not cell.planned.run.open
+        )
+        for reason, cells in empty.most_common():
             yield f"{built.table.name}: {cells} cells {reason}"
         yield from (f"{built.table.name}: {line}" for line in render.cost_lines(built))
     distinct = {r.command: built.costs.estimate(r) for built in tables for r in built.open}
@@ -287,17 +291,6 @@ def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
         cost = cost_in_words(list(distinct.values()))
         yield f"in all: {len(distinct)} different runs to make, {cost}"
     yield f"written: md, html, tex, csv and json of each below {folder}"
-
-
-def empty_cell_reasons(built: BuiltTable) -> dict[str, int]:
-    """Return the reasons why cells are empty, with counts; `cost_lines` covers cells that can still
-    be run."""
-    reasons = [
-        f"{cell.status}: {cell.reason}"
-        for cell in built.cells.itertuples()
-        if render.is_empty(cell) and not cell.planned.run.open
-    ]
-    return dict(Counter(reasons).most_common())
 
 
 # --- figures -------------------------------------------------------------------------------------
@@ -326,7 +319,8 @@ def draw_figures(arguments: Namespace) -> int:
         failed += [kept] if kept else []
         with explain_write_errors(folder):
             written = [] if kept else write(built, folder)
-        print_lines(lines(built) if len(figures) == 1 else [headline(built)])
+        alone = (*lines(built), *missing_lines(built.built, "figure"))
+        print_lines(alone if len(figures) == 1 else [headline(built)])
         print_lines(f"written: {path}" for path in written)
     return print_failures(failed)
 
@@ -392,18 +386,8 @@ def build_report(arguments: Namespace) -> int:
         out=out,
         profile=arguments.profile,
         compose=compose,
-        track=with_progress,
         only=tuple(arguments.runs),
         most_pages=arguments.pages,
         all_tables=arguments.tables,
     )
     return print_lines(builder.build())
-
-
-def with_progress(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """Yield the items one by one, with a progress bar on stderr."""
-    from rich.progress import track
-
-    err = console(stderr=True)
-    # without a terminal, each bar would be an empty line
-    yield from track(items, what, console=err, transient=True, disable=not err.is_terminal)

@@ -26,7 +26,6 @@ from dllm_bench.figures.run_series import COUNTED, SIMULATED, Point
 from dllm_bench.figures.spec import PaperFigure, StatedNumber
 from dllm_bench.methods.drafting import device_of_step_profile
 from dllm_bench.store.files import csv_rows, csv_text, write_atomic
-from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.plan import CellState
 from dllm_bench.tables.render import progress
 
@@ -158,7 +157,7 @@ def drawing(built: BuiltFigure) -> Figure:
             share_ranges(list(row), row_slots)
         for ax, slot in zip(row, row_slots, strict=True):
             if slot and not slot.placed.empty:
-                panels.draw_stated(ax, stated_in(slot))
+                panels.draw_stated(ax, slot)
     draw_below(drawn, built)
     drawn.draw_without_rendering()  # now the axes have their places
     for ax in axes.flat:
@@ -166,12 +165,6 @@ def drawing(built: BuiltFigure) -> Figure:
         if kind.numbered:
             panels.separate_numbers(ax)
     return drawn
-
-
-def stated_in(panel: Panel) -> list[StatedNumber]:
-    """Return the stated numbers that belong into a panel."""
-    known = (n for n in panel.built.figure.stated if n.quantity in ("", panel.quantity))
-    return [number for number in known if number.panel in ("", *panel.names)]
 
 
 def share_ranges(axes: Sequence[Axes], slots: Sequence[Panel | None]) -> None:
@@ -473,16 +466,9 @@ def headline(built: BuiltFigure) -> str:
 
 
 def lines(built: BuiltFigure) -> Iterator[str]:
-    """Yield lines about what was drawn, what could not be drawn and why, and the commands for
-    missing runs."""
-    table = built.built
+    """Yield lines about what was drawn, and what could not be drawn and why."""
     yield built.figure.table.title
     yield headline(built)
-    yield from (f"cannot run here: {reason}" for reason in table.unavailable)
-    if table.open:
-        cost = cost_in_words([table.costs.estimate(run) for run in table.open])
-        command = f"dllm-bench figure {table.table.name} {table.profile.flags} --run"
-        yield f"{len(table.open)} runs to fill ({cost}): {command}; --commands lists them"
     empty = built.without_number
     lacking = empty.run[empty.reason == NO_REPLAY].nunique()
     if lacking:
@@ -491,5 +477,3 @@ def lines(built: BuiltFigure) -> Iterator[str]:
     reasons = dict(zip(unread.run, unread.reason, strict=True))
     for reason in dict.fromkeys(reasons.values()):
         yield f"{list(reasons.values()).count(reason)} runs: {reason}"
-    for run in table.open[:3]:  # as the command `table` shows; a figure may have hundreds
-        yield f"open ({run.state}: {run.reason}): {run.command}"

@@ -7,16 +7,15 @@ diamonds on bars. Intervals are thin bars. Only positions are computed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
 from dllm_bench.figures.points import MEASURED, BuiltFigure
 from dllm_bench.figures.spec import StatedNumber
-from dllm_bench.figures.trade_off import least_covered
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -196,58 +195,45 @@ def separate_numbers(ax: Axes) -> None:
     there is room. The axes must have their final position.
     """
     from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
 
     numbers = [text for text in ax.texts if isinstance(text, Annotation)]
-    scale = ax.figure.dpi / 72
-    half = style.SETTINGS["lines.markersize"] / 2 * scale
+    half = style.SETTINGS["lines.markersize"] / 2 * ax.figure.dpi / 72
     places = [ax.transData.transform(text.xy) for text in numbers]
-    taken = [(x - half, y - half, x + half, y + half) for x, y in places]
-    for text, (x, y) in zip(numbers, places, strict=True):
-        box = text.get_window_extent()
-        wide, high = box.width / 2, box.height / 2
-        middles = [(x + scale * right, y + scale * up) for right, up in NUMBER_PLACES]
-        boxes = [(x - wide, y - high, x + wide, y + high) for x, y in middles]
-        index, _ = least_covered(boxes, taken)
+    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in places]
+    for text in numbers:
+        boxes = []
+        for place in NUMBER_PLACES:
+            text.set_position(place)
+            boxes.append(text.get_window_extent())
+        covered = [sum(map(box.fully_overlaps, taken)) for box in boxes]
+        index = covered.index(min(covered))
         taken.append(boxes[index])
         text.set_position(NUMBER_PLACES[index])
 
 
 def bars(ax: Axes, panel: Panel) -> None:
-    """Draw groups of bars, one group per category, with a diamond at the end of the paper's bar."""
-    points = panel.placed
+    """Draw groups of bars, one group per category, with a diamond at the end of the paper's bar. At
+    numbers, bars are adjacent, as wide as the distance of these numbers. On a logarithmic axis,
+    where the length of a bar is meaningless, draw markers.
+    """
+    points, room, filled = panel.placed, BAR_ROOM, 0.92
+    if not panel.built.categories:
+        places = sorted(set(points.place))
+        room, filled = 0.9 * min((b - a for a, b in pairwise(places)), default=1.0), 1.0
     shown = [name for name in panel.built.series if name in set(points.series)]
-    width = BAR_ROOM / max(len(shown), 1)
+    width = room / max(len(shown), 1)
     for index, name in enumerate(shown):
-        shift, look = (index + 0.5) * width - BAR_ROOM / 2, style.look(name)
+        shift, look = (index + 0.5) * width - room / 2, style.look(name)
         measured = points[(points.series == name) & (points.kind == MEASURED)]
         reported = points[(points.series == name) & (points.kind != MEASURED)]
-        draw_columns(ax, panel, look, (measured.place + shift, measured.y), width * 0.92)
+        if panel.log_y:
+            marks = {**line_settings(look), "linestyle": "none"}
+            ax.plot(measured.place + shift, measured.y, **marks)
+        else:
+            ax.bar(measured.place + shift, measured.y, width * filled, **bar_settings(look))
         draw_intervals(ax, measured.place + shift, measured, style.INK)
         ax.plot(reported.place + shift, reported.y, **REPORTED_BAR)
-    ax.grid(axis="x", visible=False)
-
-
-def draw_columns(
-    ax: Axes, panel: Panel, look: style.Look, ends: tuple[Series, Series], width: float
-) -> None:
-    """Draw bars with their ends at x and y; on a logarithmic axis, where the length of a bar is
-    meaningless, draw markers.
-    """
-    if panel.log_y:
-        ax.plot(*ends, **{**line_settings(look), "linestyle": "none"})
-    else:
-        ax.bar(*ends, width, **bar_settings(look))
-
-
-def histogram(ax: Axes, panel: Panel) -> None:
-    """Draw adjacent bars at numbers on the x axis; their width is the distance of these numbers."""
-    places = sorted(set(panel.placed.place))
-    distance = min((b - a for a, b in pairwise(places)), default=1.0)
-    shown = list(panel.by_series(measured=True))
-    width = 0.9 * distance / max(len(shown), 1)
-    for index, (look, points) in enumerate(shown):
-        shift = (index + 0.5) * width - 0.45 * distance
-        draw_columns(ax, panel, look, (points.place + shift, points.y), width)
     ax.grid(axis="x", visible=False)
 
 
@@ -265,14 +251,6 @@ def heat(ax: Axes, panel: Panel) -> None:
     ax.grid(visible=False)
 
 
-def apart(places: Iterable[float], least: float) -> list[float]:
-    """Return the rising places, each moved to at least `least` after the one before."""
-    moved: list[float] = []
-    for place in places:
-        moved.append(max(place, moved[-1] + least) if moved else place)
-    return moved
-
-
 def reliability(ax: Axes, panel: Panel) -> None:
     """Draw observed against predicted shares, with the diagonal of a calibrated head; below, the
     number of outcomes in each bin, a row per series.
@@ -281,7 +259,8 @@ def reliability(ax: Axes, panel: Panel) -> None:
     lines(ax, panel)
     rows = list(panel.by_series(measured=True))
     for row, (look, points) in enumerate(rows, start=1):
-        for place, n in zip(apart(points.place, COUNT_APART), points.n, strict=True):
+        places = accumulate(points.place, lambda last, place: max(place, last + COUNT_APART))
+        for place, n in zip(places, points.n, strict=True):
             count = ax.text(place, -COUNT_ROW * row, str(n))
             count.set(
                 fontsize=5, color=look.colour, ha="center", va="center", rotation=90, clip_on=True
@@ -303,12 +282,13 @@ def draw_switches(ax: Axes, panel: Panel) -> None:
         ax.set_xticks(places, labels)
 
 
-def draw_stated(ax: Axes, numbers: Sequence[StatedNumber]) -> None:
+def draw_stated(ax: Axes, panel: Panel) -> None:
     """Draw dashed lines, or grey ranges, at the places stated in the paper's text, with the number.
     Numbers beyond an axis, whose range is not changed, are written above the panel with an arrow.
     """
     beyond = []
-    for number in (number for number in numbers if number.axis):
+    stated = (n for n in panel.built.figure.stated if n.axis and n.panel in ("", *panel.names))
+    for number in (n for n in stated if n.quantity in ("", panel.quantity)):
         low, high = sorted(ax.get_xlim() if number.axis == "x" else ax.get_ylim())
         if low <= number.high and number.low <= high:
             _draw_place(ax, number)
@@ -395,7 +375,7 @@ PANEL_KINDS: Mapping[str, PanelKind] = {
     "band": PanelKind(band, wide=1.15),
     "scatter": PanelKind(scatter, mark_swatch, wide=2, numbered=True),
     "bars": PanelKind(bars, box_swatch, wide=1.3, per_category=0.26),
-    "histogram": PanelKind(histogram, box_swatch, wide=1.2),
+    "histogram": PanelKind(bars, box_swatch, wide=1.2),
     "heat": PanelKind(heat, wide=1.25, one_range=False),
     "reliability": PanelKind(reliability),
 }

@@ -129,12 +129,8 @@ def build_figure(
     """Return the figure with every point that the sealed records give."""
     built = build(figure.table, profile, planned)
     records = (run.record for run in distinct_runs(planned) if run.record)
-    builder = _PointBuilder(
-        figure,
-        {row.Index: row for row in built.cells.itertuples()},
-        {r.identity_hash: StoredRun(r, store.path(r.spec)) for r in records},
-        profile,
-    )
+    runs = {record.identity_hash: StoredRun(record, store.path(record.spec)) for record in records}
+    builder = _PointBuilder(figure, built, runs)
     measured = [
         point
         for cell in built.cells.itertuples()
@@ -197,12 +193,10 @@ class _PointBuilder:
 
     figure: PaperFigure
     """The figure."""
-    cells: Mapping[tuple[str, ...], Row]
-    """(facet values …, metric) -> cell."""
+    built: BuiltTable
+    """Its table."""
     runs: Mapping[str, StoredRun]
     """Hash -> sealed run."""
-    profile: Profile
-    """What the runs were translated with."""
 
     def points(self, cell: Row) -> Iterator[Point]:
         """Yield the point of a cell, or those of its run series."""
@@ -242,10 +236,9 @@ class _PointBuilder:
         """Yield the replaced settings, except the one on the x axis; for a mean, also in how many
         of its runs, if not in all.
         """
-        leaves, on_axis = leaves_of(cell.planned), f"{self.figure.draw.x.setting}="
-        switched = (
-            o for leaf in leaves for o in self.profile.switched(self.figure.name, leaf.cell)
-        )
+        profile, leaves = self.built.profile, leaves_of(cell.planned)
+        on_axis = f"{self.figure.draw.x.setting}="
+        switched = (o for leaf in leaves for o in profile.switched(self.figure.name, leaf.cell))
         counts = Counter(o for o in switched if not o.startswith(on_axis))
         for override, count in counts.items():
             yield override if count == len(leaves) else f"{override} ({count}/{len(leaves)})"
@@ -254,7 +247,7 @@ class _PointBuilder:
         """Return the cell's position on the x axis."""
         axis, keys = self.figure.draw.x, cell.planned.cell.keys
         if axis.metric:
-            x = self.cells[(*keys.values(), axis.metric)].value
+            x = float(self.built.cells.value[*keys.values(), axis.metric])
             return None if isnan(x) else x
         if axis.setting:
             configs = [run.config for run in cell.planned.runs if run.config]

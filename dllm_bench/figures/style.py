@@ -8,8 +8,8 @@ a series, so a grey print is readable (`tests/figures` checks this for every com
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,15 +67,11 @@ def known_looks() -> Mapping[str, Look]:
     return found
 
 
-@contextmanager
-def applied() -> Iterator[None]:
+def applied() -> AbstractContextManager[None]:
     """Use this style inside of the block; matplotlib's settings are restored at its end."""
-    import matplotlib
+    import matplotlib.style
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)
-        yield
+    return matplotlib.style.context(["default", SETTINGS])
 
 
 def empty_figure(width: float, height: float) -> Figure:

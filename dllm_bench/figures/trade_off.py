@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import inf, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
@@ -26,13 +26,13 @@ from dllm_bench.store.record import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
     from pandas import DataFrame
 
 INCHES, FRONT = (7.2, 4.4), "#b8860b"
 FRONT_LABEL = "front: no run is better in both"
 ORACLE = "select.oracle"  # registered name of the piece that knows the text
 KnownRun = tuple[RunRecord, float, MeanScore]  # a run, its speed, its score
-Box = tuple[float, float, float, float]  # left, low, right and high end
 UNKNOWN = (style.Look("#5c5c5c", "o"), style.Look("#9a6b00", "s"), style.Look("#4a7a8c", "^"))
 """Looks of decoders whose family has none, in turn."""
 PLACES = [  # offsets of a name from its point: points right and up, alignment
@@ -47,7 +47,6 @@ PLACES = [  # offsets of a name from its point: points right and up, alignment
         (0, -1, "center", "top"),
     )
 ]
-SHARE = {"left": 0, "bottom": 0, "center": 0.5, "right": 1, "top": 1}  # of a name, before its place
 LEADER = 15  # points from which a line leads from the name to its point
 
 
@@ -170,12 +169,14 @@ def place_names(ax: Axes, points: DataFrame) -> set[str]:
 
     The layout must be final: names are measured as they are drawn.
     """
+    from matplotlib.transforms import Bbox
+
     best = points[points.front].sort_values("speed")
     rest = points[~points.front].sort_values("score", ascending=False, kind="stable")
     colours = {name: look.colour for name, look in looks(points.decoder).items()}
     dot = 4 * ax.figure.dpi / 72
     places = ax.transData.transform(points[["speed", "score"]])
-    taken = [*outside(*ax.bbox.extents), *((x - dot, y - dot, x + dot, y + dot) for x, y in places)]
+    taken = [Bbox.from_extents(x - dot, y - dot, x + dot, y + dot) for x, y in places]
     named = set[str]()
     for point in (*best.itertuples(), *rest.itertuples()):
         due = point.front or point.decoder not in named
@@ -184,48 +185,25 @@ def place_names(ax: Axes, points: DataFrame) -> set[str]:
     return set(colours) - named
 
 
-def _write(ax: Axes, point: Any, taken: list[Box], colour: str) -> bool:
+def _write(ax: Axes, point: Any, taken: list[Bbox], colour: str) -> bool:
     """Write the point's name at the first free place, now taken; False if there is none."""
     place = point.speed, point.score
     given: dict[str, Any] = {"color": colour, "fontsize": 6.5, "zorder": 4}
     given["fontweight"] = "bold" if point.front else "normal"
-    measured = ax.text(*place, point.decoder, **given)
-    width, height = measured.get_window_extent().size
-    measured.remove()
-    x, y = ax.transData.transform(place)
-    scale = ax.figure.dpi / 72
-    lefts = [x + scale * right - SHARE[across] * width for right, _, across, _ in PLACES]
-    lows = [y + scale * up - SHARE[along] * height for _, up, _, along in PLACES]
-    pairs = zip(lefts, lows, strict=True)
-    boxes = [(left, low, left + width, low + height) for left, low in pairs]
-    index, covered = least_covered(boxes, taken)
-    if covered:
+    given["textcoords"] = "offset points"
+    text = ax.annotate(point.decoder, place, (0, 0), **given)
+    for right, up, across, along in PLACES:
+        text.set(position=(right, up), ha=across, va=along)
+        box = text.get_window_extent()
+        inside = all(ax.bbox.contains(*corner) for corner in box.corners())
+        if inside and not any(map(box.fully_overlaps, taken)):
+            break
+    else:
+        text.remove()
         return False
-    taken.append(boxes[index])
-    right, up, across, along = PLACES[index]
+    taken.append(box)
     if max(abs(right), abs(up)) >= LEADER:
+        text.remove()
         given["arrowprops"] = {"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.7}
-    given |= {"textcoords": "offset points", "ha": across, "va": along}
-    ax.annotate(point.decoder, place, (right, up), **given)
+        ax.annotate(point.decoder, place, (right, up), ha=across, va=along, **given)
     return True
-
-
-def least_covered(boxes: Sequence[Box], taken: Sequence[Box]) -> tuple[int, int]:
-    """Return the index of the first box that overlaps the fewest taken boxes, and their number."""
-    covered = [sum(overlap(box, other) for other in taken) for box in boxes]
-    return covered.index(min(covered)), min(covered)
-
-
-def outside(left: float, low: float, right: float, high: float) -> list[Box]:
-    """Return boxes that cover everything outside of a box."""
-    return [
-        (-inf, -inf, left, inf),
-        (right, -inf, inf, inf),
-        (-inf, -inf, inf, low),
-        (-inf, high, inf, inf),
-    ]
-
-
-def overlap(one: Box, other: Box) -> bool:
-    """Return whether two boxes share more than an edge."""
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -13,16 +13,19 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rich.progress import track
+
 from dllm_bench.claims.findings import Findings
 from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.output import console
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
 from dllm_bench.site import compare_page, pages
@@ -51,8 +54,6 @@ from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.plan import CellState, Planner, stored_folders
 from dllm_bench.tables.spec import EMBEDDED
 
-Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showing progress
-
 STATIC = Path(__file__).parent / "static"
 STAMP = "made-by.json"
 FIGURE_FORMS = ("svg", "png", "csv")
@@ -74,7 +75,6 @@ class SiteBuilder:
     out: the folder of the site.
     profile: name of the profile that tables are built for.
     compose: overrides to the run configuration, for planning the tables.
-    track: shows progress while runs and tables are built.
     only: prefixes of the hashes of runs that get a page; empty: the `most_pages` sealed last (None:
     all), because a page takes ten times as long as an entry of the list of runs. all_tables: also
     tables without any stored run. texts: token texts and prompts.
@@ -84,7 +84,6 @@ class SiteBuilder:
     out: Path
     profile: str
     compose: Compose
-    track: Track
     only: Sequence[str] = ()
     most_pages: int | None = None
     all_tables: bool = False
@@ -107,7 +106,7 @@ class SiteBuilder:
         chosen = self._with_pages(entries)
         stale = [entry for entry in chosen if everything or not self._is_up_to_date(entry)]
         made = 0
-        for entry in self.track(stale, "runs"):
+        for entry in with_progress(stale, "runs"):
             try:
                 record, samples = read_record(entry.path), read_samples(entry.path)
             except DllmBenchError as error:
@@ -239,7 +238,7 @@ class SiteBuilder:
     def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
         """Write each table that has a stored run in all its forms; yields (address, table)."""
         profile, similar = load_profile(self.profile), None
-        for name in self.track(names_of("table"), "tables"):
+        for name in with_progress(names_of("table"), "tables"):
             table = load_table(name)
             if not self.planner.has_run(table, profile):
                 continue
@@ -296,6 +295,12 @@ class SiteBuilder:
 
     def _write(self, address: str, content: str | bytes) -> None:
         write_atomic(self.out / address, content, durable=False)
+
+
+def with_progress(items: Sequence[Any], what: str) -> Iterable[Any]:
+    """Return the items one by one, with a progress bar on stderr if that is a terminal."""
+    err = console(stderr=True)
+    return track(items, what, console=err, transient=True, disable=not err.is_terminal)
 
 
 def in_order(path: Path) -> list[str | int]:

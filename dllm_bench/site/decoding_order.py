@@ -28,6 +28,7 @@ SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 3
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # weights of red, green and blue (sRGB)
 UNCHANGED = "winner fed cached ms forced proposed accepted".split()  # as in the trace of a forward
 EVEN_CONTRAST = 0.18  # luminance on which black and white are equally legible (WCAG 2)
+COLOURS = {"scale": SCALE, "luminance": LUMINANCE, "even": EVEN_CONTRAST}  # for `static/site.js`
 
 
 def colours_of_forward(forward: int, forwards: int) -> tuple[str, tuple[int, int, int]]:
@@ -137,7 +138,9 @@ def decoding_order(
     drafts = {token for row in sample.trace.get("drafted", ()) for token in row}
     texts = {token: decode([token]) for token in drafts.union(sample.ids)}
     trace = Trace.from_columns(sample.trace)
-    born = commit_forwards(sample, trace)
+    sizing = sum(forward.kind == ForwardKind.SIZE for forward in trace.forwards)
+    # a token that was not decoded counts with the last forward that found the length, or the first
+    born = [max(sizing - 1, 0) if index == GIVEN else index for index in sample.born]
     ends = dict(sorted(sample.cut.items(), key=lambda item: (item[1], item[0])))
     ended_by, end = next(iter(ends.items()), (None, len(sample.ids)))
     return DecodingOrder(
@@ -155,12 +158,6 @@ def decoding_order(
     )
 
 
-def commit_forwards(sample: SampleRecord, trace: Trace) -> list[int]:
-    """Return the forward with which each token counts; negative if the position is still masked."""
-    sizing = sum(forward.kind == ForwardKind.SIZE for forward in trace.forwards)
-    return [max(sizing - 1, 0) if index == GIVEN else index for index in sample.born]
-
-
 def forward_steps(
     trace: Trace, born: Sequence[int], texts: Mapping[int, str], passes: int
 ) -> list[ForwardStep]:
@@ -173,8 +170,7 @@ def forward_steps(
         if index >= 0:
             committed[index].append(position)
     steps, filled = [], 0
-    writes = trace.writes(born)
-    rows = zip(forwards, committed, writes, canvases, strict=True)
+    rows = zip(forwards, committed, trace.writes(born), canvases, strict=True)
     for forward, positions, made, canvas in rows:
         filled += made.committed - made.remasked
         again = {change.position: change.after == AGAIN_MASKED for change in forward.changes}

@@ -11,21 +11,17 @@ column. The texts of tokens are written once per script; samples refer to them b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from itertools import count
 from typing import Any
 
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.metrics.definitions import FAMILIES, TITLES, definition, measure_all
 from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.registry import TARGET
-from dllm_bench.site.decoding_order import (
-    EVEN_CONTRAST,
-    LUMINANCE,
-    SCALE,
-    DecodingOrder,
-    decoding_order,
-)
+from dllm_bench.site.decoding_order import COLOURS, DecodingOrder, decoding_order
 from dllm_bench.site.pages import Page, Plain, moment, run_address, script_json
 from dllm_bench.site.texts import DecodeTokens, printable, significant
 from dllm_bench.store.record import SCORE, RunRecord, SampleRecord, Session
@@ -113,13 +109,7 @@ def sample_page(record: RunRecord) -> str:
         "sample",
         [("runs", "index.html#runs"), (run_title(spec), run_address(spec.short))],
     )
-    data = {
-        "ids": record.columns["id"],
-        "chunk": SAMPLES_PER_SCRIPT,
-        "scale": SCALE,
-        "luminance": LUMINANCE,
-        "even": EVEN_CONTRAST,
-    }
+    data = {"ids": record.columns["id"], "chunk": SAMPLES_PER_SCRIPT, **COLOURS}
     return page.render("sample.html", {"data": script_json(data)})
 
 
@@ -197,15 +187,13 @@ STEP_COLUMNS = "kind branches winner fed cached ms forced proposed accepted".spl
 SHOWN_FACTS = ("emitted", "committed", "forwards", "rows", "forced", "seconds", "first_step_s")
 
 
-@dataclass
-class TextNumbers:
-    """Texts of tokens and their numbers, in the order of their first use."""
+TextNumbers = dict[str, int]
+"""Texts of tokens and their numbers, in the order of their first use."""
 
-    numbers: dict[str, int] = field(default_factory=dict)
 
-    def __call__(self, text: str) -> int:
-        """Return the number of a text; a new text gets the next one."""
-        return self.numbers.setdefault(visible(text), len(self.numbers))
+def text_numbers() -> TextNumbers:
+    """Return a dictionary in which a text that is looked up gets the next number."""
+    return defaultdict(count().__next__)
 
 
 def visible(text: str) -> str:
@@ -223,7 +211,7 @@ def scripts(
     """Yield the scripts in order; sample i of the record is in script i // SAMPLES_PER_SCRIPT."""
     rows = list(zip(*record.columns.values(), strict=True))
     for number, start in enumerate(range(0, len(rows), SAMPLES_PER_SCRIPT)):
-        texts, packed = TextNumbers(), []
+        numbers, packed = text_numbers(), []
         for values in rows[start : start + SAMPLES_PER_SCRIPT]:
             row = dict(zip(record.columns, values, strict=True))
             key, sample = row["id"], samples.get(row["id"])
@@ -232,9 +220,9 @@ def scripts(
                 one |= {"text": sample.text, "raw": sample.raw}
             if sample and not sample.served:  # a server does not report its decoding order
                 order = decoding_order(sample, decode, record.spec.decoder)
-                one |= pack_decoding_order(order, texts)
+                one |= pack_decoding_order(order, numbers)
             packed.append(one | (asdict(answers[key]) if key in answers else {}))
-        data = {"samples": packed, "words": list(texts.numbers)}
+        data = {"samples": packed, "words": list(numbers)}
         yield f"receiveSamples({number},{script_json(data)})\n"
 
 
@@ -245,18 +233,18 @@ def pack_row(row: Plain) -> Plain:
     return {k: row[k] for k in ("id", "verdict", "value")} | {"scores": scores, "facts": facts}
 
 
-def pack_decoding_order(order: DecodingOrder, texts: TextNumbers) -> Plain:
+def pack_decoding_order(order: DecodingOrder, numbers: TextNumbers) -> Plain:
     """Return tokens and forwards as columns; `born` tells what a forward committed."""
     steps: Plain = {name: [getattr(step, name) for step in order.steps] for name in STEP_COLUMNS}
     for name in ("drafted", "overwritten", "remasked", "inserted", "survival"):
         if any(column := [getattr(step, name) for step in order.steps]):
             steps[name] = column
     if "drafted" in steps:
-        steps["drafted"] = [[*map(texts, drafted)] for drafted in steps["drafted"]]
+        steps["drafted"] = [[numbers[visible(t)] for t in drafted] for drafted in steps["drafted"]]
     if "inserted" in steps:
         steps["filled"] = [step.filled for step in order.steps]
     return {
-        "tokens": [texts(token.text) for token in order.tokens],
+        "tokens": [numbers[visible(token.text)] for token in order.tokens],
         "born": [-1 if token.born is None else token.born for token in order.tokens],
         "steps": steps,
         **{name: getattr(order, name) for name in ("borders", "ends", "end", "ended_by")},

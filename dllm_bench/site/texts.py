@@ -128,11 +128,9 @@ def requests_of(spec: RunSpec) -> list[Request]:
     from dllm_bench.models.load import load_text_codec
     from dllm_bench.serving import served_model
 
-    served = spec.model.is_served
-    encode = (
-        served_model.encode if served else load_text_codec(inputs.model_spec(spec.model)).encode
-    )
-    every = inputs.benchmark_of(spec.benchmark).requests(encode)
+    model = spec.model
+    codec: Any = served_model if model.is_served else load_text_codec(inputs.model_spec(model))
+    every = inputs.benchmark_of(spec.benchmark).requests(codec.encode)
     return in_passes(every, spec.limit, spec.repeats)
 
 
@@ -218,7 +216,7 @@ def printable(text: str) -> str:
 
 def align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield rows as lines of text with aligned columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dllm_bench.claims.evidence import crossed, is_one_token, sides_of
-from dllm_bench.claims.findings import Findings, history, history_rows, markdown
+from dllm_bench.claims.findings import Findings, history, markdown
 from dllm_bench.claims.spec import Claim, Direction, load_claim, read_claim, source_table
 from dllm_bench.claims.verdict import ClaimVerdict, Judgement, items_needed, judge_claims
 from dllm_bench.core.errors import DllmBenchError
@@ -463,7 +463,7 @@ def test_no_two_claims_compare_the_same_cells_by_the_same_metric() -> None:
 
 def test_every_name_that_ever_had_a_verdict_says_what_became_of_it() -> None:
     now = [Judgement(one, ClaimVerdict.NOT_RUN, "", "") for one in CLAIMS]
-    rows = {name: became for name, _, became in history_rows(now)}
+    rows = {name: became for name, _, became in Findings(now, {}).history}
     assert rows["lopa/no_loss_gsm8k"] == "not run"
     assert rows["creditdecoding/score_llada"] == "part of creditdecoding/no_loss_llada"
     assert "withdrawn" not in rows.values()

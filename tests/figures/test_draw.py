@@ -12,8 +12,9 @@ import pytest
 from pandas import DataFrame
 
 from dllm_bench.api.compose import compose as real_compose
+from dllm_bench.cli.table import missing_lines
 from dllm_bench.figures import style
-from dllm_bench.figures.draw import as_csv, drawing, grid, images, lines
+from dllm_bench.figures.draw import as_csv, drawing, grid, images
 from dllm_bench.figures.panels import FRONT_LINE, PANEL_KINDS
 from dllm_bench.figures.points import (
     UNDEFINED,
@@ -140,9 +141,9 @@ def test_what_has_no_number_says_why() -> None:
     text = as_csv(found)
     assert text.count(",missing,") == 4
     assert text.count("partial,3 of 20 samples") == 2
-    said = "\n".join(lines(found))
-    assert "3 runs to fill" in said
-    assert said.count("open (") == 3
+    said = "\n".join(missing_lines(found.built, "figure"))
+    assert "3 runs to make" in said
+    assert said.count("one of them (") == 3
     assert "dllm-bench run decoder=lopa model=tiny-alpha" in said
 
 

@@ -148,9 +148,9 @@ def test_a_figure_says_what_is_missing_then_runs_it(tmp_path: Path, capsys) -> N
     ask = ["figure", NAME, "--limit", "2", "--results", str(tmp_path)]
     assert main(ask) == 0
     said = capsys.readouterr().out
-    assert "2 runs to fill" in said
+    assert "2 runs to make" in said
     assert f"dllm-bench figure {NAME} --profile embedded --limit 2 --run" in said
-    assert said.count("open (missing: not run yet): dllm-bench run ") == 2
+    assert said.count("one of them (missing: not run yet): dllm-bench run ") == 2
     assert [(row["y"], row["state"]) for row in rows(tmp_path)] == [("", "missing")] * 2
 
     assert main([*ask, "--run", "--jobs", "1"]) == 0

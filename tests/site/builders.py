@@ -139,7 +139,6 @@ def make(
             out=out or root / "site",
             profile="embedded",
             compose=builders.compose,
-            track=lambda items, what: iter(items),
             only=only,
             all_tables=all_tables,
             most_pages=most_pages,

@@ -241,9 +241,9 @@ def test_no_template_turns_escaping_off_or_names_what_is_not_there() -> None:
 def test_the_viewer_gets_the_whole_filling(make: object) -> None:
     sample = make("a")  # type: ignore[operator]
     order = decoding_order(sample, lambda ids: builders.WORDS[ids[0]], builders.LOOKAHEADS)
-    words = site_samples.TextNumbers()
+    words = site_samples.text_numbers()
     packed = json.loads(site_pages.script_json(site_samples.pack_decoding_order(order, words)))
-    texts = list(words.numbers)
+    texts = list(words)
     assert [texts[n] for n in packed["tokens"]] == [
         site_samples.visible(token.text) for token in order.tokens
     ]
@@ -259,7 +259,7 @@ def test_the_viewer_gets_the_whole_filling(make: object) -> None:
 
 def test_the_viewer_gets_what_a_reviser_changed() -> None:
     order = decoding_order(builders.revisions("a"), lambda ids: builders.WORDS[ids[0]], {})
-    steps = site_samples.pack_decoding_order(order, site_samples.TextNumbers())["steps"]
+    steps = site_samples.pack_decoding_order(order, site_samples.text_numbers())["steps"]
     assert steps["overwritten"] == [[], [0], [], []]
     assert steps["remasked"] == [[], [1], [], []]
 
