@@ -39,6 +39,7 @@ from dllm_bench.site.texts import (
     number,
     printable,
     requests_of,
+    snippet,
     token_decoder,
 )
 from dllm_bench.store.groups import Hardware
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from dllm_bench.api.generation import Committed, Completion
     from dllm_bench.site.decoding_order import CanvasToken, ForwardStep
 
-WIDTH = 72  # characters shown of an extracted answer
 STDIN = "-"
 MASK, BORDER, SPACE, FORCED, DIM = "░", "│", "␣", "!", "dim"
 SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
@@ -115,18 +115,12 @@ def every_grading(answer: GradedAnswer, stored: Mapping[str, float]) -> Iterator
     stored: values in the run's record. Programs are only executed for graders in it.
     """
     rows = [
-        (f"  {name}", f"{value:g}", one_line(text))
+        (f"  {name}", f"{value:g}", snippet(text))
         for name, value in {**answer.metrics, **stored}.items()
         if (text := answer.readings.get(name.rpartition(",")[2])) is not None
     ]
     if len(rows) > 1:
         yield from ("all gradings:", *align(rows))
-
-
-def one_line(text: str) -> str:
-    """Return a text in one line, cut to `WIDTH`."""
-    line = " ⏎ ".join(printable(part) for part in text.split("\n"))
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 
 def named_text(name: str, text: str) -> Iterator[str]:

@@ -35,18 +35,9 @@ ORACLE = "select.oracle"  # registered name of the piece that knows the text
 KnownRun = tuple[RunRecord, float, MeanScore]  # a run, its speed, its score
 UNKNOWN = (style.Look("#5c5c5c", "o"), style.Look("#9a6b00", "s"), style.Look("#4a7a8c", "^"))
 """Looks of decoders whose family has none, in turn."""
-PLACES = [  # offsets of a name from its point: points right and up, alignment
-    (reach * x, reach * y, across, up)
-    for reach in (6, 12, 20, 30, 42)
-    for x, y, across, up in (
-        (1, 0.6, "left", "bottom"),
-        (1, -0.6, "left", "top"),
-        (-1, 0.6, "right", "bottom"),
-        (-1, -0.6, "right", "top"),
-        (0, 1, "center", "bottom"),
-        (0, -1, "center", "top"),
-    )
-]
+SIDES = (1, 0.6), (1, -0.6), (-1, 0.6), (-1, -0.6), (0, 1), (0, -1)
+PLACES = [(reach * x, reach * y) for reach in (6, 12, 20, 30, 42) for x, y in SIDES]
+"""Offsets of a name from its point, in points right and up."""
 LEADER = 15  # points from which a line leads from the name to its point
 
 
@@ -192,8 +183,10 @@ def _write(ax: Axes, point: Any, taken: list[Bbox], colour: str) -> bool:
     given["fontweight"] = "bold" if point.front else "normal"
     given["textcoords"] = "offset points"
     text = ax.annotate(point.decoder, place, (0, 0), **given)
-    for right, up, across, along in PLACES:
-        text.set(position=(right, up), ha=across, va=along)
+    for right, up in PLACES:
+        across = "center" if not right else "left" if right > 0 else "right"
+        aligned = {"ha": across, "va": "bottom" if up > 0 else "top"}
+        text.set(position=(right, up), **aligned)
         box = text.get_window_extent()
         inside = all(ax.bbox.contains(*corner) for corner in box.corners())
         if inside and not any(map(box.fully_overlaps, taken)):
@@ -205,5 +198,5 @@ def _write(ax: Axes, point: Any, taken: list[Bbox], colour: str) -> bool:
     if max(abs(right), abs(up)) >= LEADER:
         text.remove()
         given["arrowprops"] = {"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.7}
-        ax.annotate(point.decoder, place, (right, up), ha=across, va=along, **given)
+        ax.annotate(point.decoder, place, (right, up), **aligned, **given)
     return True

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -29,7 +29,7 @@ from dllm_bench.core.output import console
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
 from dllm_bench.site import compare_page, pages
-from dllm_bench.site.pages import Plain, RunPages
+from dllm_bench.site.pages import Plain
 from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.cache import Compose, SettingsCache
@@ -115,10 +115,12 @@ class SiteBuilder:
                 if record is not None:  # it may be gone since it was listed
                     self._build_run(entry, record, samples)
                     made += 1
-        run_pages = RunPages(frozenset(short for short in records if is_file(self._page(short))))
+        run_pages = {short for short in records if is_file(self._page(short))}
         tables = list(self._build_tables(run_pages))
         built_tables = {built.table.name: built for _, built in tables}
-        self._write(pages.FINDINGS_PAGE, self._findings(built_tables))
+        judgements = judge_stored(load_profile(self.profile), self.planner)
+        findings = pages.findings_page(Findings(judgements, built_tables))
+        self._write(pages.FINDINGS_PAGE, findings)
         groups = compare_page.comparable_runs(records.values())
         for group in groups:
             self._write(group.address, compare_page.comparison_page(group, run_pages))
@@ -135,9 +137,9 @@ class SiteBuilder:
         self._write(pages.FIRST_PAGE, self._first_page(listed, groups, run_pages))
         self.settings.save()
         yield from (f"left out: {sentence}" for sentence in left_out)
-        kept = len(run_pages.shorts) - made
+        kept = len(run_pages) - made
         yield f"{made} pages of runs made, {kept} were up to date"
-        if without := len(records) - len(run_pages.shorts):
+        if without := len(records) - len(run_pages):
             yield (
                 f"{without} runs have no page; --runs HASH makes one, --pages N those of the N "
                 "sealed last"
@@ -146,7 +148,7 @@ class SiteBuilder:
         yield f"written: {self.out / pages.FIRST_PAGE}"
 
     def _first_page(
-        self, listed: Plain, comparisons: Sequence[compare_page.ComparedRuns], run_pages: RunPages
+        self, listed: Plain, comparisons: Sequence[compare_page.ComparedRuns], run_pages: Set[str]
     ) -> str:
         """Return the first page: tables with a bar of their cells' states, figures, comparisons,
         runs.
@@ -163,7 +165,6 @@ class SiteBuilder:
         view = {
             **listed,
             "profile": self.profile,
-            "address": run_pages.address,
             "runs_by_state": by_state or "none",
             "measured_cells": cells[MEASURED],
             "cells": cells.total(),
@@ -177,7 +178,7 @@ class SiteBuilder:
             "differing": differing_settings([entry.spec for entry in listed["entries"]]),
             "run_states": sorted(run_states),
         }
-        return pages.Page(pages.FIRST_PAGE, "Report").render("index.html", view)
+        return pages.Page(pages.FIRST_PAGE, "Report", runs=run_pages).render("index.html", view)
 
     def _prepare_folder(self) -> bool:
         """Write the static files; return True if all pages of runs must be built again.
@@ -235,7 +236,7 @@ class SiteBuilder:
         texts = {name: sample.text for name, sample in samples.items()}
         self._write(pages.run_address(spec.short), run_page(record, texts))
 
-    def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
+    def _build_tables(self, run_pages: Set[str]) -> Iterator[tuple[str, BuiltTable]]:
         """Write each table that has a stored run in all its forms; yields (address, table)."""
         profile, similar = load_profile(self.profile), None
         for name in with_progress(names_of("table"), "tables"):
@@ -262,12 +263,7 @@ class SiteBuilder:
             if not is_file(self.out / address):
                 self._write(address, plot.svg())
 
-    def _findings(self, tables: Mapping[str, BuiltTable]) -> str:
-        """Return the page of the claims, judged by the stored runs."""
-        judgements = judge_stored(load_profile(self.profile), self.planner)
-        return pages.findings_page(Findings(judgements, tables))
-
-    def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[Plain]:
+    def _build_figures(self, run_pages: Set[str], left_out: list[str]) -> Iterator[Plain]:
         """Write a page for each drawn figure, and its files; yield its paper, address and title. If
         a drawing cannot be shown, a message is added to `left_out` instead.
         """

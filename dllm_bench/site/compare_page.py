@@ -11,12 +11,12 @@ draws only what has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from dllm_bench.figures import trade_off
 from dllm_bench.metrics import accuracy
-from dllm_bench.site.pages import Page, RunPages
+from dllm_bench.site.pages import Page
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import SHOWN, differing_settings, digest, slug
 
@@ -113,14 +113,13 @@ def tokens_per_forward(record: RunRecord) -> tuple[float, str]:
     return (float("inf") if tpf is None else tpf, record.identity_hash)
 
 
-def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
-    """Return the page of a group of runs."""
-    page = Page(runs.address, runs.title, [("comparisons", "index.html#comparisons")])
+def comparison_page(runs: ComparedRuns, with_page: Set[str]) -> str:
+    """Return the page of a group of runs. `with_page`: runs that have a page."""
+    page = Page(runs.address, runs.title, [("comparisons", "index.html#comparisons")], with_page)
     reference, *others = runs.records
     view = {
         "title": runs.title,
         "reference": reference,
-        "address": lambda short: run_pages.address(short, page.up),
         "settings": differing_settings(record.spec for record in runs.records),
         "compared": [
             (reference, None),

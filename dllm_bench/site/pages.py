@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -37,7 +37,6 @@ from dllm_bench.site.texts import commit, number, significant
 from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import SHOWN, slug
 from dllm_bench.tables.frame import BuiltTable
-from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.render import environment
 from dllm_bench.tables.spec import parse_number
 
@@ -70,35 +69,26 @@ class Page:
     address: its path below the root of the site.
     title: shown in the window's title and as the last entry of the trail.
     parents: (text, address below the root) of the pages between the first page and this one.
+    runs: short hashes of the runs that have a page.
     """
 
     address: str
     title: str
     parents: Sequence[tuple[str, str]] = ()
+    runs: Set[str] = frozenset()
 
     @property
     def up(self) -> str:
         """Relative path from the page to the root of the site."""
         return "../" * self.address.count("/")
 
+    def run(self, short: str) -> str:
+        """Return the relative address of a run's page, empty if it has none."""
+        return f"{self.up}{run_address(short)}" if short in self.runs else ""
+
     def render(self, template: str, view: Plain) -> str:
         """Return the whole document; `view` is the content that the template lays out."""
         return templates().get_template(template).render(page=self, view=view)
-
-
-@dataclass(frozen=True)
-class RunPages:
-    """Which runs have a page.
-
-    shorts: short hashes of these runs.
-    """
-
-    shorts: frozenset[str]
-
-    def address(self, short: str, up: str = "") -> str:
-        """Return the address of a run's page, empty if it has none; `up` is the relative path from
-        the page with the link to the root."""
-        return f"{up}{run_address(short)}" if short in self.shorts else ""
 
 
 def run_address(short: str) -> str:
@@ -135,25 +125,25 @@ script_json = partial(htmlsafe_json_dumps, separators=(",", ":"))
 # --- tables, figures, findings -------------------------------------------------------------------
 
 
-def table_page(built: BuiltTable, run_pages: RunPages) -> str:
-    """Return the page of a table."""
+def table_page(built: BuiltTable, runs: Set[str]) -> str:
+    """Return the page of a table. `runs`: those that have a page."""
     stem = f"tables/{built.stem}"
-    page = Page(f"{stem}.html", built.table.name, [("tables", "index.html#tables")])
-
-    def address(run: PlannedRun) -> str:
-        return run_pages.address(run.spec.short, page.up) if run.spec else ""
-
-    files = [(f"{Path(stem).name}.{form}", form) for form in DOWNLOADS]
-    return page.render("table_page.html", {"built": built, "address": address, "files": files})
+    page = Page(f"{stem}.html", built.table.name, [("tables", "index.html#tables")], runs)
+    view = {
+        "built": built,
+        "address": lambda run: page.run(run.spec.short) if run.spec else "",
+        "files": [(f"{Path(stem).name}.{form}", form) for form in DOWNLOADS],
+    }
+    return page.render("table_page.html", view)
 
 
 def figure_page(
-    stem: str, title: str, points: list[dict[str, str]], forms: Sequence[str], run_pages: RunPages
+    stem: str, title: str, points: list[dict[str, str]], forms: Sequence[str], runs: Set[str]
 ) -> str:
     """Return the page of a figure. `stem`: `figures/<profile>/<paper>/<figure>`; `points`: of its
-    csv."""
+    csv; `runs`: those that have a page."""
     name = "/".join(stem.split("/")[-2:])
-    page = Page(f"{stem}.html", name, [("figures", "index.html#figures")])
+    page = Page(f"{stem}.html", name, [("figures", "index.html#figures")], runs)
     rows = [{name: shown_entry(name, row[name]) for name in row} for row in points[:SHOWN_POINTS]]
     names = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
     numeric = [all(is_number(row[name]) for row in rows) for name in names]
@@ -167,7 +157,6 @@ def figure_page(
         "points": rows,
         "points_left_out": len(points) - len(rows),
         "runs": lambda text: [run[:SHOWN] for run in text.split()],
-        "address": lambda short: run_pages.address(short, page.up),
     }
     return page.render("figure.html", view)
 

@@ -23,7 +23,7 @@ from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.registry import TARGET
 from dllm_bench.site.decoding_order import COLOURS, DecodingOrder, decoding_order
 from dllm_bench.site.pages import Page, Plain, moment, run_address, script_json
-from dllm_bench.site.texts import DecodeTokens, printable, significant
+from dllm_bench.site.texts import DecodeTokens, printable, significant, snippet
 from dllm_bench.store.record import SCORE, RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves, setting_value
 from dllm_bench.tables.derive import measure_run
@@ -31,7 +31,6 @@ from dllm_bench.tables.derive import measure_run
 TILES = ("tpf/emitted", "tps/e2e", "forwards/mean", "latency/mean", "ttft/p50", "tps/throughput")
 OTHER = "Other"
 LISTED = ("id", "verdict", "emitted", "forwards", "seconds")  # columns in the list of samples
-SNIPPET = 90  # characters of a sample's text in the list
 PER_POSITION = "@k"  # ends the name of a metric that has a value per position of a draft
 
 
@@ -93,12 +92,6 @@ def remarks(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 # --- samples -------------------------------------------------------------------------------------
-
-
-def snippet(text: str) -> str:
-    """Return the beginning of a text as one line."""
-    line = " ".join(text.split())
-    return printable(line[:SNIPPET]) + ("…" if len(line) > SNIPPET else "")
 
 
 def sample_page(record: RunRecord) -> str:

@@ -33,6 +33,7 @@ from dllm_bench.store.groups import BenchmarkGroup, ModelGroup
 from dllm_bench.store.record import RunRecord, SampleRecord, prompt_sha256, whole_texts
 from dllm_bench.store.spec import SHOWN, RunSpec, digest
 
+SNIPPET = 90  # characters of a text that is shown in one line
 DecodeTokens = Callable[[Sequence[int]], str]  # token ids to text
 
 
@@ -212,6 +213,12 @@ def printable(text: str) -> str:
     """Return the text with control, format and other invisible characters written as in Python
     source."""
     return "".join(repr(character)[1:-1] for character in text)
+
+
+def snippet(text: str) -> str:
+    """Return the beginning of a text as one line."""
+    line = " ".join(text.split())
+    return printable(line[:SNIPPET]) + ("…" if len(line) > SNIPPET else "")
 
 
 def align(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -24,7 +24,6 @@ from dllm_bench.cli.show import summary_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.compare_page import comparable_runs, comparison_page
 from dllm_bench.site.decoding_order import decoding_order
-from dllm_bench.site.pages import RunPages
 from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import checksum
@@ -113,7 +112,7 @@ def views(
     yield lambda: list(RunComparison((record, other)).lines())
     yield lambda: RunComparison((other, record)).to_pandas()
     yield lambda: run_page(record, {}) + sample_page(record)
-    yield lambda: [comparison_page(g, RunPages(frozenset())) for g in comparable_runs([record])]
+    yield lambda: [comparison_page(g, frozenset()) for g in comparable_runs([record])]
     for write in (exports.to_hub, exports.to_aup, exports.to_lm_eval, exports.to_eee):
         yield partial(list, write(export))
     yield lambda: records(folder.parents[3])

@@ -33,7 +33,7 @@ from dllm_bench.site import pages as site_pages
 from dllm_bench.site import run_page as site_samples
 from dllm_bench.site import texts as site_texts
 from dllm_bench.site.decoding_order import decoding_order
-from dllm_bench.site.pages import SHOWN_POINTS, RunPages, figure_page, run_address, shown_entry
+from dllm_bench.site.pages import SHOWN_POINTS, figure_page, run_address, shown_entry
 from dllm_bench.store import inputs
 from dllm_bench.store.files import checked
 from dllm_bench.store.record import RunRecord
@@ -195,7 +195,7 @@ def test_entries_of_points_are_rounded(name: str, text: str, shown: str) -> None
 def test_columns_without_an_entry_among_the_points_shown_are_left_out() -> None:
     points = [{"x": "1", "y": "2.5", "n": "0", "reason": ""}] * SHOWN_POINTS
     page = figure_page("figures/embedded/small/f", "F", [*points, {**points[0], "reason": "no"}],
-                       ["svg"], RunPages(frozenset()))  # fmt: skip
+                       ["svg"], frozenset())  # fmt: skip
     assert re.findall(r"([^<>]+)</button></th>", page) == ["x", "y"]
     assert "1 more are in the csv" in page
 
