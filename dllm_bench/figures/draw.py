@@ -328,11 +328,11 @@ def legend_entries(built: BuiltFigure) -> list[Artist]:
     if kind.numbered:
         named = [(name, f"{n} {label}") for n, (name, label) in enumerate(named, start=1)]
     ours = set(built.drawn(measured=True).series)
-    entries = [kind.swatch(style.look(name), label, name not in ours) for name, label in named]
+    entries = [kind.entry(style.look(name), label, name not in ours) for name, label in named]
     if built.figure.draw.front:
         entries.append(panels.line_entry("Pareto front", panels.FRONT_LINE))
     hollow = panels.line_settings(style.Look(style.INK, "o"), reported=True)
-    mark = panels.REPORTED_BAR if kind.swatch is panels.box_swatch else hollow
+    mark = panels.REPORTED_BAR if kind.fill is panels.bars else hollow
     for paper in theirs.kind[theirs.series.isin(ours)].unique():
         entries.append(panels.line_entry(f"the paper's, {paper}", mark))
     return entries

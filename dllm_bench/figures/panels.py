@@ -330,36 +330,12 @@ def line_entry(label: str, settings: Mapping[str, Any]) -> Artist:
     return Line2D([], [], label=label, **settings)
 
 
-def line_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
-    """Make a legend entry: a piece of the line with its marker."""
-    return line_entry(label, line_settings(look, reported))
-
-
-def mark_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
-    """Make a legend entry: the marker alone."""
-    return line_swatch(replace(look, line="none"), label, reported)
-
-
-def box_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
-    """Make a legend entry: a piece of the bar.
-
-    The paper's numbers on bars are diamonds, which have an entry of their own.
-    """
-    from matplotlib.patches import Patch
-
-    return Patch(label=label, **bar_settings(look))
-
-
 @dataclass(frozen=True)
 class PanelKind:
     """A kind of panel."""
 
     fill: Callable[[Axes, Panel], None]
     """Draws the panel."""
-    swatch: Callable[[style.Look, str, bool], Artist] = line_swatch
-    """Makes the legend entry of a series, from its look, its label and whether the paper's numbers
-    are all that it has.
-    """
     wide: float = 1.0
     """Width of the panel, in units of `style.PANEL_INCHES`."""
     per_category: float = 0.0
@@ -369,13 +345,26 @@ class PanelKind:
     one_range: bool = True
     """True if panels of one quantity have one y range."""
 
+    def entry(self, look: style.Look, label: str, reported: bool) -> Artist:
+        """Make the legend entry of a series: a piece of its bar or line, or the marker alone.
+
+        reported: whether the paper's numbers are all that it has; on bars these are diamonds, which
+        have an entry of their own.
+        """
+        from matplotlib.patches import Patch
+
+        if self.fill is bars:
+            return Patch(label=label, **bar_settings(look))
+        shown = replace(look, line="none") if self.numbered else look
+        return line_entry(label, line_settings(shown, reported))
+
 
 PANEL_KINDS: Mapping[str, PanelKind] = {
     "lines": PanelKind(lines),
     "band": PanelKind(band, wide=1.15),
-    "scatter": PanelKind(scatter, mark_swatch, wide=2, numbered=True),
-    "bars": PanelKind(bars, box_swatch, wide=1.3, per_category=0.26),
-    "histogram": PanelKind(bars, box_swatch, wide=1.2),
+    "scatter": PanelKind(scatter, wide=2, numbered=True),
+    "bars": PanelKind(bars, wide=1.3, per_category=0.26),
+    "histogram": PanelKind(bars, wide=1.2),
     "heat": PanelKind(heat, wide=1.25, one_range=False),
     "reliability": PanelKind(reliability),
 }

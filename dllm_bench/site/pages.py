@@ -205,23 +205,24 @@ def linked(paragraph: Paragraph) -> Markup:
 def harmless(form: str, content: bytes, name: str) -> bytes:
     """Return the content of a drawing's file in this format; DllmBenchError if it is not in the
     format."""
-    if form == "svg":
-        return shapes_of(content, name)
-    if form == "png" and not content.startswith(PNG_START):
-        raise _no_drawing(name, "it does not begin as a PNG does")
-    return content
-
-
-def shapes_of(content: bytes, name: str) -> bytes:
-    """Return an SVG of the shapes of another one; DllmBenchError if it cannot be read."""
-    if b"<!ENTITY" in content:
-        raise _no_drawing(name, "it declares entities")
     try:
-        root = ElementTree.fromstring(content)
+        if form == "png" and not content.startswith(PNG_START):
+            raise ValueError("it does not begin as a PNG does")
+        return shapes_of(content) if form == "svg" else content
     except (ParseError, ValueError, LookupError, RecursionError) as error:
-        raise _no_drawing(name, str(error)) from error
+        raise DllmBenchError(
+            f"The drawing {name} cannot be shown ({error}); draw the figure again with "
+            "`dllm-bench figure`."
+        ) from error
+
+
+def shapes_of(content: bytes) -> bytes:
+    """Return an SVG of the shapes of another one; raises if it cannot be read."""
+    if b"<!ENTITY" in content:
+        raise ValueError("it declares entities")
+    root = ElementTree.fromstring(content)
     if root.tag != f"{SVG}svg":
-        raise _no_drawing(name, "it is no SVG")
+        raise ValueError("it is no SVG")
     paths = {f"#{path.get('id')}" for path in root.iter(f"{SVG}path")}
     drawn = _copy(root, paths, LEVELS)
     drawn.attrib.update(LINES)
@@ -246,10 +247,3 @@ def _copy(element: Element, paths: set[str], levels: int) -> Element:
         if is_shape and inner.tag.startswith(SVG):
             copied.append(_copy(inner, paths, levels - 1))
     return copied
-
-
-def _no_drawing(name: str, why: str) -> DllmBenchError:
-    return DllmBenchError(
-        f"The drawing {name} cannot be shown ({why}); draw the figure again with `dllm-bench "
-        "figure`."
-    )

@@ -10,7 +10,7 @@ import pytest
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures import style
-from dllm_bench.figures.panels import PANEL_KINDS
+from dllm_bench.figures.panels import PANEL_KINDS, bars
 from dllm_bench.figures.run_series import run_series
 from dllm_bench.figures.spec import REPORTED_FIGURES, PaperFigure, load_figure, read_figure
 from dllm_bench.paths import conf_dir, read_yaml
@@ -97,7 +97,7 @@ def test_committed_figures_hold(name: str) -> None:
     looks = {series: style.look(series) for series in series_names(figure)}
     if figure.draw.kind != "scatter":  # whose marks are named one by one
         shapes = [(look.marker, look.line) for look in looks.values()]
-        if kind.swatch.__name__ == "box_swatch":
+        if kind.fill is bars:
             shapes = [look.hatch for look in looks.values()]
         assert len(set(shapes)) == len(shapes)
 
