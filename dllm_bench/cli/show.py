@@ -50,7 +50,7 @@ from dllm_bench.store.store import RunEntry, read_record, read_samples
 from dllm_bench.tables.frame import is_loaded
 
 if TYPE_CHECKING:
-    from dllm_bench.api.generation import Committed, Completion
+    from dllm_bench.api.generation import Committed
     from dllm_bench.site.decoding_order import CanvasToken, ForwardStep
 
 STDIN = "-"
@@ -220,7 +220,10 @@ def show_generated(arguments: Namespace) -> int:
             show = partial(show_canvas, live)
             (completion,) = generate(arguments.model, [prompt], chosen, **options, on_commit=show)
         console.print(DecodingOrderPainter(completion.order, console).text())
-    show_error(effort(completion))
+    metrics = completion.metrics()
+    listed = (f"{name} {number(metrics.get(name))}" for name in SHOWN_METRICS)
+    size = f"{len(completion.tokens)} tokens, {len(completion.trace)} forwards"
+    show_error(", ".join([size, *listed]))
     return 0
 
 
@@ -230,13 +233,6 @@ def show_canvas(live: Live, committed: Committed) -> None:
     drawn = Text("\n".join([*lines, f"forward {committed.forward}"]))
     drawn.highlight_regex(f"{MASK}+", DIM)
     live.update(drawn, refresh=True)
-
-
-def effort(completion: Completion) -> str:
-    """Return the numbers of tokens and forwards, and the listed metrics."""
-    metrics = completion.metrics()
-    listed = (f"{name} {number(metrics.get(name))}" for name in SHOWN_METRICS)
-    return f"{len(completion.tokens)} tokens, {len(completion.trace)} forwards, {', '.join(listed)}"
 
 
 # --- drawing a decoding order --------------------------------------------------------------------

@@ -90,12 +90,6 @@ class Panel:
                 for _, curve in points.groupby("switched", sort=False):
                     yield look, curve, not measured
 
-    def switches(self) -> dict[float, str]:
-        """Return place on the x axis -> replaced settings, for curves that mix settings."""
-        mixed = (p for _, p in self.by_series(measured=True) if p.switched.nunique() > 1)
-        marked = (p for points in mixed for p in points[points.switched != ""].itertuples())
-        return {p.place: p.switched for p in marked if not isinstance(p.x, str)}
-
 
 def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
     """Return a series' line and marker as arguments of `Axes.plot`."""
@@ -272,8 +266,11 @@ def reliability(ax: Axes, panel: Panel) -> None:
 
 
 def draw_switches(ax: Axes, panel: Panel) -> None:
-    """Write below the axis which points have other settings than the paper's."""
-    switches = panel.switches()
+    """Write below the axis which points of curves that mix settings have other settings than the
+    paper's."""
+    mixed = (p for _, p in panel.by_series(measured=True) if p.switched.nunique() > 1)
+    marked = (p for points in mixed for p in points[points.switched != ""].itertuples())
+    switches = {p.place: p.switched for p in marked if not isinstance(p.x, str)}
     if switches:
         places = sorted(set(panel.placed.place))
         words = {x: [s.rpartition(".")[2] for s in text.split()] for x, text in switches.items()}

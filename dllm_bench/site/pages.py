@@ -96,19 +96,14 @@ def run_address(short: str) -> str:
     return f"runs/{short}/index.html"
 
 
-def state_class(state: str) -> str:
-    """Return the CSS class of a state of runs or cells."""
-    return f"state-{state.replace(' ', '-')}"
-
-
 @cache
 def templates() -> Environment:
     """Load the templates of pages and tables, with filters for numbers and texts, and the names of
     the speeds that lists of runs show.
     """
     found = environment(TEMPLATES)
-    found.filters.update(commit=commit, css_of_state=state_class, number=number)
-    found.filters.update(significant=significant, utc=moment)
+    found.filters.update(commit=commit, number=number, significant=significant, utc=moment)
+    found.filters["css_of_state"] = lambda state: f"state-{slug(state)}"  # of runs or cells
     found.globals.update(zip(("tpf", "tps"), SHOWN_METRICS, strict=True))
     return found
 
