@@ -118,8 +118,8 @@ def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
     groups = {*CHOICES, *slot_groups()} - {LAUNCHER}
     named = {key: name.partition(",")[0] for key, name in chosen.items()}  # with -m: several
     with suppress(DllmBenchError):
-        plain = compose([f"{key}={name}" for key, name in named.items() if key in groups])
-        yield from dotted_names(plain)
+        choices = [f"{key}={name}" for key, name in named.items() if key in groups]
+        yield from dotted_names(compose(choices))
     if (launcher := named.get(LAUNCHER)) in options(LAUNCHER):
         plain = read_yaml(conf_file(f"{LAUNCHER}/{launcher}.yaml"))
         yield from (f"hydra.launcher.{n}" for n in dotted_names(plain) if n != "defaults")

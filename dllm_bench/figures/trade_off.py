@@ -182,7 +182,7 @@ def _write(ax: Axes, point: Any, taken: list[Bbox], colour: str) -> bool:
     text = ax.annotate(point.decoder, place, (0, 0), **given)
     for right, up in PLACES:
         across = "center" if not right else "left" if right > 0 else "right"
-        aligned = {"ha": across, "va": "bottom" if up > 0 else "top"}
+        aligned: dict[str, Any] = {"ha": across, "va": "bottom" if up > 0 else "top"}
         text.set(position=(right, up), **aligned)
         box = text.get_window_extent()
         inside = all(ax.bbox.contains(*corner) for corner in box.corners())
