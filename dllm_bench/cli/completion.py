@@ -4,7 +4,7 @@ settings.
 eval "$(dllm-bench completion)"  # in ~/.bashrc or ~/.zshrc
 
 Through argcomplete, the shell then calls `dllm-bench` itself for the matching words, and `complete`
-prints them. Settings are those of the configuration that the choices on the line compose.
+prints them. It reads only the names of yaml files, and the contents of those chosen on the line.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from __future__ import annotations
 import os
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import argcomplete
 from argcomplete.lexers import split_line
 
-from dllm_bench.cli.common import SETTINGS, compose, print_lines
+from dllm_bench.cli.common import SETTINGS, print_lines
 from dllm_bench.cli.main import AS_SETTINGS, ESTIMATE, FLAGS, parsers
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import GROUPS as CHOICES
 from dllm_bench.paths import conf_file, options, read_yaml, slot_groups
+from dllm_bench.store.groups import default_settings
 from dllm_bench.store.spec import leaves
 
 OF_RUN = (*FLAGS, ESTIMATE, *AS_SETTINGS)
 OF_DECODER = ("decoder.", "decoder/")
-LAUNCHER = "hydra/launcher"
 GROUP_OF = {"MODEL": "model", "DECODER": "decoder", "BENCHMARK": "benchmark"}
 """Metavar of an argument -> the configuration group whose choices it takes."""
 
@@ -112,19 +110,41 @@ def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
 
 
 def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
-    """Yield the dotted names of all settings of a run with some choices; those of the launcher
-    alone if it cannot be composed.
-    """
-    groups = {*CHOICES, *slot_groups()} - {LAUNCHER}
-    named = {key: name.partition(",")[0] for key, name in chosen.items()}  # with -m: several
-    with suppress(DllmBenchError):
-        choices = [f"{key}={name}" for key, name in named.items() if key in groups]
-        yield from dotted_names(compose(choices))
-    if (launcher := named.get(LAUNCHER)) in options(LAUNCHER):
-        plain = read_yaml(conf_file(f"{LAUNCHER}/{launcher}.yaml"))
-        yield from (f"hydra.launcher.{n}" for n in dotted_names(plain) if n != "defaults")
+    """Yield the dotted names of all settings of a run with some choices, from its yaml files."""
+    chosen_by_default = (one for one in read("run.yaml")["defaults"] if isinstance(one, dict))
+    usual = {group: name for one in chosen_by_default for group, name in one.items()}
+    yield from dotted_names(default_settings())
+    for group in CHOICES:
+        name = chosen.get(group, usual.get(group))
+        if name:
+            yield from (
+                f"{group.replace('/', '.')}.{key}" for key in settings_of(group, name, chosen)
+            )
+
+
+def settings_of(group: str, name: str, chosen: Mapping[str, str]) -> list[str]:
+    """Return the dotted names of the settings of a choice, those of its pieces included."""
+    plain, found = read(f"{group}/{name}.yaml"), list[str]()
+    for entry in plain.pop("defaults", ()):
+        if entry == "_self_":
+            continue
+        if isinstance(entry, str):
+            found += settings_of(group, entry, chosen)
+            continue
+        for key, usual in entry.items():
+            slot = key.removeprefix("override ")
+            piece = chosen.get(f"{group}/{slot}", usual)
+            found = [one for one in found if not one.startswith(f"{slot}.")]
+            found += [f"{slot}.{one}" for one in settings_of(f"{group}/{slot}", piece, chosen)]
+    return list(dict.fromkeys([*found, *dotted_names(plain)]))
 
 
 def dotted_names(plain: Mapping[str, Any]) -> Iterator[str]:
     """Yield the dotted names of nested settings."""
     return (name for name, _ in leaves(plain) if not name.endswith("_target_"))
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return a yaml file of the configuration; empty if there is none of that name."""
+    file = conf_file(name)
+    return (file.is_file() and read_yaml(file)) or {}

@@ -32,6 +32,7 @@ OPENS = {  # what opens files itself -> which, none of them below a results fold
     "api/compose.py": "conf, models and data",
     "api/custom_generate.py": "the package",
     "api/generation.py": "conf",
+    "cli/completion.py": "conf",
     "cli/doctor.py": "models and data",
     "cli/main.py": "the null device",
     "cli/exchange.py": "models",
