@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,7 +43,7 @@ from dllm_bench.paths import conf_dirs, options
 from dllm_bench.registry import describe, require_known
 from dllm_bench.runs.dependencies import Loaded
 from dllm_bench.runs.runner import ready, sample_record, timed
-from dllm_bench.runs.sessions import check_batched, untimed_sample
+from dllm_bench.runs.sessions import check_batched
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
 from dllm_bench.store.inputs import decoder_of, model_spec, resolve_model, wait_for
@@ -299,11 +300,8 @@ def generate(
     else:
         check_batched(spec)
         waiting, started_at = list(requests), time.time()
-        made = decode_together(loaded, chosen, waiting, batch)
-        samples = [
-            untimed_sample(request, generation, loaded, started_at)
-            for request, generation in zip(waiting, made, strict=True)
-        ]
+        made = zip(waiting, decode_together(loaded, chosen, waiting, batch), strict=True)
+        samples = [sample_record(*one, loaded, started_at) for one in made]
     pairs = zip(several, samples, strict=True)
     return [Completion(str(one), sample, loaded, spec.decoder) for one, sample in pairs]
 
@@ -445,13 +443,9 @@ class PromptGenerator:
             loaded = cast(LoadedModel, self.loaded)
             model = WatchedDenoiser(loaded, request, index, on_commit)
         started_at = time.time()
-        decoded = timed(
-            lambda: self.decoder.generate(model, request),
-            request,
-            self.loaded,
-            wait=lambda: wait_for(model.device),
-        )
-        sample = sample_record(request, decoded, self.loaded, started_at)
+        wait = partial(wait_for, model.device)
+        generation, seconds = timed(lambda: self.decoder.generate(model, request), wait)
+        sample = sample_record(request, generation, self.loaded, started_at, seconds=seconds)
         if on_commit is not None:
             model.finish(sample)
         self.stats.append(sample.stats())

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -188,15 +188,6 @@ def require_kind(spec: RunSpec, benchmark: Benchmark, decoder: Decoder | None) -
             f"{spec.label} scores one item at a time, and batch={spec.batch} was asked for; set "
             "batch=1 (decoder.together says how many masks share a forward)."
         )
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A decoded request."""
-
-    generation: Generation  # with its text
-    raw: str  # the text before it was cut at a stop string
-    seconds: float | None  # None if it was decoded in a batch, or measured
 
 
 @dataclass
@@ -384,27 +375,22 @@ class RunSession:
         both = [self.decoder, *([self.baseline] if self.baseline is not None else [])]
         return both[:: -1 if turn % 2 else 1]
 
-    def _decode(self, decoder: Decoder, request: Request) -> Decoded:
-        """Decode one request under the clock."""
-        ready = self._ready(decoder, request)
-        return timed(
-            lambda: decoder.generate(self.loaded.denoiser, ready),
-            ready,
-            self.loaded,
-            wait=lambda: self.deps.sync(self.spec),
-            clock=self.deps.clock,
-        )
+    def _decode(self, decoder: Decoder, request: Request) -> tuple[Generation, float]:
+        """Decode one request under the clock, see `timed`."""
+        ready, model = self._ready(decoder, request), self.loaded.denoiser
+        wait = partial(self.deps.sync, self.spec)
+        return timed(lambda: decoder.generate(model, ready), wait, self.deps.clock)
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
         """Decode one request, with the baseline too if there is one."""
         started_at = self.deps.now()
         decoded = [self._decode(decoder, request) for decoder in self._in_turn(turn)]
-        own, *others = decoded[:: -1 if turn % 2 else 1]
-        sample = sample_record(request, own, self.loaded, started_at, session)
-        for other in others:
-            assert other.seconds is not None  # runs in batches have no baseline
-            ids = list(other.generation.ids[: other.generation.emitted])
-            sample = replace(sample, baseline=BaselineSample(ids, other.seconds))
+        (own, seconds), *others = decoded[:: -1 if turn % 2 else 1]
+        sample = sample_record(request, own, self.loaded, started_at, session, seconds)
+        for generation, other_s in others:
+            other = cut(generation, request, self.loaded)
+            baseline = BaselineSample(list(other.ids[: other.emitted]), other_s)
+            sample = replace(sample, baseline=baseline)
         return sample
 
     def _value(self, sample: SampleRecord) -> float | None:
@@ -448,13 +434,10 @@ class FiniteLogits:
 
 def timed(
     generate: Callable[[], Generation],
-    request: Request,
-    loaded: Loaded,
-    *,
     wait: Callable[[], None],
     clock: Callable[[], float] = time.perf_counter,
-) -> Decoded:
-    """Return the generation of a request by `generate`, with its duration in seconds.
+) -> tuple[Generation, float]:
+    """Return what `generate` returns, and its duration in seconds.
 
     wait: waits for the device, so that its work is between the two readings of the clock.
     """
@@ -462,26 +445,26 @@ def timed(
     started = clock()
     generation = generate()
     wait()
-    return read(request, generation, loaded, clock() - started)
-
-
-def read(
-    request: Request, generation: Generation, loaded: Loaded, seconds: float | None
-) -> Decoded:
-    """Return the generation with its text cut at the request's stop strings, and the uncut text."""
-    if generation.likelihoods:
-        text = text_of(generation.likelihoods)
-        return Decoded(replace(generation, text=text), text, seconds)
-    raw = cut(generation, replace(request, stop=()), loaded).text
-    return Decoded(cut(generation, request, loaded), raw, seconds)
+    return generation, clock() - started
 
 
 def sample_record(
-    request: Request, own: Decoded, loaded: Loaded, started_at: float, session: int = 0
+    request: Request,
+    decoded: Generation,
+    loaded: Loaded,
+    started_at: float,
+    session: int = 0,
+    seconds: float | None = None,
 ) -> SampleRecord:
-    """Return the stored record of a decoded request; `started_at` in seconds since the epoch."""
-    generation, raw, timed = own.generation, own.raw, own.seconds is not None
-    rows = [replace(row, ms=round(row.ms, 4)) for row in generation.trace.forwards]
+    """Return the stored record of a decoded request, with its text.
+
+    started_at: seconds since the epoch; seconds: duration of decoding, None for forwards that
+    requests shared or that were measured: then they have no durations either.
+    """
+    generation = cut(decoded, request, loaded)
+    raw = cut(decoded, replace(request, stop=()), loaded).text
+    timed = seconds is not None
+    rows = [replace(row, ms=round(row.ms, 4) if timed else 0.0) for row in decoded.trace.forwards]
     return SampleRecord(
         id=request.id,
         prompt_sha256=prompt_sha256(request),
@@ -492,7 +475,7 @@ def sample_record(
         raw=raw if raw != generation.text else None,
         trace=Trace(rows).columns(),
         counts=count_sample(generation, loaded.denoiser.special),
-        seconds=own.seconds,
+        seconds=seconds,
         first_step_s=(rows[0].ms / 1000 if rows else 0.0) if timed else None,
         started_at=started_at,
         session=session,
@@ -517,10 +500,13 @@ def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> 
 
 
 def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
-    """Return the generation with its text, cut at the first end token and the first stop string.
+    """Return the generation with its text, cut at the first end token and the first stop string;
+    likelihoods as a text, which has no end.
 
     Each reason is stored as an index into the ids: "length" always, "eos" and "stop" if they occur.
     """
+    if generation.likelihoods:
+        return replace(generation, text=text_of(generation.likelihoods))
     special = loaded.denoiser.special
     reasons = cut_reasons(generation.ids, request.max_new_tokens, special)
     ids = [token for token in generation.ids[: min(reasons.values())] if token != special.mask]

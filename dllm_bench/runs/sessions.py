@@ -34,12 +34,11 @@ from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.decoder import BatchedDecoder
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.request import Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.sample_stats import UNREPORTED
 from dllm_bench.runs import runner
-from dllm_bench.runs.dependencies import Loaded
 from dllm_bench.serving.client import Client
 from dllm_bench.serving.served_model import prompt_of, warmup_prompt
 from dllm_bench.store import provenance
@@ -97,19 +96,8 @@ class BatchedRunSession(runner.RunSession):
         batched, batch = self.decoder.generate_stream, self.spec.batch
         for generation in batched(self.loaded.denoiser, waiting(), batch):
             request, started_at, began_s = started.pop(generation.request_id)
-            sample = untimed_sample(request, generation, self.loaded, started_at, session)
+            sample = runner.sample_record(request, generation, self.loaded, started_at, session)
             yield replace(sample, span=BatchSpan(began_s, clock() - zero))
-
-
-def untimed_sample(
-    request: Request, generation: Generation, loaded: Loaded, started_at: float, session: int = 0
-) -> SampleRecord:
-    """Return the record of a request without durations, for forwards that requests share or that
-    were measured."""
-    rows = [replace(row, ms=0.0) for row in generation.trace.forwards]
-    untimed = replace(generation, trace=Trace(rows))
-    decoded = runner.read(request, untimed, loaded, None)
-    return runner.sample_record(request, decoded, loaded, started_at, session)
 
 
 # --- measured cache error -------------------------------------------------------------------------
@@ -221,10 +209,9 @@ class MeasuredRunSession(runner.RunSession):
         model = MeasuredDenoiser(self.loaded.denoiser)
         ready = self._ready(self.decoder, request)
         generation = self.decoder.generate(cast("Denoiser", model), ready)
-        sample = untimed_sample(request, generation, self.loaded, started_at, session)
-        return replace(
-            sample, counts={**sample.counts, "kl_nats": model.nats, "kl_rows": model.rows}
-        )
+        sample = runner.sample_record(request, generation, self.loaded, started_at, session)
+        measured = {"kl_nats": model.nats, "kl_rows": model.rows}
+        return replace(sample, counts={**sample.counts, **measured})
 
 
 # --- served engines -------------------------------------------------------------------------------
