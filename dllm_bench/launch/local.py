@@ -71,8 +71,7 @@ def run(
 def make_logger(spec: RunSpec) -> Observer | None:
     """Return the logger of the run's configuration."""
     plain = spec.runtime.logger
-    logger: Observer | None = instantiate(plain, "logger") if plain else None
-    return logger
+    return instantiate(plain, "logger") if plain else None
 
 
 @dataclass(frozen=True)

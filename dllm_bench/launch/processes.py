@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,12 +35,8 @@ from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 
-
-class Milestone(Enum):
-    """Milestones that a process reports in addition to its samples."""
-
-    DECODED = "its share of the requests is decoded"
-    SEALED = "the run is sealed"
+DECODED, SEALED = "its share of the requests is decoded", "the run is sealed"
+"""Milestones that a process reports in addition to its samples."""
 
 
 def run_on_processes(
@@ -118,12 +113,12 @@ class RunProcess:
         if replicas > 1:
             share = self.store.share(spec, self.group, replicas, self.session, self.zero_s)
             decode_share(spec, share, observer=report, deps=deps, session=self.session_class)
-            pipe.send(Milestone.DECODED)
+            pipe.send(DECODED)
             if self.index == 0:
                 pipe.recv()  # the parent says that the others have decoded their shares too
         if self.index == 0:
             run_here(spec, store=self.store, progress=report, deps=deps, session=self.session_class)
-            pipe.send(Milestone.SEALED)
+            pipe.send(SEALED)
         if group is not None:
             group.leave()
 
@@ -199,7 +194,7 @@ def _make(processes: Sequence[RunProcess], observer: Observer) -> None:
         if replicas == 1:
             watch = _Watch(workers, observer)
             watch.start(processes)
-            watch.until(Milestone.SEALED)
+            watch.until(SEALED)
             return
         with first.store.open(first.spec) as opened:  # nobody else may write during the shares
             if opened.record is not None:
@@ -210,9 +205,9 @@ def _make(processes: Sequence[RunProcess], observer: Observer) -> None:
             zero_s = first.deps.clock()
             watch = _Watch(workers, observer)
             watch.start([replace(one, session=session, zero_s=zero_s) for one in processes])
-            watch.until(Milestone.DECODED, times=replicas)
+            watch.until(DECODED, times=replicas)
         workers.started[0].pipe.send("seal")
-        watch.until(Milestone.SEALED)
+        watch.until(SEALED)
 
 
 @dataclass
@@ -230,14 +225,14 @@ class _Watch:
         """Start one worker per process."""
         self.processes = {self.workers.start(process): process for process in processes}
 
-    def until(self, milestone: Milestone, times: int = 1) -> None:
+    def until(self, milestone: str, times: int = 1) -> None:
         """Show progress until `milestone` was reported `times` times; raise if a process fails."""
         reached = 0
         while reached < times:
             for worker, message in self.workers.messages():
                 if self._is_failure(worker, message):
                     raise self._explain()
-                reached += message is milestone
+                reached += message == milestone
                 match message:
                     case RunningMetrics() as running:
                         self._begin(running, self.processes[worker])

@@ -13,20 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from dllm_bench.core.benchmark import Benchmark, Turns
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.registry import instantiate
-from dllm_bench.store.inputs import (
-    benchmark_of,
-    engine_of,
-    model_spec,
-    require_device,
-    require_memory,
-    wait_for,
-)
+from dllm_bench.store import inputs
 from dllm_bench.store.spec import RunSpec
 
 
@@ -132,29 +125,28 @@ def real_model(spec: RunSpec) -> Loaded:
     if spec.model.is_served:
         from dllm_bench.serving.client import Client
 
-        return Client(engine_of(spec.model))
-    model = model_spec(spec.model)
+        return Client(inputs.engine_of(spec.model))
+    model = inputs.model_spec(spec.model)
     if model not in MODEL_CACHE:
-        require_memory(spec.model)
+        inputs.require_memory(spec.model)
     return MODEL_CACHE[model]
 
 
 def real_parent(spec: RunSpec) -> Loaded:
     """Return the model that reads the texts of `spec`: the one that decodes them, if it is that, or
     a second one, kept beside it."""
-    model = model_spec(spec.parent)
+    model = inputs.model_spec(spec.parent)
     return MODEL_CACHE.get(model) or PARENT_CACHE[model]
 
 
 def real_decoder(spec: RunSpec) -> Decoder:
     """Return the decoder of `spec`; None if a server decodes."""
-    decoder: Any = None if spec.model.is_served else instantiate(spec.decoder, "decoder")
-    return decoder
+    return None if spec.model.is_served else instantiate(spec.decoder, "decoder")
 
 
 def real_benchmark(spec: RunSpec) -> Benchmark:
     """Return the benchmark of `spec`, shared with other runs of this process."""
-    return benchmark_of(spec.benchmark)
+    return inputs.benchmark_of(spec.benchmark)
 
 
 def prepare_device(spec: RunSpec) -> None:
@@ -162,12 +154,12 @@ def prepare_device(spec: RunSpec) -> None:
     import torch
 
     torch.set_num_threads(spec.hardware.threads)
-    require_device(spec.hardware)
+    inputs.require_device(spec.hardware)
 
 
 def sync(spec: RunSpec) -> None:
     """Wait until the device has finished all its work."""
-    wait_for(spec.hardware.device)
+    inputs.wait_for(spec.hardware.device)
 
 
 @dataclass(frozen=True)

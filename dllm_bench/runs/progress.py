@@ -146,18 +146,21 @@ class _Display:
         else:
             show(text, self.stream)
 
-    def plain_is_due(self) -> bool:
-        """Return whether a plain line is due; never on a terminal."""
-        if self.bars is not None or self.clock() - self.shown_at < PLAIN_EVERY_S:
-            return False
-        self.shown_at = self.clock()
-        return True
+    def plain(self, text: str) -> None:
+        """Write a line if one is due; never on a terminal."""
+        if self.bars is None and self.clock() - self.shown_at >= PLAIN_EVERY_S:
+            self.shown_at = self.clock()
+            self.line(text)
 
-    def bar(self, key: str, text: str, done: int | None, total: int | None) -> None:
-        """Update the bar of `key`, or make it if there is none; total: None for a pulsing bar."""
+    def bar(self, key: str, text: str, done: int | None = None, total: int | None = None) -> None:
+        """Update the bar of `key`, or make it if there is none; only on a terminal.
+
+        total: None for a pulsing bar.
+        """
+        if self.bars is None:
+            return
         from rich.markup import escape
 
-        assert self.bars is not None  # on a terminal
         self.bars.start()
         if key not in self.tasks:
             self.tasks[key] = self.bars.add_task("", total=total)
@@ -195,10 +198,8 @@ class RunProgress(_Display, Observer):
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         text = f"{self.title}: {progress_text(running)}"
-        if self.bars is not None:
-            self.bar("", text, running.done, running.total)
-        elif self.plain_is_due():
-            self.line(text)
+        self.bar("", text, running.done, running.total)
+        self.plain(text)
 
     def finish(self, record: RunRecord) -> None:
         if self.ends_with_line:
@@ -229,21 +230,18 @@ class ManyRunsProgress(_Display):
     def update(self, title: str, text: str) -> None:
         """Show the progress of a run."""
         self.current[title] = text
-        if self.bars is not None:
-            self.bar("", self.overall(), self.done, self.total)
-            self.bar(title, f"{title}: {text}", None, None)
-        elif self.plain_is_due():
-            runs = " | ".join(f"{title}: {text}" for title, text in self.current.items())
-            self.line(f"{self.overall()} | {runs}")
+        self.bar("", self.overall(), self.done, self.total)
+        self.bar(title, f"{title}: {text}")
+        runs = (f"{title}: {text}" for title, text in self.current.items())
+        self.plain(" | ".join([self.overall(), *runs]))
 
     def end(self, title: str, text: str) -> None:
         """Show that a run is over; `text` says how it ended."""
         self.done += 1
         self.current.pop(title, None)
-        if self.bars is not None:
-            self.bar("", self.overall(), self.done, self.total)
-            if title in self.tasks:
-                self.bars.remove_task(self.tasks.pop(title))
+        self.bar("", self.overall(), self.done, self.total)
+        if self.bars is not None and title in self.tasks:
+            self.bars.remove_task(self.tasks.pop(title))
         self.line(f"[{self.done}/{self.total}] {title}: {text}")
 
     def overall(self) -> str:

@@ -277,13 +277,6 @@ def whole_lines(path: Path) -> list[bytes]:
     return (stored_bytes(path) or b"").split(b"\n")[:-1]
 
 
-def every_line(path: Path) -> list[bytes]:
-    """Return all lines of a file that is always replaced as a whole; the last may lack a
-    newline."""
-    content = stored_bytes(path) or b""
-    return content.removesuffix(b"\n").split(b"\n") if content else []
-
-
 def csv_rows(path: Path) -> Iterator[dict[str, str]]:
     """Yield the rows of a csv file with a header; none if there is no file."""
     text = (stored_bytes(path) or b"").decode()
@@ -307,7 +300,7 @@ def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
     durable: wait until the file is on disk, which takes milliseconds.
     """
     path = target_of(path)
-    temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
+    temporary = temporary_of(path)
     with explain_write_errors(path):
         os.close(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True))
         try:
@@ -345,6 +338,11 @@ def _sync_names(path: Path) -> None:
         except OSError as error:
             if error.errno not in UNSYNCED:
                 raise
+
+
+def temporary_of(path: Path) -> Path:
+    """Return the path of an unfinished file next to `path`, see `remove_temporaries`."""
+    return path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
 
 
 def remove_temporaries(folder: Path) -> None:

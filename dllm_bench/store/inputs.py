@@ -32,20 +32,13 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
+from dllm_bench import registry
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.spec import AUTO, ModelSpec
 from dllm_bench.models.text import tokenizer_files
 from dllm_bench.paths import IMPORTED, place_of
-from dllm_bench.registry import (
-    PACKAGE,
-    TARGET,
-    check_arguments,
-    describe,
-    find,
-    instantiate,
-    with_registered_names,
-)
+from dllm_bench.registry import PACKAGE, TARGET, instantiate
 from dllm_bench.serving.served_model import ServedModel
 from dllm_bench.store.groups import (
     DECODERS,
@@ -185,7 +178,7 @@ def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
     return with_pieces(
         {
             **config,
-            "benchmark": with_registered_names(chosen.benchmark),
+            "benchmark": registry.with_registered_names(chosen.benchmark),
             "hardware": dict(hardware),
             "model": dict(model),
             **decoders,
@@ -203,7 +196,8 @@ def with_pieces(resolved: Plain, further: Iterable[type] = ()) -> Plain:
     Loggers are not pieces of the run.
     """
     named = [resolved.get(name) for name in ("model", "benchmark", *DECODERS)]
-    outside = [one for one in map(find, targets(named)) if not one.__module__.startswith(PACKAGE)]
+    pieces = map(registry.find, targets(named))
+    outside = [one for one in pieces if not one.__module__.startswith(PACKAGE)]
     every: list[Callable[..., Any]] = [*outside, *filter(is_own, further)]
     texts = {name: text for made in every for name, text in source_of(made).items()}
     if not texts:
@@ -299,8 +293,8 @@ def resolve_served(chosen: RunConfig) -> Plain:
     return with_pieces(
         {
             **chosen,
-            "model": with_registered_names(chosen.model),
-            "benchmark": with_registered_names(chosen.benchmark),
+            "model": registry.with_registered_names(chosen.model),
+            "benchmark": registry.with_registered_names(chosen.benchmark),
             "hardware": {"name": SERVED, "device": SERVED},
             "decoder": {"name": SERVED},
             "inputs": {"dataset": dataset_hash(chosen.benchmark), **hashes},
@@ -321,7 +315,7 @@ def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, s
     check_filters(decoder, model, hashes["weights"])
     check_profiles(plain, model)
     named = {"name": plain["name"]} if "name" in plain else {}
-    return {**describe(decoder), **named}
+    return {**registry.describe(decoder), **named}
 
 
 def decoder_of(plain: Mapping[str, Any]) -> Any:
@@ -347,7 +341,7 @@ def check_profiles(plain: Mapping[str, Any], model: str) -> None:
     from dllm_bench.methods.drafting import check_step_profile, read_step_profile
 
     for part in sourced(plain):
-        if TARGET in part and find(str(part[TARGET])) is read_step_profile:
+        if TARGET in part and registry.find(str(part[TARGET])) is read_step_profile:
             check_step_profile(part["source"], model)
 
 
@@ -370,8 +364,7 @@ def dataset_hash(plain: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=8)
 def _benchmark(text: str) -> Benchmark:
-    benchmark: Benchmark = instantiate(json.loads(text), "benchmark")
-    return benchmark
+    return instantiate(json.loads(text), "benchmark")
 
 
 def resolve_model(plain: Mapping[str, Any], hardware: Hardware) -> ModelGroup:
@@ -389,8 +382,7 @@ def model_here(config: RunConfig) -> ModelGroup:
 
 def engine_of(plain: Mapping[str, Any]) -> ServedModel:
     """Return the served engine a configuration group describes."""
-    engine: ServedModel = instantiate(plain, "model")
-    return engine
+    return instantiate(plain, "model")
 
 
 def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
@@ -406,7 +398,7 @@ def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
             f"Model {chosen.name!r} is an object of the Python program that made the run, so "
             "its weights are in no file; decode with it in that program (dllm_bench.run)."
         )
-    check_arguments(ModelSpec, plain, f"Model {chosen.name!r}")
+    registry.check_arguments(ModelSpec, plain, f"Model {chosen.name!r}")
     return ModelSpec(**plain)
 
 

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -20,16 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import (
-    TEMPORARY,
-    explain_write_errors,
-    is_at,
-    open_file,
-    parent_of,
-    remove_file,
-    rename,
-    stored_bytes,
-)
+from dllm_bench.store import files
 
 BEAT_S = 10.0  # the owner of a lock touches it this often
 DYING_S = 1.0  # a killed process keeps its locks until the last of its threads has ended
@@ -76,14 +66,14 @@ class Lock:
     def acquire(self) -> None:
         """Take the lock; raises BusyError if another process has it."""
         while True:
-            with explain_write_errors(self.path):
-                descriptor = open_file(self.path, os.O_RDWR | os.O_CREAT)
+            with files.explain_write_errors(self.path):
+                descriptor = files.open_file(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 self._claim(descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
-            if is_at(descriptor, self.path):
+            if files.is_at(descriptor, self.path):
                 break
             os.close(descriptor)  # the file was deleted before it was locked
         self.descriptor = descriptor
@@ -99,14 +89,14 @@ class Lock:
         owner, here = _owner(os.pread(descriptor, 4096, 0)), socket.gethostname()
         if not free or (owner.get("host", here) != here and self._touched_meanwhile(self.path)):
             self._drop_exclusive()
-            owner = owner or _owner(stored_bytes(self.exclusive) or b"")
+            owner = owner or _owner(files.stored_bytes(self.exclusive) or b"")
             who, folder = _in_words(owner), self.path.parent
             raise BusyError(
                 f"{folder} is being written by {who}; wait for it, or, if it is gone, free the "
                 f"folder with `dllm-bench runs unlock {folder.name.rpartition('-')[2]}`.",
                 who,
             )
-        with explain_write_errors(self.path):
+        with files.explain_write_errors(self.path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _mine(), 0)
 
@@ -117,10 +107,10 @@ class Lock:
         """
         if _is_alive_here(writer):
             return False
-        with explain_write_errors(self.exclusive):
+        with files.explain_write_errors(self.exclusive):
             for _ in range(2):
                 with suppress(FileExistsError):
-                    new = open_file(self.exclusive, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                    new = files.open_file(self.exclusive, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                     with os.fdopen(new, "wb") as file:
                         file.write(_mine())
                     return True
@@ -133,17 +123,17 @@ class Lock:
         """Remove the exclusive file of an owner that is gone. If another process has meanwhile
         replaced it by its own, that file is put back.
         """
-        gone, aside = stored_bytes(self.exclusive), f".{secrets.token_hex(8)}{TEMPORARY}"
+        gone, aside = files.stored_bytes(self.exclusive), files.temporary_of(self.exclusive)
         with suppress(FileNotFoundError):
-            rename(self.exclusive, aside)
-            if stored_bytes(self.path.with_name(aside)) == gone:
-                remove_file(self.path.with_name(aside))
+            files.rename(self.exclusive, aside.name)
+            if files.stored_bytes(aside) == gone:
+                files.remove_file(aside)
             else:
-                rename(self.path.with_name(aside), self.exclusive.name)
+                files.rename(aside, self.exclusive.name)
 
     def _other_is_exclusive(self) -> bool:
         """Return whether a process that is alive made the exclusive file."""
-        content = stored_bytes(self.exclusive)
+        content = files.stored_bytes(self.exclusive)
         if content is None:
             return False
         owner = _owner(content)
@@ -151,8 +141,8 @@ class Lock:
         return _is_alive_here(owner) if is_here else self._touched_meanwhile(self.exclusive)
 
     def _drop_exclusive(self) -> None:
-        if self.is_exclusive and stored_bytes(self.exclusive) == _mine():
-            remove_file(self.exclusive)
+        if self.is_exclusive and files.stored_bytes(self.exclusive) == _mine():
+            files.remove_file(self.exclusive)
         self.is_exclusive = False
 
     def _touched_meanwhile(self, path: Path) -> bool:
@@ -167,15 +157,16 @@ class Lock:
     def _beat(self, released: threading.Event) -> None:
         while not released.wait(BEAT_S):
             for path in (self.path, *([self.exclusive] if self.is_exclusive else [])):
-                with suppress(OSError, DllmBenchError), parent_of(path) as (folder, name):
+                with suppress(OSError, DllmBenchError), files.parent_of(path) as (folder, name):
                     os.utime(name, dir_fd=folder, follow_symlinks=False)
 
     @property
     def lost(self) -> bool:
         """Whether another process took over the lock this one held, or its file is gone."""
-        return self.descriptor >= 0 and not (
-            is_at(self.descriptor, self.path) and os.pread(self.descriptor, 4096, 0) == _mine()
-        )
+        if self.descriptor < 0:
+            return False
+        is_there = files.is_at(self.descriptor, self.path)
+        return not is_there or os.pread(self.descriptor, 4096, 0) != _mine()
 
     def release(self) -> None:
         """Release the lock; does nothing if it is not held."""
@@ -202,7 +193,7 @@ def unlock(path: Path) -> str:
     Raises if the owner is alive on this machine. An owner on another machine that is still alive
     stops before it writes its next line.
     """
-    owner = _owner(stored_bytes(path) or b"")
+    owner = _owner(files.stored_bytes(path) or b"")
     if not owner:
         raise DllmBenchError(f"{path.parent} is locked by nobody; there is nothing to free.")
     who = _in_words(owner)
@@ -211,9 +202,9 @@ def unlock(path: Path) -> str:
             f"{path.parent} is being written by {who}, which is alive; wait for it, or end it with "
             f"`kill {owner['pid']}`."
         )
-    with explain_write_errors(path):
-        remove_file(path)
-        remove_file(Lock(path).exclusive)
+    with files.explain_write_errors(path):
+        files.remove_file(path)
+        files.remove_file(Lock(path).exclusive)
     return who
 
 
@@ -229,9 +220,9 @@ def owner_of(path: Path) -> str:
 def supports_flock(folder: Path) -> bool:
     """Return whether files in `folder` can be locked with flock; True where nothing can be
     written."""
-    path = folder / f".{secrets.token_hex(8)}{TEMPORARY}"
+    path = files.temporary_of(folder / "lock")
     try:
-        descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        descriptor = files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except (OSError, DllmBenchError):
         return True
     try:
@@ -240,7 +231,7 @@ def supports_flock(folder: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-        remove_file(path)
+        files.remove_file(path)
 
 
 def _in_words(owner: dict[str, Any]) -> str:
@@ -272,7 +263,7 @@ def _touched_at(path: Path) -> int:
     """Return the time of change, read through an open file: network file systems cache it
     otherwise."""
     try:
-        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        with os.fdopen(files.open_file(path, os.O_RDONLY), "rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return 0

@@ -139,9 +139,7 @@ CHAT, MULTITURN = "chat", "chat_multiturn"
 
 def settings_without_effect(spec: RunSpec, samples: Sequence[SampleRecord]) -> dict[str, float]:
     """Return setting -> share of the samples on which it had no effect, without shares of 0."""
-    benchmark, decoder = spec.benchmark, spec.decoder
-    checks = {**_of_prompt(benchmark), **_of_end(benchmark), **_of_decoder(decoder)}
-    checks |= _of_seed(spec)
+    checks = {**_of_benchmark(spec.benchmark), **_of_decoder(spec.decoder), **_of_seed(spec)}
     shares = {name: sum(map(check, samples)) / len(samples) for name, check in checks.items()}
     return {name: share for name, share in sorted(shares.items()) if share > 0}
 
@@ -160,21 +158,18 @@ def _of_seed(spec: RunSpec) -> dict[str, HasNoEffect]:
     return {}
 
 
-def _of_prompt(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
-    """Check for a chat template without chat turns, or one turn per example without examples."""
-    template, chat = benchmark.template, benchmark.chat
-    without_turns = template.startswith(CHAT) and not chat
-    without_shots = template == MULTITURN and chat and not benchmark.shots
-    return {"benchmark.template": lambda sample: True} if without_turns or without_shots else {}
-
-
-def _of_end(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
-    """Check for stop strings that cut nothing, and `escape_until` with nothing to escape."""
-    stop, hard, escapes = benchmark.stop, benchmark.hard_stop, benchmark.escape_until
+def _of_benchmark(benchmark: BenchmarkGroup) -> dict[str, HasNoEffect]:
+    """Check for a chat template without chat turns, one turn per example without examples,
+    `escape_until` with nothing to escape, and stop strings that cut nothing.
+    """
+    template, stop, escapes = benchmark.template, benchmark.stop, benchmark.escape_until
     checks: dict[str, HasNoEffect] = {}
+    without_turns = template.startswith(CHAT) and not benchmark.chat
+    if without_turns or (template == MULTITURN and not benchmark.shots):
+        checks["benchmark.template"] = lambda sample: True
     if escapes and not stop:
         checks["benchmark.escape_until"] = lambda sample: True
-    if hard or (stop and not escapes):
+    if benchmark.hard_stop or (stop and not escapes):
         checks["benchmark.stop"] = lambda sample: "stop" not in sample.cut
     return checks
 

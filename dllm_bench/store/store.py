@@ -38,7 +38,6 @@ from dllm_bench.store.files import (
     append_bytes,
     checked,
     checked_line,
-    every_line,
     explain_write_errors,
     guard,
     is_file,
@@ -426,7 +425,8 @@ def read_head(folder: Path) -> RunHead | None:
 def read_sessions(folder: Path) -> tuple[dict[int, Session], dict[str, bytes]]:
     """Return (the sessions of a run by index, place and reason -> a line that is no session)."""
     by_index, damaged = dict[int, Session](), dict[str, bytes]()
-    for number, line in enumerate(every_line(folder / SESSIONS)):
+    lines = (stored_bytes(folder / SESSIONS) or b"").splitlines()  # the last may lack its end
+    for number, line in enumerate(lines):
         try:
             plain = read_checked(line)
             index = plain.pop("index", number)
