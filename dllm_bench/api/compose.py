@@ -513,7 +513,8 @@ def sentence(error: Exception) -> str:
     unreadable = getattr(error, "override", None)
     if absent:
         group, _, name = str(absent).rpartition("/")
-        return unknown_option(group, name)
+        listing = "docs/pieces.md" if group.startswith(PIECES) else "dllm-bench run --help"
+        return unknown_name(group, name, options(group), listing=listing)
     if unknown:
         return unknown_setting(unknown[1], error.__cause__)
     if several:
@@ -521,12 +522,6 @@ def sentence(error: Exception) -> str:
     if unreadable:
         return f"{unreadable!r} cannot be read; write name=value, see `dllm-bench run --help`."
     return text.removesuffix(".") + "; see `dllm-bench run --help`."
-
-
-def unknown_option(group: str, name: str) -> str:
-    """Return the message for a name that no yaml of a group has."""
-    listing = "docs/pieces.md" if group.startswith(PIECES) else "dllm-bench run --help"
-    return unknown_name(group, name, options(group), listing=listing)
 
 
 def unknown_setting(name: str, cause: object) -> str:

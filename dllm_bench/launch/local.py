@@ -147,7 +147,7 @@ def run_all(
     outcomes = {spec: RunOutcome(spec) for spec in unique}
     count = sum(len(group) for _, stage in open_rounds for group in stage)
     with ManyRunsProgress(count, stream) as progress, Workers() as workers:
-        pool = _WorkerPool(workers if jobs > 1 else None, jobs, store, deps, progress, outcomes)
+        pool = _WorkerPool(workers, jobs, store, deps, progress, outcomes)
         for items, waiting in open_rounds:
             pool.work(waiting)
             if items and waiting:
@@ -242,9 +242,9 @@ class _TextReport(Observer):
 
 @dataclass
 class _WorkerPool:
-    """Workers that make runs, or this process if there are none."""
+    """Workers that make runs; one job, or a single run at the start, is made in this process."""
 
-    workers: Workers | None
+    workers: Workers
     jobs: int
     store: Store
     deps: Dependencies
@@ -257,8 +257,8 @@ class _WorkerPool:
     def work(self, waiting: list[tuple[RunSpec, ...]]) -> None:
         """Make all these runs."""
         self.waiting = list(waiting)
-        if self.workers is None or (len(waiting) == 1 and not self.idle):
-            return self._work_here()
+        if self.jobs == 1 or (len(waiting) == 1 and not self.idle):
+            self._work_here()
         while self.waiting and len(self.current) < self.jobs:
             worker = self.idle.pop() if self.idle else self.workers.start(_work_on_jobs)
             self._give(worker, None)
@@ -266,7 +266,6 @@ class _WorkerPool:
             for worker, message in self.workers.messages():
                 if worker in self.current:
                     self._handle(worker, message)
-        return None
 
     def _work_here(self) -> None:
         spec: RunSpec | None = None
@@ -306,7 +305,7 @@ class _WorkerPool:
     def _replace(self, worker: Worker, error: str) -> None:
         """Record that the worker's runs failed, and start another worker if runs are waiting."""
         self._note([RunOutcome(spec, error) for spec in self.current.pop(worker)], {})
-        if self.waiting and self.workers:
+        if self.waiting:
             self._give(self.workers.start(_work_on_jobs), None)
 
     def _note(self, outcomes: Sequence[RunOutcome], results: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
 from dllm_bench.parallel import AnnouncingDecoder, RankGroup
 from dllm_bench.runs.dependencies import Dependencies, Loaded
 from dllm_bench.runs.progress import Observer, RunningMetrics
-from dllm_bench.runs.runner import WARMUPS, RunSession, decode_share
+from dllm_bench.runs.runner import WARMUPS, RunSession, prepare
 from dllm_bench.runs.runner import run as run_here
 from dllm_bench.store import provenance
 from dllm_bench.store.groups import ModelGroup
@@ -111,8 +111,9 @@ class RunProcess:
         report = _ReportToParent(pipe)
         replicas = spec.hardware.replicas
         if replicas > 1:
-            share = self.store.share(spec, self.group, replicas, self.session, self.zero_s)
-            decode_share(spec, share, observer=report, deps=deps, session=self.session_class)
+            with self.store.share(spec, self.group, replicas, self.session, self.zero_s) as share:
+                prepared = prepare(spec, deps)
+                self.session_class(spec, deps, *prepared, share, report).decode()
             pipe.send(DECODED)
             if self.index == 0:
                 pipe.recv()  # the parent says that the others have decoded their shares too
@@ -132,7 +133,7 @@ class RunProcess:
         group.follow(decoders, loaded.denoiser)
 
     def _join(self) -> RankGroup | None:
-        if not self.spec.hardware.shares_requests:
+        if self.spec.hardware.group_size == 1:
             return None
         meeting = Path(self.folder) / f"group-{self.group}"
         return RankGroup.join(self.spec.hardware, self.rank, meeting)

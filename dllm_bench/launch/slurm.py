@@ -47,6 +47,8 @@ SHARED = frozenset(
     "timeout_min cpus_per_task gpus_per_node tasks_per_node mem_gb nodes name".split()
 )
 """Settings that submitit has for every kind of cluster; the others are SLURM's own."""
+OF_HYDRA = ("defaults", "submitit_folder")
+"""Entries of conf/hydra/launcher/slurm.yaml that are no settings of a job."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ def submit(
         ) from error
     if not jobs:
         return []
-    settings = {**slurm_settings(), **resources(hardware), **read_settings(changes, "--slurm")}
+    usual = read_yaml(conf_dir() / "hydra/launcher/slurm.yaml").items()
+    settings = {name: value for name, value in usual if name not in OF_HYDRA}
+    settings |= {**resources(hardware), **read_settings(changes, "--slurm")}
     if after:
         own = settings.get("additional_parameters") or {}
         settings["additional_parameters"] = {**own, "kill-on-invalid-dep": "yes"}
@@ -151,12 +155,6 @@ def meaning(refusal: str, settings: Mapping[str, Any]) -> str:
     named = {name: settings.get(name) or "0" for name in NAMED_IN_REFUSALS}
     known = (means for part, means in REFUSALS.items() if part.lower() in refusal.lower())
     return next((means.format_map(named) for means in known), refusal)
-
-
-def slurm_settings() -> dict[str, Any]:
-    """Return the settings of conf/hydra/launcher/slurm.yaml without those of Hydra."""
-    plain = read_yaml(conf_dir() / "hydra/launcher/slurm.yaml")
-    return {k: v for k, v in plain.items() if k not in ("defaults", "submitit_folder")}
 
 
 def resources(hardware: Hardware) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from dllm_bench.store.record import (
 )
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import OpenRunFolder, RunShare, Store
+from dllm_bench.store.store import OpenRunFolder, Store
 
 WARMUPS = 2
 
@@ -128,7 +128,7 @@ def _open_session(
     session: type[RunSession] | None,
 ) -> Iterator[RunSession]:
     """Yield the run's session, with its folder open; an exception is written into the folder."""
-    prepared = _prepare(spec, deps)
+    prepared = prepare(spec, deps)
     with store.open(spec) as opened:
         try:
             yield (session or RunSession)(spec, deps, *prepared, opened, observer)
@@ -139,23 +139,10 @@ def _open_session(
             observer.close()
 
 
-def decode_share(
-    spec: RunSpec,
-    share: RunShare,
-    *,
-    observer: Observer,
-    deps: Dependencies = REAL,
-    session: type[RunSession] | None = None,
-) -> None:
-    """Decode one process's share of the requests; the process that started the shares seals."""
-    with share:
-        (session or RunSession)(spec, deps, *_prepare(spec, deps), share, observer).decode()
-
-
-def _prepare(
-    spec: RunSpec, deps: Dependencies
-) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
-    """Return a run's session. The model is loaded last, after everything else is known to exist."""
+def prepare(spec: RunSpec, deps: Dependencies) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
+    """Return what a session decodes with. The model is loaded last, after everything else is known
+    to exist.
+    """
     benchmark = deps.benchmark(spec)
     benchmark.check()
     decoder = deps.decoder(spec)

@@ -56,7 +56,7 @@ def check_batched(spec: RunSpec) -> None:
             f"batch={spec.batch} decodes requests together, and a baseline is timed request by "
             "request; leave out decoder@baseline, or batch."
         )
-    if spec.hardware.shares_requests:
+    if spec.hardware.group_size > 1:
         raise DllmBenchError(
             f"batch={spec.batch} is decoded by one process, and hardware={spec.hardware.name} "
             "asks for several that decode a request together; choose hardware without them "
@@ -105,8 +105,7 @@ class BatchedRunSession(runner.RunSession):
 
 def check_measured(spec: RunSpec) -> None:
     """Refuse settings that the measurement does not support, before anything is loaded."""
-    workers = spec.hardware.shares_requests
-    if spec.batch != 1 or workers or spec.model.is_served:
+    if spec.batch != 1 or spec.hardware.group_size > 1 or spec.model.is_served:
         raise DllmBenchError(
             "measure_kl=true compares the forwards of one request in one process, and the run has "
             f"batch={spec.batch}, hardware={spec.hardware.name} and "

@@ -8,7 +8,6 @@ in an archive has no folder, so it cannot be removed.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import lzma
 import os
@@ -79,12 +78,6 @@ def unpacked(path: Path) -> bytes:
             if len(content) > MAX_BYTES:
                 raise ValueError(f"it unpacks to more than {MAX_BYTES >> 20} MiB")
     return bytes(content)
-
-
-def sha256_of(path: Path) -> str:
-    """Return sha256 of a file below a results folder."""
-    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def archived(runs: Path) -> RunArchive:

@@ -222,9 +222,7 @@ def default_paths() -> Plain | None:
 
     A value must be an environment variable with the default `null` or `results`.
     """
-    entries = read_yaml(conf_dir() / "run.yaml")["defaults"]
-    chosen = next(entry["paths"] for entry in entries if "paths" in entry)
-    group = read_yaml(conf_dir() / "paths" / f"{chosen}.yaml")
+    group = read_yaml(conf_dir() / "paths/default.yaml")
     found = {name: SIMPLE_PATH.fullmatch(str(text)) for name, text in group.items()}
     if not all(found.values()):
         return None

@@ -155,11 +155,6 @@ class Hardware(Group):
         return [name for name in PROCESSES if getattr(self, name) > 1]
 
     @property
-    def shares_requests(self) -> bool:
-        """Whether several processes decode one request together."""
-        return self.group_size > 1
-
-    @property
     def group_size(self) -> int:
         """Processes that decode one request together."""
         return self.branch_parallel * self.tensor_parallel

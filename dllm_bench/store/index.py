@@ -12,9 +12,10 @@ archive, and its types are checked.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
@@ -27,28 +28,14 @@ from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import TARGET
-from dllm_bench.store.archive import (
-    RECORD,
-    archive_of,
-    archived,
-    is_run_folder,
-    sha256_of,
-    unpacked,
-)
+from dllm_bench.store.archive import RECORD, archive_of, archived, is_run_folder, unpacked
 from dllm_bench.store.cache import DerivedCache, Fingerprint, fingerprint
-from dllm_bench.store.files import matching, write_atomic
+from dllm_bench.store.files import matching, stored_bytes, write_atomic
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.inputs import decoder_of
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, flat_settings, split
-from dllm_bench.store.store import (
-    DamagedRunError,
-    RunEntry,
-    RunState,
-    Store,
-    read_entry,
-    read_record,
-)
+from dllm_bench.store.store import RunEntry, RunState, Store, read_entry, read_record
 
 KIND, MADE_BY = "runs", (__version__, "1")  # the number is raised when the fields change
 SETTINGS = (TARGET, "name", "max_new_tokens", "shots", "repeats")  # that an estimate reads
@@ -231,48 +218,46 @@ class RecordIndex:
 
     def sealed(self) -> Iterator[IndexedRun]:
         """Yield every sealed run, by path; damaged ones are left out."""
-        for folder, mark in self.folders():
-            with suppress(DllmBenchError):
-                if mark and isinstance(run := self._found(folder, mark), IndexedRun):
-                    yield run
-        self.save()
+        sealed = ((folder, mark) for folder, mark in self.folders() if mark)
+        return (run for _, run in self._runs(sealed) if isinstance(run, IndexedRun))
 
-    def runs(self) -> Iterator[tuple[Path, IndexedRun | RunEntry | DamagedRunError]]:
+    def runs(self) -> Iterator[tuple[Path, IndexedRun | RunEntry | DllmBenchError]]:
         """Yield each run folder, by path, with its information: for a sealed run from the index,
         otherwise from the folder now, or the reason why that cannot be read.
         """
-        for folder, mark in self.folders():
-            try:
-                if run := self._found(folder, mark):
-                    yield folder, run
-            except DamagedRunError as error:
-                yield folder, error
-        self.save()
+        return self._runs(self.folders())
 
     def entries(self, unreadable: list[str]) -> Iterator[RunEntry]:
         """Yield every run folder, by path, with `IndexedRun.record` instead of a sealed run's
         record. For a run that cannot be read, a message is added to `unreadable` instead.
         """
-        for folder, mark in self.folders():
+        for folder, run in self._runs(self.folders(), own=True):
             try:
-                run = self._found(folder, mark, own=True)
                 entry = self._entry(folder, run) if isinstance(run, IndexedRun) else run
             except (DllmBenchError, KeyError) as error:  # KeyError: changed since it was listed
-                unreadable.append(str(error))
-                continue
-            if entry is not None:
+                entry = DllmBenchError(str(error))
+            if isinstance(entry, RunEntry):
                 yield entry
-        self.save()
+            else:
+                unreadable.append(str(entry))
 
-    def _found(
-        self, folder: Path, mark: Fingerprint, own: bool = False
-    ) -> IndexedRun | RunEntry | None:
-        """Return the index's value for a sealed record, or else what the folder holds.
+    def _runs(
+        self, folders: Iterable[tuple[Path, Fingerprint]], own: bool = False
+    ) -> Iterator[tuple[Path, IndexedRun | RunEntry | DllmBenchError]]:
+        """Yield what `runs` does for these folders, then write new values.
 
         own: without values that came with an archive.
         """
-        known = self._get(folder, mark)
-        return known if known and (known.is_own or not own) else self._read(folder, mark)
+        for folder, mark in folders:
+            known = self._get(folder, mark)
+            try:
+                run = known if known and (known.is_own or not own) else self._read(folder, mark)
+            except DllmBenchError as error:
+                yield folder, error
+            else:
+                if run:
+                    yield folder, run
+        self.save()
 
     def _entry(self, folder: Path, run: IndexedRun) -> RunEntry:
         """Return a sealed run as an entry; for runs with the same samples, one record is read for
@@ -315,13 +300,17 @@ class RecordIndex:
     def _archive(self) -> Fingerprint:
         return fingerprint(archive_of(self.root))
 
+    @property
+    def _archive_sha256(self) -> str:
+        return hashlib.sha256(stored_bytes(archive_of(self.root)) or b"").hexdigest()
+
     @cached_property
     def _shipped(self) -> Mapping[str, Any]:
         """Return the values by key that came with the archive, if they state its sha256."""
         try:
             plain = json.loads(unpacked(self.root.with_name(SHIPPED)))
             names = plain[VALUES].get(PACKED, ())
-            is_of_archive = plain[ARCHIVE] == sha256_of(archive_of(self.root))
+            is_of_archive = plain[ARCHIVE] == self._archive_sha256
             return dict(plain[VALUES]) if is_of_archive and all(map(is_run_folder, names)) else {}
         except (*OTHER_TYPES, OSError, EOFError, lzma.LZMAError, RecursionError, DllmBenchError):
             return {}
@@ -330,7 +319,7 @@ class RecordIndex:
         """Write the index of the archived runs next to the archive."""
         values = {key: self._cache.get(key, self._archive) for key in self._cache.known()}
         kept = {key: value for key, value in values.items() if value is not None}
-        text = json.dumps({ARCHIVE: sha256_of(archive_of(self.root)), VALUES: kept}, sort_keys=True)
+        text = json.dumps({ARCHIVE: self._archive_sha256, VALUES: kept}, sort_keys=True)
         write_atomic(self.root.with_name(SHIPPED), lzma.compress(text.encode(), preset=9))
 
     def save(self) -> None:

@@ -36,9 +36,6 @@ class BusyError(DllmBenchError):
         super().__init__(message)
         self.owner = owner
 
-    def __reduce__(self) -> tuple[type[BusyError], tuple[str, str]]:
-        return type(self), (str(self), self.owner)
-
 
 @dataclass
 class Lock:
