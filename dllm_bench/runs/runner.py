@@ -278,13 +278,13 @@ class RunSession:
     def _check(self, requests: Sequence[Request]) -> None:
         """Refuse to resume if the stored samples answer other prompts than the benchmark gives."""
         done = self.opened.samples  # more than the requests, if continued with fewer items
-        prompts = {r.id: prompt_sha256(r) for r in requests if r.id in done}
-        for key, prompt in prompts.items():
-            if done[key].prompt_sha256 != prompt:
+        for request in requests:
+            sample = done.get(request.id)
+            if sample is not None and sample.prompt_sha256 != prompt_sha256(request):
                 raise DllmBenchError(
-                    f"{self.opened.folder} holds sample {key!r} of another prompt than benchmark "
-                    f"{self.benchmark.name} gives now: its items or its template changed under the "
-                    "run; move the folder away and give the same command again."
+                    f"{self.opened.folder} holds sample {sample.id!r} of another prompt than "
+                    f"benchmark {self.benchmark.name} gives now: its items or its template changed "
+                    "under the run; move the folder away and give the same command again."
                 )
 
     def _running(self, requests: Sequence[Request]) -> RunningMetrics:

@@ -30,15 +30,7 @@ from typing import Any, Self
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import strike_out
-from dllm_bench.paths import (
-    PACKAGE,
-    cache_file,
-    conf_dir,
-    further_conf_dirs,
-    options,
-    plugin_folders,
-    read_yaml,
-)
+from dllm_bench.paths import PACKAGE, cache_file, conf_dirs, options, plugin_folders, read_yaml
 from dllm_bench.store import inputs
 from dllm_bench.store.files import lstat, stored_bytes, write_atomic
 from dllm_bench.store.groups import KINDS, Plain
@@ -192,7 +184,7 @@ def made_by() -> list[str]:
     library versions.
     """
     hashed, variables = hashlib.sha256(), set[str]()
-    for root in (conf_dir(), PACKAGE, *further_conf_dirs(), *plugin_folders()):
+    for root in (*conf_dirs(), PACKAGE, *plugin_folders()):
         for path in _texts(root):
             content = path.read_bytes()
             hashed.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
@@ -222,7 +214,7 @@ def default_paths() -> Plain | None:
 
     A value must be an environment variable with the default `null` or `results`.
     """
-    group = read_yaml(conf_dir() / "paths/default.yaml")
+    group = read_yaml(conf_dirs()[0] / "paths/default.yaml")  # the package's own
     found = {name: SIMPLE_PATH.fullmatch(str(text)) for name, text in group.items()}
     if not all(found.values()):
         return None

@@ -40,15 +40,7 @@ from dllm_bench.models.text import tokenizer_files
 from dllm_bench.paths import IMPORTED, place_of
 from dllm_bench.registry import PACKAGE, TARGET, instantiate
 from dllm_bench.serving.served_model import ServedModel
-from dllm_bench.store.groups import (
-    DECODERS,
-    BenchmarkGroup,
-    Hardware,
-    ModelGroup,
-    Plain,
-    RunConfig,
-    setting_in,
-)
+from dllm_bench.store.groups import DECODERS, Hardware, ModelGroup, Plain, RunConfig, setting_in
 
 # --- hardware -------------------------------------------------------------------------------------
 
@@ -349,8 +341,7 @@ def benchmark_of(plain: Mapping[str, Any]) -> Benchmark:
     """Return the benchmark a configuration group describes, made once per process."""
     if TARGET not in plain:
         raise DllmBenchError(
-            f"Benchmark {BenchmarkGroup(plain).name!r} names no _target_ class; add one to its "
-            "yaml."
+            f"Benchmark {plain.get('name')!r} names no _target_ class; add one to its yaml."
         )
     return _benchmark(json.dumps(dict(plain), sort_keys=True))
 

@@ -44,7 +44,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a copy of conf that may be changed."""
     copy = tmp_path / "conf"
     shutil.copytree(conf_dir(), copy)
-    for module in (paths, cache, load):
+    for module in (paths, load):
         monkeypatch.setattr(module, "conf_dir", lambda: copy)
     forget_composed()
     yield copy
