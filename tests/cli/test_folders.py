@@ -10,9 +10,8 @@ import pytest
 
 from dllm_bench.api.compose import check_folder, compose
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import assets_dir, options
+from dllm_bench.paths import assets_dir
 from dllm_bench.store.groups import ModelGroup
-from tests.tiers import covering
 
 
 @pytest.fixture
@@ -79,10 +78,3 @@ def test_doctor_and_prefetch_take_folders(folder: Path, command) -> None:
     assert "plain prompts" in said and "run in bfloat16" in said
     (folder / "tokenizer.json").unlink()
     assert "lacks a tokenizer" in command("doctor", f"model='{folder}'", code=2)
-
-
-@pytest.mark.parametrize("name", covering(6, [n for n in options("model") if n[:5] == "tiny-"]))
-def test_a_shipped_model_lacks_nothing(name: str) -> None:
-    model = compose([f"model={name}"])["model"]
-    source = str(model["path"]).removeprefix("assets/")
-    check_folder(ModelGroup({**model, "path": str(assets_dir() / source)}))

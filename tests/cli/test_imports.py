@@ -65,13 +65,20 @@ def endings(stdout: str) -> list[str]:
     return [line for line in stdout.splitlines() if ": exit code " in line]
 
 
+TEXTS = [["generate", f"tiny-{name}", "vanilla", "Tom has"] for name in ("llada", "dream-base")]
+
+
 @pytest.mark.parametrize(
-    ("slow", "words"),
-    [(NOT_FOR_HELP, HELP), (("rich",), [["table"], ["figure"], ["claims"]])],  # rich: bars of runs
-    ids=["every command", "commands that make runs"],
+    ("slow", "commands"),
+    [
+        pytest.param(NOT_FOR_HELP, [[*one, "--help"] for one in HELP], id="help"),
+        pytest.param(  # rich: bars of runs
+            ("rich",), [[one, "--help"] for one in ("table", "figure", "claims")], id="of runs"
+        ),
+        pytest.param(NOT_FOR_EMBEDDED, TEXTS, id="texts", marks=pytest.mark.exhaustive),
+    ],
 )
-def test_help_imports_nothing_that_is_slow(slow, words, tmp_path) -> None:
-    commands = [[*one, "--help"] for one in words]
+def test_help_and_short_texts_import_nothing_that_is_slow(slow, commands, tmp_path) -> None:
     stdout, _ = imported(slow, commands, tmp_path)
     assert endings(stdout) == [f"{' '.join(one)}: exit code 0, imported []" for one in commands]
 
@@ -84,14 +91,6 @@ def test_a_wrong_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:
         error, stderr = stderr.split(f"{text}\n", 1)
         assert named in error, text
         assert "nearest of" not in error or len(error) < 350, "a few of many names"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("model", ["tiny-llada", "tiny-dream-base"])
-def test_a_text_of_an_embedded_model_imports_no_classes_of_transformers(model, tmp_path) -> None:
-    words = ["generate", model, "vanilla", "Tom has 3 apples.", "--max-new-tokens", "32"]
-    stdout, _ = imported(NOT_FOR_EMBEDDED, [words], tmp_path)
-    assert endings(stdout) == [f"{' '.join(words)}: exit code 0, imported []"]
 
 
 SEALED = """

@@ -89,21 +89,15 @@ def test_every_decoded_position_is_committed_once_by_its_forward(one: SampleReco
 
 
 @LAW
-@given(samples(), st.lists(st.text(max_size=8), min_size=7, max_size=7))
-def test_tokens_cannot_steer_the_terminal(one: SampleRecord, words: list[str]) -> None:
+@given(samples(), st.lists(st.text(max_size=8), min_size=7, max_size=7), st.integers(20, 160))
+def test_tokens_cannot_steer_the_terminal_and_lines_fit_it(one, words, width) -> None:
     words[1] = "\x1b]0;owned\x07\x9b2J\r\x1b[31m" + words[1]
     view = view_of(one, words)
-    assert all(line.isprintable() for line in drawn(view, canvas=True))
+    lines = drawn(view, width, canvas=True)
+    assert all(line.isprintable() and cell_len(line) <= width for line in lines)
     coloured = drawn(view, canvas=True, colours=True)
     assert all(COLOUR_CODE.sub("", line).isprintable() for line in coloured)
     assert view.to_json().isascii() and view.to_json().isprintable()
-
-
-@LAW
-@given(samples(), st.integers(20, 160))
-def test_no_line_is_wider_than_the_terminal(one: SampleRecord, width: int) -> None:
-    lines = drawn(view_of(one), width, canvas=True)
-    assert max(cell_len(line) for line in lines) <= width
 
 
 @pytest.mark.parametrize("forwards", [2, 3, 7, 64])

@@ -43,8 +43,6 @@ COMBINATORS = {"stop.any_of"}  # made of other pieces, written out in a decoder'
 NOT_OF_A_RUN = {"hydra", "table", "figure", "profile", "claim"}
 DECODERS = (MaskedDecoder, SpeculativeDecoder, LikelihoodDecoder, CanvasDecoder)
 SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.is_dir())
-
-
 HOMES = dict.fromkeys(("draft", "verify", "length"), "dspark")
 HOMES |= dict.fromkeys(("accept", "renoise", "anneal", "settle"), "diffusion_gemma")
 """Slot that most decoders lack -> a decoder that has it."""
@@ -52,10 +50,9 @@ HOMES |= dict.fromkeys(("accept", "renoise", "anneal", "settle"), "diffusion_gem
 
 def within(choice: str) -> list[str]:
     """Overrides that choose a piece: within a decoder that has its slot."""
-    if choice.startswith("experiment="):
-        return [f"+{choice}"]
-    home = HOMES.get(slot_of(choice))
-    return [f"decoder={home}", choice] if home else [choice]
+    if home := HOMES.get(slot_of(choice)):
+        return [f"decoder={home}", choice]
+    return [f"+{choice}" if choice.startswith("experiment=") else choice]
 
 
 def slot_of(choice: str) -> str:
@@ -102,17 +99,13 @@ def assert_a_refused_length_names_settings_it_has(choice: str, plain: dict[str, 
         instantiate(other, "schedule").grid(10, schedule.block + 1)
 
 
-@pytest.mark.parametrize("new", [32, 96], ids=["shorter", "not a multiple"])
 @pytest.mark.parametrize("name", ["credit", "credit_lopa", "klass"])
-def test_a_decoder_of_long_blocks_ends_any_length_with_a_short_one(name: str, new: int) -> None:
+def test_long_blocks_end_any_length_with_a_short_one_and_that_changes_no_run(name: str) -> None:
     decoder: Any = db.decoder(name)
-    request = Request("r", tuple(range(20, 30)), new)
-    generation = decoder.generate(tiny_denoiser("llada", seed=1), request)
-    assert decoder.schedule.block == 64 and len(generation.ids) == new
-
-
-@pytest.mark.parametrize("name", ["credit", "credit_adaptive", "klass"])
-def test_consent_to_a_short_block_changes_no_run(name: str) -> None:
+    for new in (32, 96):  # shorter than a block, no multiple of one
+        request = Request("r", tuple(range(20, 30)), new)
+        generation = decoder.generate(tiny_denoiser("llada", seed=1), request)
+        assert decoder.schedule.block == 64 and len(generation.ids) == new
     run = [f"decoder={name}", "model=tiny-llada", "benchmark=minigsm", "hardware=cpu"]
     settings = ([*run, f"decoder.schedule.short={value}"] for value in ("true", "false"))
     short, long = (RunSpec.from_config(compose(one)) for one in settings)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,8 +98,7 @@ def test_what_is_remembered_is_what_was_worked_out(tmp_path, monkeypatch) -> Non
     made = {}
     for query in queries:
         config = first.compose(query)
-        by_hydra = composing.to_plain(composing.compose_groups(tuple(query)))
-        assert config == composing.compose(query) == by_hydra, query
+        assert config == composing.compose(query), query
         try:
             made[query] = RunSpec.from_config(config, first.resolve)
         except composing.DllmBenchError:
@@ -135,9 +135,8 @@ def test_a_changed_variable_forgets_everything(tmp_path, monkeypatch) -> None:
     assert first.compose(QUERY)["paths"]["data"] is None
     first.save()
     monkeypatch.setenv("DLLM_BENCH_DATA", "/somewhere")
-    assert (
-        SettingsCache(tmp_path, composing.compose).compose(QUERY)["paths"]["data"] == "/somewhere"
-    )
+    again = SettingsCache(tmp_path, composing.compose).compose(QUERY)
+    assert again["paths"]["data"] == "/somewhere"
 
 
 def test_a_changed_line_of_the_package_forgets_everything(tmp_path, monkeypatch) -> None:
@@ -168,41 +167,29 @@ def test_a_file_that_a_decoder_names_is_part_of_what_it_is_remembered_by(tmp_pat
     assert after == RunSpec.from_config(config)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "hardware=auto",
-        "model=llada-instruct",
-        "decoder.select.head.source=nowhere",
-        "benchmark=gsm8k",
-    ],
-)
-def test_what_files_do_not_tell_is_not_remembered(override: str) -> None:
-    filtered = ["decoder/select=filter"] if "head" in override else []
-    assert inputs.files_of(composing.compose((*QUERY, *filtered))) is not None
-    assert inputs.files_of(composing.compose((*QUERY, *filtered, override))) is None
+def test_what_files_do_not_tell_is_not_remembered() -> None:
+    def files(*overrides: str) -> Any:
+        return inputs.files_of(composing.compose((*QUERY, *overrides)))
 
-
-def test_an_imported_model_is_remembered_before_it_is_imported_too() -> None:
-    places = inputs.files_of(composing.compose((*QUERY, "model=smollm2-block4")))
-    assert place_of("imported/smollm2") in places
+    head = "decoder/select=filter", "decoder.select.head.source=nowhere"
+    assert files() is not None and files(head[0]) is not None
+    for unknown in (("hardware=auto",), ("model=llada-instruct",), head, ("benchmark=gsm8k",)):
+        assert files(*unknown) is None, unknown
+    imported = files("model=smollm2-block4")
+    assert place_of("imported/smollm2") in imported, "before it is imported too"
 
 
 @pytest.mark.parametrize("results", [None, "there", ""])
-def test_paths_are_read_without_hydra_as_it_composes_them(monkeypatch, results) -> None:
+def test_paths_are_read_without_hydra_or_left_to_it(conf: Path, monkeypatch, results) -> None:
     monkeypatch.delenv("DLLM_BENCH_RESULTS", raising=False)
     monkeypatch.setenv("DLLM_BENCH_DATA", "null")
     if results is not None:
         monkeypatch.setenv("DLLM_BENCH_RESULTS", results)
     forget_composed()
     assert default_paths() == composing.compose(())["paths"]
-
-
-def test_paths_of_another_form_are_left_to_hydra(conf: Path) -> None:
     file = conf / "paths" / "default.yaml"
-    assert default_paths() is not None
     file.write_text(file.read_text() + "more: ${paths.results}/more\n")
-    assert default_paths() is None
+    assert default_paths() is None, "of another form"
 
 
 def test_a_derived_value_is_kept_while_its_fingerprint_holds(tmp_path: Path) -> None:
