@@ -64,15 +64,6 @@ def test_equal_points_give_equal_bytes() -> None:
         assert text not in first["png"]
 
 
-def test_words_stand_where_numbers_are_absent() -> None:
-    found = small_built()
-    said = texts(found)
-    assert said.count("no measured point:\nmissing") == 2
-    assert {"Quiz", "tiny-alpha on miniquiz"} <= set(said)
-    assert "the paper's, printed" in said
-    assert any("points have no number here" in text for text in said)
-
-
 @pytest.mark.parametrize("kind", PANEL_KINDS)
 def test_every_kind_draws(kind: str) -> None:
     more = {"z": 0.5} if kind == "heat" else {}
@@ -123,8 +114,7 @@ def test_a_point_is_its_runs_number() -> None:
     record = record_of(spec, samples_of(spec))
     forwards = sum(record.columns["forwards"])
     assert point.y == pytest.approx(sum(record.columns["committed"]) / forwards)
-    assert point.low is not None
-    assert point.low <= point.y <= (point.high or 0)
+    assert (point.low or 9) <= point.y <= (point.high or 0)
     assert (point.quantity, point.n, point.kind, point.state) == ("tpf", 8, "measured", "sealed")
     assert (point.source, point.run) == ("tiny-alpha on miniquiz", spec.identity_hash)
 
@@ -139,11 +129,9 @@ def test_what_has_no_number_says_why() -> None:
     assert why["code", "alpha", 0.5, "tpf"] == ("missing", "missing")
     assert why["code", "alpha", 0.5, "steps"] == ("missing", "missing")
     text = as_csv(found)
-    assert text.count(",missing,") == 4
-    assert text.count("partial,3 of 20 samples") == 2
+    assert (text.count(",missing,"), text.count("partial,3 of 20 samples")) == (4, 2)
     said = "\n".join(missing_lines(found.built, "figure"))
-    assert "3 runs to make" in said
-    assert said.count("one of them (") == 3
+    assert "3 runs to make" in said and said.count("one of them (") == 3
     assert "dllm-bench run decoder=lopa model=tiny-alpha" in said
 
 

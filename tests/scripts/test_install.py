@@ -1,12 +1,18 @@
-"""`scripts.install`: uv is given what pip is told, and pip installs where uv does not."""
+"""`scripts.install`: uv is given what pip is told, and pip installs where uv does not. The Makefile
+has a target for each table and figure.
+"""
 
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from dllm_bench.tables.load import names_of
 from scripts import install
+
+ROOT = Path(__file__).resolve().parents[2]
 
 LISTED = """:env:.find-links='/mirror'
 :env:.default-timeout='180'
@@ -60,3 +66,25 @@ def test_pip_installs_what_uv_cannot(monkeypatch, failing, installer, status) ->
     monkeypatch.setattr(install, "compile_imported", lambda: None)
     assert install.main(["-i", "own", ".[code]"]) == status
     assert done == ([installer] if installer else [])
+
+
+def commands(*targets: str) -> list[str]:
+    """Return what make would run of dllm-bench; it warns of nothing."""
+    made = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True)
+    assert (made.returncode, made.stderr) == (0, "")
+    ran = (line.partition("/dllm-bench ")[2] for line in made.stdout.splitlines())
+    return [command for command in ran if command]
+
+
+def test_every_table_and_figure_has_a_target() -> None:
+    wanted = [(kind, name) for kind in ("table", "figure") for name in names_of(kind)]
+    found = commands(*(name.replace("/", "-") for _, name in wanted))
+    assert sorted(found) == sorted(f"{kind} {name} --run" for kind, name in wanted)
+    both = [f"{kind} decoders/library --run" for kind in ("table", "figure")]
+    assert commands("decoders-library") == both
+
+
+def test_a_launcher_sends_and_waits() -> None:
+    (sent,) = commands("table4", "LAUNCHER=slurm", "SLURM=partition=gpu timeout_min=60")
+    assert "--submit --wait --slurm partition=gpu --slurm timeout_min=60" in sent
+    assert "table lopa/table4 --run" in " ".join(commands("table4"))

@@ -175,21 +175,10 @@ def test_points_of_a_figure_lead_to_runs_that_have_a_page(site, records) -> None
     assert builders.HOSTILE[:20] in page.texts
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "shown"),
-    [
-        ("y", "93.833333", "93.83"),
-        ("y", "12345.678", "12346"),
-        ("y", "0.000123", "0.000123"),
-        ("x", "64.0", "64"),
-        ("x", "a.b", "a.b"),
-        ("n", "420", "420"),
-        ("n", "0", ""),
-        ("y", "0", "0"),
-    ],
-)
-def test_entries_of_points_are_rounded(name: str, text: str, shown: str) -> None:
-    assert shown_entry(name, text) == shown
+def test_entries_of_points_are_rounded() -> None:
+    texts = "y=93.833333 y=12345.678 y=0.000123 x=64.0 x=a.b n=420 n=0 y=0"
+    shown = [shown_entry(*text.split("=")) for text in texts.split()]
+    assert shown == ["93.83", "12346", "0.000123", "64", "a.b", "420", "", "0"]
 
 
 def test_columns_without_an_entry_among_the_points_shown_are_left_out() -> None:
@@ -237,7 +226,7 @@ def test_no_template_turns_escaping_off_or_names_what_is_not_there() -> None:
 # --- contents ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [builders.lookaheads, builders.drafts])
+@pytest.mark.parametrize("make", [builders.lookaheads, builders.drafts, builders.revisions])
 def test_the_viewer_gets_the_whole_filling(make: object) -> None:
     sample = make("a")  # type: ignore[operator]
     order = decoding_order(sample, lambda ids: builders.WORDS[ids[0]], builders.LOOKAHEADS)
@@ -251,17 +240,12 @@ def test_the_viewer_gets_the_whole_filling(make: object) -> None:
     for index, step in enumerate(order.steps):
         for name in site_samples.STEP_COLUMNS:
             assert packed["steps"][name][index] == getattr(step, name)
+        for name in ("overwritten", "remasked"):
+            assert packed["steps"].get(name, [[]] * len(order.steps))[index] == getattr(step, name)
         assert step.committed == [p for p, born in enumerate(packed["born"]) if born == index]
         drafted = packed["steps"].get("drafted", [[]] * len(order.steps))[index]
         assert [texts[n] for n in drafted] == step.drafted
     assert (packed["end"], packed["borders"]) == (order.end, order.borders)
-
-
-def test_the_viewer_gets_what_a_reviser_changed() -> None:
-    order = decoding_order(builders.revisions("a"), lambda ids: builders.WORDS[ids[0]], {})
-    steps = site_samples.pack_decoding_order(order, site_samples.text_numbers())["steps"]
-    assert steps["overwritten"] == [[], [0], [], []]
-    assert steps["remasked"] == [[], [1], [], []]
 
 
 def test_a_run_page_says_what_the_record_says(site: Path, records: dict[str, RunRecord]) -> None:

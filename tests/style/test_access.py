@@ -1,17 +1,20 @@
 """Which modules may touch files and the terminal.
 
 Only the store's modules for files open, list, write or remove below a results folder. Only
-`core/output.py` writes to the terminal, so that all that is shown is cleaned.
+`core/output.py` writes to the terminal, so that all that is shown is cleaned. Tests reach no other
+machine (conftest.py), and those that docs/security.md names are there.
 """
 
 from __future__ import annotations
 
 import ast
+import re
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.style.trees import FILES, PACKAGE, tree_of
+from tests.style.trees import FILES, PACKAGE, ROOT, tree_of
 
 pytestmark = pytest.mark.xdist_group("style")  # which share trees
 METHODS = frozenset(
@@ -115,3 +118,17 @@ def test_each_way_to_the_terminal_is_seen() -> None:
         "track(items)", "Live(auto_refresh=False)",
     )  # fmt: skip
     assert not [source for source in sources if not list(terminal_uses(ast.parse(source)))]
+
+
+def test_other_machines_are_out_of_reach() -> None:
+    with pytest.raises(PermissionError, match="without network"):
+        socket.create_connection(("192.0.2.1", 80), timeout=1)
+    with pytest.raises(PermissionError, match="without network"):
+        socket.getaddrinfo("example.org", 443)
+
+
+def test_every_test_that_security_promises_name_is_there() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"`([^`]*test_\w+\.py)`", page)
+    assert len(set(named)) > 10
+    assert not [name for name in named if not (ROOT / name).exists()]

@@ -80,19 +80,6 @@ def record(benchmark: str, right: int, n: int = 40) -> RunRecord:
     return record_of(spec_of(compose([*query, f"decoder.k={right}"])), right, n)
 
 
-def test_a_difference_of_scores_is_in_points_with_a_paired_interval(built) -> None:
-    found = cell(built, "quick", "quiz", "delta")
-    assert (found.unit, found.value) == ("points", pytest.approx(10.0))
-    assert len(found.runs) == 2
-    assert found.n == 40
-    # two items of 20 gained, none lost: shares of 2.5 and 0.5 in 22 (Agresti and Min)
-    width = 1.959964 * (3 - 4 / 22) ** 0.5 / 22
-    assert (found.low, found.high) == pytest.approx(
-        (100 * (2 / 22 - width), 100 * (2 / 22 + width))
-    )
-    assert (found.delta, found.verdict) == (pytest.approx(5.0), CellVerdict.INSIDE_CI)
-
-
 def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path) -> None:
     built = derived(tmp_path, TINY)
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
@@ -220,19 +207,6 @@ def sealed(tmp_path, **record) -> BuiltTable:
     spec = spec_at(planned_small(store, FULL), "S1", "quiz")
     seal(store, record_of(spec, **record))
     return build(small_table(), FULL, planned_small(store, FULL))
-
-
-def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path) -> None:
-    built = sealed(tmp_path)
-    average, largest = (of_s1(built, m) for m in ("tps_avg", "tps_max"))
-    facts = average.planned.run.record.samples
-    each = list(64 / (facts.seconds - facts.first_step_s))
-    assert average.value == pytest.approx(fmean(each))
-    assert average.value == definitions.measure("tps/no_first_step", facts)
-    low, high = average.low, average.high
-    assert min(each) < low < average.value < high < max(each)
-    assert largest.value == pytest.approx(max(each))
-    assert isnan(largest.low)
 
 
 @pytest.mark.parametrize(

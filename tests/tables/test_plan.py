@@ -36,7 +36,6 @@ from tests.tables.builders import (
     FULL,
     TINY,
     compose,
-    every_state,
     planned_small,
     queries_of,
     record_of,
@@ -51,26 +50,6 @@ from tests.tiers import covering
 def states(store: Store, profile) -> dict[tuple[str, str], CellState]:
     planned = planned_small(store, profile)
     return {(p.cell.keys["setting"], p.cell.keys["benchmark"]): p.run.state for p in planned}
-
-
-def test_every_state_is_told_from_the_store(tmp_path) -> None:
-    runs = every_state(tmp_path, FULL).runs
-    assert states(Store(tmp_path), FULL) == {
-        ("S1", "quiz"): CellState.SEALED,
-        ("S1", "code"): CellState.PARTIAL,
-        ("S2", "quiz"): CellState.FAILED,
-        ("S2", "code"): CellState.MISSING,
-        ("S3", "quiz"): CellState.UNAVAILABLE,
-        ("S3", "code"): CellState.UNAVAILABLE,
-    }
-    partial, failed, missing = (run for run in runs if run.open)
-    assert (partial.state, failed.state) == (CellState.PARTIAL, CellState.FAILED)
-    assert missing.state is CellState.MISSING
-    assert failed.reason == "The disk is full. (3 of 20 samples finished)"
-    assert (partial.short, partial.done, partial.total) == ("7 of 20 samples", 7, 20)
-    lacking = [run for run in runs if run.state is CellState.UNAVAILABLE]
-    assert {run.short for run in lacking} == {"unavailable: needs NPU × 8"}
-    assert not any(run.spec for run in lacking)
 
 
 @pytest.mark.parametrize(
