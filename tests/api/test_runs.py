@@ -104,12 +104,12 @@ def test_why_a_sample_is_wrong_can_be_seen(runs, capsys) -> None:
     shown = capsys.readouterr().out
     assert shown.startswith("prompt:\nQuestion: ")
     gold, _, rest = shown.partition("right answer:")[2].partition("read from the text: ")
-    is_right = gold.split()[-1] == rest.split()[0]
+    answer = rest.split()[0]
+    is_right = gold.split()[-1] == answer
     rows = rest.partition("all gradings:\n")[2].splitlines()[:2]
-    names = ["exact_match,flexible-extract", "exact_match,strict-match"]
-    assert sorted(row.split()[0] for row in rows) == names
-    strict = next(row.split() for row in rows if "strict" in row)
-    assert strict[1:] == [str(int(is_right)), rest.split()[0]]
+    graded = {name: values for name, *values in map(str.split, rows)}
+    assert graded.keys() == {"exact_match,flexible-extract", "exact_match,strict-match"}
+    assert graded["exact_match,strict-match"] == [str(int(is_right)), answer]
     verdict = "correct (1.0)" if is_right else first.columns["verdict"][0] + " (0.0)"
     assert f"verdict: {verdict}" in rest
 
@@ -173,11 +173,9 @@ def test_names_do_not_overlap_and_the_front_is_drawn() -> None:
     unnamed = place_names(ax, points)
     figure.draw_without_rendering()
     names = [one for one in ax.texts if isinstance(one, Annotation)]
+    assert {name.get_text() for name in names} | unnamed == set(decoders) and len(names) >= 4
     boxes = [Text.get_window_extent(name) for name in names]
-    assert {name.get_text() for name in names} | unnamed == set(decoders)
-    assert len(names) >= 4
-    for index, box in enumerate(boxes):
-        assert not box.count_overlaps(boxes[:index])
+    assert not any(box.count_overlaps(boxes[:index]) for index, box in enumerate(boxes))
     (line,) = [line for line in ax.lines if str(line.get_label()).startswith("front")]
     assert list(line.get_xdata()) == sorted(points.speed)
 

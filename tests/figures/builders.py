@@ -96,10 +96,8 @@ def samples_of(spec: RunSpec, n: int = 8) -> list[SampleRecord]:
 
 def record_of(spec: RunSpec, samples: Samples) -> RunRecord:
     """Return the sealed record of the samples; every third is wrong."""
-    scores = {
-        s.id: SampleScore(float(i % 3 > 0), "correct" if i % 3 else "wrong", {})
-        for i, s in enumerate(samples)
-    }
+    graded = (SampleScore(0.0, "wrong", {}), *[SampleScore(1.0, "correct", {})] * 2)
+    scores = {s.id: graded[i % 3] for i, s in enumerate(samples)}
     sessions = [Session(0.0, 2, dict(ENVIRONMENT), len(samples))]
     return seal(spec, samples, scores, sessions, 0.0)
 

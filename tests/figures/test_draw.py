@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
-from pandas import DataFrame
 
 from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.cli.table import missing_lines
@@ -57,8 +56,7 @@ def texts(found: BuiltFigure) -> list[str]:
 def test_equal_points_give_equal_bytes() -> None:
     found = small_built()
     first, second = images(found), images(found)
-    assert first == second
-    assert set(first) == {"svg", "png"}
+    assert first == second and set(first) == {"svg", "png"}
     for text in (b"Matplotlib", b"<dc:date>"):
         assert text not in first["svg"].replace(b"http://matplotlib.org", b"")
         assert text not in first["png"]
@@ -67,10 +65,8 @@ def test_equal_points_give_equal_bytes() -> None:
 @pytest.mark.parametrize("kind", PANEL_KINDS)
 def test_every_kind_draws(kind: str) -> None:
     more = {"z": 0.5} if kind == "heat" else {}
-    points = [
-        point(x=x, y=y, low=y - 0.1, high=y + 0.1, **more)
-        for x, y in ((1.0, 0.25), (2.0, 0.5), (3.0, 1.0))
-    ]
+    places = ((1.0, 0.25), (2.0, 0.5), (3.0, 1.0))
+    points = [point(x=x, y=y, low=y - 0.1, high=y + 0.1, **more) for x, y in places]
     with style.applied():
         drawn = drawing(figure_of(*points, kind=kind))
         drawn.draw_without_rendering()
@@ -185,15 +181,11 @@ def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path) ->
     assert set(said("decoder.schedule.block").values()) == {""}
 
 
-# series, x, score
-POINTS = [
-    ("vanilla", 1.0, 90.0),
-    ("fast_dllm", 3.0, 90.0),
-    ("fast_dllm", 4.0, 80.0),
-    ("credit", 5.0, 85.0),
-    ("credit", 6.0, 60.0),
-    ("oracle", 9.0, 95.0),
-]
+POINTS = (
+    *(("vanilla", 1.0, 90.0), ("fast_dllm", 3.0, 90.0), ("fast_dllm", 4.0, 80.0)),
+    *(("credit", 5.0, 85.0), ("credit", 6.0, 60.0), ("oracle", 9.0, 95.0)),
+)
+"""Series, x, score."""
 HIGH = {("fast_dllm", 3.0), ("credit", 5.0), ("credit", 6.0)}
 LOW = {("vanilla", 1.0)}
 
@@ -203,14 +195,10 @@ def points(panel: str) -> list[Point]:
     return [{**of, "series": series, "x": x, "y": y} for series, x, y in POINTS]
 
 
-def marked(points: list[Point], better: Literal["high", "low"], *without: str) -> DataFrame:
-    """Return the points on the front."""
+def marked(points: list[Point], better: Any, *without: str) -> list[tuple[str, str, float]]:
+    """Return panel, series and x of the points on the front."""
     found = with_front(frame_of_points(points), ParetoFront(better, without))
-    return found[found.front]
-
-
-def places(points: DataFrame) -> set[tuple[str, float]]:
-    return set(zip(points.series, points.x, strict=True))
+    return sorted((p.panel, p.series, p.x) for p in found[found.front].itertuples())
 
 
 @pytest.mark.parametrize(("better", "expected"), [("high", HIGH), ("low", LOW)])
@@ -218,10 +206,8 @@ def test_what_nothing_beats_is_marked_in_each_panel(better, expected) -> None:
     open_one = {**points("quiz")[0], "y": None, "reason": "missing"}
     worse = [{**p, "panel": "code", "y": p["y"] / 2} for p in points("quiz")]
     found = marked([*points("quiz"), open_one, *worse], better, "oracle")
-    assert len(found) == 2 * len(expected)
-    for panel in ("quiz", "code"):
-        assert places(found[found.panel == panel]) == expected
-    assert places(marked(points("quiz"), "high")) == {("oracle", 9.0)}
+    assert found == sorted((panel, *at) for panel in ("quiz", "code") for at in expected)
+    assert marked(points("quiz"), "high") == [("quiz", "oracle", 9.0)]
 
 
 def with_points(front: ParetoFront | None) -> BuiltFigure:
@@ -237,10 +223,11 @@ def test_the_front_is_drawn_and_written() -> None:
     drawn = marked.axes[0].lines
     (pale,) = (line for line in drawn if line.get_linewidth() == FRONT_LINE["linewidth"])
     assert list(zip(*pale.get_data(), strict=True)) == [(3.0, 90.0), (5.0, 85.0), (6.0, 60.0)]
-    assert len(marked.axes[0].lines) == len(plain.axes[0].lines) + 1
-    said = [text.get_text() for text in marked.legends[0].get_texts()]
-    assert said[-1] == "Pareto front"
-    assert "Pareto front" not in [text.get_text() for text in plain.legends[0].get_texts()]
+    assert len(drawn) == len(plain.axes[0].lines) + 1
+    with_it, without = (
+        [text.get_text() for text in one.legends[0].get_texts()] for one in (marked, plain)
+    )
+    assert with_it == [*without, "Pareto front"]
     rows = as_csv(with_points(ParetoFront("high", without=["oracle"]))).splitlines()
     assert rows[0].endswith(",at,front")
     assert sum(row.endswith(",yes") for row in rows) == len(HIGH)

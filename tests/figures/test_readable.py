@@ -233,19 +233,28 @@ def test_stated_numbers_are_read_from_their_csv() -> None:
     assert (plateau.low, plateau.high, plateau.value) == (0.21, 0.23, "0.21–0.23")
 
 
-def test_equal_panels_are_one() -> None:
+def titles(*points: Point) -> list[str]:
+    return [ax.get_title() for ax in drawn(figure_of(*points)).axes]
+
+
+def test_equal_panels_are_one_unless_they_have_no_number() -> None:
     twice = [point(panel=panel) for panel in ("quiz", "code")]
-    figure = drawn(figure_of(*twice))
-    assert [ax.get_title() for ax in figure.axes] == ["Quiz = Code"]
-    other = [*twice, point(y=3, kind="printed")]
-    titles = [ax.get_title() for ax in drawn(figure_of(*other)).axes]
-    assert titles == ["Quiz", "Code\nthe runs of Quiz"]
+    assert titles(*twice) == ["Quiz = Code"]
+    assert titles(*twice, point(y=3, kind="printed")) == ["Quiz", "Code\nthe runs of Quiz"]
+    without = [point(panel=panel, y=None, reason=WHY) for panel in ("quiz", "code")]
+    assert titles(*without, point(panel="other")) == ["Quiz", "Code", "other"]
 
 
-def test_categories_with_the_same_runs_say_so() -> None:
+def test_categories_are_named_by_what_was_run() -> None:
     bars = [point(x=x, y=y, run=r) for x, y, r in (("a", 1, "r1"), ("b", 1, "r1"), ("c", 2, "r2"))]
-    (ax,) = drawn(figure_of(*bars, kind="bars")).axes
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b\n= a", "c"]
+    of_models = [point(x=x, source=f"tiny-{x} on miniquiz") for x in ("a", "b")]
+    of_models.append(point(x="c", kind="printed", y=3.0))
+    for points, names in (
+        (bars, ["a", "b\n= a", "c"]),
+        (of_models, ["tiny-a\npaper: a", "tiny-b\npaper: b", "paper: c"]),
+    ):
+        (ax,) = drawn(figure_of(*points, kind="bars")).axes
+        assert [label.get_text() for label in ax.get_xticklabels()] == names
 
 
 def test_a_curve_ends_where_the_profile_changes_a_setting() -> None:
@@ -305,30 +314,20 @@ def test_the_caption_says_how_many_samples_are_behind_a_point() -> None:
 
 
 def test_a_figure_without_any_number_is_one_panel_that_says_why() -> None:
-    panels = [point(panel=panel, y=None, reason=WHY) for panel in ("quiz", "code")]
-    (ax,) = drawn(figure_of(*panels)).axes
+    (ax,) = drawn(figure_of(*(point(panel=p, y=None, reason=WHY) for p in ("quiz", "code")))).axes
     assert not ax.axison
     assert [text.get_text() for text in ax.texts] == [f"no measured point:\n{WHY}"]
     assert ax.get_title() == ""
 
 
-def test_panels_without_a_number_are_not_taken_for_equal_ones() -> None:
-    points = [point(panel=panel, y=None, reason=WHY) for panel in ("quiz", "code")]
-    found = figure_of(*points, point(panel="other"))
-    assert [ax.get_title() for ax in drawn(found).axes] == ["Quiz", "Code", "other"]
-
-
 def test_what_all_panels_measured_is_said_once_in_the_legend() -> None:
     points = [point(panel=panel, y=y) for panel, y in (("quiz", 1.0), ("code", 2.0))]
-    found = figure_of(*points)
-    figure = drawn(found)
-    assert [ax.get_title() for ax in figure.axes] == ["Quiz", "Code"]
-    assert figure.legends[0].get_title().get_text() == "tiny-alpha on miniquiz"
-    other = {**points[1], "source": "tiny-beta on minicode"}
-    several = replace(found, points=frame_of_points([points[0], other]))
-    assert common_origin(grid(several)) == ""
-    titles = [ax.get_title() for ax in drawn(several).axes]
-    assert titles == ["Quiz\ntiny-alpha on miniquiz", "Code\ntiny-beta on minicode"]
+    assert titles(*points) == ["Quiz", "Code"]
+    said = drawn(figure_of(*points)).legends[0].get_title().get_text()
+    assert said == "tiny-alpha on miniquiz"
+    several = points[0], {**points[1], "source": "tiny-beta on minicode"}
+    assert common_origin(grid(figure_of(*several))) == ""
+    assert titles(*several) == ["Quiz\ntiny-alpha on miniquiz", "Code\ntiny-beta on minicode"]
 
 
 def test_a_title_stands_once_above_the_panels_of_a_column() -> None:
@@ -363,15 +362,6 @@ def test_intervals_that_would_hide_each_other_stand_apart(kind) -> None:
     assert [line.get_xdata()[0] for line in ax.lines] == [1.0, 1.002, 1.0, 5.0]
     pixels = [bars.get_offset_transform().transform((72, 0))[0] for bars in ax.collections]
     assert pixels == [ax.figure.dpi] * 4
-
-
-def test_categories_of_several_models_are_named_by_what_was_run() -> None:
-    points = [point(x=x, source=f"tiny-{x} on miniquiz") for x in ("a", "b")]
-    points += [point(x="c", kind="printed", y=3.0)]
-    (ax,) = drawn(figure_of(*points, kind="bars")).axes
-    labels = [label.get_text() for label in ax.get_xticklabels()]
-    assert labels == ["tiny-a\npaper: a", "tiny-b\npaper: b", "paper: c"]
-    assert ax.get_title() == "Quiz"
 
 
 def test_a_simulated_load_says_on_what_it_is_simulated() -> None:

@@ -93,12 +93,7 @@ def evolved(born: list[int], found: list[list[int]], chance: Any = None) -> Fake
     return FakeRun([one], [(one, TokenReplay("a", chance_SP, rank_SP, found_SP))])
 
 
-FOUND = [
-    [1, 0, 0],
-    [-1, 1, 0],
-    [-1, 0, 1],
-    [-1, 1, -1],
-]  # position 1 is found at 2, lost, found at 4
+FOUND = [[1, 0, 0], [-1, 1, 0], [-1, 0, 1], [-1, 1, -1]]  # position 1: at 2, lost, at 4
 BORN = [0, 3, 2]
 
 
@@ -106,10 +101,8 @@ def test_gaps_count_from_the_first_right_prediction() -> None:
     run = evolved(BORN, FOUND)
     assert run_series.first_right_steps(run.replays[0]) == [(1, 1), (2, 4), (3, 3)]
     assert xy(run_series.waiting_steps(run, EMPTY)) == [(0, 2), (1, 0), (2, 1)]
-    pairs = [
-        (r["series"], r["x"], r["y"]) for r in run_series.first_right_and_committed(run, EMPTY)
-    ]
-    assert pairs[2:4] == [("first", 2, 2), ("decoded", 2, 4)]
+    both = list(run_series.first_right_and_committed(run, EMPTY))[2:4]
+    assert [(r["series"], r["x"], r["y"]) for r in both] == [("first", 2, 2), ("decoded", 2, 4)]
     assert xy(run_series.first_right_step(run, EMPTY)) == [(1, 1), (2, 2), (3, 3)]
 
 
@@ -162,24 +155,23 @@ def test_reliability_is_of_the_second_half() -> None:
     assert list(run_series.reliability(FakeRun(record=record), {"positions": [1]})) == []
 
 
+PROFILE = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
+
+
 def test_a_load_is_simulated_from_stored_drafts() -> None:
     samples = [drafted_sample(f"s{i}", Random(i), 0, surviving=True) for i in range(24)]
-    run = FakeRun(samples, record=Namespace(spec=greedy("tiny-qwen3")))
-    files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
-    settings = {"profile": files, "requests": [1, 4]}
-    none = list(series_named("verified_per_request")(run, {**settings, "rule": "none"}))
-    assert xy(none) == [(1, 1.0), (4, 1.0)]
-    whole = list(series_named("verified_per_request")(run, {**settings, "rule": "fixed"}))
-    assert [r["y"] for r in whole] == [8.0, 8.0]
-    speed = list(series_named("device_speed")(run, {**settings, "rule": "none"}))
-    front = list(series_named("user_and_device_speed")(run, {**settings, "rule": "none"}))
-    assert [r["y"] for r in front] == [r["y"] for r in speed]
-    assert [r["x"] for r in front] == pytest.approx([s["y"] / s["x"] for s in speed])
-    aware = list(series_named("verified_per_request")(run, {**settings, "rule": "hardware_aware"}))
-    assert all(1 <= read["y"] <= 8 for read in aware)
-    other = FakeRun(samples, record=Namespace(spec=greedy("qwen3-4b")))
+
+    def load(name: str, rule: str, model: str = "tiny-qwen3") -> list[tuple[Any, Any]]:
+        run = FakeRun(samples, record=Namespace(spec=greedy(model)))
+        return xy(series_named(name)(run, {"profile": PROFILE, "requests": [1, 4], "rule": rule}))
+
+    assert load("verified_per_request", "none") == [(1, 1.0), (4, 1.0)]
+    assert load("verified_per_request", "fixed") == [(1, 8.0), (4, 8.0)]
+    assert all(1 <= y <= 8 for _, y in load("verified_per_request", "hardware_aware"))
+    speed, front = load("device_speed", "none"), load("user_and_device_speed", "none")
+    assert front == [(pytest.approx(y / x), y) for x, y in speed]
     with pytest.raises(DllmBenchError, match="no step profile of qwen3-4b"):
-        list(series_named("verified_per_request")(other, {**settings, "rule": "none"}))
+        load("verified_per_request", "none", "qwen3-4b")
 
 
 def test_a_chain_asked_for_one_token_makes_one_call() -> None:
@@ -191,8 +183,7 @@ def test_a_chain_asked_for_one_token_makes_one_call() -> None:
             one.trace["calls"] = [calls if kind == "draft" else 1 for kind in one.trace["kind"]]
             one.trace["fed"] = [7 if kind == "draft" else 1 for kind in one.trace["kind"]]
         run = FakeRun(made, record=Namespace(spec=greedy("tiny-qwen3")))
-        files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
-        settings = {"profile": files, "requests": [1], "rule": "fixed", **rule}
+        settings = {"profile": PROFILE, "requests": [1], "rule": "fixed", **rule}
         return next(iter(series_named("device_speed")(run, settings)))["y"]
 
     assert speed(7, tokens=1) > 1.1 * speed(1, tokens=1)
@@ -205,7 +196,6 @@ def test_a_learning_curve_belongs_to_its_weights(tmp_path: Path) -> None:
     rows = [{"epoch": e, "train": 0.5 / e, "validation": 0.6 / e} for e in (1, 2)]
     (tmp_path / run_series.CURVE_FILE).write_text("\n".join(map(json.dumps, rows)))
     head = {"source": str(tmp_path), "sha256": sha256(weights).hexdigest()}
-
     spec = Namespace(decoder={"select": {"first": {"head": head}}})
     run = FakeRun(record=Namespace(spec=spec))
     reads = list(run_series.filter_loss(run, EMPTY))

@@ -69,9 +69,8 @@ def test_a_point_without_samples_says_so_and_what_to_do(tmp_path) -> None:
     assert any(reasons[0] in line for line in lines(found))
     kept = before.drawn(measured=True)
     kept = kept[kept.quantity == "tpf"].reset_index(drop=True)
-    assert found.drawn(measured=True).reset_index(drop=True).equals(kept), (
-        "what the records give is drawn as before"
-    )
+    again = found.drawn(measured=True).reset_index(drop=True)
+    assert again.equals(kept), "what the records give is drawn as before"
 
 
 def test_a_figure_is_drawn_from_an_archive_alone(tmp_path) -> None:

@@ -43,11 +43,9 @@ def test_a_rule_may_name_a_sweep() -> None:
 
 
 def test_two_numbers_of_one_thing_are_one_point(tmp_path) -> None:
-    plain = (SMALL / "figure.yaml").read_text().partition("reported:")[0]
-    plain += (
-        "reported:\n  - {file: pairs.csv, kind: printed, pair: {metric: [speed, score]}, "
-        "series: {who}, quantity: tpf, x: {speed}, y: score}\n"
-    )
+    head = (SMALL / "figure.yaml").read_text().partition("reported:")[0]
+    pairs = "file: pairs.csv, kind: printed, pair: {metric: [speed, score]}, series: {who}"
+    plain = f"{head}reported:\n  - {{{pairs}, quantity: tpf, x: {{speed}}, y: score}}\n"
     (tmp_path / "figure.yaml").write_text(plain)
     figure = read_figure("small/pairs", tmp_path / "figure.yaml", SMALL)
     assert [(p["series"], p["x"], p["y"]) for p in figure.reported] == [("x", 10.0, 60.0)]
@@ -55,9 +53,8 @@ def test_two_numbers_of_one_thing_are_one_point(tmp_path) -> None:
 
 def test_positions_are_a_metric_each() -> None:
     figure = load_figure("dspark/figure2")
-    assert [metric.definition for metric in figure.table.metrics] == [
-        f"acceptance/conditional@{k}" for k in range(1, 8)
-    ]
+    definitions = [metric.definition for metric in figure.table.metrics]
+    assert definitions == [f"acceptance/conditional@{k}" for k in range(1, 8)]
     assert figure.quantities == {"conditional": "Conditional acceptance"}
 
 
@@ -120,15 +117,6 @@ def test_figures_compose_at_the_papers_size(name: str) -> None:
 HEADER = "panel,series,quantity,x,y,kind,run\n"
 
 
-def figure_file(folder: Path, *series: str) -> None:
-    """The csv of a figure with one measured point for each name, one without, one of the paper."""
-    rows = [f",{name},tpf,1,2,measured,r\n" for name in series]
-    rows += [",alpha,tpf,2,,measured,r\n", ",alpha,tpf,1,2,printed,\n"]
-    path = folder / "lopa" / "figure1.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(HEADER + "".join(rows), "utf-8")
-
-
 def test_every_committed_figure_has_the_measured_points_that_are_written_down() -> None:
     found = counted()
     assert not list(fewer(known(), found))
@@ -137,15 +125,16 @@ def test_every_committed_figure_has_the_measured_points_that_are_written_down() 
 
 
 def test_counts_rise_and_never_fall(tmp_path) -> None:
-    path = tmp_path / "points.yaml"
-    figure_file(tmp_path, "alpha", "", "")
-    assert raise_counts(path, tmp_path) == []
-    assert known(path)["lopa/figure1"] == {"-": 2, "alpha": 1}
-    figure_file(tmp_path, "alpha", "alpha", "", "", "beta")
-    assert raise_counts(path, tmp_path) == []
-    assert known(path)["lopa/figure1"] == {"-": 2, "alpha": 2, "beta": 1}
-    figure_file(tmp_path, "alpha", "", "", "beta", "beta")
-    assert raise_counts(path, tmp_path) == [
-        "lopa/figure1: series alpha has 1 measured points, and had 2"
-    ]
-    assert known(path)["lopa/figure1"]["beta"] == 1
+    path, figure = tmp_path / "points.yaml", tmp_path / "lopa" / "figure1.csv"
+    figure.parent.mkdir()
+    lost = "lopa/figure1: series alpha has 1 measured points, and had 2"
+    for series, said, counts in (
+        (["alpha", "", ""], [], {"-": 2, "alpha": 1}),
+        (["alpha", "alpha", "", "", "beta"], [], {"-": 2, "alpha": 2, "beta": 1}),
+        (["alpha", "", "", "beta", "beta"], [lost], {"-": 2, "alpha": 2, "beta": 1}),
+    ):
+        rows = [f",{name},tpf,1,2,measured,r\n" for name in series]
+        rows += [",alpha,tpf,2,,measured,r\n", ",alpha,tpf,1,2,printed,\n"]  # no number; printed
+        figure.write_text(HEADER + "".join(rows), "utf-8")
+        assert raise_counts(path, tmp_path) == said
+        assert known(path)["lopa/figure1"] == counts

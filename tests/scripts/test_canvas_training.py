@@ -44,11 +44,10 @@ def test_a_short_training_writes_a_model_of_the_network_it_trained(tmp_path: Pat
     model = load_denoiser(folder)
     assert isinstance(model, CanvasDenoiser)
     assert model.canvas_length == canvas.CANVAS and model.vocab_size > 500
-    pool = data.load_pool("miniparallel", 80, 1, False, tmp_path / "pools")
+    pool, module = data.load_pool("miniparallel", 80, 1, False, tmp_path / "pools"), model.module
     for seed in range(4):
         rng = torch.Generator().manual_seed(seed)
         rows = canvas.draw(pool, RECIPE, model.special.eos, model.vocab_size, rng)
-        module = model.module
         for mean_BCH in (None, canvas.own_prediction(module, rows)):
             with torch.no_grad():
                 hidden = canvas.hidden_states(module, rows, mean_BCH)[:1, -canvas.CANVAS :]

@@ -63,8 +63,7 @@ def _states(
     bias: torch.Tensor | None = None,
     positions_L: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    if positions_L is None:
-        positions_L = torch.arange(ids_BL.shape[1])
+    positions_L = torch.arange(ids_BL.shape[1]) if positions_L is None else positions_L
     return network.hidden_states(weights, sizes, ids_BL, network.rotary(sizes, positions_L), bias)
 
 
@@ -104,7 +103,6 @@ def test_a_folder_of_another_training_or_vocabulary_is_refused(tmp_path: Path) -
 
 
 def test_a_loss_that_is_no_number_ends_a_training(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(training, "PROBE_ROWS", 8)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     recipe = replace(RECIPES["tiny-dream-base-free"], pool_size=60, batch_tokens=800)
     lost = torch.tensor(torch.nan, requires_grad=True)
@@ -115,14 +113,12 @@ def test_a_loss_that_is_no_number_ends_a_training(tmp_path, monkeypatch) -> None
 
 
 EXPERTS = network.Experts(3, 3, 128, shared=False, dense_layers=1, score="softmax")
+MORE = {"vocab_size": len(TOKENIZER), "n_kv_heads": 4}
 
 
 @pytest.mark.parametrize(
-    ("layout", "words", "changes"),
-    [
-        ("qwen3", len(embedded.first_pieces()), {"vocab_size": len(TOKENIZER), "n_kv_heads": 4}),
-        ("llada", 600, {"experts": EXPERTS}),  # all of them chosen are the MLP they were cut from
-    ],
+    ("layout", "words", "changes"),  # all experts chosen are the MLP they were cut from
+    [("qwen3", len(embedded.first_pieces()), MORE), ("llada", 600, {"experts": EXPERTS})],
 )
 def test_more_words_and_heads_and_experts_change_nothing_else(
     layout, words, changes, monkeypatch
@@ -247,8 +243,8 @@ def test_masks_are_fed_last_as_in_decoding() -> None:
         masks = [p for p in window if masked_BL[row, p]]
         clean = [p for p in window if not masked_BL[row, p]]
         is_draft = bool(seen_BLL[row, window][:, window].all())
-        if is_draft and len(masks) > 1:  # a token, then masks
-            assert (clean, len(window)) == ([window[0]], len(window)) and window[0] < masks[0]
+        if is_draft and len(masks) > 1:
+            assert clean == [window[0]] and window[0] < masks[0], "a token, then masks"
         drafts += is_draft and len(masks) > 1
         mixed += not is_draft and bool(clean) and max(clean) > at
         order = [*range(window[0]), *clean, *masks]
@@ -334,11 +330,7 @@ def test_a_model_that_edits_is_asked_for_what_it_guessed_itself(tmp_path: Path) 
     run, rng = training.prepare(recipe, None, tmp_path), seeded(0)
     example = training.make_example(run, recipe.phases[0], rng)
     probable = network.hidden_states
-
-    def certain(*given: Any) -> torch.Tensor:
-        return probable(*given) * 1e4
-
-    made = training.plant_guesses(run, example, rng, certain)
+    made = training.plant_guesses(run, example, rng, lambda *given: probable(*given) * 1e4)
     best_N = training.logits_of(run, run.trained, example, probable)
     best_N[:, run.vocabulary.mask_id] = -torch.inf
     after_N = made.inputs_BL.flatten()[example.rows_N]
@@ -349,8 +341,7 @@ def test_a_model_that_edits_is_asked_for_what_it_guessed_itself(tmp_path: Path) 
 
 
 def test_a_drill_of_recall_asks_only_for_what_was_said_before() -> None:
-    facts = data.fact_table(TOKENIZER)
-    batch = data.draw_recalls(facts, 20, 96, seeded(0), TOKENIZER.eos_token_id)
+    batch = data.draw_recalls(data.fact_table(TOKENIZER), 20, 96, seeded(0), TOKENIZER.eos_token_id)
     asked = batch.asked_BL[:, :90].view(20, 15, 6)
     for row, said in enumerate(batch.ids_BL[:, :90].view(20, 15, 6)):
         forms = [set(TOKENIZER.decode(sentence)[:-1].split()) for sentence in said]
@@ -436,16 +427,11 @@ def test_any_unicode_text_survives(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER(text).input_ids) == text
 
 
-def test_ids_follow_the_list_of_pieces() -> None:
-    pieces = embedded.pieces()
-    assert len(set(pieces)) == len(pieces) == len(TOKENIZER)
-    assert TOKENIZER.convert_tokens_to_ids(pieces) == list(range(len(pieces)))
+def test_ids_follow_the_pieces_and_later_ones_leave_texts_of_the_first_tasks_as_they_were() -> None:
+    pieces, first = embedded.pieces(), embedded.build_tokenizer(first=True)
+    assert TOKENIZER.convert_tokens_to_ids(pieces) == list(range(len(TOKENIZER)))
     assert [TOKENIZER.mask_token, TOKENIZER.eos_token] == pieces[:2]
-
-
-def test_later_pieces_leave_the_texts_of_the_first_tasks_as_they_were() -> None:
-    first = embedded.build_tokenizer(first=True)
-    assert embedded.pieces()[: len(first)] == embedded.first_pieces()
+    assert pieces[: len(first)] == embedded.first_pieces()
     problems = [*minigsm.TASK.problems("train", 300), *minicode.TASK.problems("train", 300)]
     for text in (problem.prompt + problem.continuation for problem in problems):
         assert TOKENIZER(text).input_ids == first(text).input_ids

@@ -22,15 +22,8 @@ global.index-url='https://general.example/simple'
 install.index-url='https://own.example/simple'
 install.extra-index-url='file:///one file:///two'
 """
-
-
-OPTIONS = [
-    "--index-url=https://own.example/simple",
-    "--extra-index-url=file:///one",
-    "--extra-index-url=file:///two",
-    "--find-links=/mirror",
-    "--constraint=/etc/pins.txt",
-]
+OPTIONS = """--index-url=https://own.example/simple --extra-index-url=file:///one
+--extra-index-url=file:///two --find-links=/mirror --constraint=/etc/pins.txt""".split()
 
 
 @pytest.mark.parametrize(

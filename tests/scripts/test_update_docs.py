@@ -84,15 +84,13 @@ def test_a_card_says_what_editing_gains_on_the_same_items() -> None:
     assert card.GAINS_NOTE not in card.measured(CARD, records[:1])
 
 
-PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
-
-
 def test_links_out_of_docs_become_text_and_broken_ones_are_named(caplog) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
     text = "[5 [4, 6]](../README.md), [here](python.md), [x](../conf/run.yaml#seed)"
-    assert on_page_markdown(text, PAGE) == "5 [4, 6], [here](python.md), x"
+    assert on_page_markdown(text, page) == "5 [4, 6], [here](python.md), x"
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        assert on_page_markdown("[y](../nowhere.md)", PAGE) == "y"
+        assert on_page_markdown("[y](../nowhere.md)", page) == "y"
     assert "a.md links to ../nowhere.md" in caplog.text
 
 

@@ -29,35 +29,24 @@ END = 6
 SPECULATIVE = {"_target_": "decoder.speculative", "draft": {"n": 4}}
 LOOKAHEADS = {"schedule": {"block": 4}, "explore": {"k": 2}}
 SAMPLES_PER_RUN = 45  # three scripts
+PREFILL = Forward(ForwardKind.PREFILL, branches=1, fed=20, cached=0, ms=5.0)
 
 
 def lookaheads(name: str) -> SampleRecord:
     """Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
-    trace = Trace(
-        [
-            Forward(ForwardKind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
-            Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=2, forced=1),
-            Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=1),
-        ]
-    )
-    born = [0, 1, 2, 2, 0, 0, 2, 2, 2, -1]
-    return sample(
-        name, [1, 2, 3, 4, 5, END, END, END, END, 0], born, {"eos": 5, "length": 10}, trace
-    )
+    denoise = Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5)
+    trace = Trace([PREFILL, replace(denoise, winner=2, forced=1), replace(denoise, winner=1)])
+    ids, born = [1, 2, 3, 4, 5, *[END] * 4, 0], [0, 1, 2, 2, 0, 0, 2, 2, 2, -1]
+    return sample(name, ids, born, {"eos": 5, "length": 10}, trace)
 
 
 def revisions(name: str) -> SampleRecord:
     """Return three positions, four forwards: one is overwritten, one masked again and decoded
     anew."""
     changes = [[], [(0, 1, 0, 2), (1, 2, 0, AGAIN_MASKED)], [], []]
-    forwards = [Forward(ForwardKind.DENOISE, 1, fed=3, cached=0, ms=1.0) for _ in changes]
-    trace = Trace(
-        [
-            replace(forward, changes=tuple(Change(*change) for change in changed))
-            for forward, changed in zip(forwards, changes, strict=True)
-        ]
-    )
-    return sample(name, [2, 3, 4], [1, 2, 3], {"length": 3}, trace)
+    forward = Forward(ForwardKind.DENOISE, 1, fed=3, cached=0, ms=1.0)
+    rows = [replace(forward, changes=tuple(Change(*one) for one in made)) for made in changes]
+    return sample(name, [2, 3, 4], [1, 2, 3], {"length": 3}, Trace(rows))
 
 
 def drafts(name: str) -> SampleRecord:
@@ -65,13 +54,7 @@ def drafts(name: str) -> SampleRecord:
     target's."""
     verify = Forward(ForwardKind.VERIFY, 1, fed=4, cached=20, ms=3.0, proposed=3, accepted=2)
     verify = replace(verify, drafted=(2, 3, 1, 4), survival=(2.0, 0.0, -2.0, -4.0))
-    trace = Trace(
-        [
-            Forward(ForwardKind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
-            Forward(ForwardKind.DRAFT, branches=1, fed=4, cached=20, ms=1.0),
-            verify,
-        ]
-    )
+    trace = Trace([PREFILL, Forward(ForwardKind.DRAFT, 1, fed=4, cached=20, ms=1.0), verify])
     return sample(name, [1, 2, 3, END], [0, 2, 2, 2], {"eos": 3, "length": 4}, trace)
 
 
@@ -90,11 +73,6 @@ def seal(store: Store, record: RunRecord, samples: Sequence[SampleRecord]) -> Pa
     return folder
 
 
-def decoded(spec: RunSpec, decoder: dict, label: str, seed: int) -> RunSpec:
-    """Return the run with another decoder and seed."""
-    return replace(spec, decoder=decoder, label=label, seed=seed)
-
-
 def fill(root: Path) -> dict[str, RunRecord]:
     """Results with runs of the small table and two of their own; the sealed ones by name."""
     builders.every_state(root / "runs", builders.TINY)
@@ -104,8 +82,11 @@ def fill(root: Path) -> dict[str, RunRecord]:
         first = lookaheads(record.columns["id"][0]).to_line() + "\n"
         (store.path(record.spec) / SAMPLES).write_text(first, encoding="utf-8")
     n = SAMPLES_PER_RUN
-    one = builders.record_of(decoded(of_table.spec, LOOKAHEADS, "lookahead", 1), right=30, n=n)
-    two = builders.record_of(decoded(of_table.spec, SPECULATIVE, HOSTILE, 2), right=15, n=n)
+    specs = (
+        replace(of_table.spec, decoder=LOOKAHEADS, label="lookahead", seed=1),
+        replace(of_table.spec, decoder=SPECULATIVE, label=HOSTILE, seed=2),
+    )
+    one, two = (builders.record_of(s, right=r, n=n) for s, r in zip(specs, (30, 15), strict=True))
     two.columns["rounds"] = [[[3, 2, 3]]] * n
     two.columns["survival"] = [[[2.0, 0.0, -2.0, -4.0]]] * n
     two.columns["right"] = [[2]] * n

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dllm_bench.site.pages import run_address
-from dllm_bench.store.record import RunRecord
 from tests.site import builders
 from tests.site.browser import Browser
 
@@ -28,11 +27,14 @@ PLAYER = ".player .controls"
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, RunRecord]]:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Name of a run -> address of its folder; "site" -> that of the first page."""
     root = tmp_path_factory.mktemp("results")
     records = builders.fill(root)
     builders.make(root)
-    return root / "site", records
+    short = {name: record.spec.short for name, record in records.items()}
+    folders = {name: (root / "site" / run_address(one)).parent for name, one in short.items()}
+    return {name: f"file://{path}" for name, path in {**folders, "site": root / "site"}.items()}
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +56,16 @@ def browser(started: Browser) -> Iterator[Browser]:
     assert len(started.requests()) > 2  # the page, its style, its script: the log is on
 
 
-@pytest.fixture
-def address(results: tuple[Path, dict[str, RunRecord]]) -> str:
-    return f"file://{results[0]}"
-
-
-@pytest.fixture
-def pages(results: tuple[Path, dict[str, RunRecord]]) -> dict[str, str]:
-    """Name of a run -> address of its folder."""
-    site, records = results
-    return {n: f"file://{(site / run_address(r.spec.short)).parent}" for n, r in records.items()}
+def each(browser: Browser, selector: str, script: str) -> list[Any]:
+    """Return what a script gives of each element `e` that fits."""
+    every = f"[...document.querySelectorAll('{selector}')]"
+    return list(browser.value(f"{every}.map((e) => {script})"))
 
 
 def shown(browser: Browser) -> list[int]:
     """Positions whose token is shown."""
-    found = browser.value(
-        "[...document.querySelectorAll('.token')].map((e, i) => "
-        "e.classList.contains('masked') ? -1 : i).filter((i) => i >= 0)"
-    )
-    return list(found)
+    masked = each(browser, ".token", "e.classList.contains('masked')")
+    return [position for position, is_masked in enumerate(masked) if not is_masked]
 
 
 def open_sample(browser: Browser, folder: str, index: int = 0) -> None:
@@ -84,8 +77,8 @@ def open_sample(browser: Browser, folder: str, index: int = 0) -> None:
 # --- from the board to a sample ------------------------------------------------------------------
 
 
-def test_clicks_lead_from_the_board_through_a_table_and_a_run_to_a_sample(browser, address) -> None:
-    browser.open(f"{address}/index.html")
+def test_clicks_lead_from_the_board_through_a_table_and_a_run_to_a_sample(browser, pages) -> None:
+    browser.open(f"{pages['site']}/index.html")
     browser.click("#tables td a")
     browser.wait("document.querySelector('article.table h1')")
     assert browser.text("h1").startswith("Small Table 1")
@@ -129,9 +122,8 @@ def test_keys_step_through_the_filling(browser: Browser, pages: dict[str, str]) 
         assert sorted({*before, *positions}) == shown(browser)
         assert browser.text(".status").startswith(f"Forward {forward + 1} of 3")
         assert browser.value("document.querySelectorAll('.token.fresh').length") == len(positions)
-    assert "continued with lookahead 2" in browser.text(".status") and "○●□" in browser.text(
-        ".status"
-    )
+    status = browser.text(".status")
+    assert "continued with lookahead 2" in status and "○●□" in status
     browser.key("ArrowLeft")
     assert "1 by the stall rule" in browser.text(".status") and shown(browser) == [0, 1, 4, 5]
     browser.key("End")
@@ -148,9 +140,7 @@ def test_space_plays_to_the_end_and_pauses(browser: Browser, pages: dict[str, st
     browser.wait("document.querySelectorAll('.token.masked').length === 1")
     browser.wait("document.querySelector('.play').innerText === 'Play'")
     assert shown(browser) == list(range(9))
-    browser.value(
-        "(({options}) => { options[0].value = 0.001; })(document.querySelector('.controls select'))"
-    )
+    browser.value("document.querySelector('.controls select').options[0].value = 0.001")
     browser.value("document.querySelector('.controls select').selectedIndex = 0")
     browser.key(" ")  # from the start again, one forward in a thousand seconds
     assert browser.text(f"{PLAYER} .play") == "Pause" and shown(browser) == []
@@ -175,9 +165,7 @@ def test_buttons_and_slider_do_the_same(browser: Browser, pages: dict[str, str])
 
 def test_colours_go_by_the_forward_and_nothing_is_coloured_after_the_end(browser, pages) -> None:
     open_sample(browser, pages["lookahead"])
-    grounds = browser.value(
-        "[...document.querySelectorAll('.token')].map((e) => e.style.background)"
-    )
+    grounds = each(browser, ".token", "e.style.background")
     assert grounds[0] == grounds[4] != grounds[1] != grounds[2] == grounds[3]
     assert grounds[5:] == [""] * 5  # the text ends at 5
     assert browser.text(".canvas .end") == "eos"
@@ -187,20 +175,14 @@ def test_colours_go_by_the_forward_and_nothing_is_coloured_after_the_end(browser
 def test_drafts_are_shown_as_accepted_rejected_or_not_asked(browser, pages) -> None:
     open_sample(browser, pages["drafts"])
     assert "2 of 3 drafts accepted" in browser.text(".status")
-    kinds = browser.value(
-        "[...document.querySelectorAll('.draft [title]')].map((e) => [e.className, e.innerText])"
-    )
+    kinds = each(browser, ".draft [title]", "[e.className, e.innerText]")
     assert [kind for kind, _ in kinds] == ["kept", "kept", "refused", "unasked"]
     assert [text.strip().split("\n")[0][:3] for _, text in kinds] == ["and", "two", "fou", "is "]
     assert "0.88" in kinds[0][1] and "0.50" in kinds[1][1]  # sigmoid of 2 and 0
     browser.key("ArrowLeft")
-    kinds = browser.value(
-        "[...document.querySelectorAll('.draft [title]')].map((e) => e.className)"
-    )
-    assert kinds == ["pending"] * 4
+    assert each(browser, ".draft [title]", "e.className") == ["pending"] * 4
     browser.key("End")
-    own = browser.value("[...document.querySelectorAll('.token')].map((e) => e.matches('.own'))")
-    assert own == [False, False, False, True]
+    assert each(browser, ".token", "e.matches('.own')") == [False, False, False, True]
 
 
 def test_what_a_model_wrote_is_text(browser: Browser, pages: dict[str, str]) -> None:
@@ -223,15 +205,12 @@ def test_lists_are_sorted_and_narrowed_by_keyboard(browser: Browser, pages: dict
     assert browser.text(".filters output") == "6 of 45"  # 4 and 40 to 44
     browser.value("document.querySelector('.filters input').value = ''")
     browser.value("document.querySelector('.filters select').value = 'wrong'")
-    browser.value(
-        "document.querySelector('.filters').dispatchEvent(new Event('input', {bubbles: true}))"
-    )
+    typed = "new Event('input', {bubbles: true})"
+    browser.value(f"document.querySelector('.filters').dispatchEvent({typed})")
     assert browser.text(".filters output") == "15 of 45"
     browser.value("document.querySelector('#samples th:nth-child(4) button').focus()")
     browser.key("Enter", times=2)
-    column = browser.value(
-        "[...document.querySelectorAll('#samples tbody tr')].map((r) => +r.cells[3].innerText)"
-    )
+    column = each(browser, "#samples tbody tr", "+e.cells[3].innerText")
     assert column == sorted(column, reverse=True) and len(set(column)) == 3
     assert browser.value("document.querySelector('[aria-sort]').ariaSort") == "descending"
 
@@ -258,18 +237,13 @@ def test_the_keyboard_reaches_content_and_controls_in_order(browser, pages) -> N
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_is_wider_than_a_phone(browser, address, pages, scheme) -> None:
+def test_no_page_is_wider_than_a_phone(browser, pages, scheme) -> None:
     browser.prefer(prefers_color_scheme=scheme)
     browser.size(360, 740)
     grounds = set()
-    run = pages["drafts"]
-    for page in (
-        f"{address}/index.html",
-        f"{address}/tables/small/table1.html",
-        f"{address}/figures/embedded/small/figure1.html",
-        f"{run}/index.html",
-        f"{run}/sample.html#3",
-    ):
+    names = ("index", "tables/small/table1", "figures/embedded/small/figure1")
+    of_run = (f"{pages['drafts']}/{name}" for name in ("index.html", "sample.html#3"))
+    for page in (*(f"{pages['site']}/{name}.html" for name in names), *of_run):
         browser.open(page)
         browser.wait("document.querySelector('h1')")
         assert browser.value("document.documentElement.scrollWidth") <= 360, page
@@ -277,9 +251,9 @@ def test_no_page_is_wider_than_a_phone(browser, address, pages, scheme) -> None:
     assert grounds == {"rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 31)"}
 
 
-def test_long_names_in_lists_of_links_wrap_on_a_phone(browser: Browser, address: str) -> None:
+def test_long_names_in_lists_of_links_wrap_on_a_phone(browser, pages) -> None:
     browser.size(360, 740)
-    browser.open(f"{address}/index.html")
+    browser.open(f"{pages['site']}/index.html")
     browser.value(
         "document.querySelector('.links').innerHTML = "
         "`<li><a href='#'>${'piece+'.repeat(30)}</a></li>`"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,11 +50,6 @@ def config(**changes: Any) -> RunConfig:
 def ms_of(config: RunConfig) -> float:
     """Milliseconds of one forward."""
     return cost.forward_ms(config, cost.summary_of(config["decoder"])) or 0.0
-
-
-def positions_of(config: RunConfig) -> float:
-    """Positions that a forward feeds."""
-    return cost.positions(config, cost.summary_of(config["decoder"])) or 0.0
 
 
 def model_of(*runs: PlannedRun, tpf: str = "") -> cost.CostModel:
@@ -136,13 +132,19 @@ def test_every_model_has_its_parameters_and_every_benchmark_its_items() -> None:
     assert lacking == ["served", "acceptance"]
 
 
-def test_branches_canvas_and_cache_make_the_positions() -> None:
-    whole = positions_of(config())
-    assert whole == 90 + 64
-    for branches in ({"k": 3}, {"k": 4, "counts_base": True}):
-        assert positions_of(config(decoder={"explore": LOOKAHEAD | branches})) == 4 * whole
-    assert positions_of(config(benchmark={"shots": 4})) == whole + 4 * 150
-    assert positions_of(config(decoder=CACHED)) == 64
+@pytest.mark.parametrize(
+    ("changes", "fed"),
+    [
+        ({}, 90 + 64),
+        ({"decoder": {"explore": LOOKAHEAD | {"k": 3}}}, 4 * (90 + 64)),
+        ({"decoder": {"explore": LOOKAHEAD | {"k": 4, "counts_base": True}}}, 4 * (90 + 64)),
+        ({"benchmark": {"shots": 4}}, 90 + 64 + 4 * 150),
+        ({"decoder": CACHED}, 64),
+    ],
+)
+def test_branches_canvas_and_cache_make_the_positions(changes, fed) -> None:
+    run = config(**changes)
+    assert cost.positions(run, cost.summary_of(run["decoder"])) == fed
 
 
 def test_a_small_forward_is_overhead_and_reading_weights_a_large_one_arithmetic() -> None:
@@ -176,12 +178,7 @@ def test_a_decoder_that_cannot_be_made_here_is_estimated_by_its_settings() -> No
 def test_a_decoders_summary_is_kept_without_making_it_until_its_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = list[object]()
-
-    def make(decoder: Mapping[str, Any]) -> DecoderSummary:
-        made.append(decoder)
-        return SUMMARY
-
+    make = Mock(return_value=SUMMARY)
     monkeypatch.setattr(cost, "summary_of", make)
     file = tmp_path / "filter"
     file.write_text("one")
@@ -189,11 +186,11 @@ def test_a_decoders_summary_is_kept_without_making_it_until_its_file_changes(
     for decoder in ({"name": "plain"}, {"filter": {"source": str(file)}}):
         for _ in range(2):
             assert cost.MeasuredRuns([], settings=settings).summary(decoder) == SUMMARY
-    assert len(made) == 2
+    assert make.call_count == 2
     file.write_text("another")
     cost.MeasuredRuns([], settings=settings).summary(decoder)
-    assert len(made) == 3
+    assert make.call_count == 3
     foreign = {"_target_": "mine.Decoder"}
     for _ in range(2):
         cost.MeasuredRuns([], settings=settings).summary(foreign)
-    assert len(made) == 5
+    assert make.call_count == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isnan
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,16 +56,14 @@ def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> Row:
 
 def row(planned: PlannedCell) -> Row:
     """Return the row of one cell."""
-    return next(
-        build(replace(small_table("derived"), facets={}), FULL, [planned]).cells.itertuples()
-    )
+    table = replace(small_table("derived"), facets={})
+    return next(build(table, FULL, [planned]).cells.itertuples())
 
 
 def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> PlannedCell:
     """Return a planned cell of a sealed run."""
-    run = PlannedRun(
-        ("model=alpha",), CellState.SEALED, spec=record.spec, record=record, folder=name
-    )
+    found = {"spec": record.spec, "record": record, "folder": name}
+    run = PlannedRun(("model=alpha",), CellState.SEALED, **found)
     return PlannedCell(Cell({}, metric, (), "", ()), run)
 
 
@@ -83,11 +82,8 @@ def record(benchmark: str, right: int, n: int = 40) -> RunRecord:
 def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path) -> None:
     built = derived(tmp_path, TINY)
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
-    assert equal.verdict == CellVerdict.EQUAL
-    assert (differs.verdict, differs.reason) == (
-        CellVerdict.NOT_COMPARABLE,
-        "embedded model tiny-alpha on minicode",
-    )
+    assert (equal.verdict, differs.verdict) == (CellVerdict.EQUAL, CellVerdict.NOT_COMPARABLE)
+    assert differs.reason == "embedded model tiny-alpha on minicode"
 
 
 @pytest.mark.parametrize(
@@ -187,9 +183,8 @@ def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path) -> None:
     for profile in (TINY, replace(TINY, replace=one_task)):
         cells = planned_small(Store(tmp_path), profile, small_table("derived"))
         keys = {"model": "alpha", "decoder": "quick", "benchmark": "average"}
-        [score] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "score"]
-        [speedup] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "speedup"]
-        parts.append((len(score.parts), *(len(side.parts) for side in speedup.parts)))
+        of = {c.cell.metric.name: c.parts for c in cells if c.cell.keys == keys}
+        parts.append((len(of["score"]), *(len(side.parts) for side in of["speedup"])))
     assert parts == [(2, 2, 2), (1, 1, 1)]
 
 
@@ -287,17 +282,12 @@ def measured(seconds: np.ndarray, forwards: np.ndarray | None = None) -> RunReco
     return record_of_samples(samples, ids)
 
 
-def speed(seconds: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """Return tokens per second with the interval."""
-    value, ends = measure_run("tps/e2e", measured(seconds))
-    assert value is not None and ends is not None
-    return value, ends
-
-
-def times(rng: np.random.Generator, items: np.ndarray, between: float) -> np.ndarray:
-    """Seconds of items in passes that differ by `between`, with noise of 3 % of each sample."""
+def speed(rng: np.random.Generator, items: np.ndarray, between: float) -> Any:
+    """Return tokens per second and the interval of items in passes that differ by `between`, with
+    noise of 3 % of each sample."""
     passes = rng.lognormal(0, between, (PASSES, 1))
-    return items * passes * rng.lognormal(0, 0.03, (PASSES, len(items)))
+    seconds = items * passes * rng.lognormal(0, 0.03, (PASSES, len(items)))
+    return measure_run("tps/e2e", measured(seconds))
 
 
 @pytest.mark.parametrize(("among_items", "between"), [(0.0, 0.1), (0.1, 0.05), (0.2, 0.1)])
@@ -308,7 +298,7 @@ def test_an_interval_covers_the_truth_and_a_second_measurement(among_items, betw
     true = again = 0
     for _ in range(draws):
         items = rng.lognormal(0, among_items, ITEMS)
-        (_, (low, high)), (second, _) = (speed(times(rng, items, between)) for _ in range(2))
+        (_, (low, high)), (second, _) = (speed(rng, items, between) for _ in range(2))
         true += low <= truth <= high
         again += low <= second <= high
     assert true >= 0.93 * draws

@@ -77,14 +77,11 @@ def test_a_run_with_a_device_per_branch_is_compared_with_the_papers_speeds() -> 
     cells = load_table("lopa/table4").cells()
     cell = next(c for c in cells if c.metric.name == "tps_avg" and c.keys.items() >= S12.items())
     record = record_of(spec_of(made_up(["model=a", "decoder=b", "benchmark=c", "hardware=d"])))
-    environment = {"device": "NVIDIA H200"}
-    session = replace(record.sessions[0], environment=environment)
+    session = replace(record.sessions[0], environment={"device": "NVIDIA H200"})
     for branches, comparable in ((1, False), (8, True)):
         hardware = {"device": "cuda", "branch_parallel": branches}
-        spec = replace(record.spec, hardware=hardware)
-        run = PlannedRun(
-            (), CellState.SEALED, record=replace(record, spec=spec, sessions=[session])
-        )
+        made = replace(record, spec=replace(record.spec, hardware=hardware), sessions=[session])
+        run = PlannedRun((), CellState.SEALED, record=made)
         assert (not why_incomparable(PlannedCell(cell, run), profile)) == comparable
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from dllm_bench.launch import local
 from dllm_bench.runs.dependencies import prepare_device
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import MissingInputError, sources
-from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.store.store import Store
 from dllm_bench.tables import plan as planning
@@ -122,35 +122,28 @@ def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> 
 
 
 def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -> None:
-    seen = []
-
     def note(config, resolve) -> RunSpec:
-        seen.append(downloads_allowed())
+        assert downloads_allowed() is asks
         return spec_of(config)
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(note))
     for asks in (False, True):
         Planner(compose, Store(tmp_path), download=asks).cells(small_table(), FULL)
-        assert set(seen) == {asks}
-        seen.clear()
     assert downloads_allowed(), "only while planning"
 
 
 def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "results/training/filters/there").mkdir(parents=True)
-    heads = [{"head": {"source": f"results/training/filters/{n}"}} for n in ("there", "absent")]
-    others = [{"source": "assets/filters/x"}, {"source": None}, {"source": "owner/hub-id"}]
-    runs = [
-        PlannedRun((), CellState.MISSING, config=RunConfig({"decoder": d}))
-        for d in (*heads, *heads, *others)
-    ]
-    assert planning.missing_trained_files(runs) == ["results/training/filters/absent"]
+    own = "results/training/filters/"
+    (tmp_path / own / "there").mkdir(parents=True)
+    sources = (own + "there", own + "absent", own + "absent", "assets/filters/x", None, "owner/id")
+    configs = (RunConfig({"decoder": {"head": {"source": one}}}) for one in sources)
+    runs = [PlannedRun((), CellState.MISSING, config=one) for one in configs]
+    assert planning.missing_trained_files(runs) == [own + "absent"]
 
 
 def test_a_value_without_counterpart_is_impossible_not_an_error(tmp_path) -> None:
-    bare = TINY.__class__("embedded", True, {"model": {}}, ("hardware=cpu",))
-    run = planned_small(Store(tmp_path), bare)[0].run
+    run = planned_small(Store(tmp_path), replace(TINY, replace={"model": {}}))[0].run
     assert run.state is CellState.UNAVAILABLE
     assert "no counterpart of model=alpha" in run.reason
 
@@ -159,13 +152,8 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     """Some runs of the plan have the hash that `dllm-bench run` gives to their commands; each
     setting has one for its score and one of several passes for its speed.
     """
-    made: list[RunSpec] = []
-
-    def note(spec: RunSpec, *_: object, **__: object) -> RunRecord:
-        made.append(spec)
-        return record_of(spec)
-
-    monkeypatch.setattr(local, "run", note)
+    run_here = Mock(side_effect=lambda spec, *_, **__: record_of(spec))
+    monkeypatch.setattr(local, "run", run_here)
     planner = Planner(real_compose, Store(tmp_path))
     planned = planner.cells(load_table("lopa/table4"), load_profile("embedded"))
     runs = distinct_runs(planned)
@@ -176,9 +164,8 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     assert sorted({run.spec.repeats for run in runs if run.spec}) == [1, 5]
     monkeypatch.chdir(tmp_path)
     for run in runs[::47]:  # of both kinds
-        made.clear()
         assert main(run.command.split()[1:]) == 0
-        assert made == [run.spec]
+        assert run_here.call_args.args[0] == run.spec
 
 
 @pytest.mark.xdist_group("reference claims")  # which share composed settings
@@ -253,20 +240,12 @@ def test_a_composed_run_has_the_names_that_its_query_gives(query: str) -> None:
 
 
 def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path) -> None:
-    composed: list[list[str]] = []
-
-    def noting(overrides: Sequence[str]) -> dict:
-        composed.append(list(overrides))
-        return real_compose(overrides)
-
-    store, name = Store(tmp_path / "runs"), "creditdecoding/table1"
+    composing, store, name = Mock(wraps=real_compose), Store(tmp_path), "creditdecoding/table1"
     mine = real_compose(["model=tiny-llada", "benchmark=minimath", "decoder=dus"])
     seal(store, record_of(spec_of({**mine, "limit": None})))
     table, profile = load_table(name), load_profile("embedded")
-    planner = Planner(noting, store, folders=planning.stored_folders(store))
-    assert not planner.has_run(table, profile) and not composed
-    cells = planner.common([table], profile)[0].cells
-    runs = [run for cell in cells for run in cell.runs]
-    assert runs and not composed
-    assert {run.reason for run in runs} == {planning.NOT_STORED}
-    assert Planner(noting, store).has_run(table, profile)
+    planner = Planner(composing, store, folders=planning.stored_folders(store))
+    assert not planner.has_run(table, profile)
+    runs = [run for cell in planner.common([table], profile)[0].cells for run in cell.runs]
+    assert {run.reason for run in runs} == {planning.NOT_STORED} and not composing.called
+    assert Planner(composing, store).has_run(table, profile)

@@ -50,19 +50,15 @@ def table(**changes: Any) -> PaperTable:
     return parse_table("small/areas", {**deepcopy(PLAIN), **changes}, builders.HERE / "small")
 
 
-def record(spec: Any, right: int, faster: int) -> RunRecord:
-    """Return a run that takes 64 forwards a sample, or so many times fewer."""
-    found = builders.record_of(spec, right, N)
-    return replace(found, columns={**found.columns, "forwards": [64 // faster] * N})
-
-
 def built(root: Path, without: str = "") -> BuiltTable:
     """Return the table with every run sealed but those of a decoder."""
 
     def made(run: PlannedRun) -> RunRecord | None:
         decoder, k = run.chosen["decoder"], run.chosen["decoder.k"]
-        name = decoder if decoder in RUNS else f"{decoder}-{k}"
-        return None if decoder == without else record(run.spec, *RUNS[name])
+        right, faster = RUNS[decoder if decoder in RUNS else f"{decoder}-{k}"]
+        found = builders.record_of(run.spec, right, N)
+        found.columns["forwards"] = [64 // faster] * N
+        return None if decoder == without else found
 
     return builders.sealed(table(), Store(root), builders.FULL, made)
 
@@ -98,10 +94,9 @@ def test_an_area_is_the_published_formula_over_the_runs(areas) -> None:
 
 
 def test_what_it_was_taken_of_is_stored(areas) -> None:
-    plain = json.loads(as_json(areas))
-    [found] = [c["curve"] for c in plain["cells"]
-               if (c["keys"]["benchmark"], c["keys"]["decoder"], c["metric"])
-               == ("quiz", "steady", "aup")]  # fmt: skip
+    steady = {"benchmark": "quiz", "decoder": "steady"}, "aup"
+    cells = json.loads(as_json(areas))["cells"]
+    [found] = [c["curve"] for c in cells if (c["keys"], c["metric"]) == steady]
     assert found["points"] == {"slow": [1, 90], "steady-2": [2, 90], "steady-8": [8, 87.5]}
     assert found["left_out"] == ["steady-4"]
     assert (found["y_max"], found["best"]) == (100, "best")
@@ -128,11 +123,10 @@ def test_every_run_of_the_table_has_to_be_there(tmp_path) -> None:
 def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
     values = {"values": {"slow": {"run": ["decoder=slow"]}}}
     facets = {**PLAIN["facets"], "decoder": values}
-    with pytest.raises(DllmBenchError, match="aup at .* is an area where"):
-        builders.run_cells(table(facets=facets))
     metrics = {"score": {"label": "Score", "definition": "score"}}
-    with pytest.raises(DllmBenchError, match="score at .* is an area where"):
-        builders.run_cells(table(metrics=metrics))
+    for name, wrong in (("aup", table(facets=facets)), ("score", table(metrics=metrics))):
+        with pytest.raises(DllmBenchError, match=f"{name} at .* is an area where"):
+            builders.run_cells(wrong)
     with pytest.raises(DllmBenchError, match="There is no area 'part'; choose one of: whole, cut"):
         table(metrics={"aup": {**PLAIN["metrics"]["aup"], "area": "part"}})
 
@@ -173,11 +167,7 @@ def made(spec: RunSpec) -> RunRecord:
     n, passes = len(once.columns["id"]), range(spec.repeats)
     columns = {name: column * len(passes) for name, column in once.columns.items()}
     columns["id"] = [f"{key}#{k}" for k in passes for key in once.columns["id"]]
-    columns["seconds"] = [
-        (1 + k / 10) * seconds
-        for k in passes
-        for seconds in columns["seconds"][k * n : (k + 1) * n]
-    ]
+    columns["seconds"] = [(1 + i // n / 10) * s for i, s in enumerate(columns["seconds"])]
     return replace(once, columns=columns)
 
 
@@ -267,7 +257,7 @@ def test_a_claim_takes_the_runs_of_the_tables_metric(monkeypatch) -> None:
     at = {"model": "alpha", "benchmark": "quiz"}
     for metric, own in (("tps/e2e", True), ("score", False)):
         claim = Claim("p/c", "A.", "T", table="x", metric=metric, at=at, **sides)
-        assert all((c.run[-2:] == tuple(OWN)) is own for c in claim.cells().cells())
+        assert {c.run[-2:] == tuple(OWN) for c in claim.cells().cells()} == {own}
 
 
 def test_an_area_takes_speeds_and_scores_from_their_own_runs() -> None:
@@ -277,7 +267,6 @@ def test_an_area_takes_speeds_and_scores_from_their_own_runs() -> None:
         "aup": {"label": "AUP", "definition": "tps/e2e", "area": "whole", "run": OWN},
     }
     areas = parse_table("small/areas", plain, builders.HERE)
-    [area] = [c for c in areas.cells() if c.metric.area and c.curve == ("slow",) and
-              c.keys["benchmark"] == "quiz"]  # fmt: skip
+    area = next(c for c in areas.cells() if c.metric.area and c.keys["benchmark"] == "quiz")
     ends = {part.metric.definition: part.run[-1] for part in areas.parts(area)}
     assert ends == {"tps/e2e": OWN[-1], "score": "limit=50"}

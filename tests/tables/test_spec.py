@@ -18,7 +18,7 @@ from dllm_bench.paths import CONFIG_DIR, conf_dir, conf_file, read_yaml
 from dllm_bench.store.spec import slug
 from dllm_bench.tables import load
 from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of
-from dllm_bench.tables.spec import Cell, Instead, Profile, Query
+from dllm_bench.tables.spec import Cell, Instead, Profile
 from tests.tables.builders import TINY, queries_of, run_cells, small_table
 
 
@@ -94,6 +94,7 @@ STANDS_FOR = {"instead": (Instead(SERVED, ("model=alpha", "decoder=ar")),)}
 TOGETHER = {"instead": (Instead(QUIZ, ("model=alpha", "decoder=ar")),)}
 UNSEEN = {"untrained": {"miniquiz": ["tiny-alpha"]}}
 PATTERN = {"replace": {"model": {"big-*": "small-*", "big-five": "small"}}, "set": ()}
+AR, SET = "model=tiny-alpha decoder=ar", "limit=20 hardware=cpu"
 DEFAULT = {"replace": {}, "set": ("seed=1",), "default": ("limit=60",)}
 
 
@@ -102,22 +103,10 @@ DEFAULT = {"replace": {}, "set": ("seed=1",), "default": ("limit=60",)}
     [
         ({}, "limit=5 model=alpha", "limit=20 model=tiny-alpha hardware=cpu"),
         (STANDS_FOR, "model=served", ".* no counterpart of model=served.*"),
-        (
-            STANDS_FOR,
-            "model=served model.engine=fast seed=1",
-            "model=tiny-alpha decoder=ar seed=1 limit=20 hardware=cpu",
-        ),
-        (
-            TOGETHER,  # found by the last value of each key
-            "model=other benchmark=quiz model=alpha",
-            "model=tiny-alpha decoder=ar limit=20 hardware=cpu",
-        ),
+        (STANDS_FOR, f"{' '.join(SERVED)} seed=1", f"{AR} seed=1 {SET}"),
+        (TOGETHER, "model=other benchmark=quiz model=alpha", f"{AR} {SET}"),  # the last of a key
         (UNSEEN, "model=alpha benchmark=quiz", ".*tiny-alpha was not trained on miniquiz.*"),
-        (
-            UNSEEN,
-            "model=alpha benchmark=code",
-            "model=tiny-alpha benchmark=minicode limit=20 hardware=cpu",
-        ),
+        (UNSEEN, "model=alpha benchmark=code", f"model=tiny-alpha benchmark=minicode {SET}"),
         (PATTERN, "model=big-five", "model=small"),
         (PATTERN, "model=big-two", "model=small-two"),
         (DEFAULT, "seed=2", "seed=1 limit=60"),
@@ -136,8 +125,7 @@ def translated(profile: Profile, asked: str) -> str:
         return str(error)
 
 
-def cell_of(run: Query) -> Cell:
-    """Return a cell with this run."""
+def cell_of(*run: str) -> Cell:
     return replace(next(iter(small_table().cells())), run=run)
 
 
@@ -147,13 +135,13 @@ def test_an_entry_applies_to_what_those_before_gave() -> None:
     profile = replace(TINY, instead=(first, second), set=())
     asked = ("model=beta", "limit=5", "decoder.tau=1")
     assert profile.translate(asked) == ("model=tiny-alpha", "decoder.tau=2", "limit=5")
-    assert profile.switched("p/t1", cell_of(asked)) == ("decoder.tau=2",)
+    assert profile.switched("p/t1", cell_of(*asked)) == ("decoder.tau=2",)
 
 
 def test_an_entry_may_be_for_some_tables() -> None:
     entry = Instead(("decoder.tau=1",), ("decoder.tau=2",), of=("p/t1", "q/*"))
     profile = replace(TINY, instead=(entry,))
-    cell = cell_of(("decoder.tau=3", "decoder.tau=1"))
+    cell = cell_of("decoder.tau=3", "decoder.tau=1")
     assert profile.run_of("p/t1", cell) == profile.run_of("q/any", cell) == ("decoder.tau=2",)
     assert profile.run_of("p/t2", cell) == ("decoder.tau=1",)
     assert profile.switched("p/t1", cell) == ("decoder.tau=2",)
