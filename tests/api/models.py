@@ -41,6 +41,5 @@ def logits(ids: Tensor) -> Tensor:
 
 def wrapped(model: Any, **settings: Any) -> LoadedModel:
     """Return an object wrapped with tiny-llada's tokenizer."""
-    return db.wrap(
-        model, loaded("tiny-llada").text.tokenizer, **{"mask_token": "<|mask|>", **settings}
-    )
+    given = {"mask_token": "<|mask|>", **settings}
+    return db.wrap(model, loaded("tiny-llada").text.tokenizer, **given)

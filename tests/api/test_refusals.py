@@ -32,9 +32,7 @@ def never(_: object) -> None:
     raise AssertionError("a token was committed before the refusal")
 
 
-def generate(
-    *prompts: str, decoder: Any = "fast_dllm", model: str = "tiny-llada", **settings: Any
-) -> Call:
+def generate(*prompts: str, decoder="fast_dllm", model="tiny-llada", **settings: Any) -> Call:
     return lambda _: db.generate(loaded(model), [*prompts], decoder, on_commit=never, **settings)
 
 
@@ -59,10 +57,8 @@ def run(model: str = "tiny-llada", **settings: Any) -> Call:
 
 
 def of_object(benchmark: Any = "minigsm", **settings: Any) -> Call:
-    model = transformers_object("tiny-llada")
-    return lambda results: db.run(
-        wrapped(model), "fast_dllm", benchmark, results=results, limit=1, **settings
-    )
+    model, given = transformers_object("tiny-llada"), {"limit": 1, **settings}
+    return lambda results: db.run(wrapped(model), "fast_dllm", benchmark, results=results, **given)
 
 
 def of_transformers(**settings: Any) -> Call:

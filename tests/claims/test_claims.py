@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -288,11 +289,8 @@ def test_settings_are_chosen_on_one_half_and_reported_on_the_other() -> None:
     ours = ({"side": "early"}, {"side": "late"}, {"side": "fast but wrong"})
     one = claim(TPF, ours=ours, keep=5.0)
     runs = {"early": early, "late": late, "fast but wrong": [1] * n, "theirs": [9, 10] * (n // 2)}
-    planned = [
-        cell(side, metric, [float("wrong" not in side)] * n, forwards)
-        for side, forwards in runs.items()
-        for metric in one.definitions
-    ]
+    made = product(runs.items(), one.definitions)
+    planned = [cell(s, m, [float("wrong" not in s)] * n, fed) for (s, fed), m in made]
     names = [f"item-{i:02d}" for i in range(n)]
     for entry in planned:
         entry.run.record.columns["id"] = names
@@ -312,9 +310,8 @@ def test_what_both_sides_list_is_what_scores_are_held_against() -> None:
     listed = {side: tuple({"side": name} for name in own) for side, own in names.items()}
     one = claim(TPF, **listed, keep=5.0)
     planned = [
-        cell(name, metric, [float(i < right[name]) for i in range(n)], [forwards[name]] * n)
-        for name in right
-        for metric in one.definitions
+        cell(name, metric, [1.0] * right[name] + [0.0] * (n - right[name]), [forwards[name]] * n)
+        for name, metric in product(right, one.definitions)
     ]
     (sides,) = sides_of(one, planned, EMBEDDED)
     assert [row.planned.cell.keys["side"] for row in sides] == ["fast", "lucky"]
@@ -413,12 +410,9 @@ def test_a_verdict_says_whether_its_runs_are_older_than_the_claim() -> None:
 
 
 def test_no_two_claims_compare_the_same_cells_by_the_same_metric() -> None:
-    compared = [
-        (one.table, str(one.at), str(one.ours), str(one.theirs), one.metric)
-        for one in CLAIMS
-        if not one.untestable
-    ]
-    assert len(set(compared)) == len(compared)
+    tested = [one for one in CLAIMS if not one.untestable]
+    compared = {str((one.table, one.at, one.ours, one.theirs, one.metric)) for one in tested}
+    assert len(compared) == len(tested)
 
 
 def test_every_name_that_ever_had_a_verdict_says_what_became_of_it() -> None:
@@ -440,10 +434,8 @@ def test_verdicts_in_the_prose_are_those_of_the_claims() -> None:
 
 def test_the_history_is_what_the_versions_of_the_page_say() -> None:
     last = max((entry["date"], entry["commit"]) for said in history().values() for entry in said)
-    known = subprocess.run(
-        ["git", "-C", str(ROOT), "cat-file", "-e", last[1]], capture_output=True, check=False
-    )
-    if known.returncode:
+    command = ["git", "-C", str(ROOT), "cat-file", "-e", last[1]]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("this checkout has no history")
     commits = {entry["commit"] for said in history().values() for entry in said}
     for name, said in claim_history.history().items():

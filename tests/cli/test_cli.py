@@ -74,9 +74,8 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
 
 
 LINES = read_yaml(Path(__file__).with_name("lines.yaml"))
-MISTAKES, OTHER_MISTAKES, REFUSED_BY_PARSER, COMPLETED = (
-    LINES[name] for name in ("run", "other", "parser", "completed")
-)
+MISTAKES, OTHER_MISTAKES = LINES["run"], LINES["other"]
+REFUSED_BY_PARSER, COMPLETED = LINES["parser"], LINES["completed"]
 
 
 @pytest.mark.parametrize("line", MISTAKES)

@@ -160,10 +160,8 @@ def test_settings_that_differ_are_shown_with_the_values_of_each_run() -> None:
 def test_scores_and_metrics_are_those_of_the_shared_samples() -> None:
     made = record([0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
     columns = {**made.columns, "forwards": [1, 1, 4, 4, 2, 2]}
-    first, last = (
-        replace(made, columns={name: values[rows] for name, values in columns.items()})
-        for rows in (slice(0, 4), slice(2, 6))
-    )
+    halves = [{name: values[i : i + 4] for name, values in columns.items()} for i in (0, 2)]
+    first, last = (replace(made, columns=half) for half in halves)
     lines = list(RunComparison((first, last)).lines())
     assert "metrics over 2 shared samples" in lines
     assert row(lines, "tpf/emitted")[1:3] == ["1.000", "1.000"]  # four tokens in four forwards

@@ -372,9 +372,8 @@ def test_a_simulated_load_says_on_what_it_is_simulated() -> None:
     found = figure_of(ours, theirs, calls=calls)
     labels = [ax.get_ylabel().replace("\n", " ") for ax in drawn(found).axes]
     assert labels == ["TPF, simulated on AMD EPYC", "TPF"]
-    assert footnote(found) == (
-        "Simulated on step times of AMD EPYC; drafts measured on a CPU, float32; n = 4 (requests)."
-    )
+    said = "step times of AMD EPYC; drafts measured on a CPU, float32; n = 4 (requests)."
+    assert footnote(found) == f"Simulated on {said}"
 
 
 def test_a_stated_range_comes_with_what_was_measured_there() -> None:

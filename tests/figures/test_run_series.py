@@ -199,11 +199,7 @@ def test_a_learning_curve_belongs_to_its_weights(tmp_path: Path) -> None:
     spec = Namespace(decoder={"select": {"first": {"head": head}}})
     run = FakeRun(record=Namespace(spec=spec))
     reads = list(run_series.filter_loss(run, EMPTY))
-    assert [(r["series"], r["x"], r["y"]) for r in reads] == [
-        ("train", 1, 0.5),
-        ("validation", 1, 0.6),
-        ("train", 2, 0.25),
-        ("validation", 2, 0.3),
-    ]
+    assert [read["series"] for read in reads] == ["train", "validation"] * 2
+    assert xy(reads) == [(1, 0.5), (1, 0.6), (2, 0.25), (2, 0.3)]
     head["sha256"] = "0" * 64
     assert list(run_series.filter_loss(run, EMPTY)) == []

@@ -306,10 +306,8 @@ def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(monkeypatch) -> 
     spec = RunSpec({"name": "tiny-llada", "path": "assets/tiny-llada"}, {}, {"name": "quiz"}, {})
     monkeypatch.setattr(inputs, "benchmark_of", lambda plain: Quiz())
     requests = site_texts.requests_of(spec)
-    samples = {
-        "a": SimpleNamespace(prompt="", prompt_sha256="of another prompt"),
-        "b": SimpleNamespace(prompt="", prompt_sha256=site_texts.prompt_sha256(requests[1])),
-    }
+    hashes = {"a": "of another prompt", "b": site_texts.prompt_sha256(requests[1])}
+    samples = {k: SimpleNamespace(prompt="", prompt_sha256=v) for k, v in hashes.items()}
     assert site_texts.TextSource(compose).prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
 
 
@@ -460,15 +458,12 @@ def own_runs(root: Path) -> list[RunRecord]:
         config = builders.builders.compose([f"decoder={label}", "model=mine", "benchmark=own"])
         spec = builders.builders.spec_of({**config, "seed": len(records)})
         records.append(builders.builders.record_of(spec, right=right, n=n))
-        builders.builders.seal(store, replace(records[-1], summary=SPEEDS[label]))
+        builders.builders.seal(store, replace(records[-1], summary=SUMMARIES[label]))
     return records
 
 
-SPEEDS = {
-    "slow": {"tpf/emitted": 1.0, "tps/e2e": 20.0},
-    "quick": {"tpf/emitted": 4.0, "tps/e2e": 50.0},
-    "other": {"tpf/emitted": 2.0, "tps/e2e": None},
-}
+SPEEDS = {"slow": (1.0, 20.0), "quick": (4.0, 50.0), "other": (2.0, None)}
+SUMMARIES = {name: {"tpf/emitted": x, "tps/e2e": y} for name, (x, y) in SPEEDS.items()}
 
 
 def test_a_table_without_a_stored_run_is_a_folded_line_and_nothing_of_it_is_composed(
@@ -523,7 +518,7 @@ def markers(drawing: Path) -> int:
 def test_names_in_plots_stay_text_and_the_bytes_are_the_same_again(tmp_path: Path) -> None:
     named = replace(own_runs(tmp_path)[0].spec, label=f"$x_{builders.HOSTILE}$", seed=9)
     made = builders.builders.record_of(named, right=25, n=45)
-    builders.builders.seal(Store(tmp_path / "runs"), replace(made, summary=SPEEDS["slow"]))
+    builders.builders.seal(Store(tmp_path / "runs"), replace(made, summary=SUMMARIES["slow"]))
     builders.make(tmp_path)
     drawings = sorted((tmp_path / "site" / "comparisons").glob("*.svg"))
     once = [path.read_bytes() for path in drawings]

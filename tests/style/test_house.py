@@ -28,10 +28,8 @@ NO_INTERVALS = ("Range", "ReliabilityBin", "StatedNumber")
 bin, and the range that a paper's text names.
 """
 SLACK = 1.01  # how far a number may be below its ceiling before that is lowered
-ENGINE = sorted(
-    [p for part in ("core", "decoding", "methods") for p in (PACKAGE / part).rglob("*.py")]
-    + [PACKAGE / "parallel.py"]
-)
+PARTS = ("core", "decoding", "methods")
+ENGINE = [PACKAGE / "parallel.py", *(p for part in PARTS for p in (PACKAGE / part).rglob("*.py"))]
 CONTRACTS = {
     "core/decoder.py": ("Piece",),
     "core/contracts.py": ("MaskedPiece Score Select Revise Explore Schedule Stop Cache".split()),
@@ -76,9 +74,8 @@ def code_lines(path: Path) -> int:
 
 def contract_names() -> set[tuple[str, str]]:
     """Return what a piece may have to know: (class, name), without what other pieces inherit."""
-    names = {
-        n for file, classes in CONTRACTS.items() for n in public_names(PACKAGE / file, classes)
-    }
+    declared = (public_names(PACKAGE / file, classes) for file, classes in CONTRACTS.items())
+    names = set().union(*declared)
     of_any = {(owner, name) for owner, name in names if owner in OF_ANY_PIECE}
     inherited = {name for _, name in of_any}
     return of_any | {(owner, name) for owner, name in names if name not in inherited}

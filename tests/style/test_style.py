@@ -32,9 +32,8 @@ SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 PYTHON = sorted([*FILES, *SCRIPTS, *(ROOT / "tests").rglob("*.py")])
 
 # Mask, end and padding ids of LLaDA, LLaDA-MoE and Dream/Qwen2 vocabularies.
-TOKEN_IDS = {126080, 126081, 126336, 126346, 126347, 126348, 156892, 156895} | set(
-    range(151643, 151670)
-)
+TOKEN_IDS = {126080, 126081, 126336, 126346, 126347, 126348, 156892, 156895}
+TOKEN_IDS |= {*range(151643, 151670)}
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(work|root|home|Users|mnt|data\d*|scratch)/\w")
 
 HISTORY = {"CHANGELOG.md"}  # names things as they were called when they changed
@@ -149,10 +148,7 @@ def imported(tree: ast.AST, known: Iterable[str]) -> Iterator[str]:
 def circle(files: Iterable[Path], root: Path = ROOT) -> list[str]:
     """Modules that import each other in a circle; empty where there is none."""
     trees = {module_of(path, root): tree_of(path) for path in files}
-    graph = {
-        module: {name for name in imported(tree, trees) if name != module}
-        for module, tree in trees.items()
-    }
+    graph = {module: {*imported(tree, trees)} - {module} for module, tree in trees.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -36,11 +36,8 @@ TINY = Profile(
     set=("limit=20", "hardware=cpu"),
 )
 FULL = Profile("paper", embedded=False, replace={}, set=("hardware=cpu",))
-ENVIRONMENT = {
-    "device": "Test CPU",
-    "commit": "0123456789abcdef",
-    "diff_sha256": "fedcba9876543210",
-}
+CODE = {"commit": "0123456789abcdef", "diff_sha256": "fedcba9876543210"}
+ENVIRONMENT = {"device": "Test CPU", **CODE}
 
 
 def small_table(name: str = "table1") -> PaperTable:
@@ -91,10 +88,8 @@ def record_of(spec: RunSpec, right: int = 11, n: int = 20, speed_up: float = 1.0
         steps_s = (0.25 + 0.0125 * (i % 7)) / speed_up
         times = {"seconds": steps_s + 0.05, "steps_s": steps_s, "first_step_s": 0.05}
         samples.append(sample(**counts, **times, forwards=10 + i % 3, rows=400))
-    grades = {
-        "value": [1.0 if i < right else 0.0 for i in range(n)],
-        "verdict": ["correct" if i < right else "wrong" for i in range(n)],
-    }
+    values = [float(i < right) for i in range(n)]
+    grades = {"value": values, "verdict": ["correct" if value else "wrong" for value in values]}
     made = record_of_samples(samples)
     return replace(
         made,

@@ -190,10 +190,8 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
 def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
     table = load_table("decoders/masked")
-    rows = {
-        cell.keys["decoder"]: real_compose(load_profile(profile).translate(cell.run))
-        for cell in table.cells()
-    }
+    runs = {c.keys["decoder"]: load_profile(profile).translate(c.run) for c in table.cells()}
+    rows = {decoder: real_compose(run) for decoder, run in runs.items()}
     decoders = {name: config.pop("decoder") for name, config in rows.items()}
     assert len({digest(config) for config in rows.values()}) == 1
     assert {decoder["schedule"]["block"] for decoder in decoders.values()} == {32}

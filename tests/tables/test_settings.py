@@ -222,9 +222,7 @@ def test_costs_are_judged_by_records_as_they_are_now(tmp_path, monkeypatch) -> N
     seal(store, record)
 
     def facts(of: MeasuredRuns) -> list[tuple]:
-        return [
-            (one.config, one.decoder, one.samples, one.seconds, one.forwards) for one in of.runs
-        ]
+        return [(r.config, r.decoder, r.samples, r.seconds, r.forwards) for r in of.runs]
 
     expected = facts(MeasuredRuns.of([record]))
     assert facts(measured_runs(store)) == expected
