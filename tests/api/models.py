@@ -17,7 +17,6 @@ GAPS = "Tom has 3 apples and buys <|mask|><|mask|> more, so he has <|mask|><|mas
 
 @lru_cache
 def loaded(name: str) -> LoadedModel:
-    """Return an embedded model."""
     return db.load_model(name)
 
 

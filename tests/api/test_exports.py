@@ -26,7 +26,6 @@ SCHEMAS = sorted(Path(sys.prefix, "schemas").glob("every_eval_ever-*.whl"))  # s
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord]:
-    """Return a run of three items."""
     folder = tmp_path_factory.mktemp("results")
     settings = {"hardware": "cpu", "limit": 3, "benchmark.max_new_tokens": 32}
     return folder, db.run("tiny-llada", "fast_dllm", "minigsm", results=folder, **settings)

@@ -35,13 +35,11 @@ class OwnModule(torch.nn.Module):
 
 
 def run_of(model: str | LoadedModel, results: Path, **settings: Any) -> RunRecord:
-    """Return a short run of fast_dllm."""
     return db.run(model, "fast_dllm", "minigsm", results=results, **{**SETTINGS, **settings})
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord]:
-    """Return a stored run of a transformers object."""
     folder = tmp_path_factory.mktemp("results")
     return folder, run_of(wrapped(transformers_object("tiny-llada")), folder)
 

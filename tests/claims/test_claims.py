@@ -57,7 +57,6 @@ def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[int]
 def cells(
     metric: str, right: Sequence[Sequence[float]], forwards: Sequence[Sequence[int]]
 ) -> list[PlannedCell]:
-    """Return the runs of both sides."""
     return list(map(cell, ("ours", "theirs"), (metric,) * 2, right, forwards))
 
 
@@ -362,9 +361,6 @@ def test_an_average_of_no_difference_is_not_shown_by_the_larger_benchmark() -> N
     found = judge_claims([claim(SCORE)], [planned], EMBEDDED)[0].evidence
     assert found and found.value == pytest.approx(0.0, abs=1e-9)
     assert found.p_same > 0.5
-
-
-# --- dates, printed numbers, and the history of verdicts ------------------------------------------
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -61,7 +61,6 @@ def imported(heavy: Sequence[str], commands: list[list[str]], cwd: Path) -> tupl
 
 
 def endings(stdout: str) -> list[str]:
-    """Return the lines that `CODE` prints."""
     return [line for line in stdout.splitlines() if ": exit code " in line]
 
 

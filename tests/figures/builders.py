@@ -38,7 +38,6 @@ Samples = Sequence[SampleRecord]
 def sample(
     key: str, ids: Sequence[int], born: Sequence[int], rows: Sequence[Forward]
 ) -> SampleRecord:
-    """Return a finished request."""
     counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), len(ids))
     costs = {"forwards": len(rows), "rows": 4 * len(rows), "forced": 0}
     seconds, trace = sum(row.ms for row in rows) / 1000, Trace(list(rows))
@@ -103,7 +102,6 @@ def record_of(spec: RunSpec, samples: Samples) -> RunRecord:
 
 
 def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
-    """Put a sealed run with its samples where it belongs."""
     with store.open(spec) as run:
         run.expect(len(samples))
         (run.folder / SAMPLES).write_text("".join(f"{s.to_line()}\n" for s in samples), "utf-8")

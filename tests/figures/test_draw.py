@@ -46,7 +46,6 @@ CURVE = "learn2pd/figure8"  # of a filter's own training, which made-up runs hav
 
 
 def texts(found: BuiltFigure) -> list[str]:
-    """Return all words of a drawing."""
     with style.applied():
         drawn = drawing(found)
     return [t.get_text() for t in drawn.findobj(lambda a: hasattr(a, "get_text")) if t.get_text()]

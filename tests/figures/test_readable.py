@@ -288,9 +288,6 @@ def test_numbers_of_a_scatter_stand_apart() -> None:
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-# --- what a drawing says --------------------------------------------------------------------------
-
-
 WHY = "3 of 20 samples"
 
 

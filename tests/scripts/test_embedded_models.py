@@ -412,9 +412,6 @@ def test_the_command_names_the_folder_it_writes(monkeypatch, capsys, tmp_path) -
     assert "tiny-llada" in capsys.readouterr().err
 
 
-# --- the tokenizer --------------------------------------------------------------------------------
-
-
 MAX_ASSET_BYTES = 4 * 2**20
 FOLDERS = [assets_dir() / name for name in SHIPPED_MODELS]
 

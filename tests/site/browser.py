@@ -64,8 +64,6 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    # --- the protocol ---
-
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return the result of one command; events that come meanwhile are kept."""
         self._number += 1
@@ -91,7 +89,6 @@ class Browser:
         return dict(json.loads(text))
 
     def close(self) -> None:
-        """End the browser."""
         os.close(self._out)  # the end of its commands ends the browser
         os.close(self._in)
         try:
@@ -99,8 +96,6 @@ class Browser:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    # --- what a person does ---
 
     def open(self, address: str) -> None:
         """Go to a page and wait until it is loaded."""
@@ -121,7 +116,6 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def key(self, name: str, times: int = 1) -> None:
-        """Press a key."""
         code, number, text = KEYS[name]
         shared = {"key": name, "code": code, "windowsVirtualKeyCode": number}
         for _ in range(times):
@@ -131,7 +125,6 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
 
     def write(self, text: str) -> None:
-        """Put text where the cursor is."""
         self.call("Input.insertText", text=text)
 
     def size(self, width: int, height: int) -> None:
@@ -143,8 +136,6 @@ class Browser:
         """Media features, with dashes as underscores: prefer(prefers_color_scheme="dark")."""
         named = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
         self.call("Emulation.setEmulatedMedia", features=named)
-
-    # --- what a person sees ---
 
     def value(self, script: str) -> Any:
         """Return what an expression gives, promises awaited."""
@@ -159,7 +150,6 @@ class Browser:
         return str(self.value(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def wait(self, script: str) -> None:
-        """Wait until an expression is true."""
         until = time.monotonic() + WAIT_S
         while True:
             with suppress(RefusedError):

@@ -61,12 +61,10 @@ def drafts(name: str) -> SampleRecord:
 def sample(
     name: str, ids: list[int], born: list[int], cut: dict[str, int], trace: Trace
 ) -> SampleRecord:
-    """Return a sample with these facts."""
     return stored_sample(ids, born, trace, id=name, cut=cut, text=f"four and two {HOSTILE}")
 
 
 def seal(store: Store, record: RunRecord, samples: Sequence[SampleRecord]) -> Path:
-    """Return a sealed run with its samples."""
     folder = builders.seal(store, record)
     lines = "".join(one.to_line() + "\n" for one in samples)
     (folder / SAMPLES).write_text(lines, encoding="utf-8")

@@ -74,9 +74,6 @@ def open_sample(browser: Browser, folder: str, index: int = 0) -> None:
     browser.wait("document.querySelector('.player')")
 
 
-# --- from the board to a sample ------------------------------------------------------------------
-
-
 def test_clicks_lead_from_the_board_through_a_table_and_a_run_to_a_sample(browser, pages) -> None:
     browser.open(f"{pages['site']}/index.html")
     browser.click("#tables td a")
@@ -106,9 +103,6 @@ def test_samples_far_apart_come_from_their_own_scripts(browser, pages) -> None:
     assert [url.rpartition("/")[2] for url in scripts] == ["samples-2.js"]
     browser.click(".turn a")
     browser.wait("document.querySelector('.heading h1').innerText === 'item-43'")
-
-
-# --- the viewer ----------------------------------------------------------------------------------
 
 
 def test_keys_step_through_the_filling(browser: Browser, pages: dict[str, str]) -> None:
@@ -195,9 +189,6 @@ def test_what_a_model_wrote_is_text(browser: Browser, pages: dict[str, str]) -> 
     assert browser.value("document.images.length") == 0
 
 
-# --- lists, by keyboard --------------------------------------------------------------------------
-
-
 def test_lists_are_sorted_and_narrowed_by_keyboard(browser: Browser, pages: dict[str, str]) -> None:
     browser.open(f"{pages['lookahead']}/index.html")
     browser.value("document.querySelector('.filters input').focus()")
@@ -231,9 +222,6 @@ def test_the_keyboard_reaches_content_and_controls_in_order(browser, pages) -> N
     assert reached[0] == "A  Skip to the content"
     order = [name for name in reached if name.startswith(("INPUT range", "BUTTON", "SELECT"))]
     assert [name.split()[0] for name in order] == ["INPUT", *["BUTTON"] * 5, "SELECT"]
-
-
-# --- sizes and colours ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

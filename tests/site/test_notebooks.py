@@ -39,12 +39,10 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def code_cells(notebook: Any) -> list[Any]:
-    """Return the code of a notebook."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def shown_by(notebook: Any) -> str:
-    """Return all that the cells gave, as text."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     return "\n".join(map(as_text, outputs))
 

@@ -111,9 +111,6 @@ def payloads(site: Path, record: RunRecord) -> Iterator[dict]:
             yield sample
 
 
-# --- links ---------------------------------------------------------------------------------------
-
-
 def test_every_link_leads_to_a_file_and_a_place_in_it(site: Path) -> None:
     counted = 0
     for page in pages(site):
@@ -188,9 +185,6 @@ def test_columns_without_an_entry_among_the_points_shown_are_left_out() -> None:
     assert "1 more are in the csv" in page
 
 
-# --- what models wrote ---------------------------------------------------------------------------
-
-
 def test_hostile_names_and_texts_stay_text(site: Path, records: dict[str, RunRecord]) -> None:
     hostile = records[builders.HOSTILE]
     for page in pages(site):
@@ -220,9 +214,6 @@ def test_no_template_turns_escaping_off_or_names_what_is_not_there() -> None:
         assert "autoescape" not in source and "safe" not in re.findall(r"\| *(\w+)", source), name
     with pytest.raises(UndefinedError):
         templates.from_string("{{ view.titel }}").render(view=site_pages.Page("a", "title"))
-
-
-# --- contents ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [builders.lookaheads, builders.drafts, builders.revisions])
@@ -290,12 +281,7 @@ def test_the_comparison_is_the_paired_one(site: Path, records: dict[str, RunReco
     assert "|reference|" in text and "|yes|" in text
 
 
-# --- prompts -------------------------------------------------------------------------------------
-
-
 class Quiz:
-    """A benchmark of two requests."""
-
     def requests(self, encode: Any) -> list[Request]:
         turns = json.dumps([{"role": "user", "content": "How many?"}])
         texts = ("a", "Two and two?", "Two and two?"), ("b", "How many?", turns)
@@ -316,9 +302,6 @@ def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
     texts = site_texts.TextSource(compose)
     assert texts.prompts(spec, {}) == {}
     assert texts.decode(spec)([7]) == "[7]"
-
-
-# --- making it again -----------------------------------------------------------------------------
 
 
 def made(sentences: list[str]) -> int:
@@ -397,9 +380,6 @@ def test_the_command_refuses_what_it_cannot_do(root, tmp_path, capsys) -> None:
     (tmp_path / "site").write_text("")
     assert main(asked) == 2
     assert "which is a file" in capsys.readouterr().err
-
-
-# --- the whole store ------------------------------------------------------------------------------
 
 
 PACKED = "runs.tar.xz"
@@ -485,7 +465,6 @@ def test_a_table_without_a_stored_run_is_a_folded_line_and_nothing_of_it_is_comp
 
 @pytest.fixture(scope="module")
 def own_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the site of three own runs."""
     root = tmp_path_factory.mktemp("own")
     own_runs(root)
     builders.make(root)

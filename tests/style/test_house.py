@@ -134,7 +134,6 @@ def group_reads(tree: ast.AST) -> Iterator[str]:
 
 
 def counted() -> dict[str, int]:
-    """Return the house in numbers."""
     trees = list(map(tree_of, FILES))
     tests = (ROOT / "tests").rglob("*.py")
     return {
@@ -147,7 +146,6 @@ def counted() -> dict[str, int]:
 
 
 def engine_counted() -> dict[str, int]:
-    """Return the engine in numbers."""
     loop = {one.name: one for one in functions(tree_of(PACKAGE / LOOP))}["decode"]
     return {
         "code lines": sum(map(code_lines, ENGINE)),

@@ -95,7 +95,6 @@ def offences(path: Path) -> Iterator[str]:
 
 
 def package_offences(path: Path) -> Iterator[str]:
-    """Rules for the package alone."""
     tree = tree_of(path)
     for function in functions(tree):
         if function.args.kwarg and path.parent != API:
@@ -111,7 +110,6 @@ def package_offences(path: Path) -> Iterator[str]:
 
 
 def yaml_offences(path: Path) -> Iterator[str]:
-    """Yield every broken rule of one yaml file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     numbers = any(re.search(r":\s*-?[\d.]+\s*(#|$)", line) for line in lines)
     if numbers and not any("#" in line for line in lines):
@@ -122,12 +120,10 @@ def yaml_offences(path: Path) -> Iterator[str]:
 
 
 def machine_paths(path: Path) -> Iterator[str]:
-    """Paths that exist on one machine alone."""
     yield from (match[0] for match in MACHINE_PATH.finditer(path.read_text(encoding="utf-8")))
 
 
 def module_of(path: Path, root: Path = ROOT) -> str:
-    """Dotted name of a file."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

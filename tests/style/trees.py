@@ -22,7 +22,6 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def functions(tree: ast.AST) -> Iterator[Function]:
-    """Yield all functions and methods."""
     for node in ast.walk(tree):
         if isinstance(node, Function):
             yield node

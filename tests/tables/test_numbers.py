@@ -54,7 +54,6 @@ def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> Row:
 
 
 def row(planned: PlannedCell) -> Row:
-    """Return the row of one cell."""
     table = replace(small_table("derived"), facets={})
     return next(build(table, FULL, [planned]).cells.itertuples())
 
@@ -171,11 +170,7 @@ def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path) -> None:
     assert parts == [(2, 2, 2), (1, 1, 1)]
 
 
-# --- numbers of one run, and verdicts against the reported ones -----------------------------------
-
-
 def of_s1(built: BuiltTable, metric: str) -> Row:
-    """Return the row of S1 on quiz."""
     return built.cells.loc["alpha_7b", "S1", "quiz", metric]
 
 
@@ -245,9 +240,6 @@ def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monke
         assert not measured_text(score).endswith("†")
         said = [line for _, lines in footer(built) for line in lines if "load average" in line]
         assert bool(said) is marked
-
-
-# --- several passes over the items widen the intervals of times -----------------------------------
 
 
 TOKENS, ITEMS, PASSES = 64, 12, 5

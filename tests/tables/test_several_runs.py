@@ -65,7 +65,6 @@ def built(root: Path, without: str = "") -> BuiltTable:
 
 @pytest.fixture(scope="module")
 def areas(tmp_path_factory: pytest.TempPathFactory) -> BuiltTable:
-    """Return the table with every run sealed."""
     return built(tmp_path_factory.mktemp("runs"))
 
 
@@ -172,7 +171,6 @@ def made(spec: RunSpec) -> RunRecord:
 
 
 def built_own(store: Store, profile: Profile) -> BuiltTable:
-    """Return the table with all of its runs."""
     return builders.sealed(own_table(), store, profile, lambda run: made(run.spec))
 
 
