@@ -80,8 +80,7 @@ RULE = "def first(window):\n    return window.eligible_KW & (window.eligible_KW.
 
 def test_a_piece_that_was_edited_is_another_run(tmp_path, monkeypatch, capsys) -> None:
     """Its file and what that imports; the second time the run is looked up, and said to be."""
-    results, code = tmp_path / "results", tmp_path / "code"
-    code.mkdir()
+    results, code = tmp_path / "results", tmp_path
     monkeypatch.syspath_prepend(str(code))
     (code / "own_pieces.py").write_text(PIECE)
     settings = {"limit": 1, "hardware": "cpu", "benchmark.max_new_tokens": 32}
@@ -98,10 +97,10 @@ def test_a_piece_that_was_edited_is_another_run(tmp_path, monkeypatch, capsys) -
     assert made[0].spec.short != made[1].spec.short and made[1] == made[2]
     assert len(made[0].spec.inputs["pieces"]) == 64
     choice = ["model=tiny-llada", "limit=1", "hardware=cpu", f"paths.results={results}"]
-    for words in (False, True):
+    for is_known in (False, True):
         assert main(["run", *choice, "benchmark.max_new_tokens=32"]) == 0
-        told = "nothing was decoded, looked up: made on 20" in capsys.readouterr().out
-        assert told is words
+        told = "nothing was decoded, looked up: made on 20"
+        assert (told in capsys.readouterr().out) is is_known
     inputs = [record.spec.inputs for record in Store(results / "runs").records()]
     assert sum("pieces" in one for one in inputs) == 2 and len(inputs) == 3
 

@@ -39,8 +39,7 @@ def checked(out: Path) -> tuple[int, dict[str, dict[str, Any]]]:
 
 def test_every_step_passes_or_says_why_it_was_skipped(tmp_path: Path) -> None:
     code, steps = checked(tmp_path / "gpu.json")
-    assert code == 0
-    assert list(steps) == list(doctor_torch.STEPS)
+    assert (code, list(steps)) == (0, list(doctor_torch.STEPS))
     skipped = {name: step["why"] for name, step in steps.items() if step["state"] != "passed"}
     assert skipped == doctor_torch.NEED_CUDA
     assert steps["bfloat16"]["facts"]["equal texts"].endswith("of 3")
@@ -55,19 +54,16 @@ def test_wrong_numbers_and_other_tokens_are_found(tmp_path: Path, monkeypatch: P
 
     def other_token(name: str, device: str, batch: int, **more: str) -> dict[str, Generation]:
         made = decoded(name, device, batch, **more)
-        if batch > 1:
-            key = min(made)
-            changed = (*made[key].ids[:4], made[key].ids[4] + 1, *made[key].ids[5:])
-            made[key] = replace(made[key], ids=changed)
-        return made
+        key, ids = min(made), list(made[min(made)].ids)
+        ids[4] += batch > 1
+        return {**made, key: replace(made[key], ids=tuple(ids))}
 
     two = {name: doctor_torch.STEPS[name] for name in ("numerics", "decoders")}
     monkeypatch.setattr(doctor_torch, "STEPS", two)
     monkeypatch.setattr(doctor_torch, "read_logits", wrong_ids)
     monkeypatch.setattr(doctor_torch, "decoded", other_token)
     code, steps = checked(tmp_path / "gpu.json")
-    assert code == 1
-    assert [step["state"] for step in steps.values()] == ["failed", "failed"]
+    assert (code, [step["state"] for step in steps.values()]) == (1, ["failed"] * 2)
     (problem,) = steps["decoders"]["problems"]
     assert problem.startswith("fast_dllm, batch 3") and "margin" in problem
 

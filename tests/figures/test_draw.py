@@ -28,7 +28,6 @@ from dllm_bench.runs import token_replay
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.spec import Instead
-from tests.claims.test_reference_claims import settings
 from tests.figures.builders import (
     built,
     built_full,
@@ -39,7 +38,7 @@ from tests.figures.builders import (
     small_built,
 )
 from tests.figures.test_readable import figure_of, point
-from tests.tables.builders import compose
+from tests.tables.builders import compose, settings
 from tests.tiers import covering
 
 CURVE = "learn2pd/figure8"  # of a filter's own training, which made-up runs have not
@@ -161,10 +160,9 @@ def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path) ->
     setting that is the axis is seen there, and not said again.
     """
     figure, profile = load_figure("creditdecoding/figure7"), load_profile("embedded")
-    block = "decoder.schedule.block=8"
-    asked = ("model=tiny-llada-free", "decoder.schedule.block=64")
-    instead = (*profile.instead, Instead(asked, (asked[0], block)))
-    profile, store = replace(profile, instead=instead), Store(tmp_path)
+    free, block = "model=tiny-llada-free", "decoder.schedule.block=8"
+    instead = Instead((free, "decoder.schedule.block=64"), (free, block))
+    profile, store = replace(profile, instead=(*profile.instead, instead)), Store(tmp_path)
     cells = planned(figure, profile, store, compose)
 
     def said(axis: str) -> dict[object, str]:

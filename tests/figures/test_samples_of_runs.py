@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import shutil
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from dllm_bench.runs import token_replay
 from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES
 from dllm_bench.store.store import ERROR, SPEC, Store
 from dllm_bench.tables.plan import PlannedCell
+from scripts.update_reference import pack
 from tests.figures.builders import ALPHA, planned, small
 from tests.figures.builders import built as sealed
 from tests.tables.builders import compose
-
-PACKED = (RECORD, SAMPLES, REPLAYS)
 
 
 def strip(root: Path) -> None:
@@ -32,15 +30,6 @@ def strip(root: Path) -> None:
         for path in record.parent.iterdir():
             if path.name not in (RECORD, SPEC):
                 path.unlink()
-
-
-def pack(root: Path) -> None:
-    """Move the runs into an archive beside the runs folder."""
-    with tarfile.open(root.with_name(f"{root.name}.tar.xz"), "w:xz") as packed:
-        for path in sorted(root.rglob("*")):
-            if path.name in PACKED:
-                packed.add(path, str(Path("runs") / path.relative_to(root)))
-    shutil.rmtree(root)
 
 
 def cells(root: Path) -> list[PlannedCell]:
@@ -75,7 +64,9 @@ def test_a_point_without_samples_says_so_and_what_to_do(tmp_path) -> None:
 
 def test_a_figure_is_drawn_from_an_archive_alone(tmp_path) -> None:
     before = sealed(tmp_path / "runs")
-    pack(tmp_path / "runs")
+    runs = {record.identity_hash for record in Store(tmp_path / "runs").records()}
+    pack(tmp_path, tmp_path / "runs.tar.xz", with_samples=runs)
+    shutil.rmtree(tmp_path / "runs")
     found = drawn(tmp_path / "runs")
     assert found.drawn(measured=True).equals(before.drawn(measured=True))
 

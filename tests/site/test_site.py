@@ -111,9 +111,15 @@ def payloads(site: Path, record: RunRecord) -> Iterator[dict]:
             yield sample
 
 
-def test_every_link_leads_to_a_file_and_a_place_in_it(site: Path) -> None:
-    counted = 0
-    for page in pages(site):
+def test_every_link_leads_to_a_place_in_a_file_and_all_pages_are_reached_from_the_first(
+    site,
+) -> None:
+    seen, waiting, counted = set[Path](), [(site / "index.html").resolve()], 0
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".html":
+            continue
+        seen.add(page)
         for link in parsed(page).links:
             address, _, place = link.partition("#")
             target = (page.parent / address).resolve() if address else page
@@ -122,20 +128,9 @@ def test_every_link_leads_to_a_file_and_a_place_in_it(site: Path) -> None:
                 assert target.name == "sample.html" and int(place) < builders.SAMPLES_PER_RUN
             elif place:
                 assert place in parsed(target).ids, f"{page}: {link}"
+            waiting.append(target)
             counted += 1
-    assert counted > 100
-
-
-def test_every_page_can_be_reached_from_the_first(site: Path) -> None:
-    seen, waiting = set(), [site / "index.html"]
-    while waiting:
-        page = waiting.pop()
-        if page in seen or page.suffix != ".html":
-            continue
-        seen.add(page)
-        found = (link.partition("#")[0] for link in parsed(page).links)
-        waiting += [(page.parent / address).resolve() for address in found if address]
-    assert seen == {page.resolve() for page in pages(site)}
+    assert seen == {page.resolve() for page in pages(site)} and counted > 100
 
 
 def test_nothing_leads_out_of_the_site(site: Path) -> None:
@@ -366,14 +361,11 @@ def test_of_many_runs_the_last_sealed_have_pages_and_earlier_pages_stay(tmp_path
     assert len(builders.make(root, out)) == len(told) - 1
 
 
-def test_a_folder_with_other_files_is_left_alone(root: Path, tmp_path: Path) -> None:
+def test_the_command_refuses_what_it_cannot_do(root, tmp_path, capsys) -> None:
     (tmp_path / "index.html").write_text("mine")
     with pytest.raises(DllmBenchError, match="holds other files"):
         builders.make(root, tmp_path)
     assert (tmp_path / "index.html").read_text() == "mine"
-
-
-def test_the_command_refuses_what_it_cannot_do(root, tmp_path, capsys) -> None:
     asked = ["report", "--results", str(root), "--out", str(tmp_path / "site")]
     assert main([*asked, "--runs", "no-such-hash"]) == 2
     assert "0 runs below" in capsys.readouterr().err

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.api import compose as composing
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.paths import read_yaml
+from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
@@ -38,6 +40,12 @@ TINY = Profile(
 FULL = Profile("paper", embedded=False, replace={}, set=("hardware=cpu",))
 CODE = {"commit": "0123456789abcdef", "diff_sha256": "fedcba9876543210"}
 ENVIRONMENT = {"device": "Test CPU", **CODE}
+
+
+@cache
+def settings() -> SettingsCache:
+    """Real composed settings that the tests of a process share; never saved."""
+    return SettingsCache(HERE, composing.compose)
 
 
 def small_table(name: str = "table1") -> PaperTable:

@@ -121,14 +121,6 @@ def test_pairing_narrows_the_interval_of_a_difference() -> None:
     assert widths[0] < widths[1] / 2
 
 
-def test_runs_of_one_benchmark_on_other_items_have_no_interval() -> None:
-    delta = replace(SCORE, minus={"decoder": "x"})
-    parts = [planned_with(record("quiz", 10, n), SCORE, str(n)) for n in (30, 40)]
-    found = row(with_parts(delta, *parts))
-    assert found.value == pytest.approx(100 * (10 / 30 - 10 / 40))
-    assert isnan(found.low)
-
-
 def test_runs_of_other_seeds_draw_the_same_items() -> None:
     """The average of equal runs is known no better than one of them, and their ratio exactly."""
     one = record_of_samples([sample(committed=10, forwards=2 + i % 5) for i in range(40)])
@@ -139,16 +131,18 @@ def test_runs_of_other_seeds_draw_the_same_items() -> None:
     assert ends == (1.0, 1.0)
 
 
-def test_a_number_against_itself_has_no_interval() -> None:
-    one = planned_with(record("quiz", 10), TPF)
-    found = row(with_parts(replace(TPF, over={"decoder": "x"}), one, one))
-    assert found.value == 1.0 and isnan(found.low)
-
-
-def test_a_ratio_to_zero_is_undefined() -> None:
-    parts = [planned_with(record("quiz", right), SCORE, str(right)) for right in (10, 0)]
-    found = row(with_parts(replace(SCORE, over={"decoder": "x"}), *parts))
-    assert isnan(found.value) and found.status == "undefined"
+def test_what_is_not_comparable_has_no_interval_and_a_ratio_to_zero_no_value() -> None:
+    """Runs of one benchmark on other items, and a number against itself."""
+    few, many, none = (
+        planned_with(record("quiz", right, n), SCORE, f"{right} of {n}")
+        for right, n in ((10, 30), (10, 40), (0, 40))
+    )
+    other_items = row(with_parts(replace(SCORE, minus={"decoder": "x"}), few, many))
+    assert other_items.value == pytest.approx(100 * (10 / 30 - 10 / 40))
+    ratio = replace(SCORE, over={"decoder": "x"})
+    itself, to_zero = (row(with_parts(ratio, many, other)) for other in (many, none))
+    assert itself.value == 1.0 and isnan(other_items.low) and isnan(itself.low)
+    assert isnan(to_zero.value) and to_zero.status == "undefined"
 
 
 def test_formulas_nest() -> None:

@@ -31,7 +31,6 @@ from dllm_bench.tables.plan import (
     folder_patterns,
     may_have,
 )
-from tests.claims.test_reference_claims import settings
 from tests.tables.builders import (
     FULL,
     TINY,
@@ -40,16 +39,12 @@ from tests.tables.builders import (
     queries_of,
     record_of,
     seal,
+    settings,
     small_table,
     spec_at,
     spec_of,
 )
 from tests.tiers import covering
-
-
-def states(store: Store, profile) -> dict[tuple[str, str], CellState]:
-    planned = planned_small(store, profile)
-    return {(p.cell.keys["setting"], p.cell.keys["benchmark"]): p.run.state for p in planned}
 
 
 @pytest.mark.parametrize(
@@ -97,28 +92,20 @@ def test_planning_and_running_agree_on_the_device(present, state, tmp_path, monk
         prepare_device(spec)
 
 
-def test_a_sealed_run_needs_no_device(tmp_path, monkeypatch) -> None:
-    """Records measured elsewhere are shown on a machine that could not have made them."""
-    monkeypatch.setattr(planning, "missing_device", lambda hardware: "a GPU (Z100)")
+def test_only_runs_to_be_made_here_need_their_device(tmp_path, monkeypatch) -> None:
+    """Records measured elsewhere are shown; a login node sends runs to machines that have what it
+    lacks."""
     store = Store(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(planning, "missing_device", lambda hardware: "")
-        seal(store, record_of(spec_at(planned_small(store, FULL), "S1", "quiz")))
-    assert states(store, FULL) == {
-        **dict.fromkeys(states(store, FULL), CellState.UNAVAILABLE),
-        ("S1", "quiz"): CellState.SEALED,
-    }
-
-
-def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> None:
-    """A login node sends runs to machines that have what it lacks."""
-    monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
+    seal(store, record_of(spec_at(planned_small(store, FULL), "S1", "quiz")))
     monkeypatch.setattr(planning, "missing_device", lambda hardware: "a GPU (Z100)")
-    states = []
-    for anywhere in (False, True):
-        planner = Planner(compose, Store(tmp_path), any_machine=anywhere)
-        states.append({p.run.state for p in planner.cells(small_table(), FULL)})
-    assert states == [{CellState.UNAVAILABLE}, {CellState.MISSING, CellState.UNAVAILABLE}]
+    here = {(p.cell.keys["setting"], p.cell.keys["benchmark"]): p.run.state
+            for p in planned_small(store, FULL)}  # fmt: skip
+    assert here.pop(("S1", "quiz")) is CellState.SEALED
+    assert set(here.values()) == {CellState.UNAVAILABLE}
+    monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
+    elsewhere = Planner(compose, store, any_machine=True).cells(small_table(), FULL)
+    states = {CellState.SEALED, CellState.MISSING, CellState.UNAVAILABLE}
+    assert {planned.run.state for planned in elsewhere} == states
 
 
 def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -> None:

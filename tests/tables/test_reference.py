@@ -1,10 +1,12 @@
-"""The committed results (`results/reference`): the records give the committed bytes of every table,
-and each record is what its hash and its samples say. Skips what a checkout does not have.
+"""The committed results (`results/reference`): the records give the committed bytes of every table
+and what the pages say of claims; each record is what its hash and its samples say. Skips what a
+checkout does not have.
 """
 
 from __future__ import annotations
 
 import json
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -12,21 +14,60 @@ from statistics import fmean
 import pytest
 
 from dllm_bench.benchmarks.items import item_id_of
+from dllm_bench.claims.verdict import Judgement, judge_stored
 from dllm_bench.metrics import definitions
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_record
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import load_profile, load_table, names_of
+from dllm_bench.tables.plan import Planner
 from dllm_bench.tables.render import render
-from tests.claims.test_reference_claims import judgements, planner
+from scripts.update_docs import findings_page, stored_findings, with_evidence
+from tests.tables.builders import settings
 from tests.tiers import covering
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 TABLES = [name for name in names_of("table") if (REFERENCE / "tables" / f"{name}.json").exists()]
 STORE = Store(REFERENCE / "runs")
 here = pytest.mark.skipif(not TABLES, reason=f"nothing is committed below {REFERENCE.name}")
-shared = pytest.mark.xdist_group("reference claims")  # which share composed settings
+shared = pytest.mark.xdist_group("reference claims")  # which share settings and `judgements`
+
+
+@cache
+def planner() -> Planner:
+    """Plans from the committed runs; the tests of a process share what it composed and read."""
+    return Planner.cached(settings(), STORE)
+
+
+@cache
+def judgements() -> list[Judgement]:
+    """Return all claims on the committed records."""
+    return judge_stored(load_profile("embedded"), planner())
+
+
+@pytest.mark.exhaustive
+@shared
+@here
+def test_the_findings_page_and_the_readme_say_what_the_records_give() -> None:
+    found, root = stored_findings(planner(), judgements()), REFERENCE.parents[1]
+    page, readme = root / "docs" / "findings.md", (root / "README.md").read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == findings_page(found), "run scripts.update_docs"
+    assert readme == with_evidence(readme, found), "run scripts.update_docs"
+
+
+@pytest.mark.exhaustive
+@shared
+@here
+def test_every_claim_has_the_items_of_its_table_and_no_more() -> None:
+    """None was given more items than another claim on the same cells, whatever came out."""
+    for one in judgements():
+        assert one.why.endswith(".") and one.command.startswith("dllm-bench claims ")
+        if one.evidence is None:
+            continue
+        limits = [run.spec.limit for run in one.runs if run.spec]
+        held = [len(run.record.columns["id"]) for run in one.runs if run.record and run.spec]
+        assert held == limits, one.claim.name
 
 
 @shared

@@ -83,9 +83,6 @@ def test_latex_escapes_what_latex_reads_as_commands() -> None:
         r"50 \% \& a\_b \#1 \{x\} \textasciitilde{}y \textasciicircum{}z \textbackslash{}q \$"
     )
     assert latex("τ ≥ 0.9 – é") == r"$\tau$ $\geq$ 0.9 -- e"
-
-
-def test_every_character_of_a_real_table_has_a_latex_form() -> None:
     table = load_table("lopa/table4")
     texts = [table.title, table.source, *(note.text for note in table.notes)]
     assert all("?" not in latex(text) for text in texts if "?" not in text)

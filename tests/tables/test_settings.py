@@ -75,20 +75,17 @@ def test_derived_values_are_kept_outside_of_the_results_for_each_of_them(tmp_pat
     assert DerivedCache(results[0], "another", ["1"]).get("key", []) is None
 
 
-def test_without_a_home_directory_nothing_is_kept_and_nothing_fails(tmp_path, monkeypatch) -> None:
+def test_nothing_is_kept_without_a_home_directory_and_no_secret_ever(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(output, "_secrets", {"sk-0123456789abcdef": None})
+    cache = DerivedCache(tmp_path, "kind", ["1"])
+    cache.put("key", [], {"url": "x?key=sk-0123456789abcdef"})
+    assert cache.get("key", []) is None
     monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-here/caches")
     cache = DerivedCache(tmp_path, "kind", ["1"])
     cache.put("key", [], 1)
     cache.save()
     assert cache.get("key", []) == 1
     assert DerivedCache(tmp_path, "kind", ["1"]).get("key", []) is None
-
-
-def test_a_secret_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_secrets", {"sk-0123456789abcdef": None})
-    cache = DerivedCache(tmp_path, "kind", ["1"])
-    cache.put("key", [], {"url": "x?key=sk-0123456789abcdef"})
-    assert cache.get("key", []) is None
 
 
 def test_what_is_remembered_is_what_was_worked_out(tmp_path, monkeypatch) -> None:
