@@ -109,9 +109,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_reads_a_run_of_an_object(
-    command, stored, tmp_path, monkeypatch, capsys
-) -> None:
+def test_commands_read_a_run_of_an_object(command, stored, tmp_path, monkeypatch, capsys) -> None:
     folder, record = stored
     monkeypatch.chdir(tmp_path)
     words = command.replace("RUN", record.spec.short).split()

@@ -109,9 +109,7 @@ def test_a_claim_on_a_value_that_the_table_lacks_names_the_facet() -> None:
         ("lower", 0.5, (1.0, 4.0), ClaimVerdict.SMALLER),
     ],
 )
-def test_a_clear_ratio_is_judged_by_direction_and_printed_size(
-    direction, times, printed, expected
-) -> None:
+def test_a_clear_ratio_is_judged_by_direction_and_size(direction, times, printed, expected) -> None:
     """`times` as many tokens per forward, whose items vary."""
     ours = [20, 22] * 30
     forwards = [ours, [int(times * n) for n in reversed(ours)]]
@@ -251,9 +249,7 @@ def test_a_claim_about_training_needs_six_trainings(n: int, expected: str) -> No
     ("metric", "drafts", "expected"),
     [(SCORE, True, "confirmed"), (SCORE, False, "too few"), (TPF, True, "too few")],
 )
-def test_the_score_of_drafts_that_a_target_verifies_needs_no_trainings(
-    metric, drafts, expected
-) -> None:
+def test_the_score_of_verified_drafts_needs_no_trainings(metric, drafts, expected) -> None:
     """Its text does not depend on the drafter; nor is there a baseline of one token to check."""
     planned = []
     for made in cells(metric, scores(30, 2, 100), [[5, 6] * 66, [11, 12] * 66]):

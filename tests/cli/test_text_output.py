@@ -90,9 +90,7 @@ def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) 
     assert sum("] 2 not graded" in line for line in lines) == 1
 
 
-def test_board_shows_sealed_and_partial_runs_and_only_sealed_ones_are_compared(
-    tmp_path: Path,
-) -> None:
+def test_board_shows_sealed_and_partial_runs_but_compares_only_sealed_ones(tmp_path) -> None:
     store = store_of(tmp_path, record([1.0, 1.0]))
     with store.open(spec(seed=1)) as opened:
         opened.expect(5)

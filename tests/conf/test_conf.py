@@ -71,9 +71,7 @@ CHOICES = [f"{group}={name}" for group in groups() for name in options(group)]
 
 
 @pytest.mark.parametrize("choice", covering(6, CHOICES))
-def test_every_choice_composes_and_every_decoder_and_piece_can_be_made(
-    choice: str, tmp_path: Path
-) -> None:
+def test_every_choice_composes_and_every_decoder_and_piece_can_be_made(choice, tmp_path) -> None:
     config = compose(within(choice))
     assert all(role_of(key) for key, _ in leaves(config))
     assert not [value for _, value in leaves(config) if str(value) in ("???", "${")]

@@ -120,9 +120,7 @@ MORE = {"vocab_size": len(TOKENIZER), "n_kv_heads": 4}
     ("layout", "words", "changes"),  # all experts chosen are the MLP they were cut from
     [("qwen3", len(embedded.first_pieces()), MORE), ("llada", 600, {"experts": EXPERTS})],
 )
-def test_more_words_and_heads_and_experts_change_nothing_else(
-    layout, words, changes, monkeypatch
-) -> None:
+def test_more_words_heads_and_experts_change_nothing(layout, words, changes, monkeypatch) -> None:
     monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)  # of experts
     source = network.sizes_of_layout(layout, words)
     weights, target = network.initial_weights(source, 0, [300]), replace(source, **changes)
@@ -186,22 +184,17 @@ def _batch(count: int = 6, length: int = LENGTH) -> data.Batch:
     return data.draw_rows(pool, count, length, seeded(0), TOKENIZER.eos_token_id, False)
 
 
-def test_a_noised_block_sees_itself_and_the_clean_text_before_it() -> None:
+def test_a_noised_block_sees_itself_and_clean_text_and_is_scored_by_its_own_tokens() -> None:
     batch, (weights, sizes) = _batch(), _random("sdar")
     example = objectives.blocks(batch, VOCABULARY, seeded(1), 0, BLOCK)
     states_BLD = _states(weights, sizes, example.inputs_BL, example.bias, example.positions_L)
-    row, position = (int(place_N[0]) for place_N in _places(example))
+    rows_N, columns_N = _places(example)
+    row, position = int(rows_N[0]), int(columns_N[0])
     start = position // BLOCK * BLOCK
     block_L = example.inputs_BL[row, start : start + BLOCK]
     seen_1L = torch.cat([batch.ids_BL[row, :start], block_L])[None]
     alone_BLD = _states(weights, sizes, seen_1L, objectives.causal_mask(start + BLOCK, BLOCK))
     assert torch.allclose(states_BLD[row, position], alone_BLD[0, position], atol=TOLERANCE)
-
-
-def test_blocks_scores_masked_answers_by_their_own_token() -> None:
-    batch = _batch()
-    example = objectives.blocks(batch, VOCABULARY, seeded(2), 0, BLOCK)
-    rows_N, columns_N = _places(example)
     assert int(columns_N.max()) < LENGTH
     assert (example.inputs_BL[rows_N, columns_N] == VOCABULARY.mask_id).all()
     assert (batch.ids_BL[rows_N, columns_N] == example.targets_N).all()

@@ -111,9 +111,7 @@ def payloads(site: Path, record: RunRecord) -> Iterator[dict]:
             yield sample
 
 
-def test_every_link_leads_to_a_place_in_a_file_and_all_pages_are_reached_from_the_first(
-    site,
-) -> None:
+def test_links_lead_to_places_in_files_and_reach_every_page_from_the_first(site) -> None:
     seen, waiting, counted = set[Path](), [(site / "index.html").resolve()], 0
     while waiting:
         page = waiting.pop()
@@ -325,9 +323,7 @@ def test_only_what_is_new_is_made_again(root, tmp_path, monkeypatch) -> None:
     assert made(builders.make(root, out)) == sealed
 
 
-def test_what_was_composed_for_a_table_is_not_composed_again(
-    root: Path, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_composed_for_a_table_is_not_again(root, site, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(builders.builders, "compose", None)  # any use of it fails
     builders.make(root, tmp_path / "again")
     pages = [path.relative_to(site) for path in site.glob("tables/**/*.html")]
@@ -377,9 +373,7 @@ def test_the_command_refuses_what_it_cannot_do(root, tmp_path, capsys) -> None:
 PACKED = "runs.tar.xz"
 
 
-def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_judged_by_all_sealed_runs_as_in_a_table(tmp_path, monkeypatch) -> None:
     judged_by = []
 
     def build(*plan: Any) -> BuiltTable:
@@ -438,9 +432,7 @@ SPEEDS = {"slow": (1.0, 20.0), "quick": (4.0, 50.0), "other": (2.0, None)}
 SUMMARIES = {name: {"tpf/emitted": x, "tps/e2e": y} for name, (x, y) in SPEEDS.items()}
 
 
-def test_a_table_without_a_stored_run_is_a_folded_line_and_nothing_of_it_is_composed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_without_a_stored_run_is_folded_and_not_composed(tmp_path, monkeypatch) -> None:
     own_runs(tmp_path)
     composing = Mock(wraps=builders.builders.compose)
     monkeypatch.setattr(builders.builders, "compose", composing)
@@ -522,9 +514,7 @@ def test_findings_have_code_and_verdicts_in_colour(own_site: Path) -> None:
     assert all(f".chip.{slug(str(verdict))} {{" in style for verdict in ClaimVerdict)
 
 
-def test_runs_are_added_to_an_archive_and_those_that_nothing_shows_taken_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_gains_runs_and_loses_those_that_nothing_shows(tmp_path, monkeypatch) -> None:
     """What the archive has stays; one run is shown by a claim."""
     builders.fill(tmp_path)
     packed = tmp_path / "reference"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -175,9 +174,7 @@ def test_a_decoder_that_cannot_be_made_here_is_estimated_by_its_settings() -> No
     assert cost.summary_of(config()["decoder"]).caches is False
 
 
-def test_a_decoders_summary_is_kept_without_making_it_until_its_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decoders_summary_is_kept_until_its_file_changes(tmp_path, monkeypatch) -> None:
     make = Mock(return_value=SUMMARY)
     monkeypatch.setattr(cost, "summary_of", make)
     file = tmp_path / "filter"

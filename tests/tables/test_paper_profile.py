@@ -35,9 +35,7 @@ def composed(profile: str, table: Any, keys: Mapping[str, str]) -> dict[str, Any
 
 
 @pytest.mark.parametrize(("profile", "hardware"), [("paper", "h200"), ("paper-nv", "nv-bp{}")])
-def test_lopa_dist_has_the_released_branches_and_may_have_a_device_for_each(
-    profile, hardware
-) -> None:
+def test_lopa_dist_has_the_released_branches_perhaps_a_device_for_each(profile, hardware) -> None:
     table = load_table("lopa/table4")
     for setting, branches in (("S1", 4), ("S12", 8)):
         config = composed(profile, table, {**BASE, "setting": setting})

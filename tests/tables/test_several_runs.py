@@ -196,9 +196,7 @@ def test_speeds_have_runs_of_their_own(profile, scores, tmp_path) -> None:
     assert {run.chosen["limit"] for run in distinct_runs(quick)} == {"3"}
 
 
-def test_each_number_comes_from_its_run_and_the_notes_say_what_a_bracket_is(
-    areas: BuiltTable, tmp_path: Path
-) -> None:
+def test_each_number_comes_from_its_run_and_notes_explain_brackets(areas, tmp_path) -> None:
     found = built_own(Store(tmp_path), EMBEDDED)
     assert [cell_of(found, name).n for name in ("score", "tpf", "tps")] == [20, 20, 60]
     assert cell_of(found, "score").value == 25.0

@@ -194,9 +194,7 @@ PAPERS = sorted(path.stem for path in (conf_dir() / "profile" / "embedded").glob
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_paper_needs_no_other_papers_part_of_the_embedded_profile(
-    paper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_paper_needs_no_other_papers_part_of_the_profile(paper, tmp_path, monkeypatch) -> None:
     whole, folder = load_profile("embedded"), conf_dir() / "profile"
     (tmp_path / "embedded").mkdir()
     for part in ("embedded.yaml", f"embedded/{paper}.yaml"):
