@@ -97,6 +97,7 @@ def unknown_class(_: Path) -> None:
         (generate(GAPS, model="tiny-diffusion-gemma", decoder="diffusion_gemma"), "writes a text"),
         (pin(-1, "fast_dllm"), "new position -1 and has 6 new tokens"),
         (pin(6, "sdar"), "new position 6 and has 6"),  # of a canvas of two whole blocks of 4
+        (lambda _: next(db.stream(loaded("tiny-llada"), "2 +", "fast_dllm", batch=2)), "batch=2"),
         (prompt_with_masks, "has 4 mask tokens to fill.*answered, not filled"),
         (decoder(**{"select.thau": 1}), "thau"),
         (decoder(tau=0.7), r"select\.tau"),
