@@ -27,14 +27,9 @@ from tests.tiers import covering
 
 NEW = 64
 DECODERS = {
-    "vanilla": "tiny-llada",
-    "fast_dllm_dual": "tiny-llada",
-    "credit": "tiny-llada",
-    "lopa_dream": "tiny-llada",
-    "hierarchy": "tiny-llada",
+    **dict.fromkeys("vanilla fast_dllm_dual credit lopa_dream hierarchy".split(), "tiny-llada"),
     "fast_dllm_dream": "tiny-dream-instruct",
-    "ar": "tiny-qwen3",
-    "ngram_speculative": "tiny-qwen3",
+    **dict.fromkeys(("ar", "ngram_speculative"), "tiny-qwen3"),
 }
 ATTENTION = {"tiny-qwen3": {"attention": "causal"}, "tiny-dream-instruct": {"shifted": True}}
 SETTINGS = ("benchmark=minigsm", f"benchmark.max_new_tokens={NEW}", "hardware=cpu", "limit=1")

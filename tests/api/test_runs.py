@@ -130,15 +130,13 @@ HOSTILE = "<script>alert(1)</script>"
 def test_short_forms_are_one_line(runs) -> None:
     folder, (record, other, _) = runs
     (completion,) = db.generate(loaded("tiny-llada"), "2 + 2 =", "fast_dllm", 32)
-    table = db.table("lopa/table5", results=folder)
-    shown = {
-        repr(completion): "forwards)",
-        repr(record): "fast_dllm, tiny-llada on minigsm: score",
-        repr(table): "Table(lopa/table5, ",
-        repr(db.compare(record, other)): "RunComparison(fast_dllm",
-    }
-    for text, part in shown.items():
-        assert part in text and len(text) < 200 and "\n" not in text
+    for shown, part in (
+        (completion, "forwards)"),
+        (record, "fast_dllm, tiny-llada on minigsm: score"),
+        (db.table("lopa/table5", results=folder), "Table(lopa/table5, "),
+        (db.compare(record, other), "RunComparison(fast_dllm"),
+    ):
+        assert part in repr(shown) and len(repr(shown)) < 200 and "\n" not in repr(shown)
 
 
 def test_a_notebook_shows_a_view_that_escapes(runs) -> None:

@@ -133,15 +133,17 @@ def test_ours_and_the_papers_share_a_panel(name: str) -> None:
             assert slot.names[0] not in own or not any(ours.y)
 
 
-def printed_rows() -> Iterator[dict[str, str]]:
-    """Yield the numbers that the papers print for a figure that we draw."""
+def numbers() -> list[dict[str, str]]:
+    """Return the numbers that the papers print for a figure that we draw."""
     with (REPORTED_FIGURES / "figure_numbers.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if f"{row['paper']}/figure{row['figure']}" in FIGURES and row["metric"] not in SWEEP:
-                yield row
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if f"{row['paper']}/figure{row['figure']}" in FIGURES]
 
 
-@pytest.mark.parametrize("row", printed_rows(), ids=lambda row: "-".join(list(row.values())[:5]))
+DRAWN = [row for row in numbers() if row["metric"] not in SWEEP]
+
+
+@pytest.mark.parametrize("row", DRAWN, ids=lambda row: "-".join(list(row.values())[:5]))
 def test_every_printed_number_is_drawn(row: dict[str, str]) -> None:
     figure = load_figure(f"{row['paper']}/figure{row['figure']}")
     points = {point["y"] for point in figure.reported if point["kind"] == "printed"}
@@ -152,18 +154,14 @@ def test_every_printed_number_is_drawn(row: dict[str, str]) -> None:
 
 def test_the_numbers_of_a_sweep_are_those_of_ours() -> None:
     figure = load_figure("creditdecoding/figure6")
-    with (REPORTED_FIGURES / "figure_numbers.csv").open(newline="", encoding="utf-8") as file:
-        rows = [r for r in csv.DictReader(file) if r["metric"] in SWEEP]
-    said = {row["metric"]: float(row["value"]) for row in rows}
+    said = {row["metric"]: float(row["value"]) for row in numbers() if row["metric"] in SWEEP}
     assert set(said) == SWEEP
-    for name in ("alpha", "beta"):
+    for name, other in (("alpha", "beta"), ("beta", "alpha")):
         at = [float(x) for value, x in figure.at.items() if figure.group[value] == name]
         assert (min(at), max(at)) == (said[f"{name}_min"], said[f"{name}_max"])
         assert {round(b - a, 9) for a, b in pairwise(at)} == {said["grid_step"]}
-    run = next(v.run for v in figure.table.facets["number"] if v.name.startswith("alpha"))
-    assert f"decoder.score.beta={said['fixed_beta']:g}" in run
-    run = next(v.run for v in figure.table.facets["number"] if v.name.startswith("beta"))
-    assert f"decoder.score.alpha={said['fixed_alpha']:g}" in run
+        run = next(v.run for v in figure.table.facets["number"] if v.name.startswith(name))
+        assert f"decoder.score.{other}={said[f'fixed_{other}']:g}" in run
 
 
 def figure_of(*points: Point, **changes: Any) -> BuiltFigure:

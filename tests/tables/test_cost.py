@@ -69,12 +69,11 @@ def missing(**changes: Any) -> PlannedRun:
 def sealed(forwards: int, seconds: float, n: int = 20, **changes: Any) -> PlannedRun:
     """Return a sealed run of `n` samples with the same forwards and seconds each."""
     plain = config(**changes)
-    groups = {k: v for k, v in plain.items() if k not in ("limit",)}
-    spec = spec_of({**groups, "seed": 0, "limit": n})
-    record = record_of(spec, n=n)
+    record = record_of(spec_of({**plain, "seed": 0, "limit": n}), n=n)
     record.columns["forwards"][:] = [forwards] * n
     record.columns["seconds"][:] = [seconds] * n
-    return PlannedRun((str(changes),), CellState.SEALED, "", "", spec, record, "x", n, n, plain)
+    run = PlannedRun((str(changes),), CellState.SEALED, spec=record.spec, record=record)
+    return replace(run, folder="x", done=n, total=n, config=plain)
 
 
 def test_a_decoder_takes_its_own_forwards_else_what_is_reported_else_one_a_token() -> None:

@@ -38,6 +38,7 @@ from tests.tables.builders import (
     spec_at,
     spec_of,
 )
+from tests.tiers import covering
 
 SCORE = TableMetric("score", "Score", "score")
 TPF = TableMetric("tpf", "TPF", "tpf/committed")
@@ -258,7 +259,10 @@ def speed(rng: np.random.Generator, items: np.ndarray, between: float) -> Any:
     return measure_run("tps/e2e", measured(seconds))
 
 
-@pytest.mark.parametrize(("among_items", "between"), [(0.0, 0.1), (0.1, 0.05), (0.2, 0.1)])
+SPREADS = [(0.0, 0.1), (0.1, 0.05), (0.2, 0.1)]
+
+
+@pytest.mark.parametrize(("among_items", "between"), covering(3, SPREADS, often=1))
 def test_an_interval_covers_the_truth_and_a_second_measurement(among_items, between) -> None:
     """Of known variances among items and between passes, the first being 0 in the hardest case."""
     rng, draws = np.random.default_rng(3), 200
