@@ -13,7 +13,6 @@ import pytest
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics.sample_stats import SampleStats, frame_of
 from dllm_bench.runs import runner
 from dllm_bench.runs.dependencies import Dependencies
@@ -108,32 +107,32 @@ def test_a_repetition_draws_what_it_drew_whenever_it_is_decoded(tmp_path: Path) 
     assert len({texts[f"item-0#{k}"] for k in range(3)}) == 3
 
 
-TEXTS: dict[str, tuple[str, tuple[str, ...], str, dict[str, int]]] = {  # "$": the end token
+TEXTS: dict[str, Any] = {  # "$": the end token, "_": a mask
     "length": ("abc", (), "abc", {"length": 3}),
     "end token": ("hello$world again", (), "hello", {"eos": 5, "length": 17}),
     "first stop string": ("x = 1\nQ: y\nA: z", ("A:", "Q:"), "x = 1\n", {"stop": 6, "length": 15}),
     "stop string after the end": ("abc$STOP", ("STOP",), "abc", {"eos": 3, "length": 8}),
     "both": ("ab;cd$", (";",), "ab", {"eos": 5, "stop": 2, "length": 6}),
+    "masks are no text": ("ab_c!_de", ("!",), "abc", {"stop": 4, "length": 8}),
 }
+
+
+def ids_of(decoded: str) -> tuple[int, ...]:
+    special = {"$": EOS, "_": MASK}
+    return tuple(special[c] if c in special else MODEL.encode(c)[0] for c in decoded)
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_ends_at_the_first_end_or_stop_string_and_every_reason_is_kept(name: str) -> None:
     decoded, stop, text, cut_at = TEXTS[name]
-    ids = tuple(EOS if c == "$" else MODEL.encode(c)[0] for c in decoded)
-    trace = Trace([Forward(ForwardKind.DENOISE, 1, 4, 0)])
-    whole = Generation("r", ids, (0,) * len(ids), {}, trace)
+    ids = ids_of(decoded)
+    whole = Generation("r", ids, (0,) * len(ids), {})
     result = cut(whole, Request("r", (9,), len(ids), stop), MODEL)
     assert (result.text, result.cut, result.emitted) == (text, cut_at, min(cut_at.values()))
 
 
-def test_masks_that_are_left_are_no_text(tmp_path: Path) -> None:
-    ids = (*MODEL.encode("ab"), MASK, *MODEL.encode("c!"), MASK, *MODEL.encode("de"))
-    request = Request("r", (9,), 8, ("!",))
-    result = cut(Generation("r", ids, (0,) * 8, {}), request, MODEL)
-    assert result.text == "abc"
-    assert result.cut["stop"] == 4
-    decoder = fakes.FakeDecoder(ids=ids)
+def test_a_mask_that_is_left_is_allocated_and_not_committed(tmp_path: Path) -> None:
+    decoder = fakes.FakeDecoder(ids=ids_of("ab_c!_de"))
     record = run(fakes.spec(1), store=Store(tmp_path), deps=fakes.deps(decoder=decoder))
     counts = {name: record.columns[name][0] for name in ("allocated", "committed", "emitted")}
     assert counts == {"allocated": 8, "committed": 6, "emitted": 6}

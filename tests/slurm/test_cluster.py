@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,6 @@ from dllm_bench.tables.render import is_empty
 from tests.resume import fakes
 from tests.resume.drill import lives
 from tests.slurm.fates import FATES, STARTING, WAITS, Fates, mark
-from tests.slurm.note import Note
 from tests.tables.builders import TINY, planned_small, small_table
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.xdist_group("slurm")]
@@ -154,14 +154,14 @@ def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
     """While one job of the sweep waits to be told that its time is over."""
     store, hardware = Store(tmp_path / "runs"), Hardware({"device": "cpu", "threads": 1})
 
-    def job(name: str, note: Note, after: Sequence[str] = ()) -> list[str]:
+    def job(command: str, after: Sequence[str] = ()) -> list[str]:
         own = {"store": store, "hardware": hardware, "changes": SETTINGS, "after": after}
-        return [sent.job_id for sent in submit({name: note}, **own)]
+        started: Any = partial(subprocess.run, command, shell=True, check=True, cwd=tmp_path)
+        return [sent.job_id for sent in submit({command: started}, **own)]
 
-    model = tmp_path / "model"
-    made, failed = job("a", Note(model)), job("b", Note(model, needs=tmp_path / "nothing"))
-    job("c", Note(tmp_path / "result", needs=model), made)
-    job("d", Note(tmp_path / "never"), failed)
+    made, failed = job("sleep 1; touch model"), job("exit 1")
+    job("cp model result", made)
+    job("touch never", failed)
     assert slurm.wait_for_jobs(store, ManyRunsProgress(0), poll_s=0.5) == []
     assert (tmp_path / "result").exists()
     assert not (tmp_path / "never").exists(), "not begun, since what it waits for failed"

@@ -104,12 +104,11 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_gguf(file: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
-    """Write a file; `changes` are metadata in place of the true ones. Returns what it holds."""
+    """Write a file; `changes` are settings in place of the true ones. Returns what it holds."""
     tokenizer = original_tokenizer(PRES[kind])
     module = module_of(kind, tokenizer.get_vocab_size())
-    config = module.config
-    writer = gguf.GGUFWriter(file, kind)
-    metadata = {
+    config, writer = module.config, gguf.GGUFWriter(file, kind)
+    sizes = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
@@ -117,26 +116,36 @@ def write_gguf(file: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         **({"attention.key_length": config.head_dim} if kind == "qwen3" else {}),
-    } | changes.pop("metadata", {})
-    for key, number in metadata.items():
+        **changes.get("sizes", {}),
+    }
+    for key, number in sizes.items():
         writer.add_uint32(f"{kind}.{key}", number)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    for key, text in changes.pop("texts", {}).items():
+    for key, text in changes.get("texts", {}).items():
         writer.add_string(key, text)
-    _write_tokenizer(writer, tokenizer, changes.pop("pre", PRES[kind]))
+    plain = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(plain["vocab"], key=plain["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(changes.get("pre", PRES[kind]))
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in CONTROL else 1 for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in plain["merges"]])
+    writer.add_bos_token_id(tokens.index("<|im_start|>"))
+    writer.add_eos_token_id(tokens.index("<|im_end|>"))
+    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
+    writer.add_chat_template(TEMPLATE)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], LAYERS)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in module.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         part = name.split(".")[-2]
+        if part == "lm_head" and config.tie_word_embeddings:
+            continue
         if kind == "llama" and part in heads:
             weight = interleaved(weight, heads[part])
-        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], LAYERS)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), weight.numpy())
-    for name, weight in changes.pop("more", {}).items():
+    for name, weight in changes.get("more", {}).items():
         writer.add_tensor(name, weight.numpy())
-    assert not changes
     _finish(writer)
     return module, tokenizer
 
@@ -146,20 +155,6 @@ def _finish(writer: Any) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _write_tokenizer(writer: Any, tokenizer: Any, pre: str) -> None:
-    plain = json.loads(tokenizer.to_str())["model"]
-    tokens = sorted(plain["vocab"], key=plain["vocab"].get)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in CONTROL else 1 for token in tokens])
-    writer.add_token_merges([" ".join(merge) for merge in plain["merges"]])
-    writer.add_bos_token_id(tokens.index("<|im_start|>"))
-    writer.add_eos_token_id(tokens.index("<|im_end|>"))
-    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
-    writer.add_chat_template(TEMPLATE)
 
 
 def imported(file: Path, folder: Path) -> LoadedModel:
@@ -194,13 +189,6 @@ def test_an_imported_file_gives_the_logits_and_ids_of_what_it_was_made_from(kind
     assert settings["rms_norm_eps"] == 1e-5 and len(settings["imported_from"]["sha256"]) == 64
 
 
-def test_the_mask_of_a_tokenizer_without_one_is_the_token_that_the_yaml_names(tmp_path) -> None:
-    _, tokenizer = write_gguf(tmp_path / "model.gguf", "llama")
-    imported(tmp_path / "model.gguf", tmp_path / "model")
-    spec = ModelSpec("x", str(tmp_path / "model"), mask_token="<empty_output>")
-    assert load_model(spec).special.mask == tokenizer.token_to_id("<empty_output>")
-
-
 def test_wrongly_ordered_rows_of_q_and_k_are_found_by_the_comparison(tmp_path, monkeypatch) -> None:
     write_gguf(tmp_path / "model.gguf", "llama")
     monkeypatch.setattr(
@@ -224,12 +212,12 @@ def test_values_of_a_quantised_tensor_are_those_that_were_rounded(kind, tmp_path
 
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
-    "a layer too many": ({"metadata": {"block_count": 1_000_000}}, "num_hidden_layers=1000000"),
-    "a wide MLP": ({"metadata": {"feed_forward_length": 2**31}}, "mis-shaped"),
-    "no heads": ({"metadata": {"attention.head_count": 0}}, "above zero"),
-    "heads that do not divide": ({"metadata": {"attention.head_count": 3}}, "heads"),
+    "a layer too many": ({"sizes": {"block_count": 1_000_000}}, "num_hidden_layers=1000000"),
+    "a wide MLP": ({"sizes": {"feed_forward_length": 2**31}}, "mis-shaped"),
+    "no heads": ({"sizes": {"attention.head_count": 0}}, "above zero"),
+    "heads that do not divide": ({"sizes": {"attention.head_count": 3}}, "heads"),
     "a foreign rule": ({"pre": "tekken"}, "pre-tokenizer 'tekken'"),
-    "experts": ({"metadata": {"expert_count": 8}}, "experts"),
+    "experts": ({"sizes": {"expert_count": 8}}, "experts"),
     "yarn": ({"texts": {"llama.rope.scaling.type": "yarn"}}, "scaled by 'yarn'"),
     "scaled frequencies": ({"more": {"rope_freqs.weight": torch.ones(8)}}, "rope_freqs"),
     "a tensor more": ({"more": {"v.blk.0.ln1.weight": torch.ones(8)}}, "does not know"),

@@ -21,7 +21,7 @@ from dllm_bench.models.load import load_model
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.models.wrapped import BorrowedDenoiser
 from tests.helpers import VOCAB, tiny_checkpoint, tiny_denoiser
-from tests.unit.models.common import resident, spec
+from tests.unit.models.common import spec
 from tests.unit.models.test_loading import write_adapter
 
 PLAIN = ("llada", "dream", "fast_dllm_v2", "sdar", "qwen2", "qwen3", "llama")
@@ -114,16 +114,13 @@ def test_own_layers_take_a_batch(layout: str, batch: str) -> None:
     model = tiny_denoiser(layout, seed=4)
     model.attention_form = "full"
     cases = [FORWARDS[name] for name in BATCHES[batch]]
-    sides = []
-    for layers in (module_layers(model.module), own_layers(model.module)):
-        model.layers = layers
-        caches = [model.new_cache(LENGTH) for _ in cases]
-        for kv in caches:
-            model.forward(canvas(VOCAB, 1), WHOLE, kv)
-            kv.keep(WHOLE, torch.tensor(0))
-        tokens, plans = [canvas(VOCAB, n) for _, n in cases], [plan for plan, _ in cases]
-        sides.append(model.forward_batch(tokens, plans, caches))
-    for found, wanted in zip(*sides, strict=True):
+    alone = [of_layers(model, module_layers(model.module), *case)[0] for case in cases]
+    model.layers, caches = own_layers(model.module), [model.new_cache(LENGTH) for _ in cases]
+    for kv in caches:
+        model.forward(canvas(VOCAB, 1), WHOLE, kv)
+        kv.keep(WHOLE, torch.tensor(0))
+    tokens, plans = [canvas(VOCAB, n) for _, n in cases], [plan for plan, _ in cases]
+    for found, wanted in zip(model.forward_batch(tokens, plans, caches), alone, strict=True):
         torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
 
 
@@ -203,9 +200,3 @@ FALLBACKS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_other_layers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert not is_own(FALLBACKS[name](tmp_path))
-
-
-def test_weights_on_the_cpu_stay_a_mapped_file(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("dream", tmp_path, 4)
-    model = loaded(folder)
-    assert is_own(model) and resident(folder / "model.safetensors") > 0

@@ -108,6 +108,7 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": 64}, "width 64"),
     ({"intermediate_size": 64}, "do not fit"),
     ({"attention_bias": True}, "attention_bias"),
+    *(({"draft_token_ids": ids}, "ascending") for ids in ([5, 3], [-1, 3], [3, 3])),
 ]
 UNFIT: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: drafter(path, "eagle3"), "decoder/draft=eagle3"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dllm_bench.cli.main import main, parse
+from dllm_bench.cli.main import parse
 from dllm_bench.cli.train import drafter_job
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -23,7 +23,6 @@ from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
 from dllm_bench.metrics import drafts
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.models.drafter_config import read_drafter_config
 from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.training import drafter_objectives as objectives
@@ -207,9 +206,7 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(kind, model, tmp_p
         run = fitted(job(kind, {"steps": steps, "rows": 8, "anchors": 8}), model, folder, texts=4)
         piece, facts = draft_of(kind, folder / "out"), []
         if kind != "eagle3":
-            wanted = (kind != "dflash", kind not in ("dflash", "dflash2"))
-            config = piece.drafter.config
-            assert (config.rank > 0, config.confidence) == wanted
+            assert piece.drafter.config.confidence == kind.startswith("dspark")
         target: Any = model.denoiser
         for text in run.texts:
             request = Request("x", text.ids[: text.prompt], len(text.ids) - text.prompt)
@@ -314,7 +311,6 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) 
     assert run.network.draft_ids.tolist() == list(ids)
     assert run.network.lm_head.weight.shape[0] == 24
     stored = load_file(tmp_path / "out" / "model.safetensors")
-    assert set(stored) == set(run.network.state_dict()) - TABLES
     assert run.target.vocab_size not in {size for w in stored.values() for size in w.shape}
     draft = draft_of(kind, tmp_path / "out")
     target, second = model.denoiser, loaded(tmp_path / "other", 2).denoiser
@@ -337,10 +333,6 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) 
     every = network.spread(torch.arange(24.0), -torch.inf)
     assert every[list(ids)].tolist() == list(range(24)) and every.isfinite().sum() == 24
     assert network.places(torch.tensor([*ids, ROLES["mask"]])).tolist() == list(range(25))
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    for wrong in ([5, 3], [-1, 3], [3, 3]):
-        with pytest.raises(DllmBenchError, match="ascending"):
-            read_drafter_config(config | {"draft_token_ids": wrong})
 
 
 @pytest.mark.parametrize("kind", ["dspark-markov", "eagle3"])
@@ -448,7 +440,7 @@ def test_rate_and_taps() -> None:
     assert training.feature_layers(4) == (0, 1, 2)
 
 
-def test_what_cannot_be_trained_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_trained_is_one_sentence(command) -> None:
     refused = {
         "one layer": lambda: DrafterJob(chain=True, layers=2),
         "hold out": lambda: DrafterJob(prompts=1),
@@ -462,8 +454,7 @@ def test_what_cannot_be_trained_is_one_sentence(capsys: pytest.CaptureFixture[st
     for words, make in refused.items():
         with pytest.raises(DllmBenchError, match=words):
             make()
-    assert main(["train", "drafter", "tiny-qwen3", "medusa"]) == 2
-    assert "dspark-markov" in capsys.readouterr().err
+    assert "dspark-markov" in command("train drafter tiny-qwen3 medusa", code=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -477,23 +468,16 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     assert drafter_job(parse(words)) == asked
 
 
-def test_answers_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "train drafter tiny-qwen3 dflash --texts-only --prompts 2 --max-new-tokens 4"
-    assert main([*words.split(), "--benchmark", "minimath", "--results", str(tmp_path)]) == 0
+def test_the_command(tmp_path: Path, command) -> None:
+    start = "train drafter tiny-qwen3 dflash --benchmark minimath"
+    said = command(f"{start} --texts-only --prompts 2 --max-new-tokens 4")
     (file,) = (tmp_path / "training" / "drafters").iterdir()
-    assert f"written: {file}" in capsys.readouterr().out
+    assert f"written: {file}" in said
     assert len(file.read_text().splitlines()) == 2
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (
-        "train drafter tiny-qwen3 dflash --layers 1 --prompts 12 --steps 2 --texts gold --rows 2"
-        " --benchmark minimath --benchmark ministory"
-    )
-    out = str(tmp_path / "drafter")
-    assert main([*words.split(), "--out", out, "--results", str(tmp_path)]) == 0
-    assert f"decoder=dflash decoder.draft.drafter.source={out}" in capsys.readouterr().out
-    assert "minimath, ministory, in turn" in (tmp_path / "drafter" / "CARD.md").read_text()
-    facts = TrainedBlockDrafter(out).config
+    out = tmp_path / "drafter"
+    gold = f"--layers 1 --prompts 12 --steps 2 --texts gold --rows 2 --out {out}"
+    said = command(f"{start} --benchmark ministory {gold}")
+    assert f"decoder=dflash decoder.draft.drafter.source={out}" in said
+    assert "minimath, ministory, in turn" in (out / "CARD.md").read_text()
+    facts = TrainedBlockDrafter(str(out)).config
     assert (facts.slots, facts.feature_layers) == (7, (0, 1, 2))
-    assert (facts.rank, facts.confidence) == (0, False)

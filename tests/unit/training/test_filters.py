@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from dllm_bench.benchmarks.embedded import FrozenTask
-from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -125,11 +124,6 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert untouched.canvases == []
 
 
-def test_other_traces_are_another_file() -> None:
-    changes = ({}, {"block": 16}, {"weights": "x"}, {"prompts": "x"}, {"all_blocks": True})
-    assert len({replace(SOURCE, **change).file(Path()) for change in changes}) == len(changes)
-
-
 def test_stalls_are_counted() -> None:
     """Steps in which nothing masked is right, whatever is right at decoded positions."""
     right_SW = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
@@ -232,23 +226,16 @@ def test_decisions_by_hand() -> None:
     assert found == {"false_positive": 2 / 3, "accepted": 1 / 2, "wrong_accepted": 1 / 2}
 
 
-def test_another_scope_of_labels_is_refused() -> None:
-    with pytest.raises(DllmBenchError, match="give 'masked' or 'all'"):
-        replace(JOB, labels="some")
-
-
-def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, capsys) -> None:
-    command = ["train", "filter", "tiny-llada", "--results", str(tmp_path), "--prompts", "10"]
-    command += ["--benchmark", "minigsm", "--block", "8", "--gen-length", "16", "--epochs", "60"]
-    assert main([*command, "--collect-only"]) == 0
+def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, command) -> None:
+    small = "--prompts 10 --benchmark minigsm --block 8 --gen-length 16 --epochs 60"
+    told = [command(f"train filter tiny-llada {small} --collect-only")]
     [file] = (tmp_path / "training" / "traces").iterdir()
-    assert not (tmp_path / "training" / "filters").exists()
-    for layers in ("1", "2"):
-        assert main([*command, "--layers", layers]) == 0
-    printed = capsys.readouterr().out
+    folder = tmp_path / "training" / "filters"
+    assert not folder.exists()
+    told += [command(f"train filter tiny-llada {small} --layers {n}") for n in (1, 2)]
+    printed = "".join(told)
     assert printed.count("10 of 10 prompts") == 1, "the model decodes once"
     assert str(file) in printed
-    folder = tmp_path / "training" / "filters"
     out = folder / "tiny-llada-block8"
     assert {*folder.iterdir()} == {out, folder / "tiny-llada-block8-layers1"}
     assert f"decoder=learn2pd decoder.select.first.head.source={out}" in printed
@@ -269,25 +256,26 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, ca
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
-        ["--layers", "4", "--all-blocks", "--labels", "all"],
-        ["--benchmark", "minicode", "--benchmark", "minigsm", "--gen-length", "128"],
+        "",
+        " --layers 4 --all-blocks --labels all",
+        " --benchmark minicode --benchmark minigsm --gen-length 128",
     ],
 )
-def test_a_card_names_the_command_it_was_made_with(arguments, monkeypatch, tmp_path) -> None:
+def test_a_card_names_the_command_it_was_made_with(arguments, monkeypatch, command) -> None:
     made: list[FilterJob] = []
     monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append(job))
-    main(["train", "filter", "tiny-llada", "--results", str(tmp_path), *arguments])
-    written = made[0].command("tiny-llada")
-    main([*written.removeprefix("dllm-bench ").split(), "--results", str(tmp_path)])
+    given = f"train filter tiny-llada{arguments}"
+    command(given)
+    written = made[0].command("tiny-llada").removeprefix("dllm-bench ")
+    command(written)
     assert made[0] == made[1]
-    assert len(written.split()) == 4 + len(arguments)
+    assert len(written.split()) == len(given.split())
 
 
-def test_a_filter_of_a_folder_has_the_folders_name(monkeypatch, tmp_path) -> None:
+def test_a_filter_of_a_folder_has_the_folders_name(monkeypatch, tmp_path, command) -> None:
     made: list[Path] = []
     monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append(out))
-    main(["train", "filter", str(assets_dir() / "tiny-llada"), "--results", str(tmp_path)])
+    command("train filter", str(assets_dir() / "tiny-llada"))
     assert made == [tmp_path / "training" / "filters" / "tiny-llada-block32"]
 
 
