@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.metrics.sample_stats import SampleStats, frame_of
@@ -26,44 +25,30 @@ EOS, MASK = fakes.SPECIAL.eos, fakes.SPECIAL.mask
 MODEL: Any = fakes.FakeModel()
 
 
-def test_only_decoding_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
+def test_only_decoding_is_timed_between_two_waits_for_the_device(tmp_path, monkeypatch) -> None:
     model, decoder, benchmark = fakes.FakeModel(), fakes.FakeDecoder(), fakes.Letters()
-
-    def costs(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
-        def slow(*args: Any, **kwargs: Any) -> Any:
-            now[0] += seconds
-            return function(*args, **kwargs)
-
-        return slow
-
-    costly = [(model, "encode", 100.0), (model, "decode", 10.0), (benchmark, "score", 10.0)]
-    costly += [(decoder, "generate", 0.25), (files.Appender, "append", 50.0)]
-    for thing, name, cost in costly:
-        monkeypatch.setattr(thing, name, costs(cost, getattr(thing, name)))
-    parts = {"model": model, "decoder": decoder, "benchmark": benchmark}
-    made = fakes.deps(**parts, clock=lambda: now[0])
-    record = run(fakes.spec(6), store=Store(tmp_path), deps=made)
-    assert record.columns["seconds"] == [0.25] * 6
-    assert record.summary["latency/mean"] == 0.25
-
-
-def test_the_device_is_waited_for_on_both_sides_of_the_clock(tmp_path: Path) -> None:
     events: list[str] = []
 
-    class Noting(fakes.FakeDecoder):
-        def generate(self, model: Any, request: Request) -> Generation:
-            events.append("generate")
-            return super().generate(model, request)
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any) -> Any:
+            events.append(name)
+            return function(*args)
 
-    def tick() -> float:
-        events.append("clock")
-        return float(len(events))
+        return noting
 
-    made = fakes.deps(decoder=Noting(), clock=tick, sync=lambda spec: events.append("sync"))
-    run(fakes.spec(3), store=Store(tmp_path), deps=made)
-    assert events[:2] == ["generate", "generate"], "two warm-ups, not timed"
+    watched = [(model, "encode"), (model, "decode"), (benchmark, "score"), (decoder, "generate")]
+    for thing, name in (*watched, (files.Appender, "append")):
+        monkeypatch.setattr(thing, name, noted(name, getattr(thing, name)))
+    parts = {"model": model, "decoder": decoder, "benchmark": benchmark}
+    clock = noted("clock", lambda: float(len(events)))
+    made = fakes.deps(**parts, clock=clock, sync=noted("sync", lambda spec: None))
+    record = run(fakes.spec(3), store=Store(tmp_path), deps=made)
+    assert {"encode", "decode", "score", "append"} <= set(events)
+    decoded = [event for event in events if event in ("generate", "clock")]
+    assert decoded[:2] == ["generate", "generate"], "two warm-ups, not timed"
     assert " ".join(events).count("sync clock generate sync clock") == 3
+    assert record.columns["seconds"] == [3.0] * 3, "each event takes a second"
+    assert record.summary["latency/mean"] == 3.0
 
 
 def test_a_sealed_run_is_read_and_nothing_is_built(tmp_path: Path) -> None:
@@ -154,23 +139,18 @@ def test_the_record_alone_gives_the_numbers(tmp_path: Path) -> None:
     assert reread.to_json() == record.to_json()
 
 
-class Unscored(fakes.Letters):
-    def score(self, texts: Any) -> Any:
-        return {}
-
-
-class Twice(fakes.Letters):
-    def requests(self, encode: Encode) -> list[Request]:
-        return super().requests(encode)[:2] * 2
-
-
 @pytest.mark.parametrize(
-    ("kind", "words", "done"), [(Unscored, "without a score", 3), (Twice, "one id", 0)]
+    ("name", "fails", "words", "done"),
+    [
+        ("score", lambda texts: {}, "without a score", 3),
+        ("requests", lambda encode: fakes.Letters(n=2).requests(encode) * 2, "one id", 0),
+    ],
 )
-def test_a_failing_run_leaves_its_reason(kind, words: str, done: int, tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_a_failing_run_leaves_its_reason(name, fails, words, done, tmp_path, monkeypatch) -> None:
+    store, benchmark = Store(tmp_path), fakes.Letters(scores_fast=False)
+    monkeypatch.setattr(benchmark, name, fails)
     with pytest.raises(DllmBenchError, match=words):
-        run(fakes.spec(3), store=store, deps=fakes.deps(benchmark=kind(scores_fast=False)))
+        run(fakes.spec(3), store=store, deps=fakes.deps(benchmark=benchmark))
     entry = store.entry(fakes.spec(3))
     assert (entry.state, entry.done) == ("failed", done) and words in entry.error
 

@@ -85,7 +85,7 @@ def test_a_served_model_gives_the_texts_and_scores_of_the_same_model_here(swept:
     assert dict(zip(two.columns["id"], two.columns["emitted"], strict=True)) == ended
 
 
-def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(swept, capsys) -> None:
+def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(swept, command) -> None:
     store = Store(swept / "runs")
     record = store.record(spec_of("model.concurrency=2"))
     assert record is not None
@@ -98,10 +98,9 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(swept, caps
     assert (numbers["ttft/p95"] or 0) <= max(record.columns["seconds"])
     assert record.environment["device"] == "here"
     assert record.environment["server"] == {"id": "tiny-qwen3", "owned_by": "tests"}  # no times
-    show, name = ["show", record.spec.short, "--results", str(swept)], record.columns["id"][0]
-    assert main(show) == main([*show, "--sample", name]) == 0
-    about, shown = capsys.readouterr().out.split("prompt:\n")
-    assert f"left empty: {NO_TRACE}" in about
+    show, name = f"show {record.spec.short} --results {swept}", record.columns["id"][0]
+    assert f"left empty: {NO_TRACE}" in command(show, here=False)
+    shown = command(f"{show} --sample {name}", here=False)
     assert "right answer:" in shown
     assert shown.strip().endswith(texts_of(store, record.spec)[name].strip())
     page, samples = site_run.run_page(record, {}), read_samples(store.path(record.spec))

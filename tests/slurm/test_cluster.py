@@ -10,19 +10,21 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import submit
 from dllm_bench.runs.progress import ManyRunsProgress
@@ -35,8 +37,7 @@ from dllm_bench.tables.frame import build
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import is_empty
 from tests.resume import fakes
-from tests.resume.drill import lives
-from tests.slurm.fates import FATES, STARTING, WAITS, Fates, mark
+from tests.resume.drill import Logged, lives
 from tests.tables.builders import TINY, planned_small, small_table
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.xdist_group("slurm")]
@@ -48,10 +49,66 @@ SAMPLES = 20
 CORES = "6"  # all that the cluster has
 RESTS = 2  # looks at the queue, half a second apart, between two lives of a job
 TOLD = "Caught signal SIGUSR2"
+AT = "item-3"  # where a run waits or dies
+LONG_S = 600.0
+WAITS = {"requeued": 1, "timed-out": 2}  # the last one is preempted before
+STARTING = "starting"
+FATES = (*WAITS, "dead", STARTING)  # in the order of the array's tasks
 MULTIRUN = (
     "run -m hardware=cpu benchmark.max_new_tokens=32 hydra/launcher=slurm "
     "hydra.launcher.partition=low"
 )
+
+
+# --- what befalls the runs: jobs import this module ----------------------------------------------
+
+
+@dataclass
+class Fated(fakes.FakeDecoder):
+    """Meets its fate at one request."""
+
+    fate: str = ""
+    folder: Path = Path()
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        if request.id == AT:
+            self.meet()
+        return super().generate(model, request)
+
+    def meet(self) -> None:
+        lives = len(list(self.folder.glob(f"{self.fate}.life-*")))
+        if self.fate == "dead":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if lives < WAITS.get(self.fate, 0):
+            mark(self.folder, self.fate, lives + 1).touch()
+            time.sleep(LONG_S)
+
+
+def mark(folder: Path, fate: str, life: int) -> Path:
+    """There once the run waits, in its n-th life."""
+    return folder / f"{fate}.life-{life}"
+
+
+@dataclass
+class Fates:
+    """The decoder of each run, by the run's hash; slow to read in the first life of one."""
+
+    by_hash: dict[str, str]
+    folder: Path
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        fate = FATES[int(os.environ.get("SLURM_ARRAY_TASK_ID", 0))]
+        if fate == STARTING and not mark(self.folder, fate, 1).exists():
+            mark(self.folder, fate, 1).touch()
+            time.sleep(LONG_S)
+
+    def __call__(self, spec: RunSpec) -> Logged:
+        fate = self.by_hash[spec.identity_hash]
+        return Logged(Fated(fate=fate, folder=self.folder), self.folder / f"{fate}.log")
+
+
+# --- the cluster ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 Sees = Callable[[int, int], bool]  # (query, key)
+Config = dict[str, Any]
+Weights = dict[str, Tensor]
+FeedForward = Callable[[str, Tensor], Tensor]  # (prefix of the layer's mlp, normed input)
 
 
 @dataclass
@@ -36,8 +39,7 @@ class Net:
 
 
 def restated(folder: Path, tokens_L: list[int], sees: Sees) -> Tensor:
-    """Return logits (L, V) of every position, row i as the published model gives it (not shifted
-    back)."""
+    """Return logits (L, V) of every position, as the published model gives them: not shifted."""
     config = json.loads((folder / "config.json").read_text())
     tensors = {n: t.double() for n, t in load_file(folder / "model.safetensors").items()}
     length = len(tokens_L)
@@ -49,28 +51,19 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def silu(x: Tensor) -> Tensor:
-    return x / (1 + (-x).exp())
-
-
-def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    return (silu(x @ gate.T) * (x @ up.T)) @ down.T
-
-
-def mlp(w: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
-    return swiglu(x, *(w[f"{prefix}.{side}_proj.weight"] for side in ("gate", "up", "down")))
+def mlp(w: Weights, prefix: str, x: Tensor) -> Tensor:
+    gate, up, down = (w[f"{prefix}.{side}_proj.weight"].T for side in ("gate", "up", "down"))
+    return (x @ gate / (1 + (-x @ gate).exp()) * (x @ up)) @ down
 
 
 def rotated(x_LHD: Tensor, net: Net) -> Tensor:
     """Pairs (i, i + half) of the first `rotary_dim` entries turn by position * frequency i."""
-    out, half = x_LHD.clone(), net.rotary_dim // 2
-    for position in range(len(x_LHD)):
-        for i in range(half):
-            angle = position * net.frequencies[i]
-            a, b = x_LHD[position, :, i], x_LHD[position, :, i + half]
-            out[position, :, i] = a * math.cos(angle) - b * math.sin(angle)
-            out[position, :, i + half] = b * math.cos(angle) + a * math.sin(angle)
-    return out
+    positions = torch.arange(len(x_LHD), dtype=torch.float64)
+    angles_L1I = torch.outer(positions, torch.tensor(net.frequencies).double())[:, None]
+    half, end = net.rotary_dim // 2, net.rotary_dim
+    a, b = x_LHD[..., :half], x_LHD[..., half:end]
+    cos, sin = angles_L1I.cos(), angles_L1I.sin()
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, x_LHD[..., end:]], -1)
 
 
 def attention(q_LI: Tensor, k_LI: Tensor, v_LI: Tensor, net: Net, norms: tuple = ()) -> Tensor:
@@ -88,7 +81,7 @@ def attention(q_LI: Tensor, k_LI: Tensor, v_LI: Tensor, net: Net, norms: tuple =
     return torch.cat(heads, 1)
 
 
-def net_of(config: dict[str, Any], mask_LL: Tensor) -> Net:
+def net_of(config: Config, mask_LL: Tensor) -> Net:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rotary = int(head_dim * config.get("partial_rotary_factor", 1.0))
@@ -113,15 +106,8 @@ def frequencies(theta: float, dim: int, rope: dict[str, Any]) -> list[float]:
     return [f * (k + (1 - k) / rope["factor"]) for f, k in zip(plain, kept, strict=True)]
 
 
-FeedForward = Callable[[str, Tensor], Tensor]  # (prefix of the layer's mlp, normed input)
-
-
 def standard(
-    config: dict[str, Any],
-    w: dict[str, Tensor],
-    tokens_L: Tensor,
-    mask: Tensor,
-    feed_forward: FeedForward | None = None,
+    config: Config, w: Weights, tokens_L: Tensor, mask: Tensor, ffn: FeedForward | None = None
 ) -> Tensor:
     """Llama-shaped blocks: biases and q/k norms where the checkpoint has them."""
     net = net_of(config, mask)
@@ -138,13 +124,11 @@ def standard(
         seen = attention(*projected, net, () if own[0] is None else tuple(own))
         x = x + seen @ w[f"{stem}.self_attn.o_proj.weight"].T
         normed = rms(x, w[f"{stem}.post_attention_layernorm.weight"], net.eps)
-        x = x + (feed_forward or partial(mlp, w))(f"{stem}.mlp", normed)
+        x = x + (ffn or partial(mlp, w))(f"{stem}.mlp", normed)
     return rms(x, w["model.norm.weight"], net.eps) @ w["lm_head.weight"].T
 
 
-def softmax_moe(
-    config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor
-) -> Tensor:
+def softmax_moe(config: Config, w: Weights, tokens_L: Tensor, mask: Tensor) -> Tensor:
     def experts(prefix: str, normed: Tensor) -> Tensor:
         """Softmax over all experts; the top-k probabilities, which sum to 1 with norm_topk_prob."""
         out = torch.zeros_like(normed)
@@ -159,17 +143,14 @@ def softmax_moe(
     return standard(config, w, tokens_L, mask, experts)
 
 
-def nemotron(
-    config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor
-) -> Tensor:
+def nemotron(config: Config, w: Weights, tokens_L: Tensor, mask: Tensor) -> Tensor:
     """Llama's layers under other names, with YaRN's frequencies."""
     named = {name.replace("encoder.", "model."): tensor for name, tensor in w.items()}
     return standard(config, {**named, "lm_head.weight": w["diffusion_head.weight"]}, tokens_L, mask)
 
 
-def grouped(config: dict[str, Any], scores_E: Tensor, bias_E: Tensor) -> list[int]:
-    """Return the experts of one token: best groups by their two best, then the best experts in
-    them."""
+def grouped(config: Config, scores_E: Tensor, bias_E: Tensor) -> list[int]:
+    """Return a token's experts: of the groups whose two best are best, the best ones."""
     biased_GE = (scores_E + bias_E).view(config["n_group"], -1)
     strength_G = biased_GE.sort(-1, descending=True).values[:, :2].sum(-1)
     groups = strength_G.argsort(descending=True)[: config["topk_group"]].tolist()
@@ -179,7 +160,7 @@ def grouped(config: dict[str, Any], scores_E: Tensor, bias_E: Tensor) -> list[in
     return ranked[: config["num_experts_per_tok"]]
 
 
-def llada2(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor) -> Tensor:
+def llada2(config: Config, w: Weights, tokens_L: Tensor, mask: Tensor) -> Tensor:
     net = net_of(config, mask)
     heights = [net.heads * net.head_dim, *[net.kv_heads * net.head_dim] * 2]
 
@@ -213,7 +194,5 @@ FORWARDS: dict[str, Callable[..., Tensor]] = {
     "sdar_moe": softmax_moe,
     "nemotron_labs_diffusion": nemotron,
     "llada2_moe": llada2,
-    **dict.fromkeys(
-        ("dream", "fast_dllm_qwen", "sdar", "wedlm", "qwen2", "qwen3", "llama"), standard
-    ),
+    **dict.fromkeys("dream fast_dllm_qwen sdar wedlm qwen2 qwen3 llama".split(), standard),
 }

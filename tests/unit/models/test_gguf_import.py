@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from dllm_bench.api.generation import generate
-from dllm_bench.cli.main import main
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
@@ -299,14 +298,14 @@ def test_a_header_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
         read_gguf(file)
 
 
-def test_the_command_names_what_is_wrong(tmp_path, capsys) -> None:
+def test_the_command_names_what_is_wrong(tmp_path, command) -> None:
     file, folder = tmp_path / "model.gguf", tmp_path / "model"
-    assert main(["import", "gguf", str(file), "--to", str(folder)]) == 2
-    assert "is no file; name a .gguf file." in capsys.readouterr().err
+    words = f"import gguf {file} --to {folder}"
+    assert "is no file; name a .gguf file." in command(words, code=2, here=False)
     folder.mkdir()
     write_gguf(file, "llama")
-    assert main(["import", "gguf", str(file), "--to", str(folder)]) == 2
-    assert "exists and is to be written; name another folder" in capsys.readouterr().err
+    exists = "exists and is to be written; name another folder"
+    assert exists in command(words, code=2, here=False)
 
 
 @pytest.mark.drill  # ten minutes on one core

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import checkpoint, sources
 from dllm_bench.models.load import LoadedModel, load_model
@@ -410,7 +409,6 @@ def test_an_adapter_on_a_fused_tensor_must_be_merged(tmp_path: Path) -> None:
 # --- prefetch and its manifest, with a fake download that writes a snapshot -----------------------
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -484,25 +482,23 @@ def test_what_cannot_be_downloaded_is_one_message(hub, tmp_path, monkeypatch) ->
         sources.download_snapshot("some-org/Dream", None, tmp_path)
 
 
-def test_the_command(hub: list[dict[str, Any]], tmp_path: Path, capsys: Capture) -> None:
-    arguments = ["prefetch", "--to", str(tmp_path / "cache")]
-    assert main([*arguments, "model=d2f-dream-base", "dream-base", "tiny-llada"]) == 0
-    printed = capsys.readouterr().out
+def test_the_command(hub: list[dict[str, Any]], tmp_path: Path, command) -> None:
+    cache, moved = tmp_path / "cache", tmp_path / "cluster"
+    words = f"prefetch --to {cache} model=d2f-dream-base dream-base tiny-llada"
+    printed = command(words, here=False)
     assert "Dream-org/Dream-v0-Base-7B: " in printed and "D2F_Dream_Base_7B_Lora: " in printed
     assert "assets/tiny-llada: not on the hub" in printed
     assert [asked["hub_id"].partition("/")[0] for asked in hub] == ["Dream-org", "SJTU-Deng-Lab"]
-    shutil.move(tmp_path / "cache", tmp_path / "cluster")
-    verify = ["prefetch", "--verify", "--to"]
-    assert main([*verify, str(tmp_path / "cluster")]) == 0
-    (weights,) = (tmp_path / "cluster").rglob("model.safetensors")
+    shutil.move(cache, moved)
+    verify = "prefetch --verify --to"
+    command(f"{verify} {moved}", here=False)
+    (weights,) = moved.rglob("model.safetensors")
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     weights.with_name("config.json").write_text("{}")
     weights.with_name("tokenizer.json").unlink()
-    assert main([*verify, str(tmp_path / "cluster")]) == 1
-    printed = capsys.readouterr().out
+    printed = command(f"{verify} {moved}", code=1, here=False)
     for words in ("config.json has 2 bytes", "safetensors has other", "tokenizer.json is missing"):
         assert words in printed
-    for words, named in ((verify, sources.MANIFEST), (["prefetch", "--to"], "names of models")):
-        assert main([*words, str(tmp_path)]) == 2
-        assert named in capsys.readouterr().err
+    for words, named in ((verify, sources.MANIFEST), ("prefetch --to", "names of models")):
+        assert named in command(f"{words} {tmp_path}", code=2, here=False)

@@ -112,10 +112,7 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
 ]
 UNFIT: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: drafter(path, "eagle3"), "decoder/draft=eagle3"),
-    (
-        lambda path: TrainedChainDrafter(stored(path, "dspark")),
-        "decoder/draft=dflash, dflash2 or dspark",
-    ),
+    (lambda path: TrainedChainDrafter(stored(path, "dspark")), "dflash, dflash2 or dspark"),
     (lambda path: DSpark(drafter(path, "dflash")), "drafter with a transition head"),
     (lambda path: DSpark(drafter(path, "dflash2")), "drafter with a transition head"),
     (lambda path: DFlash2(drafter(path, "dspark")), "drafter with a path selector"),

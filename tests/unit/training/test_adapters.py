@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dllm_bench.cli.main import main
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
@@ -155,11 +154,9 @@ def test_a_training_may_begin_with_another_adapter(tmp_path: Path) -> None:
         started(tmp_path, replace(job, start="assets/smollm2-block4-longer"))
 
 
-def test_the_command_trains_an_embedded_model(tmp_path, capsys) -> None:
-    words = ["--benchmark", "minigsm", "--steps", "1", "--rows", "2", "--prompts", "40"]
-    out = tmp_path / "adapter"
-    assert main(["train", "adapter", "tiny-qwen3", *words, "--out", str(out)]) == 0
-    assert f"model.lora={out}" in capsys.readouterr().out
+def test_the_command_trains_an_embedded_model(tmp_path, command) -> None:
+    out, words = tmp_path / "adapter", "--benchmark minigsm --steps 1 --rows 2 --prompts 40"
+    assert f"model.lora={out}" in command(f"train adapter tiny-qwen3 {words} --out {out}")
     assert (out / "adapter_model.safetensors").is_file()
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training import drafters as training
 from dllm_bench.training.drafter_objectives import LossShares, TargetRows
 from dllm_bench.training.drafters import KINDS, DrafterJob
+from dllm_bench.training.drafters import DrafterTraining as Drafting
 from dllm_bench.training.loop import TrainingText, learning_rate_factor, padded
 from tests.helpers import ROLES, Watched, tiny_checkpoint
 from tests.sample_stats import drafted
@@ -38,7 +40,7 @@ from tests.unit.models.common import spec
 
 LENGTH, ROWS = 24, 3
 TABLES = {"embed_tokens.weight", "lm_head.weight"}
-JOB = DrafterJob(slots=4, layers=1, rows=4, anchors=4, steps=6, lr=3e-3)
+JOB = DrafterJob(slots=4, layers=1)
 
 
 def silent(text: str) -> None:
@@ -182,11 +184,9 @@ def job(kind: str, changes: dict[str, Any]) -> DrafterJob:
     return replace(KINDS[kind], **(small | changes))
 
 
-def fitted(
-    asked: DrafterJob, model: LoadedModel, folder: Path, texts: int = 12
-) -> training.DrafterTraining:
+def fitted(asked: DrafterJob, model: LoadedModel, folder: Path, texts: int = 12) -> Drafting:
     found = answered(model, texts, folder / "texts.jsonl")
-    return training.DrafterTraining.start(asked, model, found).run(folder / "out", report=silent)
+    return Drafting.start(asked, model, found).run(folder / "out", report=silent)
 
 
 def draft_of(kind: str, folder: Path) -> Any:
@@ -224,7 +224,7 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(kind, model, tmp_p
 def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
     kind, part, model, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(training.DrafterTraining, "measure_every", 2)
+    monkeypatch.setattr(Drafting, "measure_every", 2)
     whole = fitted(job(kind, part), model, tmp_path / "whole")
     texts, out, told = answered(model, 12, tmp_path / "texts.jsonl"), tmp_path / "parts", []
 
@@ -233,12 +233,12 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
         if len(told) == 2:
             raise KeyboardInterrupt
 
-    begun: Any = training.DrafterTraining.start(job(kind, part), model, texts)
+    begun: Any = Drafting.start(job(kind, part), model, texts)
     begun.save_every_s = 0.0
     with pytest.raises(KeyboardInterrupt):
         begun.run(out, stop)
     assert torch.load(out / "state.pt")["step"] == 3
-    resumed = training.DrafterTraining.start(job(kind, part), model, texts).run(out, told.append)
+    resumed = Drafting.start(job(kind, part), model, texts).run(out, told.append)
     assert resumed.step == 6
     for name, weight in whole.network.state_dict().items():
         assert torch.equal(weight, resumed.network.state_dict()[name]), name
@@ -249,20 +249,13 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
     assert "6 of\n6 steps" in card
     assert f"train drafter tiny {kind} --slots 4" in card
     with pytest.raises(DllmBenchError, match="other settings"):
-        training.DrafterTraining.start(job(kind, {"lr": 1.0}), model, texts).run(out)
+        Drafting.start(job(kind, {"lr": 1.0}), model, texts).run(out)
 
 
-def test_every_step_draws_rows_that_are_not_held_out(model, tmp_path, monkeypatch) -> None:
-    drawn: list[list[TrainingText]] = []
-    loss_of: Any = training.DrafterTraining.loss_of
-
-    def watched(run: Any, texts: list[TrainingText], *rest: Any, **measured: bool) -> Any:
-        drawn.append(texts)
-        return loss_of(run, texts, *rest, **measured)
-
-    monkeypatch.setattr(training.DrafterTraining, "loss_of", watched)
-    run = fitted(job("dflash", {}), model, tmp_path, texts=30)
-    *steps, measured = drawn
+def test_every_step_draws_rows_that_are_not_held_out(model, tmp_path) -> None:
+    with patch.object(Drafting, "loss_of", autospec=True, side_effect=Drafting.loss_of) as loss_of:
+        run = fitted(job("dflash", {}), model, tmp_path, texts=30)
+    *steps, measured = (call.args[1] for call in loss_of.call_args_list)
     assert measured == run.held_out
     assert len({tuple(text.ids for text in step) for step in steps}) == run.job.steps
     assert not {text.ids for step in steps for text in step} & {t.ids for t in run.held_out}
@@ -339,7 +332,7 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) 
 def test_a_draft_vocabulary_of_all_tokens_changes_no_loss(kind, model, tmp_path) -> None:
     texts, found = answered(model, 6, tmp_path / "texts.jsonl"), []
     for count in (0, model.denoiser.vocab_size):
-        run = training.DrafterTraining.start(job(kind, {"draft_vocab": count}), model, texts)
+        run = Drafting.start(job(kind, {"draft_vocab": count}), model, texts)
         for name, weight in run.network.named_parameters():
             if name not in TABLES:
                 weight.data.fill_(0.02)
@@ -352,7 +345,7 @@ def test_a_draft_vocabulary_of_all_tokens_changes_no_loss(kind, model, tmp_path)
 def test_what_cannot_be_drafted_is_missed(model: LoadedModel, tmp_path: Path) -> None:
     """L1 and cross-entropy of a part of the vocabulary, from their definitions."""
     texts = answered(model, 3, tmp_path / "texts.jsonl")
-    run = training.DrafterTraining.start(job("dflash", {"draft_vocab": 5}), model, texts)
+    run = Drafting.start(job("dflash", {"draft_vocab": 5}), model, texts)
     rows, ids = run.rows(texts), run.network.draft_ids
     anchors = objectives.draw_anchors(rows.answer_BL, 4, torch.Generator().manual_seed(1))
     blocks = objectives.blocks_at(*anchors, rows.answer_BL, 4)
@@ -379,29 +372,23 @@ def test_what_cannot_be_drafted_is_missed(model: LoadedModel, tmp_path: Path) ->
 
 def test_the_targets_outputs_are_computed_once(model, tmp_path, monkeypatch) -> None:
     """By trainings of several drafters; a folder that is full changes nothing."""
-    computed: list[int] = []
-    target_rows = objectives.target_rows
-
-    def watched(target: Any, ids_BL: Any, answer_BL: Any, layers: Any) -> TargetRows:
-        computed.append(len(ids_BL))
-        return target_rows(target, ids_BL, answer_BL, layers)
-
-    monkeypatch.setattr(objectives, "target_rows", watched)
+    computed = Mock(wraps=objectives.target_rows)
+    monkeypatch.setattr(objectives, "target_rows", computed)
     texts, rows = answered(model, 12, tmp_path / "texts.jsonl"), tmp_path / "rows"
 
-    def trained(kind: str, out: str, rows: Path, **changes: Any) -> training.DrafterTraining:
-        asked = training.DrafterTraining.start(job(kind, PART | changes), model, texts, rows)
+    def trained(kind: str, out: str, rows: Path, **changes: Any) -> Drafting:
+        asked = Drafting.start(job(kind, PART | changes), model, texts, rows)
         return asked.run(tmp_path / out, silent)
 
     whole = trained("dflash", "whole", rows)
-    assert set(computed) == {1} and len(computed) <= 12
-    assert len(list(rows.rglob("*.safetensors"))) == len(computed)
-    computed.clear()
+    assert {len(call.args[1]) for call in computed.call_args_list} == {1}
+    assert len(list(rows.rglob("*.safetensors"))) == computed.call_count <= 12
+    computed.reset_mock()
     trained("dflash", "again", rows)
     trained("dspark-markov", "other", rows)
-    assert not computed
+    assert not computed.called
     full = trained("dflash", "full", tmp_path / "none", store_gib=1e-6)
-    assert computed and not list((tmp_path / "none").rglob("*.safetensors"))
+    assert computed.called and not list((tmp_path / "none").rglob("*.safetensors"))
     for name, weight in whole.network.state_dict().items():
         assert torch.equal(weight, full.network.state_dict()[name]), name
 

@@ -42,7 +42,7 @@ def silent(text: str) -> None:
 
 
 def collect(
-    watched: Watched, folder: Path, prompts: list[str] = PROMPTS, source: TraceSource = SOURCE
+    watched: Watched, folder: Path, prompts: list[str], source: TraceSource = SOURCE
 ) -> Traces:
     return training.collect_traces(watched, encode, prompts, source, folder, silent)
 
@@ -102,7 +102,8 @@ def test_blocks_after_the_end_of_the_text_are_left_out(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = collect(model(), tmp_path / "whole")
+    few = PROMPTS[:7]
+    whole = collect(model(), tmp_path / "whole", few)
     monkeypatch.setattr(training, "SAVE_EVERY_S", -1.0)
 
     def stop(text: str) -> list[int]:
@@ -111,16 +112,16 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
         return encode(text)
 
     with pytest.raises(KeyboardInterrupt):
-        training.collect_traces(model(), stop, PROMPTS, SOURCE, tmp_path, print)
+        training.collect_traces(model(), stop, few, SOURCE, tmp_path, print)
     assert training.load_traces(SOURCE.file(tmp_path)).done == 5
     watched = model()
-    resumed = collect(watched, tmp_path)
+    resumed = collect(watched, tmp_path, few)
     begun = {tuple(canvas[0, :6].tolist()) for canvas in watched.canvases}
-    assert begun == {tuple(encode(text)) for text in PROMPTS[5:]}
+    assert begun == {tuple(encode(text)) for text in few[5:]}
     for one, other in zip(astuple(resumed), astuple(whole), strict=True):
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
     untouched = model()
-    collect(untouched, tmp_path)
+    collect(untouched, tmp_path, few)
     assert untouched.canvases == []
 
 
@@ -180,7 +181,7 @@ def test_parts_are_eight_to_one_to_one_and_share_no_prompt() -> None:
 
 
 def test_a_rule_that_can_be_learned_is_learned() -> None:
-    fitted = training.fit(synthetic(400), replace(JOB, epochs=800), silent)
+    fitted = training.fit(synthetic(400), replace(JOB, epochs=200, lr=0.04), silent)
     test, plain = fitted.rates["test"], fitted.rates["confidence"]
     assert test["loss"] < fitted.curve[0]["validation"] / 3
     assert test["false_positive"] < plain["false_positive"] / 3
@@ -189,15 +190,16 @@ def test_a_rule_that_can_be_learned_is_learned() -> None:
 
 def test_the_best_validation_loss_is_kept() -> None:
     """Few prompts and many epochs: the network learns them by heart."""
-    fitted = training.fit(synthetic(20, 2), replace(JOB, epochs=1500, layers=4), silent)
+    asked = replace(JOB, epochs=400, lr=0.03, layers=4)
+    fitted = training.fit(synthetic(20, 2), asked, silent)
     best = min(fitted.curve, key=lambda point: point["validation"])
-    assert fitted.epoch == best["epoch"] < 1500
+    assert fitted.epoch == best["epoch"] < 400
     assert fitted.rates["validation"]["loss"] == pytest.approx(best["validation"], abs=1e-4)
     assert fitted.curve[-1]["train"] < best["train"]
 
 
 def test_fitting_is_repeatable() -> None:
-    one, other = (training.fit(synthetic(30), JOB, silent) for _ in range(2))
+    one, other = (training.fit(synthetic(30), replace(JOB, epochs=20), silent) for _ in "ab")
     assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
 
 

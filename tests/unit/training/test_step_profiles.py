@@ -42,15 +42,13 @@ def test_a_diffusion_model_has_no_such_steps() -> None:
         measure(tiny_denoiser("dream", 0), SMALL)
 
 
-def test_the_command_stores_the_table_with_its_device(tmp_path, capsys) -> None:
+def test_the_command_stores_the_table_with_its_device(tmp_path, command) -> None:
     source = tiny_checkpoint("qwen3", tmp_path / "model", 0)
-    arguments = ["train", "sps", "qwen3-4b", f"model.path={source}", "hardware=cpu"]
-    arguments += ["--batches", "1,2,5", "--context", "8", "--repeats", "1"]
-    threads = torch.get_num_threads()
-    assert main([*arguments, "--results", str(tmp_path / "results")]) == 0
+    threads, small = torch.get_num_threads(), "--batches 1,2,5 --context 8 --repeats 1"
+    said = command(f"train sps qwen3-4b model.path={source} hardware=cpu {small}")
     torch.set_num_threads(threads)
-    path = tmp_path / "results" / "training" / "sps" / "qwen3-4b-cpu.json"
-    assert str(path) in capsys.readouterr().out
+    path = tmp_path / "training" / "sps" / "qwen3-4b-cpu.json"
+    assert str(path) in said
     stored = json.loads(path.read_text())
     assert read_step_profile(str(path)).tokens == (1, 2, 5)
     assert (stored["context"], stored["repeats"]) == (8, 1)
