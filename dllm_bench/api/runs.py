@@ -38,14 +38,7 @@ from dllm_bench.store.files import write_atomic
 from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import HARDWARE_SETTINGS_OF_MODELS, ObjectInputs, resolve
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import (
-    RunSpec,
-    differing_settings,
-    flat_settings,
-    leaves,
-    setting_rows,
-    slug,
-)
+from dllm_bench.store.spec import RunSpec, flat_settings, leaves, setting_rows, slug
 from dllm_bench.store.store import Store, read_record, read_samples, sealed_record
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import BuiltTable, build
@@ -417,12 +410,16 @@ class RunComparison:
 
 
 def titles(records: Sequence[RunRecord]) -> list[str]:
-    """Return each run's decoder name, with its setting if it differs in one from the others of that
-    name. Equal names are told apart by the run's hash.
+    """Return each run's decoder name, with the one setting in which runs of that name differ. Equal
+    names are told apart by the run's hash.
     """
-    apart = differing_settings(record.spec for record in records)
-    own = [(record.spec.label, apart[record.spec.short]) for record in records]
-    named = [f"{label} {text}" if text and ", " not in text else label for label, text in own]
+    named = []
+    for record in records:
+        label = record.spec.label
+        rows = setting_rows([flat_settings(r.spec) for r in records if r.spec.label == label])
+        own = flat_settings(record.spec)
+        one = [f"{name}={own.get(name, 'none')}" for name, *_ in rows if len(rows) == 1]
+        named.append(" ".join([label, *one]))
     pairs = zip(named, records, strict=True)
     return [f"{name} {run.spec.short}" if named.count(name) > 1 else name for name, run in pairs]
 
