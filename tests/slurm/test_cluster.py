@@ -54,10 +54,6 @@ LONG_S = 600.0
 WAITS = {"requeued": 1, "timed-out": 2}  # the last one is preempted before
 STARTING = "starting"
 FATES = (*WAITS, "dead", STARTING)  # in the order of the array's tasks
-MULTIRUN = (
-    "run -m hardware=cpu benchmark.max_new_tokens=32 hydra/launcher=slurm "
-    "hydra.launcher.partition=low"
-)
 
 
 # --- what befalls the runs: jobs import this module ----------------------------------------------
@@ -226,7 +222,9 @@ def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
 
 def test_a_multirun_is_an_array(sweep: Sweep, tmp_path: Path, command) -> None:
     """Two runs that share a folder are one job, which gives both."""
-    said = command(f"{MULTIRUN} decoder=vanilla limit=1,2 paths.results={tmp_path}", here=False)
+    launcher = "hydra/launcher=slurm hydra.launcher.partition=low hardware=cpu"
+    swept = f"decoder=vanilla limit=1,2 benchmark.max_new_tokens=32 paths.results={tmp_path}"
+    said = command(f"run -m {swept} {launcher}", here=False)
     assert [entry.done for entry in Store(tmp_path / "runs").entries()] == [2], "one folder"
     assert re.findall(r"^minigsm/.*: done, (\d) samples", said, re.M) == ["1", "2"]
     assert "submitted 1 runs as one array" in said

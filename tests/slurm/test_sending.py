@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import signal
 import subprocess
@@ -196,14 +195,6 @@ def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> N
         config = RunConfig({"model": {"name": max(models, key=len)}})
         arguments = training(source, PlannedRun((), CellState.UNAVAILABLE, config=config))
         assert arguments and str(parse(arguments).out) == source, source
-
-
-def test_tickets_outlive_a_half_written_line(tmp_path: Path) -> None:
-    store = Store(tmp_path / "runs")
-    slurm.record_tickets(store, [slurm.JobTicket("a" * 64, "x/y/z", "1_0", "log")])
-    with open(slurm.tickets_file(store), "a") as file:
-        file.write(json.dumps({"run": "b"})[:5])
-    assert list(slurm.SlurmJobs.of(store).tickets) == ["a" * 64]
 
 
 def test_the_command_sends_waits_and_renders(cluster, tmp_path, command) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import AddedRows, Attention, ForwardPlan, PositionSets
+from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import MaskShape, attention_mask, mask_of_sets
@@ -87,22 +87,6 @@ def test_branches_in_one_forward_equal_separate_forwards(model, attention, cache
         forward(model, tokens_KL[:1], prefill, own)
         alone = model.forward(tokens_KL[k, None], plan((cached, end), attention=attention), own)
         close(logits_KRV[k, : end - cached], alone[0])
-
-
-def test_dual_window_equals_the_full_forward_while_nothing_changed(model) -> None:
-    tokens_1L, kv = canvas(), model.new_cache(LENGTH)
-    start, stop = PROMPT + BLOCK, PROMPT + 2 * BLOCK
-    everything = plan((0, LENGTH), (start, stop), (0, LENGTH))
-    expected = forward(model, tokens_1L, everything, kv)
-    window = plan((start, stop), store=(start, stop))
-    close(forward(model, tokens_1L, window, kv), expected)
-    assert kv.length == LENGTH
-    changed_1L = tokens_1L.clone()
-    changed_1L[:, :start], changed_1L[:, stop:] = 1, 2
-    close(forward(model, changed_1L, window, kv), expected)
-    prefix = model.new_cache(LENGTH)
-    forward(model, tokens_1L, plan((0, LENGTH), (start, stop), (0, start)), prefix)
-    assert (model.forward(tokens_1L, window, prefix) - expected).abs().max() > 1e-3
 
 
 def test_a_shorter_canvas_hides_the_cached_positions_behind_it(model: TransformerDenoiser) -> None:
@@ -223,26 +207,6 @@ def test_rows_of_masks_begin_where_a_cuda_device_can_read(shape: MaskShape) -> N
             assert mask is not None
             assert mask.storage_offset() % 8 == mask.stride(2) % 8 == 0
         assert torch.equal(mask[0, 0] == 0, naive(causal, None))
-
-
-@pytest.mark.parametrize("cached", [0, 6])
-def test_added_rows_that_repeat_the_canvas_predict_what_it_predicts(cached: int) -> None:
-    """Each sees itself in place of the position that it repeats; seeing both is something else."""
-    model, length, at_E = tiny_denoiser("llada", 3), 14, torch.tensor([8, 9, 12])
-    tokens_1L = torch.arange(2, 2 + length)[None]
-    kv, feed = model.new_cache(length), (cached, length)
-    if cached:
-        forward(model, tokens_1L, plan((0, length), store=(0, cached)), kv)
-    other_EF = at_E[:, None] != torch.arange(*feed)
-    itself_EX = torch.cat([other_EF, torch.eye(3, dtype=torch.bool)], 1)
-    step = replace(plan(feed), added=AddedRows(tokens_1L[0, at_E], at_E, itself_EX))
-    logits_KXV = model.forward(tokens_1L, step, kv)
-    assert step.fed == length - cached + 3 == logits_KXV.shape[1]
-    torch.testing.assert_close(logits_KXV[0, -3:], logits_KXV[0, at_E - cached])
-    both = AddedRows(tokens_1L[0, at_E], at_E, torch.ones_like(itself_EX))
-    twice_KXV = model.forward(tokens_1L, replace(step, added=both), kv)
-    assert not torch.allclose(twice_KXV[0, -3:], logits_KXV[0, -3:], atol=1e-4)
-    torch.testing.assert_close(twice_KXV[:, :-3], logits_KXV[:, :-3])
 
 
 CANVAS, BRANCHES = 16, 40
