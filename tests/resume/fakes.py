@@ -170,15 +170,12 @@ class BrokenDecoder(FakeDecoder):
         return super().generate(model, request)
 
 
-@dataclass
 class StuckDecoder(FakeDecoder):
     """Thinks about one request for a minute."""
 
-    stuck_at: str = "item-3"
-
     def generate(self, model: Any, request: Request) -> Generation:
         generation = super().generate(model, request)
-        time.sleep(60.0 * (request.id == self.stuck_at))
+        time.sleep(60.0 * (request.id == "item-3"))
         return generation
 
 

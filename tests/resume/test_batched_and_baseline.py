@@ -108,18 +108,17 @@ def test_a_broken_batch_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert record.summary["requests/s"] is not None
 
 
-def refused(**changes: Any) -> str:
-    with pytest.raises(DllmBenchError) as error:
-        local.run(fakes.spec(2, **changes), store=Store(Path("nowhere")), deps=fakes.deps())
-    return str(error.value)
-
-
-def test_what_has_no_batches_is_refused() -> None:
+def test_what_has_no_batches_is_refused(tmp_path: Path) -> None:
     cpu = fakes.spec(2).hardware
-    assert "baseline" in refused(batch=2, baseline={"_target_": "elsewhere"})
-    for several in ("branch_parallel", "tensor_parallel"):
-        assert "asks for several" in refused(batch=2, hardware={**cpu, several: 2})
-    assert "not compiled" in refused(batch=2, model={"name": "fake", "compile": "max"})
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"baseline": OTHER}, "baseline"),
+        ({"hardware": {**cpu, "branch_parallel": 2}}, "asks for several"),
+        ({"hardware": {**cpu, "tensor_parallel": 2}}, "asks for several"),
+        ({"model": {"name": "fake", "compile": "max"}}, "not compiled"),
+    ]
+    for changes, words in refused:
+        with pytest.raises(DllmBenchError, match=words):
+            local.run(fakes.spec(2, batch=2, **changes), store=Store(tmp_path), deps=fakes.deps())
 
 
 # --- a baseline decodes every request in turn, timed apart ----------------------------------------

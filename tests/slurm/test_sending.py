@@ -184,9 +184,8 @@ def test_training_is_sent_before_the_runs_that_read_it(cluster, tmp_path, monkey
 
 
 def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> None:
-    files = (
-        file for kind in ("table", "figure") for file in (root / "conf" / kind).rglob("*.yaml")
-    )
+    folders = (root / "conf" / "table", root / "conf" / "figure")
+    files = (file for folder in folders for file in folder.rglob("*.yaml"))
     named = re.compile(rf"{TRAINED}[\w./-]+[\w*]")
     found = {source for file in files for source in named.findall(file.read_text())}
     assert len(found) > 10
@@ -239,9 +238,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("refusal", REFUSED)
 def test_a_refusal_of_sbatch_says_what_to_set(refusal, cluster, tmp_path) -> None:
-    (cluster.folder / "sbatch").write_text(
-        f"#!/bin/sh\necho 'sbatch: error: {refusal}' >&2; exit 1\n"
-    )
+    script = f"#!/bin/sh\necho 'sbatch: error: {refusal}' >&2; exit 1\n"
+    (cluster.folder / "sbatch").write_text(script)
     changes = ["partition=small", "account=lab"]
     with pytest.raises(DllmBenchError, match=REFUSED[refusal]) as caught:
         submit(VERSION, store=Store(tmp_path), hardware=CPU, changes=changes)

@@ -16,14 +16,13 @@ import pytest
 import torch
 
 from dllm_bench.api.generation import generate
-from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models import gguf_import
 from dllm_bench.models.gguf_import import MAX_HEADER_BYTES, import_gguf, read_gguf
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
 from scripts.embedded.items import task_pairs
+from tests.unit.models.test_layouts import gap, ours
 
 gguf = pytest.importorskip("gguf")
 
@@ -161,22 +160,14 @@ def imported(file: Path, folder: Path) -> LoadedModel:
     return load_model(ModelSpec("x", str(folder), chat=True, dtype="float32", device="cpu"))
 
 
-def gap(model: LoadedModel, module: Any, ids_BL: torch.Tensor) -> torch.Tensor:
-    """Return the largest difference from a module's logits, relative to the largest of them."""
-    length = ids_BL.shape[1]
-    fed, rows = (0, length), (1, length + 1)
-    plan = ForwardPlan(ForwardKind.DENOISE, fed, rows, fed, attention="block_causal", block=1)
-    own_LV = model.denoiser.forward(ids_BL, plan, model.denoiser.new_cache(length + 1))[0]
-    with torch.inference_mode():
-        wanted_LV = module(ids_BL).logits[0]
-    return (own_LV - wanted_LV).abs().max() / wanted_LV.abs().max()
-
-
 @pytest.mark.parametrize("kind", PRES)
 def test_an_imported_file_gives_the_logits_and_ids_of_what_it_was_made_from(kind, tmp_path) -> None:
     module, tokenizer = write_gguf(tmp_path / "model.gguf", kind)
     model = imported(tmp_path / "model.gguf", tmp_path / "model")
-    assert gap(model, module, torch.arange(3, 23)[None] * 11 % module.config.vocab_size) <= 1e-4
+    ids_BL = torch.arange(3, 23)[None] * 11 % module.config.vocab_size
+    with torch.inference_mode():
+        wanted_LV = module(ids_BL).logits[0]
+    assert gap(ours(model.denoiser, ids_BL, "causal"), wanted_LV) <= 1e-4
     for text in SAMPLES:
         ids = tokenizer.encode(text).ids
         assert model.encode(text) == ids

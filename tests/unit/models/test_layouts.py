@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,12 +242,11 @@ FEEDS = [  # (start, stop) of every request in three forwards, beginning with th
     [(9, 10), (1, 8), (14, 17), (4, 6)],
     [(10, 16), (8, 9), (17, 18), (6, 13)],
 ]
-TAPS = (-1, 1)
 
 
-def plan(feed: tuple[int, int], kind: ForwardKind = ForwardKind.VERIFY) -> ForwardPlan:
-    rows = (feed[1] - 1, feed[1] + 1) if feed[1] - feed[0] > 1 else (feed[1], feed[1] + 1)
-    return ForwardPlan(kind, feed, rows, feed, "block_causal", 1, feature_layers=TAPS)
+def plan(feed: tuple[int, int]) -> ForwardPlan:
+    rows = max(feed[1] - 1, feed[0] + 1), feed[1] + 1
+    return replace(step("causal", feed, rows, feed), feature_layers=(-1, 1))
 
 
 def test_batched_requests_equal_unbatched_ones(saved) -> None:

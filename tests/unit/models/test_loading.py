@@ -208,10 +208,9 @@ def test_what_would_be_loaded_wrongly_is_refused(name, tmp_path, monkeypatch) ->
 
 def test_a_model_that_is_not_in_the_cache_is_told_how_to_be_fetched() -> None:
     absent = ModelSpec("absent", "nobody-org/no-such-model", revision="abc")
+    words = "hf download nobody-org/no-such-model --rev.* abc"
     for use in (load_model, content_hash):
-        with pytest.raises(
-            DllmBenchError, match="hf download nobody-org/no-such-model --rev.* abc"
-        ):
+        with pytest.raises(DllmBenchError, match=words):
             use(absent)
 
 

@@ -110,9 +110,8 @@ def test_a_slot_counts_until_the_first_label_outside() -> None:
 def test_a_block_is_what_decoding_would_draft(kind, kernel, model, tmp_path) -> None:
     """Hidden states and logits of every block, one by one with the drafter's own cache; of kinds
     whose training is not recorded."""
-    drafter = TrainedBlockDrafter(
-        write_drafter(tmp_path / kind, DRAFTERS[kind] | {"target_tables": False})
-    )
+    config = DRAFTERS[kind] | {"target_tables": False}
+    drafter = TrainedBlockDrafter(write_drafter(tmp_path / kind, config))
     network: Any = trainable(Path(drafter.source))
     rows, silent = rows_for(model, drafter.config.feature_layers), drafter.config.silent
     anchors, kept = objectives.draw_anchors(rows.answer_BL, 4, torch.Generator().manual_seed(3))
