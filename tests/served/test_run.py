@@ -1,4 +1,4 @@
-"""Runs on a served engine: the house's own texts and scores, resume, identity, tables, no key.
+"""Runs on a served engine: the house's own texts and scores, resume, identity, tables.
 
 The server holds the embedded tiny-qwen3 in transformers' own class and streams what it decodes.
 """
@@ -35,7 +35,6 @@ from dllm_bench.tables.spec import Profile
 from tests.sample_stats import sample
 from tests.served.server import Causal, ReceivedRequest, Reply, Server, said, scripted
 
-KEY = "sk-secret-0123456789"
 SERVED = ["model=served", "model.name=tiny-qwen3", "model.chat=false", "model.engine=here"]
 TASK = ["benchmark=minigsm", "limit=3"]
 WARMUPS = 2
@@ -146,20 +145,16 @@ def test_so_many_requests_are_in_flight(tmp_path: Path) -> None:
     assert record.sessions[0].warmups == 3
 
 
-def test_a_broken_off_run_goes_on_and_asks_only_what_is_missing(
-    causal: Causal, tmp_path: Path, swept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server refuses after some answers, repeats the key it was sent, and comes back."""
-    monkeypatch.setenv("TEST_KEY", KEY)
-    refusing = Reply([KEY.encode()], status=500)
+def test_a_broken_off_run_goes_on_and_asks_only_what_is_missing(causal, tmp_path, swept) -> None:
+    """The server refuses after some answers, and comes back."""
 
     def answer(received: ReceivedRequest) -> Reply:
-        return causal(received) if len(server.received) <= WARMUPS + 2 else refusing
+        return causal(received) if len(server.received) <= WARMUPS + 2 else Reply(status=500)
 
     store = Store(tmp_path)
     with Server(answer, {"id": "tiny-qwen3", "owned_by": "tests"}) as server:
-        spec = spec_of(f"model.url={server.url}", "model.key_env=TEST_KEY")
-        with pytest.raises(DllmBenchError, match="gave no answer") as failed:
+        spec = spec_of(f"model.url={server.url}")
+        with pytest.raises(DllmBenchError, match="gave no answer"):
             run(spec, store=store)
         assert len(texts_of(store, spec)) == 2
         first, server.received = server.received, []
@@ -172,10 +167,6 @@ def test_a_broken_off_run_goes_on_and_asks_only_what_is_missing(
     whole = Store(swept / "runs")
     assert texts_of(store, spec) == texts_of(whole, spec_of())
     assert (record.summary["requests/s"] or 0) > 0
-    assert {one.headers["Authorization"] for one in first} == {f"Bearer {KEY}"}
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files and not [path for path in files if KEY[:6] in path.read_text()]
-    assert KEY[:6] not in str(failed.value)
 
 
 def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(

@@ -22,15 +22,7 @@ from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import read_token_texts, read_tokenizer
-from tests.helpers import (
-    IDS,
-    ROLES,
-    tiny_checkpoint,
-    tiny_config,
-    tiny_denoiser,
-    tiny_weights,
-    whole_forward,
-)
+from tests.helpers import IDS, ROLES, tiny_checkpoint, tiny_denoiser, whole_forward
 from tests.unit.models.common import edit, resident, spec, tensors
 
 KEY = "model.layers.1.self_attn.o_proj.weight"
@@ -322,15 +314,14 @@ def test_a_merge_equals_peft(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     folder = tiny_checkpoint("dream", tmp_path / "base", 5)
-    base = tiny_denoiser("dream", seed=5)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, init_lora_weights=False)
     torch.manual_seed(0)
-    adapted = get_peft_model(base.module, config)
+    adapted = get_peft_model(tiny_denoiser("dream", seed=5).module, config)
     adapted.save_pretrained(str(tmp_path / "adapter"))
     ours = load_model(spec(folder, lora=str(tmp_path / "adapter"))).denoiser.module.state_dict()
     theirs = adapted.merge_and_unload().state_dict()
-    before = tiny_weights("dream", 5, tiny_config("dream"))
+    before = tiny_denoiser("dream", seed=5).module.state_dict()
     for name, expected in theirs.items():
         torch.testing.assert_close(ours[name], expected, atol=1e-6, rtol=1e-6)
         is_target = any(f"{target}.weight" in name for target in targets)
