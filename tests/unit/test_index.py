@@ -45,30 +45,32 @@ def test_lists_and_estimates_read_one_file_instead_of_the_records(results, monke
     assert shown(found) == before
 
 
-def test_an_archive_is_indexed_and_not_unpacked_again(results, tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def packed(results: Path, tmp_path: Path) -> Store:
+    """Return the results as an archive."""
     (tmp_path / "packed").mkdir()
     pack(results, tmp_path / "packed" / PACKED)
-    found = Store(tmp_path / "packed" / "runs")
-    before = lines, runs = shown(found)
+    return Store(tmp_path / "packed" / "runs")
+
+
+def test_an_archive_is_indexed_and_not_unpacked_again(packed: Store, monkeypatch) -> None:
+    before = lines, runs = shown(packed)
     assert any("sealed" in line for line in lines) and runs
-    assert [path.name for path in (tmp_path / "packed").iterdir()] == [PACKED]
+    (file,) = packed.root.parent.iterdir()
     monkeypatch.setattr(archive, "_read", refuse)
-    assert shown(found) == before
-    (tmp_path / "packed" / PACKED).touch()
+    assert shown(packed) == before
+    file.touch()
     with pytest.raises(DllmBenchError, match="was read"):
-        list(run_lines(found))
+        list(run_lines(packed))
 
 
 @pytest.fixture
-def shipped(results, tmp_path, monkeypatch) -> tuple[Store, list]:
+def shipped(packed, tmp_path, monkeypatch) -> tuple[Store, list]:
     """Packed runs with an index beside them, and their list; this user's caches are empty."""
-    (tmp_path / "packed").mkdir()
-    pack(results, tmp_path / "packed" / PACKED)
-    found = Store(tmp_path / "packed" / "runs")
-    ship_index(found.root)
-    lines = list(run_lines(found))
+    ship_index(packed.root)
+    lines = list(run_lines(packed))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    return found, lines
+    return packed, lines
 
 
 def test_an_index_of_another_archive_is_not_read(shipped, results, monkeypatch) -> None:
@@ -104,8 +106,7 @@ def test_the_reference_comes_with_an_index_of_its_records(tmp_path, monkeypatch)
 
 def test_a_run_that_is_gone_leaves_the_index(results: Path) -> None:
     found = Store(results / "runs")
-    list(run_lines(found))
-    measured_runs(found)
+    shown(found)
     [sealed] = [entry for entry in found.entries() if entry.state == "sealed"]
     stored = cache_file(found.root.parent, f"{index.KIND}.json")
     assert len(json.loads(stored.read_text())["values"]) == 1

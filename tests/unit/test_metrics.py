@@ -101,19 +101,17 @@ def test_speed_up_and_equality_have_intervals() -> None:
 
 def test_what_gave_nothing_is_in_the_interval_as_in_the_number() -> None:
     """An empty text costs rows and gives no token."""
-    empty, row_cost = replace(C, rows=400), definition("row_cost")
+    empty = replace(C, rows=400)
     many = [A, empty] * 20
     low, high = interval("row_cost", many) or (0, 0)
-    assert low < (row_cost(many) or 0) == 600 / 10 < high
+    assert low < (measure("row_cost", many) or 0) == 600 / 10 < high
     assert interval("row_cost", [A, A]) == (20, 20)
-    assert interval("row_cost", [A, *[empty] * 20]) is None
     assert interval("row_cost", [A, A, *[empty] * 20]) is None, "resamples without a token"
 
 
-def test_a_text_of_one_step_and_no_token_leaves_some_undefined_and_is_not_counted() -> None:
+def test_a_text_of_one_step_is_not_counted() -> None:
     for name, counted in (("tps/no_first_step", 2), ("tps/after_first_step", 2), ("tps/e2e", 3)):
         assert definition(name).count([A, B, C]) == counted
-    assert measure("tps/no_first_step", [C]) is measure("row_cost", [C]) is None
 
 
 @pytest.mark.parametrize(
@@ -127,50 +125,40 @@ def test_an_unknown_name_is_a_sentence_that_lists_the_nearest(name: str) -> None
         definition(name)
 
 
-def test_a_summary_holds_all_that_is_not_of_a_position() -> None:
-    assert measure_all([sample()]).keys() == DEFINITIONS.keys()
-    assert measure_all([sample()])["acceptance/length"] is None
-    assert measure_all([drafted([(3, 1, 2)])])["acceptance/length"] == 2.0
-
-
 def test_without_samples_there_is_no_number_and_no_interval() -> None:
     every = [*DEFINITIONS, *(f"{name}@{k}" for name in FAMILIES for k in (1, 7))]
     found = {name: (measure(name, []), interval(name, [])) for name in every}
     assert found == dict.fromkeys(every, (None, None))
+    assert measure_all([sample()]).keys() == DEFINITIONS.keys()
 
 
-FIRST = [[3, 3, 4], [3, 0, 1], [1, 1, 2]]  # proposed, accepted, committed
-SECOND = [[3, 1, 2], [0, 0, 1]]
+TIMES = {"draft_s": 0.02, "head_s": 0.01, "verify_s": 0.05, "prefill_s": 9.0}
+FIRST = drafted([(3, 3, 4), (3, 0, 1), (1, 1, 2)], **TIMES)
+SECOND = drafted([(3, 1, 2), (0, 0, 1)], **TIMES | {"verify_s": 0.07})
+OF_ROUNDS = {
+    "acceptance/length": 10 / 5,
+    "acceptance/length_per_sample": (7 / 3 + 3 / 2) / 2,
+    "acceptance/drafts": 5 / 5,
+    "acceptance/verify_rate": 10 / (10 + 5),
+    "acceptance/proposed": 10 / 5,
+    "acceptance/rate": 5 / 10,
+    **{f"acceptance/survival@{k}": share for k, share in enumerate([3 / 4, 1 / 3, 1 / 3, None], 1)},
+    **{f"acceptance/conditional@{k}": at for k, at in enumerate([3 / 4, 1 / 2, 1.0, None], 1)},
+    "round_ms": 180 / 5,
+    "round_ms/draft": 40 / 5,
+    "round_ms/head": 20 / 5,
+    "round_ms/verify": 120 / 5,
+}
 
 
-def test_acceptance_by_hand() -> None:
-    samples = [drafted(FIRST), drafted(SECOND)]
-    assert measure("acceptance/length", samples) == 10 / 5
-    assert measure("acceptance/length_per_sample", samples) == (7 / 3 + 3 / 2) / 2
-    assert measure("acceptance/drafts", samples) == 5 / 5
-    assert measure("acceptance/verify_rate", samples) == 10 / (10 + 5)
-    assert measure("acceptance/proposed", samples) == 10 / 5
-    assert measure("acceptance/rate", samples) == 5 / 10
-    assert all(measure(name, [drafted([])]) is None for name in SECTIONS["acceptance"])
-
-
-def test_positions_by_name() -> None:
-    samples = [drafted(FIRST), drafted(SECOND), drafted([])]
-    by_hand = {"survival": [3 / 4, 1 / 3, 1 / 3, None], "conditional": [3 / 4, 1 / 2, 1.0, None]}
-    for name, values in by_hand.items():
-        assert [measure(f"acceptance/{name}@{k}", samples) for k in (1, 2, 3, 4)] == values
-    assert interval("acceptance/survival@2", samples) == pytest.approx(wilson(1, 3))
-    assert interval("acceptance/conditional@2", samples) == pytest.approx(wilson(1, 2))
-    assert interval("acceptance/conditional@4", samples) is None
-
-
-def test_time_of_a_round() -> None:
-    times = {"draft_s": 0.02, "head_s": 0.01, "verify_s": 0.05, "prefill_s": 9.0}
-    samples = [drafted(FIRST, **times), drafted(SECOND, **{**times, "verify_s": 0.07})]
-    by_hand = {"": 0.18, "/draft": 0.04, "/head": 0.02, "/verify": 0.12}
-    for part, seconds in by_hand.items():
-        assert measure(f"round_ms{part}", samples) == pytest.approx(1000 * seconds / 5)
-    assert measure("round_ms", [sample(verify_s=1.0)]) is None
+def test_drafts_by_hand() -> None:
+    found = {name: measure(name, [FIRST, SECOND]) for name in OF_ROUNDS}
+    assert found == pytest.approx(OF_ROUNDS)
+    names = [*SECTIONS["acceptance"], "round_ms"]
+    assert all(measure(name, [drafted([], verify_s=1.0)]) is None for name in names)
+    assert interval("acceptance/survival@2", [FIRST, SECOND]) == pytest.approx(wilson(1, 3))
+    assert interval("acceptance/conditional@2", [FIRST, SECOND]) == pytest.approx(wilson(1, 2))
+    assert interval("acceptance/conditional@4", [FIRST, SECOND]) is None
 
 
 def test_an_interval_comes_from_the_samples() -> None:
@@ -194,9 +182,7 @@ def test_a_tree_reaches_as_far_as_its_longest_path() -> None:
     found = drafts.rounds_of(Trace(rows), born)
     assert found == [DraftRound(4, 1, 2, 3), DraftRound(2, 2, 2, 2)]
     columns = drafts.speculative_columns(Trace(rows), born, ids)
-    assert columns["rounds"] == [[4, 1, 2, 3], [2, 2, 2, 2]]
-    assert columns["right"] == [1, 2]
-    samples = [drafted(found)]
-    assert measure("acceptance/verified", samples) == (5 + 3) / 2
-    shares = [measure(f"acceptance/survival@{k}", samples) for k in (1, 2, 3, 4)]
+    assert (columns["rounds"], columns["right"]) == ([[4, 1, 2, 3], [2, 2, 2, 2]], [1, 2])
+    assert measure("acceptance/verified", [drafted(found)]) == (5 + 3) / 2
+    shares = [measure(f"acceptance/survival@{k}", [drafted(found)]) for k in (1, 2, 3, 4)]
     assert shares == [1.0, 0.5, 0.0, None]

@@ -1,7 +1,6 @@
-"""One pass over the logits says what a definition over all of them says, row for row.
+"""One pass over the logits says what a definition in float64 says, row for row.
 
-Rows are long enough to be read in several chunks, with ties and tokens at -inf; what the pass is
-compared with is written down in float64.
+Rows are long enough to be read in several chunks, with ties and tokens at -inf.
 """
 
 from __future__ import annotations
@@ -32,33 +31,26 @@ def logits_of(length: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("raised", [0, 40])
-def test_the_pass_is_the_definition(length: int, raised: int) -> None:
-    """exp(max - logsumexp) would lose digits below the last one of a logit: 4e-6 at 40."""
+@pytest.mark.parametrize(("raised", "kept"), [(0, None), (40, None), (0, 5), (0, 1)])
+def test_the_pass_is_the_definition(length: int, raised: int, kept: int | None) -> None:
+    """exp(max - logsumexp) would lose digits below the last one of a logit: 4e-6 at 40. Tokens that
+    were cut have no part: they lie at -inf, where no exponential is taken."""
     logits_KWV = logits_of(length) + raised
+    if kept is not None:
+        logits_KWV[..., kept:] = -torch.inf
     law_KWV = logits_KWV.double().softmax(-1)
     two_KW2 = law_KWV.topk(2).values
     seen = read_logits(logits_KWV, entropy=True)
     assert seen.ids_KW.equal(law_KWV.argmax(-1))
-    assert torch.allclose(seen.probability_KW.double(), two_KW2[..., 0], rtol=5e-7, atol=0)
+    for probability_KW in (seen.probability_KW, read_logits(logits_KWV).probability_KW):
+        assert torch.allclose(probability_KW.double(), two_KW2[..., 0], rtol=5e-7, atol=0)
+        assert kept != 1 or bool((probability_KW == 1).all())
     apart_KW = two_KW2[..., 0] - two_KW2[..., 1]
     assert torch.allclose(margin(logits_KWV).double(), apart_KW, rtol=5e-7, atol=1e-7)
     entropy_KW = torch.special.entr(law_KWV).sum(-1)
     assert seen.neg_entropy_KW is not None
     assert torch.allclose(-seen.neg_entropy_KW.double(), entropy_KW, rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_tokens_that_were_cut_have_no_part(length: int) -> None:
-    """They lie at -inf, where no exponential is taken; what is left is the law."""
-    cut_KWV = logits_of(length)
-    cut_KWV[..., 5:] = -torch.inf
-    law_KW = cut_KWV.double().softmax(-1).amax(-1)
-    assert torch.allclose(read_logits(cut_KWV).probability_KW.double(), law_KW, rtol=5e-7, atol=0)
-    cut_KWV[..., 1:] = -torch.inf
-    for seen in (read_logits(cut_KWV), read_logits(cut_KWV, entropy=True)):
-        assert bool((seen.probability_KW == 1).all()) and bool((seen.ids_KW == 0).all())
-    assert seen.neg_entropy_KW is not None and not seen.neg_entropy_KW.any()
+    assert kept != 1 or not seen.neg_entropy_KW.any()
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -83,9 +75,8 @@ def test_of_equal_tokens_the_first_is_taken(length: int) -> None:
 
 def test_the_size_of_a_chunk_changes_nothing() -> None:
     """Many rows are read in several portions, a single one in one."""
-    length = 4613
-    rows = 2 * numerics.CACHED // length
-    logits_1RV = 4 * torch.randn(1, rows, length, generator=torch.Generator().manual_seed(0))
+    rows = 2 * numerics.CACHED // 4613
+    logits_1RV = 4 * torch.randn(1, rows, 4613, generator=torch.Generator().manual_seed(0))
     together = read_logits(logits_1RV, entropy=True)
     apart = [read_logits(logits_1RV[:, [row]], entropy=True) for row in range(rows)]
     for name in ("ids_KW", "probability_KW", "neg_entropy_KW"):
@@ -96,27 +87,26 @@ def test_the_size_of_a_chunk_changes_nothing() -> None:
 @pytest.mark.parametrize("length", [50, numerics.CACHED // 2])  # two rows at a time
 def test_a_rounded_entropy_is_the_published_one_to_the_bit(precision, eps, length) -> None:
     logits_KWV = logits_of(length, torch.bfloat16)
-    law_KW = neg_entropy(logits_KWV, precision, eps)
-    seen = read_logits(logits_KWV, precision, entropy=True, eps=eps)
-    assert seen.neg_entropy_KW is not None and seen.neg_entropy_KW.equal(law_KW)
-    assert seen.neg_entropy_KW.dtype == dtype_of(logits_KWV, precision)
+    found_KW = read_logits(logits_KWV, precision, entropy=True, eps=eps).neg_entropy_KW
+    assert found_KW is not None and found_KW.equal(neg_entropy(logits_KWV, precision, eps))
+    assert found_KW.dtype == dtype_of(logits_KWV, precision)
+
+
+def on_device(dtype: torch.dtype) -> Any:
+    return SimpleNamespace(is_cuda=True, dtype=dtype)
 
 
 def test_it_takes_floats_that_lie_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "works", lambda *dtypes: True)
-    assert not fused.available(torch.zeros(2, 8))
-    taken: list[Any] = [SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in fused.DTYPES]
-    assert all(map(fused.available, taken))
-    other: Any = SimpleNamespace(is_cuda=True, dtype=torch.int64)
-    assert not fused.available(other)
+    assert all(fused.available(on_device(dtype)) for dtype in fused.DTYPES)
+    assert not fused.available(torch.zeros(2, 8)) and not fused.available(on_device(torch.int64))
 
 
 def test_without_triton_it_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    logits: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
     fused.works.cache_clear()
     with pytest.warns(UserWarning, match="several passes") as warned:
-        assert not fused.available(logits) and not fused.available(logits)
+        assert not any(fused.available(on_device(torch.float32)) for _ in range(2))
     assert len(warned) == 1
     fused.works.cache_clear()
 

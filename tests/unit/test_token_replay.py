@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.registry import instantiate
 from dllm_bench.runs import token_replay
-from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.runs.token_replay import TokenReplay
-from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
 from tests.resume import fakes
@@ -65,11 +64,9 @@ def test_listening_changes_no_token_and_sees_every_open_position(overrides, mode
     before = own.generate(model, REQUEST)
     found = token_replay.replay(own, model, REQUEST, before.ids)
     steps, positions = len(before.trace), len(before.ids)
-    assert found.chance_SP.shape == found.rank_SP.shape == found.found_SP.shape
-    assert found.chance_SP.shape == (steps, positions)
-    for position, born in enumerate(before.born):
-        if born < 0:
-            continue
+    for seen_SP in (found.chance_SP, found.rank_SP, found.found_SP):
+        assert seen_SP.shape == (steps, positions)
+    for position, born in ((p, born) for p, born in enumerate(before.born) if born >= 0):
         assert found.found_SP[born, position] == 1, "decoded tokens are the candidate"
         assert np.isnan(found.chance_SP[born + 1 :, position]).all()
         assert (found.found_SP[born + 1 :, position] == token_replay.UNSEEN).all()
@@ -88,28 +85,34 @@ def test_chances_are_those_that_decide_and_candidates_ahead_of_the_block_are_kno
     assert np.isnan(found.chance_SP[0, BLOCK:]).all(), "chances are of the open block"
 
 
-def test_other_tokens_are_no_evolution(vanilla, model) -> None:
-    own, ids = decoder("decoder=vanilla"), vanilla[0].ids
-    assert token_replay.replay(own, model, REQUEST, [*ids[:-1], (ids[-1] + 1) % 50]) is None
+SPEC = fakes.spec(1)
 
 
-def deps(own: object, model: object) -> Dependencies:
-    """Return this model, already loaded, and a benchmark of one request."""
+def store_of(root: Path, one: Generation) -> Store:
+    """Return a store of a run with one sample."""
+    store = Store(root)
+    with store.open(SPEC) as run:
+        run.expect(1)
+        line = stored_sample(one.ids, one.born, one.trace, id=REQUEST.id, cut=one.cut).to_line()
+        (run.folder / SAMPLES).write_text(f"{line}\n")
+    return store
+
+
+def recorded(own: MaskedDecoder, model: Any, store: Store) -> Path:
+    """Record the replays with this model, already loaded, and a benchmark of one request."""
     held = SimpleNamespace(denoiser=model, encode=lambda text: [])
     one = SimpleNamespace(requests=lambda encode: [REQUEST])
-    return fakes.deps(model=held, decoder=own, benchmark=one)
+    return token_replay.record_replays(
+        SPEC, store, 4, fakes.deps(model=held, decoder=own, benchmark=one)
+    )
 
 
 def test_what_is_written_is_read(tmp_path, vanilla, model) -> None:
-    own, store, spec = decoder("decoder=vanilla"), Store(tmp_path), fakes.spec(1)
     before, again = vanilla
-    stored = sample(before)
-    with store.open(spec) as run:
-        run.expect(1)
-        (run.folder / SAMPLES).write_text(stored.to_line() + "\n")
-    folder = store.path(spec)
+    store = store_of(tmp_path, before)
+    folder = store.path(SPEC)
     assert token_replay.read_replays(folder) == []
-    written = token_replay.record_replays(spec, store, 4, deps(own, model))
+    written = recorded(decoder("decoder=vanilla"), model, store)
     assert written == folder / token_replay.FILE
     [found] = token_replay.read_replays(folder)
     assert found.id == REQUEST.id
@@ -117,22 +120,16 @@ def test_what_is_written_is_read(tmp_path, vanilla, model) -> None:
     np.testing.assert_array_equal(found.found_SP, again.found_SP)
 
 
-def test_refusals_are_sentences(tmp_path, vanilla, model) -> None:
-    store, spec = Store(tmp_path), fakes.spec(1)
-    stored = sample(vanilla[0])
-    with store.open(spec) as run:
-        run.expect(1)
-        changed = replace(stored, ids=[1, *stored.ids[1:]])
-        (run.folder / SAMPLES).write_text(changed.to_line() + "\n")
-    for own, words in (
-        (decoder("decoder=vanilla"), "no sample of letters/fake"),
-        (decoder("decoder=lopa_dream"), "explores one candidate"),
-        (decoder("decoder=llada21"), "Edit changes committed tokens"),
-    ):
-        with pytest.raises(DllmBenchError, match=words):
-            token_replay.record_replays(spec, store, 1, deps(own, model))
-
-
-def sample(before: Any) -> SampleRecord:
-    """Return the generation as a run stores it."""
-    return stored_sample(before.ids, before.born, before.trace, id=REQUEST.id, cut=before.cut)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("vanilla", "no sample of letters/fake"),  # it decodes another text
+        ("lopa_dream", "explores one candidate"),
+        ("llada21", "Edit changes committed tokens"),
+    ],
+)
+def test_refusals_are_sentences(name, words, tmp_path, vanilla, model) -> None:
+    before = vanilla[0]
+    store = store_of(tmp_path, replace(before, ids=(1, *before.ids[1:])))
+    with pytest.raises(DllmBenchError, match=words):
+        recorded(decoder(f"decoder={name}"), model, store)

@@ -24,7 +24,7 @@ from lm_eval.api.instance import Instance
 from dllm_bench.api.lm_eval_model import DllmBenchLM
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.evalplus import PROBLEM_SETS
-from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file, task_names
+from dllm_bench.benchmarks.lm_eval import task_file, task_names
 from dllm_bench.benchmarks.tasks import code_scorers, sources
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
@@ -52,22 +52,20 @@ each_kind = pytest.mark.parametrize(
 def test_problems_with_their_own_rule(real_data: Path) -> None:
     """Sets, several right answers, and inputs that JSON cannot hold, of both EvalPlus sets."""
     pytest.importorskip("evalplus", reason="needs the extra [code]")
-    for dataset, names in (
-        ("humaneval_plus", [*PROBLEM_SETS["humaneval_plus"].rules]),
-        ("mbpp_plus", [*PROBLEM_SETS["mbpp_plus"].rules, "empty_list", "angle_complex", "convert"]),
-    ):
+    no_json = {"humaneval_plus": (), "mbpp_plus": ("empty_list", "angle_complex", "convert")}
+    for dataset, others in no_json.items():
+        names = {*PROBLEM_SETS[dataset].rules, *others}
         benchmark = evalplus_benchmark(dataset, data_dir=str(real_data))
         chosen = [item for item in benchmark.items if item["entry_point"] in names]
         scores = benchmark.score({item["id"]: GOLD[dataset](item) for item in chosen})
-        assert len(scores) >= len(set(names)) - 3
+        assert len(scores) >= len(names) - 3
         assert {i: s.verdict for i, s in scores.items() if s.value != 1} == {}
 
 
 def test_a_root_of_a_polynomial_is_checked_as_such(real_data: Path) -> None:
     benchmark = evalplus_benchmark("humaneval_plus", data_dir=str(real_data))
-    (item,) = [i for i in benchmark.items if i["entry_point"] == "find_zero"]
-    wrong = "    return 0.5\n"
-    assert benchmark.score({item["id"]: wrong})[item["id"]].verdict == "wrong"
+    (key,) = [i["id"] for i in benchmark.items if i["entry_point"] == "find_zero"]
+    assert benchmark.score({key: "    return 0.5\n"})[key].verdict == "wrong"
 
 
 def test_the_rules_are_evalplus_s_own() -> None:
@@ -81,16 +79,14 @@ def test_the_rules_are_evalplus_s_own() -> None:
 
 
 def test_escape_until_keeps_hard_stops_only() -> None:
-    item_id = "minigsm/test/0"
-    (item,) = [i for i in lm_eval_benchmark("minigsm").items if i["id"] == item_id]
-    text = GOLD["minigsm"](item) + "\nQuestion: more?\n#### 100[END]#### 101"
-    settings = {"stop": ("Question:",), "hard_stop": ("[END]",)}
+    settings: dict[str, Any] = {"stop": ("Question:",), "hard_stop": ("[END]",), "limit": 1}
     ends = lm_eval_benchmark("minigsm", FLEXIBLE, **settings)
-    runs_on = lm_eval_benchmark("minigsm", FLEXIBLE, escape_until=True, **settings)
+    runs_on = replace(ends, escape_until=True)
     assert runs_on.requests(encode)[0].stop == ("[END]",)
-    assert ends.score({item_id: text})[item_id].value == 1
-    assert runs_on.score({item_id: text})[item_id].value == 0  # reads on to 100
-    assert runs_on.score({item_id: text})[item_id].metrics[STRICT] == 1
+    texts = {k: f"{v}\nQuestion: more?\n#### 100[END]#### 101" for k, v in gold(ends).items()}
+    assert mean(ends.score(texts)) == 1
+    (score,) = runs_on.score(texts).values()
+    assert (score.value, score.metrics[STRICT]) == (0, 1)  # reads on to 100
 
 
 def test_verdicts_of_answers() -> None:
@@ -182,7 +178,7 @@ print(one.dataset_hash(), two.dataset_hash(), *heavy)
 def test_checks_import_no_harness_and_hashes_depend_on_no_order_of_sets(root: Path) -> None:
     env = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(root)}
     found = subprocess.run([sys.executable, "-c", LIGHT], env=env, capture_output=True, text=True)
-    ours = [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
+    ours = lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")
     assert found.stdout.split() == [one.dataset_hash() for one in ours], found.stderr
 
 
@@ -221,14 +217,15 @@ def test_a_task_may_begin_the_answer_of_a_chat() -> None:
     assert asked == [turns]
 
 
-def mbpp_docs(data: Path) -> list[dict[str, Any]]:
-    """Return all items of MBPP, of every split."""
-    lines = (data / "mbpp" / "mbpp.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+MBPP = "mbpp/mbpp.jsonl"  # items of every split
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def test_tests_that_need_the_program_s_objects_are_compared_outside_of_it(real_data: Path) -> None:
-    (doc,) = [doc for doc in mbpp_docs(real_data) if doc["task_id"] == 367]
+    (doc,) = [doc for doc in lines(real_data / MBPP) if doc["task_id"] == 367]
     pieces = code_scorers.Tests("\n".join([doc["test_setup_code"], *doc["test_list"]]), "").pieces
     assert [value for _, value in pieces if value] == [(False,), (True,), (False,)]
     assert not [source for source, _ in pieces if "True" in source or "False" in source]
@@ -256,12 +253,11 @@ def test_tests_that_cannot_be_kept_apart_give_no_grade(text: str) -> None:
 @pytest.mark.drill  # a minute, and the data never changes
 def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path) -> None:
     found: list[int | str] = []
-    for doc in mbpp_docs(real_data):
+    for doc in lines(real_data / MBPP):
         text = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
         if not code_scorers.calibrate(code_scorers.Tests(text, doc["code"]))[1]:
             found.append(doc["task_id"])
-    file = real_data / "humaneval" / "HumanEval.jsonl"
-    for doc in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+    for doc in lines(real_data / "humaneval" / "HumanEval.jsonl"):
         text, name = f"\n{doc['test']}\ncheck({doc['entry_point']})\n", doc["entry_point"]
         reference = doc["prompt"] + doc["canonical_solution"]
         if not code_scorers.calibrate(code_scorers.Tests(text, reference, (name,)))[1]:
@@ -269,19 +265,20 @@ def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path)
     assert found == [367, 533, 601, 927], "367 is the one of the test split"
 
 
-def ask_with(settings: dict[str, Any]) -> tuple[list[str], list[int]]:
-    """Return the texts of one request with generation settings, and the budgets it was decoded
-    with."""
-    budgets: list[int] = []
-    model = lm(lambda prompt, budget, stop: budgets.append(budget) or "a. b")
-    return model.generate_until([Instance("generate_until", {}, ("x", settings), 0)]), budgets
-
-
-@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens"])
-def test_the_budget_of_a_task_is_followed_under_any_of_its_names(name: str) -> None:
-    greedy = {"do_sample": False, "temperature": 1.0, "top_p": 0.9, "num_beams": 1}
-    assert ask_with({name: 7, "until": ".", **greedy}) == (["a"], [7])
-    assert ask_with({"until": None}) == (["a. b"], [256])
+@pytest.mark.parametrize(
+    ("settings", "text", "budget"),
+    [
+        ({"max_gen_toks": 7, "until": ".", "do_sample": False, "temperature": 1.0}, "a", 7),
+        ({"max_new_tokens": 7, "until": ["."], "top_p": 0.9, "num_beams": 1}, "a", 7),
+        ({"max_tokens": 7, "until": "c"}, "a. b", 7),
+        ({"until": None}, "a. b", 256),
+    ],
+)
+def test_the_budget_of_a_task_is_followed_under_any_of_its_names(settings, text, budget) -> None:
+    asked: list[int] = []
+    model = lm(lambda prompt, budget, stop: asked.append(budget) or "a. b")
+    assert model.generate_until([Instance("generate_until", {}, ("x", settings), 0)]) == [text]
+    assert asked == [budget]
 
 
 NOT_FOLLOWED: Sequence[dict[str, Any]] = (
@@ -292,8 +289,9 @@ NOT_FOLLOWED: Sequence[dict[str, Any]] = (
 
 @pytest.mark.parametrize("settings", NOT_FOLLOWED, ids=str)
 def test_a_generation_setting_that_is_not_followed_is_refused(settings: dict[str, Any]) -> None:
+    model = lm(lambda prompt, budget, stop: "")
     with pytest.raises(DllmBenchError, match=f"{next(iter(settings))}=.*would be ignored"):
-        ask_with(settings)
+        model.generate_until([Instance("generate_until", {}, ("x", settings), 0)])
 
 
 # --- gold answers of every task, on real items ----------------------------------------------------
@@ -308,28 +306,20 @@ TASKS = [task for task in task_names() if task_file(task)["output_type"] == "gen
 """Tasks whose answers are texts."""
 
 
-def benchmark(task: str, data: Path) -> LmEvalBenchmark:
-    """Return the task over the real items, with its first metric as the primary one."""
-    file = task_file(task)
-    primary = f"{file['metric_list'][0]['metric']},{file['filter_list'][0]['name']}"
-    split = SPLITS.get(file["dataset_kwargs"]["source"], "test")
-    limit = PROGRAMS if file.get("unsafe_code") else TEXTS
-    return lm_eval_benchmark(task, primary, split=split, limit=limit, data_dir=str(data))
-
-
-def test_every_task_has_gold_answers() -> None:
-    assert set(TASKS) <= set(GOLD)
-
-
 DAILY = ("gsm8k", "humaneval", "mbpp")
 
 
 @pytest.mark.parametrize("task", [*DAILY, *covering(9, [t for t in TASKS if t not in DAILY])])
 def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -> None:
     """Gold answers are right by every metric of the task."""
-    asked = benchmark(task, real_data)
     if task in ABSENT:
         pytest.skip(f"no items of {task} in {real_data}")
+    file = task_file(task)
+    primary = f"{file['metric_list'][0]['metric']},{file['filter_list'][0]['name']}"
+    split = SPLITS.get(file["dataset_kwargs"]["source"], "test")
+    limit = PROGRAMS if file.get("unsafe_code") else TEXTS
+    data = {"split": split, "limit": limit, "data_dir": str(real_data)}
+    asked = lm_eval_benchmark(task, primary, **data)
     texts = gold(asked)
     scores = asked.score(texts)
     some = dict(list(foreign(texts).items())[:FOREIGN])

@@ -59,13 +59,12 @@ def test_a_part_of_a_set_names_itself(source, real_data, caplog) -> None:
 def test_korbench_has_five_equal_categories(real_data: Path) -> None:
     rows = sources.rows("korbench", "test", str(real_data))
     assert set(Counter(row["category"] for row in rows).values()) == {250}
-    first = next(row for row in rows if row["id"] == "korbench/test/cipher/1")
-    prompt = lm_eval_benchmark("korbench", "accuracy,none", data_dir=str(real_data))
-    asked = {request.id: request.prompt for request in prompt.requests(encode)[:400]}
-    text = next(text for key, text in asked.items() if key.startswith("korbench/test/cipher"))
+    asked = lm_eval_benchmark("korbench", "accuracy,none", data_dir=str(real_data))
+    texts = (one.prompt for one in asked.requests(encode) if "/cipher/" in one.id)
+    text = next(texts)
     assert "### Cipher Rule:\n\n**Encryption Rules:**" in text
     assert text.endswith("### Answer:\n")
-    assert first["answer"] == "[[N]]"
+    assert {row["id"]: row["answer"] for row in rows}["korbench/test/cipher/1"] == "[[N]]"
 
 
 def test_an_incomplete_set_is_one_sentence(real_data: Path, tmp_path: Path) -> None:
@@ -97,11 +96,10 @@ def test_drop_reads_numbers_dates_and_spans() -> None:
         {**empty, "date": {"day": "4", "month": "May", "year": "1900"}},
         {**empty, "number": "3"},
     ]
-    row = {"passage": "p", "question": "q", "answer": answers[0]}
-    listed = readers.convert_drop({**row, "validated_answers": answers[1:]})
-    assert listed["answers"] == [["3"], ["a", "b"], ["4 May 1900"]]
     columns = {key: [answer[key] for answer in answers[1:]] for key in empty}
-    assert readers.convert_drop({**row, "validated_answers": columns}) == listed
+    for given in (answers[1:], columns):
+        row = {"passage": "p", "question": "q", "answer": answers[0], "validated_answers": given}
+        assert readers.convert_drop(row)["answers"] == [["3"], ["a", "b"], ["4 May 1900"]]
 
 
 LCB = {
@@ -175,14 +173,12 @@ def test_prompt_sets_are_asked_and_not_graded(name: str, real_data: Path) -> Non
             asked.check()
         return
     asked.check()
-    requests = asked.requests(encode)
-    assert len(requests) == SETS[name]["cap"]
-    (turn,) = json.loads(requests[0].prompt)
-    assert turn["role"] == "user"
-    assert requests[0].max_new_tokens == 2048
-    score = asked.score({requests[0].id: "anything"})[requests[0].id]
-    assert score.verdict == "not graded"
-    assert math.isnan(score.value)
+    first, *others = asked.requests(encode)
+    assert 1 + len(others) == SETS[name]["cap"]
+    (turn,) = json.loads(first.prompt)
+    assert (turn["role"], first.max_new_tokens) == ("user", 2048)
+    (score,) = asked.score({first.id: "anything"}).values()
+    assert score.verdict == "not graded" and math.isnan(score.value)
     absent = PromptsBenchmark("acceptance", name, 2048)
     assert absent.dataset_hash() == asked.dataset_hash()  # stored runs are found without the file
     with pytest.raises(DllmBenchError, match="has no data directory"):
