@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.benchmarks.items import Item
 from dllm_bench.benchmarks.lm_eval import LikelihoodBenchmark, LmEvalBenchmark
@@ -104,6 +106,11 @@ def lm_eval_likelihood(task: str, primary: str, **settings: Any) -> LikelihoodBe
 def evalplus_benchmark(dataset: str, **settings: Any) -> EvalPlusBenchmark:
     given = {"max_new_tokens": 64, "allow_code_execution": True, **settings}
     return EvalPlusBenchmark(name=dataset, dataset=dataset, **given)
+
+
+each_kind = pytest.mark.parametrize(
+    "benchmark", [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
+)
 
 
 def encode(prompt: str | Turns) -> list[int]:

@@ -34,6 +34,7 @@ from tests.benchmark_helpers import (
     GOLD,
     STRICT,
     Bench,
+    each_kind,
     encode,
     evalplus_benchmark,
     foreign,
@@ -42,10 +43,6 @@ from tests.benchmark_helpers import (
     mean,
 )
 from tests.tiers import covering
-
-each_kind = pytest.mark.parametrize(
-    "benchmark", [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
-)
 
 
 @pytest.mark.exhaustive

@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -40,11 +41,13 @@ from tests.benchmark_helpers import (
     GOLD,
     STRICT,
     Bench,
+    each_kind,
     encode,
     evalplus_benchmark,
     gold,
     lm_eval_benchmark,
     lm_eval_likelihood,
+    mean,
     number_of,
     stock_config,
 )
@@ -112,19 +115,18 @@ def test_mbpp_plus_as_a_request_has_lm_eval_s_wording(real_data: Path) -> None:
     for chat in (True, False):
         benchmark = evalplus_benchmark("mbpp_plus", chat=chat, **settings)
         for prompt, item in zip(prompts(benchmark), benchmark.items, strict=True):
-            lines = item["prompt"].strip().strip('"').strip().split("\n")
-            assert lines[-1].startswith("assert ")
+            *words, example = item["prompt"].strip().strip('"').strip().split("\n")
+            assert example.startswith("assert ")
             asked = "Your code should satisfy the following assertion:\n"
-            wanted = f"{' '.join(lines[:-1])} {asked}{lines[-1]}"
+            wanted = f"{' '.join(words)} {asked}{example}"
             begun = "Here is a solution to this programming problem:\n```python\n"
-            turns = [{"role": "user", "content": wanted}, {"role": "assistant", "content": begun}]
             if chat:
-                assert json.loads(prompt) == turns
+                turns = [(turn["role"], turn["content"]) for turn in json.loads(prompt)]
+                assert turns == [("user", wanted), ("assistant", begun)]
             else:
                 assert prompt == f"{wanted}\n{begun}"
-    answers = {i["id"]: f"{i['canonical_solution']}\n```\nSo." for i in benchmark.items}
-    ends = evalplus_benchmark("mbpp_plus", chat=True, hard_stop=("```",), **settings)
-    assert {score.value for score in ends.score(answers).values()} == {1.0}
+    answers = {key: f"{answer}\n```\nSo." for key, answer in gold(benchmark).items()}
+    assert mean(replace(benchmark, hard_stop=("```",)).score(answers)) == 1
 
 
 def test_chat_forms(real_data: Path) -> None:
@@ -147,15 +149,15 @@ def test_chat_forms(real_data: Path) -> None:
     assert turn["content"] == f"Do this.\n```python\n{bare['content']}```\n"
 
 
-@pytest.mark.parametrize("kind", ["minigsm", "minicode"])
-def test_a_limit_takes_the_first_of_one_order(kind: str) -> None:
-    make = lm_eval_benchmark if kind == "minigsm" else evalplus_benchmark
-    whole = [request.id for request in make(kind).requests(encode)]
-    few = [request.id for request in make(kind, limit=7).requests(encode)]
+@each_kind
+def test_a_limit_takes_the_first_of_one_order(benchmark: Bench) -> None:
+    few, whole = (
+        [item["id"] for item in replace(benchmark, limit=limit).items] for limit in (7, None)
+    )
     assert few == whole[:7]
     assert len(set(whole)) == len(whole) == 1000
     assert whole != sorted(whole)
-    assert {item.rpartition("/")[0] for item in whole} == {f"{kind}/test"}
+    assert {item.rpartition("/")[0] for item in whole} == {f"{benchmark.name}/test"}
 
 
 def test_requests_carry_budget_stops_and_ids_and_are_made_when_asked_for() -> None:

@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ import pytest
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome, child_source, execute
 from dllm_bench.benchmarks.sandbox.child import supervise
+from dllm_bench.benchmarks.sandbox.child.supervise import AnswerEnded
 
 DRILL_S = 3.0
 THREADS = (
@@ -109,6 +111,7 @@ def test_a_program_that_ends_badly_has_its_verdict(source: str, verdict: str, de
 REFUSED = [  # {pid}: of the test itself
     "import os\nwhile True: os.fork()",
     "import subprocess; subprocess.run(['true'])",
+    "import ctypes\nif ctypes.CDLL(None).system(b'true'): raise PermissionError(1, 'no shell')",
     "import socket; socket.socket(socket.AF_INET)",
     "import socket; socket.socket(socket.AF_UNIX)",
     "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
@@ -176,6 +179,7 @@ def test_installed_packages_are_read_only_where_asked_for() -> None:
     assert drill(source).verdict == "failed"
     asked = execute(source, limits=Limits(packages=True, memory_mb=4096))
     assert (asked.verdict, asked.stdout) == ("ended", "3\n")
+    assert asked.cpu_s > 0.02, "the time used comes back"
 
 
 def test_a_program_reads_what_it_is_given() -> None:
@@ -196,24 +200,11 @@ def test_a_gigabyte_of_output_is_not_kept() -> None:
     assert len(long.stdout) == 20_001
 
 
-def test_time_used_comes_back() -> None:
-    assert drill("import time\nwhile time.process_time() < 0.1: pass").cpu_s >= 0.1
-
-
 def test_files_are_few() -> None:
     needs("read_only_files")
     source = "for i in range(100_000): open(str(i), 'w').close()"
     outcome = drill(source, cpu_s=2, wall_s=2.9)
     assert (outcome.verdict, "No space left" in outcome.detail) == ("failed", True)
-
-
-def test_the_shell_behind_ctypes_does_nothing(tmp_path: Path) -> None:
-    needs("seccomp")
-    target = tmp_path / "pwned"
-    os.chmod(tmp_path, 0o777)
-    call = f"ctypes.CDLL(None).system(b'touch {target}')"
-    assert drill(f"import ctypes; assert {call} == 0").verdict == "failed"
-    assert not target.exists()
 
 
 def test_rights_do_not_come_back() -> None:
@@ -371,31 +362,28 @@ def test_root_gives_up_its_rights_without_namespaces(monkeypatch: pytest.MonkeyP
     assert "CapEff:\t0000000000000000" in outcome.stdout
 
 
-@pytest.mark.parametrize(("waited_s", "verdict"), [(9.5, None), (0.0, "timeout")])
+STOPPED = pytest.raises(AnswerEnded, match="timeout")
+
+
+@pytest.mark.parametrize(("waited_s", "outcome"), [(9.5, nullcontext()), (0, STOPPED)])
 def test_seconds_in_which_a_program_waits_for_a_processor_do_not_count(
-    waited_s: float, verdict: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    waited_s, outcome, tmp_path, monkeypatch
 ) -> None:
     """Ten seconds pass in a call that may take one; the kernel says how many the machine took."""
     schedule, passed_s = tmp_path / "schedstat", [0.0]
     schedule.write_text("0 0 0")
-    clock = SimpleNamespace(
-        monotonic=lambda: passed_s[0], clock_gettime=lambda which: passed_s[0] / 100
-    )
-    monkeypatch.setattr(supervise, "time", clock)
+    monkeypatch.setattr(supervise.time, "monotonic", lambda: passed_s[0])
+    monkeypatch.setattr(supervise.time, "clock_gettime", lambda which: passed_s[0] / 100)
 
     def step() -> bytes:
         passed_s[0] += 10
         schedule.write_text(f"0 {int(waited_s * 1e9)} 0")
         return b"done"
 
-    with schedule.open("rb") as opened:
+    with schedule.open("rb") as opened, outcome:
         limits = {"cpu_s": 2.0, "wall_s": 60.0}
         judged = supervise.JudgedProcess(1, -1, -1, opened.fileno(), limits)
-        if verdict is None:
-            assert judged._wait(step, 1.0) == b"done"
-        else:
-            with pytest.raises(supervise.AnswerEnded, match=verdict):
-                judged._wait(step, 1.0)
+        assert judged._wait(step, 1.0) == b"done"
 
 
 def test_a_program_that_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:

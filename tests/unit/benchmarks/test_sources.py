@@ -11,6 +11,7 @@ import pickle
 import shutil
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.benchmarks.prompts import SETS, PromptsBenchmark
 from dllm_bench.benchmarks.tasks import readers, sources
 from dllm_bench.core.errors import DllmBenchError
-from tests.benchmark_helpers import encode, evalplus_benchmark, lm_eval_benchmark
+from tests.benchmark_helpers import Bench, each_kind, encode, lm_eval_benchmark
 
 SIZES = {
     ("gsm8k", "test"): 1319,
@@ -152,15 +153,13 @@ def test_two_shots_of_drop_stand_before_the_task(real_data: Path, tmp_path: Path
     assert 'Think step by step, then write a line of the form "Answer: $ANSWER"' in prompt
 
 
-@pytest.mark.parametrize("kind", ["minigsm", "minicode"])
-def test_repeats_ask_the_same_item_under_ids_of_their_own(kind: str) -> None:
-    make = lm_eval_benchmark if kind == "minigsm" else evalplus_benchmark
-    once, thrice = make(kind, limit=4), make(kind, limit=4, repeats=3)
-    ids = [request.id for request in thrice.requests(encode)]
-    assert len(set(ids)) == 12
-    assert [item_id_of(key) for key in ids[::3]] == [item["id"] for item in once.items]
-    assert ids[:3] == [f"{item_id_of(ids[0])}#{k}" for k in range(3)]
-    assert len({request.prompt for request in thrice.requests(encode)}) == 4
+@each_kind
+def test_repeats_ask_the_same_item_under_ids_of_their_own(benchmark: Bench) -> None:
+    once = [item["id"] for item in replace(benchmark, limit=4).items]
+    requests = replace(benchmark, limit=4, repeats=3).requests(encode)
+    assert [request.id for request in requests] == [f"{i}#{k}" for i in once for k in range(3)]
+    assert [item_id_of(request.id) for request in requests[::3]] == once
+    assert len({request.prompt for request in requests}) == 4
     assert item_id_of("mbpp/test/11") == "mbpp/test/11"
     assert item_id_of("a#b") == "a#b"
 
