@@ -96,7 +96,6 @@ def test_speed_up_and_equality_have_intervals() -> None:
     low, high = interval("equal/baseline", [A, C]) or (0, 0)
     assert (low < 0.5, high) == (True, 1.0), "two equal texts prove little"
     assert interval("speedup/baseline", [A]) is None
-    assert interval("tps/max", [*many, replace(A, committed=60)]) is None
 
 
 def test_what_gave_nothing_is_in_the_interval_as_in_the_number() -> None:
@@ -159,15 +158,6 @@ def test_drafts_by_hand() -> None:
     assert interval("acceptance/survival@2", [FIRST, SECOND]) == pytest.approx(wilson(1, 3))
     assert interval("acceptance/conditional@2", [FIRST, SECOND]) == pytest.approx(wilson(1, 2))
     assert interval("acceptance/conditional@4", [FIRST, SECOND]) is None
-
-
-def test_an_interval_comes_from_the_samples() -> None:
-    """Samples that agree leave no doubt, whatever their rounds; samples that do not, do."""
-    agreeing, torn = drafted([(3, 3, 4), (3, 1, 2)]), drafted([(3, 0, 1), (3, 0, 1)])
-    assert interval("acceptance/length", [agreeing] * 10) == (3.0, 3.0)
-    low, high = interval("acceptance/length", [agreeing, torn] * 10) or (0, 0)
-    assert low < 2.0 < high
-    assert interval("acceptance/length", [agreeing]) is None
 
 
 def test_a_tree_reaches_as_far_as_its_longest_path() -> None:

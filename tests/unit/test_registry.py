@@ -62,16 +62,14 @@ def test_a_plug_in_that_fails_is_named_and_leaves_the_others(name, tmp_path, mon
     for table in ("_objects", "_names"):  # the test registers into copies
         monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
     good = (
-        "from dataclasses import dataclass\n"
         "from dllm_bench.registry import register\n"
         f"@register('select.beside_{name}')\n"
-        "@dataclass(frozen=True)\n"
         "class Beside: pass\n"
     )
-    for module, code in ((f"failing_{name}", FAILURES[name]), (f"beside_{name}", good)):
+    modules = {f"failing_{name}": FAILURES[name], f"beside_{name}": good}
+    for module, code in modules.items():
         (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    modules = (f"failing_{name}", f"beside_{name}")
     entries = [EntryPoint(module, module, registry.PLUGINS) for module in modules]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     registry.load_plugins.cache_clear()

@@ -40,24 +40,11 @@ def test_counting_a_generation() -> None:
     forwards[1] = replace(forwards[1], recorded=True, moved=True)
     forwards[2] = replace(forwards[2], moved=True)
     generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
-    assert count_sample(generation, special) == {
-        "allocated": 10,
-        "committed": 8,
-        "content": 5,
-        "first_tokens": 2,
-        "emitted": 3,
-        "forwards": 3,
-        "rows": 20 + 4 * 7.5 + 30,
-        "cache_read": 64,
-        "cache_kept": 16,
-        "forced": 3,
-        "replayed": 1,
-        "recorded": 1,
-        "moved": 2,
-        "remasked": 0,
-        "idle": 0,
-        "idle_dinfer": 0,
-    }
+    positions = {"allocated": 10, "committed": 8, "content": 5, "first_tokens": 2, "emitted": 3}
+    work = {"forwards": 3, "rows": 20 + 4 * 7.5 + 30, "cache_read": 64, "cache_kept": 16}
+    marks = {"forced": 3, "replayed": 1, "recorded": 1, "moved": 2}
+    none = {"remasked": 0, "idle": 0, "idle_dinfer": 0}
+    assert count_sample(generation, special) == positions | work | marks | none
 
 
 Forwards = list[tuple[ForwardKind, int]]
@@ -76,6 +63,7 @@ def generation_of(*blocks: Forwards) -> Generation:
 
 
 DENOISE, PREFILL, REFRESH = ForwardKind.DENOISE, ForwardKind.PREFILL, ForwardKind.REFRESH
+DINFER = {"unroll": 4, "tokens_per_forward": 8}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +80,7 @@ DENOISE, PREFILL, REFRESH = ForwardKind.DENOISE, ForwardKind.PREFILL, ForwardKin
 def test_idle_forwards(blocks, idle, unrolled) -> None:
     generation = generation_of(*blocks)
     assert idle_forwards(generation) == idle
-    assert idle_forwards(generation, unroll=4, tokens_per_forward=8) == unrolled
+    assert idle_forwards(generation, **DINFER) == unrolled
 
 
 @pytest.mark.parametrize(
@@ -107,13 +95,13 @@ def test_idle_forwards(blocks, idle, unrolled) -> None:
 def test_idle_rounds_that_renew_the_cache_count_twice(every, blocks, idle) -> None:
     """Counted in dInfer's loop; the first round of a block renews the cache anyway."""
     generation = replace(generation_of(*blocks), renewal_rounds=every)
-    assert idle_forwards(generation, unroll=4, tokens_per_forward=8) == idle
+    assert idle_forwards(generation, **DINFER) == idle
 
 
 def test_a_block_left_with_masks_has_no_idle_forwards() -> None:
-    trace = Trace(generation_of([(PREFILL, 8), (DENOISE, 24)]).trace.forwards[:1])
-    cut = Generation("r", (5,) * 8, (0,) * 8, {}, trace)
-    assert idle_forwards(cut, unroll=4, tokens_per_forward=8) == 0
+    whole = generation_of([(PREFILL, 8), (DENOISE, 24)])
+    cut = replace(whole, trace=Trace(whole.trace.forwards[:1]))
+    assert idle_forwards(cut, **DINFER) == 0
 
 
 A = sample()
