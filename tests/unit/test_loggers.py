@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
@@ -31,8 +31,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def passed_on(offline: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what a stand-in of W&B is told when a run begins."""
     seen: dict[str, Any] = {}
-    fake = SimpleNamespace(init=lambda **arguments: seen.update(arguments))
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=seen.update))
     return seen
 
 
@@ -131,18 +130,12 @@ def test_what_a_team_sorts_runs_by_is_passed_on(passed_on, monkeypatch, tmp_path
 
 @pytest.mark.parametrize("at", ["import", "init", "log", "finish"])
 def test_a_failure_of_wandb_is_one_warning(at, tmp_path, monkeypatch) -> None:
-    def call(name: str, result: Any = None) -> Any:
-        def called(*_: Any, **__: Any) -> Any:
-            if at == name:
-                raise ConnectionError("no route")
-            return result
-
-        return called
-
-    run = SimpleNamespace(step=0, offline=False, url="https://wandb")
-    run.log, run.finish = call("log"), call("finish")
-    module = None if at == "import" else SimpleNamespace(init=call("init", run))
-    monkeypatch.setitem(sys.modules, "wandb", module)
+    wandb = Mock()
+    wandb.init.return_value = run = Mock(step=0, offline=False, url="https://wandb")
+    broken = {"init": wandb.init, "log": run.log, "finish": run.finish}
+    if at in broken:
+        broken[at].side_effect = ConnectionError("no route")
+    monkeypatch.setitem(sys.modules, "wandb", None if at == "import" else wandb)
     store = Store(tmp_path)
     with pytest.warns(UserWarning, match="W&B logging stopped") as caught:
         logged(tmp_path, WandbLogger(), 4)

@@ -1,14 +1,13 @@
 """Stored texts graded again, items asked several times, and settings that did nothing.
 
-Runs are made with a model without a network that answers from the gold texts, so that what is
-right is known; grading is the real benchmark's.
+A model without a network answers from the gold texts; grading is the real benchmark's.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 import dllm_bench.methods
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import item_id_of
-from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
@@ -38,28 +36,19 @@ MINIGSM = {
 }
 
 
-@dataclass
-class Knowing:
-    """Writes the gold answer, then a second question; wrong for every `wrong`-th request."""
+class Knowing(fakes.FakeDecoder):
+    """Writes the gold answer, then a second question; wrong for every third request."""
 
-    wrong: int = 3
-    asked: int = 0
-
-    def summary(self) -> DecoderSummary:
-        return DecoderSummary()
-
-    def prepare(self, model: Any, request: Request) -> Request:
-        return request
+    asked = 0
 
     def generate(self, model: Any, request: Request) -> Generation:
         items = {item["id"]: item for item in benchmark_of(MINIGSM).items}  # type: ignore[attr-defined]
         text = GOLD["minigsm"](items[item_id_of(request.id)]) + "\nQuestion: x #### 9"
         number = int(request.id.rpartition("#")[2]) if "#" in request.id else self.asked
         self.asked += 1
-        text = text if number % self.wrong else "#### 1000"
+        text = text if number % 3 else "#### 1000"
         ids = (*fakes.FakeModel().encode(text), fakes.SPECIAL.eos)
-        winner = [1, 0, 1]
-        forwards = [Forward(ForwardKind.DENOISE, 2, 12, 0, ms=1.0, winner=w) for w in winner]
+        forwards = [Forward(ForwardKind.DENOISE, 2, 12, 0, ms=1.0, winner=w) for w in (1, 0, 1)]
         return Generation(request.id, ids, (0,) * len(ids), {}, Trace(forwards))
 
 
