@@ -81,6 +81,7 @@ def test_runs_are_compared_on_shared_samples_only() -> None:
     assert found.differs
     swapped = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}, {"a": 0.0, "b": 0.0, "c": 0.0, "d": 1.0}
     assert compare(*swapped).p_value == pytest.approx(2 * (1 + 4) / 2**4), "McNemar's exact test"
+    assert compare({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}).p_value == 1.0
     back = compare(theirs, ours)
     assert (back.value, back.p_value) == (-0.5, found.p_value)
     assert (back.low, back.high) == pytest.approx((-found.high, -found.low))
