@@ -340,7 +340,7 @@ PER_ITEM = 0.05**2 * 60
 def test_the_items_needed_are_those_of_the_published_formulas(one, found, expected) -> None:
     """Of the margin, which is half of the printed gap, else 5 % or 2 points (Connor 1987)."""
     needed = items_needed(one, found, runs=1, level=0.05)
-    assert needed == (expected and pytest.approx(expected, abs=3))
+    assert needed == (expected and pytest.approx(expected, rel=2e-3, abs=1))
 
 
 def test_an_average_of_no_difference_is_not_shown_by_the_larger_benchmark() -> None:
