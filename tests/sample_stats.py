@@ -24,7 +24,8 @@ def sample(**changes: Any) -> SampleStats:
 
 def drafted(rounds: Sequence[Sequence[int]], **changes: Any) -> SampleStats:
     """Return a sample decoded in `rounds` of (proposed, accepted, committed)."""
-    return sample(rounds=[list(made) for made in rounds], **changes)
+    stored = [[n for n in made if n is not None] for made in rounds]
+    return sample(rounds=stored, **changes)
 
 
 def stored_sample(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dllm_bench.core.benchmark import Benchmark, Turns
 from dllm_bench.core.errors import DllmBenchError
@@ -141,7 +141,8 @@ def real_parent(spec: RunSpec) -> Loaded:
 
 def real_decoder(spec: RunSpec) -> Decoder:
     """Return the decoder of `spec`; None if a server decodes."""
-    return None if spec.model.is_served else instantiate(spec.decoder, "decoder")
+    decoder: Any = None if spec.model.is_served else instantiate(spec.decoder, "decoder")
+    return decoder
 
 
 def real_benchmark(spec: RunSpec) -> Benchmark:
