@@ -52,7 +52,6 @@ from dllm_bench.registry import check_plain_types, require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig, default_settings
-from dllm_bench.store.spec import leaves
 
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
@@ -565,5 +564,9 @@ def inner_settings(node: Any, key: str, prefix: str) -> list[str]:
 
     prefix: dotted name of the part, with a dot after it.
     """
-    plain: Any = OmegaConf.to_container(node) if OmegaConf.is_dict(node) else {}
-    return [f"{prefix}{name}" for name, _ in leaves(plain) if name.rpartition(".")[2] == key]
+    if not OmegaConf.is_dict(node):
+        return []
+    parts = {str(name): node._get_node(name) for name in node}
+    own = [prefix + key] if key in parts else []
+    deeper = (inner_settings(parts[name], key, f"{prefix}{name}.") for name in parts)
+    return [*own, *(found for names in deeper for found in names)]
