@@ -24,8 +24,7 @@ def sample(**changes: Any) -> SampleStats:
 
 def drafted(rounds: Sequence[Sequence[int]], **changes: Any) -> SampleStats:
     """Return a sample decoded in `rounds` of (proposed, accepted, committed)."""
-    stored = [[n for n in made if n is not None] for made in rounds]
-    return sample(rounds=stored, **changes)
+    return sample(rounds=[[n for n in made if n is not None] for made in rounds], **changes)
 
 
 def stored_sample(

@@ -110,7 +110,7 @@ class PromptsBenchmark(ItemsBenchmark):
 
     @property
     def known_hash(self) -> str | None:
-        """The hash of a whole set of DeepSpec's, used without its data."""
+        """Hash of a whole set of DeepSpec's prompts, without reading its file; else None."""
         unread = self.data_dir is None and self.chat and self.repeats == 1
         return SETS.get(self.dataset, {}).get("chat_hash") if unread else None
 

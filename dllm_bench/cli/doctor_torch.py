@@ -93,8 +93,9 @@ def model_lines(config: RunConfig) -> Iterator[Line]:
         if config.model.is_served:
             yield OK, name, server_text(config.model)
             return
-        yield from (missing := list(missing_lines(model_spec(config.model))))
+        missing = list(missing_lines(model_spec(config.model)))
         if missing:
+            yield from missing
             return
         spec = model_spec(model_here(config))
         checkpoint = inspect_checkpoint(spec)

@@ -252,7 +252,8 @@ class Scores:
         return self._without(lambda v, other: v.masked_fill(unfed_W, other), mask)
 
     def _without(self, put: Callable[[Tensor, float], Tensor], mask: int) -> Scores:
-        """Return `put(values, other)` of every tensor; `other` ranks a position last."""
+        """Return `put(values, other)` of every tensor. `other` is its value at a mask that the
+        forward left out: ranked last, and still a mask."""
         others, once = {"ids_KW": mask, "probability_KW": 0}, cache(put)
         present = self.tensors().items()
         return replace(

@@ -37,6 +37,7 @@ UNKNOWN = style.Look("#5c5c5c", "o")  # of decoders whose family has no look
 SIDES = (1, 0.6), (1, -0.6), (-1, 0.6), (-1, -0.6), (0, 1), (0, -1)
 PLACES = [(reach * x, reach * y) for reach in (6, 12, 20, 30, 42) for x, y in SIDES]
 """Offsets of a name from its point, in points right and up."""
+SHARE = {"left": 0, "center": 0.5, "right": 1}  # of a name, left of its place
 LEADER = 15  # points from which a line leads from the name to its point
 
 
@@ -178,22 +179,21 @@ def _write(ax: Axes, point: Any, taken: list[Bbox], colour: str) -> bool:
     place = point.speed, point.score
     given: dict[str, Any] = {"color": colour, "fontsize": 6.5, "zorder": 4}
     given["fontweight"] = "bold" if point.front else "normal"
-    given["textcoords"] = "offset points"
-    text = ax.annotate(point.decoder, place, (0, 0), **given)
+    measured = ax.text(*place, point.decoder, va="bottom", **given)  # once, since it takes long
+    box, scale = measured.get_window_extent(), ax.figure.dpi / 72
+    measured.remove()
     for right, up in PLACES:
-        across = "center" if not right else "left" if right > 0 else "right"
-        aligned: dict[str, Any] = {"ha": across, "va": "bottom" if up > 0 else "top"}
-        text.set(position=(right, up), **aligned)
-        box = text.get_window_extent()
-        inside = all(ax.bbox.contains(*corner) for corner in box.corners())
-        if inside and not any(map(box.fully_overlaps, taken)):
+        across = "left" if right > 0 else "right" if right < 0 else "center"
+        x, y = scale * right - SHARE[across] * box.width, scale * up - (up < 0) * box.height
+        moved = box.translated(x, y)
+        inside = all(ax.bbox.contains(*corner) for corner in moved.corners())
+        if inside and not any(map(moved.fully_overlaps, taken)):
             break
     else:
-        text.remove()
         return False
-    taken.append(box)
+    taken.append(moved)
     if max(abs(right), abs(up)) >= LEADER:
-        text.remove()
         given["arrowprops"] = {"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.7}
-        ax.annotate(point.decoder, place, (right, up), **aligned, **given)
+    given |= {"ha": across, "va": "bottom" if up > 0 else "top", "textcoords": "offset points"}
+    ax.annotate(point.decoder, place, (right, up), **given)
     return True

@@ -26,14 +26,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.core.errors import DllmBenchError, unknown_name
 from dllm_bench.metrics import accuracy, drafts
 from dllm_bench.metrics.drafts import BINS, DraftRound, Outcomes
-from dllm_bench.metrics.sample_stats import (
-    UNREAD,
-    UNREPORTED,
-    UNTIMED,
-    Samples,
-    frame_of,
-    rounds_array,
-)
+from dllm_bench.metrics.sample_stats import UNREAD, UNREPORTED, UNTIMED, Samples, frame_of
 from dllm_bench.paths import read_yaml
 
 if TYPE_CHECKING:
@@ -178,13 +171,13 @@ def _ms_per_token(samples: DataFrame) -> Series:
 def over_rounds(count: Callable[[DraftRound], Any]) -> Column:
     """Return a column: the sum over the rounds of each sample.
 
-    count: function from all rounds, each field an array, to a number per round.
+    count: function from all rounds, whose fields are arrays (rounds,), to a number per round.
     """
 
     def summed(samples: DataFrame) -> Any:
         import numpy as np
 
-        none = rounds_array(())
+        none = drafts.rounds_array(())
         each = [none if rounds is None else rounds for rounds in samples.rounds]
         sample = np.repeat(np.arange(len(each)), list(map(len, each)))
         rounds = DraftRound(*np.concatenate([none, *each]).T)

@@ -63,6 +63,17 @@ def rounds_of(trace: Trace, born: Sequence[int]) -> list[DraftRound]:
     return rounds
 
 
+def rounds_array(rounds: Sequence[Sequence[int]] | None) -> Any:
+    """Return stored rounds as an array (rounds, 4) of the fields of `DraftRound`, where a chain's
+    depth is its length; None without rounds.
+    """
+    import numpy as np
+
+    if rounds is None:
+        return None
+    return np.array([[*one, one[0]][:4] for one in rounds], int).reshape(-1, 4)
+
+
 def depths(parents: Sequence[int]) -> list[int]:
     """Return the path lengths, in tokens, to the anchor (0) and to each token of a tree."""
     found = [0]

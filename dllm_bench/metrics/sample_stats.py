@@ -19,6 +19,7 @@ from dllm_bench.core.declared import Amount, Count, Range, Seconds
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import GIVEN, ForwardKind
+from dllm_bench.metrics import drafts
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -111,7 +112,7 @@ class SampleStats:
 Samples = Union["DataFrame", Sequence[SampleStats]]
 """Samples as a frame with the columns of `SampleStats`, or one by one."""
 NESTED = ("rounds", "survival", "right")
-"""Columns that hold a list per sample, of `rounds` as an array; all others hold numbers."""
+"""Columns that hold a list per sample, or `drafts.rounds_array`; all others hold numbers."""
 
 
 def frame_of(samples: Samples) -> DataFrame:
@@ -214,17 +215,6 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> DataFrame:
     frame = pd.DataFrame(numbers.T, columns=names)
     for name in NESTED:
         nested = columns.get(name, [None] * len(frame))
-        values = map(rounds_array, nested) if name == "rounds" else nested
+        values = map(drafts.rounds_array, nested) if name == "rounds" else nested
         frame[name] = pd.Series(list(values), dtype=object)
     return frame
-
-
-def rounds_array(rounds: Sequence[Sequence[int]] | None) -> Any:
-    """Return stored rounds as an array (rounds, 4) of the fields of `DraftRound`, where a chain's
-    depth is its length; None without rounds.
-    """
-    import numpy as np
-
-    if rounds is None:
-        return None
-    return np.array([[*one, one[0]][:4] for one in rounds], int).reshape(-1, 4)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +31,7 @@ from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import TARGET
 from dllm_bench.store.archive import RECORD, archive_of, archived, is_run_folder, unpacked
 from dllm_bench.store.cache import DerivedCache, Fingerprint, fingerprint
-from dllm_bench.store.files import matching, stored_bytes, write_atomic
+from dllm_bench.store.files import matching, open_file, write_atomic
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.inputs import decoder_of
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
@@ -302,7 +303,8 @@ class RecordIndex:
 
     @property
     def _archive_sha256(self) -> str:
-        return hashlib.sha256(stored_bytes(archive_of(self.root)) or b"").hexdigest()
+        with os.fdopen(open_file(archive_of(self.root), os.O_RDONLY), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     @cached_property
     def _shipped(self) -> Mapping[str, Any]:

@@ -105,10 +105,12 @@ def without_secrets(text: str) -> str:
 
 def _hashes(root: Path, untracked: Sequence[str]) -> str:
     """Return names and content hashes of files that git does not track."""
-    files = {name: root / name for name in untracked}
-    contents = {n: file.read_bytes() if file.is_file() else b"" for n, file in files.items()}
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    return "".join(f"untracked {name} {digits[:16]}\n" for name, digits in hashes.items())
+    lines = []
+    for name in untracked:
+        path = root / name
+        content = path.read_bytes() if path.is_file() else b""
+        lines.append(f"untracked {name} {hashlib.sha256(content).hexdigest()[:16]}\n")
+    return "".join(lines)
 
 
 def _code_files(root: Path, *arguments: str) -> list[str]:

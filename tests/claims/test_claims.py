@@ -30,6 +30,7 @@ from tests.tables.builders import compose, record_of, spec_of
 CLAIMS = [load_claim(name) for name in names_of("claim")]
 EMBEDDED = load_profile("embedded")
 TPF, FORWARDS = "tpf/committed", 10
+OfSides = Sequence[Sequence[float]]  # numbers of our items, then of theirs
 SPEC = spec_of(compose(["model=m", "decoder=d", "benchmark=quiz", "hardware=cpu"]))
 
 
@@ -44,7 +45,7 @@ made_up = cache(lambda n: record_of(SPEC, n=n))
 """A run of n items, whose columns callers replace."""
 
 
-def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[int]) -> PlannedCell:
+def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[float]) -> PlannedCell:
     """Return a sealed run whose items have these scores and forwards."""
     record = made_up(len(right))
     columns = {**record.columns, "value": list(right), "forwards": list(forwards)}
@@ -54,9 +55,7 @@ def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[int]
     return PlannedCell(Cell({"side": FacetValue(side)}, made_of, run.query, "", ()), run)
 
 
-def cells(
-    metric: str, right: Sequence[Sequence[float]], forwards: Sequence[Sequence[int]]
-) -> list[PlannedCell]:
+def cells(metric: str, right: OfSides, forwards: OfSides) -> list[PlannedCell]:
     return list(map(cell, ("ours", "theirs"), (metric,) * 2, right, forwards))
 
 
@@ -66,9 +65,7 @@ def with_record(planned: PlannedCell, **changes: object) -> PlannedCell:
     return replace(planned, run=replace(planned.run, record=replace(planned.run.record, **changes)))
 
 
-def verdict(
-    one: Claim, right: Sequence[Sequence[float]], forwards: Sequence[Sequence[int]]
-) -> Judgement:
+def verdict(one: Claim, right: OfSides, forwards: OfSides) -> Judgement:
     """Return the judgement of one claim that is a family of its own."""
     return judge_claims([one], [cells(one.metric, right, forwards)], EMBEDDED)[0]
 
@@ -401,7 +398,8 @@ def test_a_verdict_says_whether_its_runs_are_older_than_the_claim() -> None:
         assert again.rests_on_older_runs is bool(later)
 
 
-def test_no_two_claims_compare_the_same_cells_by_the_same_metric() -> None:
+def test_no_claim_is_of_the_future_and_no_two_compare_the_same_cells_by_one_metric() -> None:
+    assert all(one.frozen <= datetime.now(UTC).date() for one in CLAIMS)
     tested = [one for one in CLAIMS if not one.untestable]
     compared = {str((one.table, one.at, one.ours, one.theirs, one.metric)) for one in tested}
     assert len(compared) == len(tested)
@@ -416,12 +414,9 @@ def test_every_name_that_ever_had_a_verdict_says_what_became_of_it() -> None:
 
 
 def test_verdicts_in_the_prose_are_those_of_the_claims() -> None:
-    now = [Judgement(one, ClaimVerdict.CONTRADICTED, "", "") for one in CLAIMS]
-    page = markdown(Findings(now, {}), str)
-    assert "LLaDA-MoE contradicted, on unseen items contradicted" in page
-    assert "{" not in page
-    other = [Judgement(one, ClaimVerdict.NOT_RUN, "", "") for one in CLAIMS]
-    assert "LLaDA-MoE not run, on unseen items not run" in markdown(Findings(other, {}), str)
+    for now in (ClaimVerdict.CONTRADICTED, ClaimVerdict.NOT_RUN):
+        page = markdown(Findings([Judgement(one, now, "", "") for one in CLAIMS], {}), str)
+        assert f"LLaDA-MoE {now}, on unseen items {now}" in page and "{" not in page
 
 
 def test_the_history_is_what_the_versions_of_the_page_say() -> None:

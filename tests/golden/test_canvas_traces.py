@@ -129,12 +129,14 @@ SHAPES: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_librarys_generate(shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize("heat", [{}, {"t_min": 1e-6, "t_max": 2e-6}], ids=["drawn", "greedy"])
+def test_equals_the_librarys_generate(shape: dict[str, Any], heat: dict[str, float]) -> None:
     """Of other shapes than the recorded one, with layers that are scaled differently."""
     from transformers.models.diffusion_gemma import generation_diffusion_gemma as library
 
     theirs, prompt = scaled_apart(published(1, **shape)), [*range(3, 34)]
     settings = {"max_denoising_steps": 12, "entropy_bound": 1.0, "confidence_threshold": 3.0}
+    settings |= heat
     model, decoder = read_here(theirs), decoder_for(settings)
     request = Request("one", tuple(prompt), 2 * model.canvas_length + 1, seed=5)
     ours = decoder.generate(watched(model, None), request)

@@ -95,7 +95,8 @@ def test_what_is_remembered_is_what_was_worked_out(tmp_path, monkeypatch) -> Non
     made = {}
     for query in queries:
         config = first.compose(query)
-        assert config == composing.compose(query), query
+        by_hydra = composing.to_plain(composing.compose_groups(tuple(query)))
+        assert config == composing.compose(query) == by_hydra, query
         try:
             made[query] = RunSpec.from_config(config, first.resolve)
         except composing.DllmBenchError:
