@@ -61,8 +61,8 @@ def write(built: BuiltTable, folder: Path) -> list[Path]:
     """Write `<folder>/<paper>/<table>.<format>` for every format, each file atomically. Returns
     the paths.
     """
-    files = render(built).items()
-    return [write_atomic(folder / f"{built.stem}.{form}", text) for form, text in files]
+    files = [(folder / f"{built.stem}.{form}", text) for form, text in render(built).items()]
+    return [write_atomic(path, text, durable=False) for path, text in files]
 
 
 def render(built: BuiltTable) -> dict[str, str]:
