@@ -1,6 +1,6 @@
 """Fault drills: what dies, fills up, jumps or was tampered with costs no finished sample.
 
-By default death at every third change of the disk, a full and a read-only disk, a clock that jumps
+By default death at every fourth change of the disk, a full and a read-only disk, a clock that jumps
 and changed items; the whole suite adds a handful of random kills, `pytest -m drill` hundreds.
 """
 
