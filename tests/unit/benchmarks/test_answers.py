@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import code_answers
+from dllm_bench.benchmarks import code_answers, evalplus
 from dllm_bench.benchmarks.tasks import korbench, livecodebench, math_answers, text_scorers
 from dllm_bench.paths import read_yaml
 
@@ -96,7 +96,13 @@ def test_fenced_blocks() -> None:
     assert code_answers.livecodebench_code("```python\na = 1", last=True) == ""
     assert code_answers.opencompass_code(TWO) == "a = 1\n"
     assert code_answers.opencompass_code("    return 1\n") == "    return 1\n"
-    assert code_answers.diffucoder_program("def f():\n", " return 1\n```\nx")[9:] == " return 1\n"
+
+
+@pytest.mark.parametrize(("postprocess", "line"), [("diffucoder", 1), ("lopa", 2)])
+def test_each_way_to_a_program_reads_its_own_fence(postprocess: str, line: int) -> None:
+    answer = "    return 1\n```\nor\n```python\n    return 2\n```\n"
+    program = evalplus.made_program(answer, postprocess, "def f():\n", "f")
+    assert [n for n in (1, 2) if f"return {n}" in program] == [line]
 
 
 PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef f(x):\n    """Doc."""\n'
