@@ -159,8 +159,6 @@ class DecoderSummary:
     block: int | None = None  # block length; None: the whole generation, or no blocks
     one_token_per_forward: bool = False  # by construction, for any text
     caches: bool = True  # whether a forward can read keys and values of earlier ones
-    explores: bool = False  # whether a branch other than the base can continue
-    stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
     attention: str | None = None  # "full", "block_causal" or "feed_order" (WeDLM: causal in the
     # order in which rows are fed); None: not the masked loop
     uses_seed: bool = False  # whether the request's seed can change a token

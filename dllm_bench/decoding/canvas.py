@@ -114,7 +114,7 @@ class CanvasDecoder(ComposedDecoder):
     settle: Settle
 
     def summary(self) -> DecoderSummary:
-        return DecoderSummary(uses_seed=True, stops_on_end_token=True)
+        return DecoderSummary(uses_seed=True)
 
     def prepare(self, model: CanvasModel, request: Request) -> Request:
         """Return the request; DllmBenchError if this decoder cannot use the model or the

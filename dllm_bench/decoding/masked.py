@@ -115,8 +115,6 @@ class MaskedDecoder(ComposedDecoder):
             one_token_per_forward=single and Condition.ONE_PER_FORWARD in self.select.gives,
             attention="feed_order" if Condition.FEED_ORDER in self.cache.gives else form,
             caches=Condition.NO_CACHE not in self.cache.gives,
-            explores=Condition.ONE_BRANCH not in self.explore.gives,
-            stops_on_end_token=self.any_gives(Condition.STOPS_ON_END),
             uses_seed=self.any_gives(Condition.DRAWS),
             warning=self._warning(),
         )

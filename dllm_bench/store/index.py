@@ -38,7 +38,7 @@ from dllm_bench.store.record import SHOWN_METRICS, RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, flat_settings, split
 from dllm_bench.store.store import RunEntry, RunState, Store, read_entry, read_record
 
-KIND, MADE_BY = "runs", (__version__, "1")  # the number is raised when the fields change
+KIND, MADE_BY = "runs", (__version__, "2")  # the number is raised when the fields change
 SETTINGS = (TARGET, "name", "max_new_tokens", "shots", "repeats")  # that an estimate reads
 TIMED = ("forwards", "seconds")  # columns of a record
 GROUPS = ("model", "benchmark", "hardware")
