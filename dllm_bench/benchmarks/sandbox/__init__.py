@@ -46,6 +46,7 @@ from typing import IO, Any, Literal, TypeVar, cast, get_args
 
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 
 CONSENT_VARIABLE = "DLLM_BENCH_ALLOW_CODE"
 POLL_S = 0.05
@@ -63,6 +64,7 @@ MARSHAL_FORMAT = 4
 """Every Python since 3.4 reads this format."""
 NOBODY = "65534:65534"
 KILL_S = 10.0
+SYSTEM_CALLS = read_yaml(Path(__file__).with_name("system_calls.yaml"))
 START = """\
 import marshal, os
 def receive():
@@ -211,6 +213,7 @@ def _run(program: str, examiner: Examiner, limits: Limits, stdin: str | None) ->
         "limits": limits.rlimits(),
         "wall_s": limits.wall_s,
         "packages": limits.packages,
+        "system_calls": SYSTEM_CALLS,
     }
     private = {
         "modules": {CHILD + name: code(name) for name in ("supervise", examiner.program)},

@@ -46,32 +46,8 @@ BEGUN = "begun"
 READING_S = 20
 """CPU seconds for reading and comparing all results of a program."""
 FILES = 4096  # at most, in the working directory: an empty file takes memory of the kernel
-# Machine: (audit architecture, calls that depend on an argument, refused calls, capset), with the
-# numbers of the kernel's tables. The calls that depend on an argument: clone fcntl prlimit64 prctl.
-# Refused: kill (not to the supervisor), fork vfork socket socketpair ptrace tkill tgkill
-#          rt_sigqueueinfo rt_tgsigqueueinfo process_vm_readv process_vm_writev shmget msgget mount
-#          unshare setns bpf io_uring_setup keyctl pidfd_send_signal pidfd_getfd setpgid setsid
-# and what changes another process of the user: setpriority sched_setparam sched_setscheduler
-#          sched_setaffinity sched_setattr ioprio_set migrate_pages move_pages kcmp process_madvise
-#          process_mrelease pidfd_open add_key request_key perf_event_open
-MACHINES = {
-    "x86_64": (
-        0xC000003E,
-        (56, 72, 302, 157),
-        (62, 57, 58, 41, 53, 101, 200, 234, 129, 297, 310, 311, 29, 68, 165, 272, 308, 321, 425,
-         250, 424, 438, 109, 112,
-         141, 142, 144, 203, 314, 251, 256, 279, 312, 440, 448, 434, 248, 249, 298),
-        126,
-    ),
-    "aarch64": (
-        0xC00000B7,
-        (220, 25, 261, 167),
-        (129, 198, 199, 117, 130, 131, 138, 240, 270, 271, 194, 186, 40, 97, 268, 280, 425, 219,
-         424, 438, 154, 157,
-         140, 118, 119, 122, 274, 30, 238, 239, 272, 440, 448, 434, 217, 218, 241),
-        91,
-    ),
-}  # fmt: skip
+DECIDING = ("architecture", "clone", "fcntl", "prlimit64", "prctl")
+"""What a filter looks at besides the refused calls."""
 OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a file may send any signal to anyone
 SYS_CLONE3 = 435
 X32_CALLS = 0x40000000  # first number of the second call table of x86_64
@@ -141,13 +117,13 @@ def read_only_files(bytes_free: int) -> None:
     os.chdir(here)
 
 
-def no_capabilities() -> None:
+def no_capabilities(machines: dict[str, Any]) -> None:
     """Empty the capability sets.
 
     What root has, or what the new user namespace gave, can then not be used or regained.
     """
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    call(libc.syscall(MACHINES[os.uname().machine][3], header, (ctypes.c_uint32 * 6)()))
+    call(libc.syscall(machines[os.uname().machine]["capset"], header, (ctypes.c_uint32 * 6)()))
 
 
 def no_new_privileges() -> None:
@@ -191,14 +167,16 @@ def allow(rules: int, path: str, rights: int) -> None:
     os.close(below)
 
 
-def seccomp(may_kill: bool) -> None:
+def seccomp(may_kill: bool, machines: dict[str, Any]) -> None:
     """Refuse new processes, sockets, signals to others, tracing, mounts and uncounted memory.
 
     Nor may it change the scheduling or the memory of others, leave its group, or outlive its
-    parent. Threads may start. Uncounted is memory that no resource limit covers.
+    parent. Threads may start. Uncounted is memory that no resource limit covers. machines: see
+    `system_calls.yaml`.
     """
-    arch, (clone, fcntl, prlimit, prctl), refused, _ = MACHINES[os.uname().machine]
-    refused = refused[may_kill:]
+    calls = machines[os.uname().machine]
+    arch, clone, fcntl, prlimit, prctl = map(calls.__getitem__, DECIDING)
+    refused = [n for name, n in calls["refused"].items() if name != "kill" or not may_kill]
     load, jump_eq, jump_ge, jump_set, ret = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill, error = 0x7FFF0000, 0x80000000, 0x00050000
     first, second = (load, 0, 0, 16), (load, 0, 0, 24)  # arguments
@@ -251,7 +229,7 @@ def enclose(job: dict[str, Any]) -> list[str]:
 def restrict(job: dict[str, Any], held: list[str], supervisor: bool) -> None:
     """Take the steps of isolation that each process applies to itself; add the names of those taken
     to `held`."""
-    attempt(held, no_capabilities)
+    attempt(held, no_capabilities, job["system_calls"])
     limit_resources(job["limits"])
     attempt(held, no_new_privileges)
     attempt(held, landlock, job["packages"])
@@ -259,7 +237,7 @@ def restrict(job: dict[str, Any], held: list[str], supervisor: bool) -> None:
         # after the change of rights, at which the kernel forgets the signal
         libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         libc.prctl(PR_SET_DUMPABLE, 0 if supervisor else 1, 0, 0, 0)
-    attempt(held, seccomp, supervisor)
+    attempt(held, seccomp, supervisor, job["system_calls"])
 
 
 def give_input(text: bytes) -> None:
