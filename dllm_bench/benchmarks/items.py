@@ -132,12 +132,6 @@ def in_passes(requests: Iterable[Request], limit: int | None, repeats: int) -> l
     return sorted(chosen, key=lambda r: repetition_of(r.id)) if repeats > 1 else chosen
 
 
-def content_hash(content: object) -> str:
-    """Return sha256 over canonical JSON."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def cut_at_stop(text: str, stops: Iterable[str]) -> str:
     """Return the text before the first occurrence of any stop string."""
     places = [i for i in (text.find(stop) for stop in stops if stop) if i >= 0]
@@ -308,7 +302,9 @@ class ItemsBenchmark(Benchmark):
     def _hash(self) -> str:
         frozen = self.item_set.items_hash(self.split) if self.item_set else None
         items = [frozen, self.limit, self.repeats] if frozen else self.items
-        return content_hash({"items": items, **self.form()})
+        content = {"items": items, **self.form()}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def answered(self, texts: Mapping[str, str]) -> list[Item]:
         """Return the items that `texts` (id -> text) answers, in the benchmark's order."""

@@ -176,8 +176,8 @@ PARTS = 3
 SHORTEST_MISSPELLED = 5  # letters
 _SPELL = "Correct the misspelled word in this sentence: "
 
-Change = Callable[[random.Random, str, list[str]], tuple[str, str]]
-"""(random stream, sentence, all sentences of the split) -> (prompt, answer)."""
+Change = Callable[[random.Random, str], tuple[str, str]]
+"""(random stream, sentence) -> (prompt, answer)."""
 
 
 @cache
@@ -205,38 +205,38 @@ def words_of(sentence: str) -> list[str]:
     return [word for word in INNER_WORD.findall(sentence) if sentence.lower().count(word) == 1]
 
 
-def _repeat(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+def _repeat(rng: random.Random, sentence: str) -> tuple[str, str]:
     return f"Repeat this sentence: {sentence}", sentence
 
 
-def _replace(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+def _replace(rng: random.Random, sentence: str) -> tuple[str, str]:
     old, new = rng.choice(words_of(sentence)), _new_word(rng, sentence)
     prompt = f'Replace the word "{old}" with "{new}" in this sentence: {sentence}'
     return prompt, sentence.replace(old, new)
 
 
-def _delete(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+def _delete(rng: random.Random, sentence: str) -> tuple[str, str]:
     word = rng.choice(words_of(sentence))
     prompt = f'Delete the word "{word}" from this sentence: {sentence}'
     return prompt, sentence.replace(f" {word} ", " ")
 
 
-def _insert(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+def _insert(rng: random.Random, sentence: str) -> tuple[str, str]:
     word, new = rng.choice(words_of(sentence)), _new_word(rng, sentence)
     prompt = f'Insert the word "{new}" after the word "{word}" in this sentence: {sentence}'
     return prompt, sentence.replace(word, f"{word} {new}")
 
 
-def _spell(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+def _spell(rng: random.Random, sentence: str) -> tuple[str, str]:
     """Return a spelling problem: a word of the sentence is misspelled."""
     known = set(vocabulary(split_of(sentence)))
     wrong = [(word, form) for word in words_of(sentence) for form in _misspelled(word, known)]
     if not wrong:
-        return _repeat(rng, sentence, others)
+        return _repeat(rng, sentence)
     return _SPELL + sentence.replace(*rng.choice(wrong)), sentence
 
 
-def _spell_many(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+def _spell_many(rng: random.Random, sentence: str) -> tuple[str, str]:
     """Return a spelling problem for training alone: first any words take the place of some words of
     the sentence, then some words are misspelled in the prompt."""
     words = vocabulary(split_of(sentence))
@@ -257,7 +257,7 @@ def _misspelled(word: str, known: Set[str]) -> list[str]:
     return [form for form in forms if form not in {word} | known]
 
 
-def _order(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+def _order(rng: random.Random, sentence: str) -> tuple[str, str]:
     words = sentence.split()
     cuts = [0, *sorted(rng.sample(range(1, len(words)), PARTS - 1)), len(words)]
     parts = [f"({i + 1}) {' '.join(words[cuts[i] : cuts[i + 1]])}" for i in range(PARTS)]
@@ -265,9 +265,10 @@ def _order(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, s
     return f"Put these parts in order and write the sentence: {' '.join(shown)}", sentence
 
 
-def _find(rng: random.Random, sentence: str, others: list[str]) -> tuple[str, str]:
+def _find(rng: random.Random, sentence: str) -> tuple[str, str]:
     word = rng.choice(words_of(sentence))
-    rest = [other for other in rng.sample(others, 4 * PASSAGE) if word not in other.lower()]
+    others = rng.sample(pool(split_of(sentence)), 4 * PASSAGE)
+    rest = [other for other in others if word not in other.lower()]
     passage = [sentence, *rest[: PASSAGE - 1]]
     rng.shuffle(passage)
     prompt = f'Passage: {" ".join(passage)}\nWhich sentence has the word "{word}"?'
@@ -308,7 +309,7 @@ def _changes(
     sentences, kinds = pool(split), list(changes)
     while True:
         kind, sentence = rng.choice(kinds), rng.choice(sentences)
-        prompt, answer = changes[kind](rng, sentence, sentences)
+        prompt, answer = changes[kind](rng, sentence)
         yield text_problem(sentence, f"{prompt}\nAnswer:", answer, {"kind": kind})
 
 

@@ -21,7 +21,6 @@ from dllm_bench.core.errors import DllmBenchError
 
 Row = dict[str, Any]
 PLANNING_SHOTS = 8  # as in Dream's eval_planning.py
-KORBENCH_CATEGORIES = ("cipher", "counterfactual", "logic", "operation", "puzzle")
 
 
 def read_math(file: Path) -> list[Row]:
@@ -182,7 +181,7 @@ def read_korbench(file: Path) -> list[Row]:
     """Return all five categories, whose folders are next to that of `file`: question, rule,
     answer."""
     rows: list[Row] = []
-    for category in KORBENCH_CATEGORIES:
+    for category in TEXTS["korbench"]:
         named = (beside(file.parent, f"{category}/{name}.jsonl") for name in ("rule", "sample"))
         rules, samples = map(read_jsonl, named)
         contents = {row["idx"]: row["rule_content"] for row in rules}

@@ -29,6 +29,7 @@ from dllm_bench.benchmarks.items import (
     require_fields,
 )
 from dllm_bench.benchmarks.tasks import readers, text_scorers
+from dllm_bench.benchmarks.tasks.readers import Row
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import expanded, read_yaml
 from dllm_bench.registry import require_known
@@ -36,7 +37,6 @@ from dllm_bench.registry import require_known
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Row = dict[str, Any]
 HUB = "huggingface.co"
 DEFAULT_SHOTS = 8
 """Most few-shot examples on lm-eval's own command line; no table uses more."""
