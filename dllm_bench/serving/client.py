@@ -68,6 +68,7 @@ class Client:
         self.key, seats = model.key, model.concurrency
         keep_out(self.key)
         self.http = httpx2.AsyncClient(
+            base_url=model.url.rstrip("/"),
             headers={
                 "Accept-Encoding": "identity",  # so that sizes are limited as they are received
                 **({"Authorization": f"Bearer {self.key}"} if self.key else {}),
@@ -134,8 +135,7 @@ class Client:
     async def _stream(self, path: str, body: dict[str, Any], stream: AnswerStream) -> Answer:
         sent = json.dumps(body).encode()  # ASCII: a prompt may hold what UTF-8 cannot
         headers = {"Content-Type": "application/json"}
-        address = self._address(path)
-        async with self.http.stream("POST", address, content=sent, headers=headers) as response:
+        async with self.http.stream("POST", path, content=sent, headers=headers) as response:
             if response.status_code != 200:
                 raise self._status_error(response, await read_start(response, ERROR_BYTES))
             async for chunk in response.aiter_raw():
@@ -162,7 +162,7 @@ class Client:
         import httpx2
 
         try:
-            response, text = self._within(self._get("models"))
+            response, text = self._within(self._get_models())
         except (httpx2.HTTPError, httpx2.StreamError, TimeoutError) as error:
             found = self._printable(str(error)) or f"none in {self.model.timeout_s:g} s"
             raise DllmBenchError(
@@ -182,9 +182,9 @@ class Client:
         except (ValueError, KeyError, TypeError):
             return []
 
-    async def _get(self, path: str) -> tuple[httpx2.Response, bytes]:
-        """Yield the response and the content read from it."""
-        async with self.http.stream("GET", self._address(path)) as response:
+    async def _get_models(self) -> tuple[httpx2.Response, bytes]:
+        """Return the response and the content read from it."""
+        async with self.http.stream("GET", "models") as response:
             return response, await read_start(response, LIST_BYTES)
 
     def model_names(self) -> list[str]:
@@ -226,9 +226,6 @@ class Client:
         cut."""
         shown = strike_out(text)[:SHOWN]
         return "".join(one if one.isprintable() else "\ufffd" for one in shown)
-
-    def _address(self, path: str) -> str:
-        return f"{self.model.url.rstrip('/')}/{path}"
 
     @cached_property
     def tokenizer(self) -> Any:
